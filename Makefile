@@ -1,0 +1,31 @@
+# Each goal makes what it needs: `make demo` and `make test` work on a fresh clone with Python >= 3.11 and pip.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check bench table clean
+
+demo: $(READY)
+	$(BIN)/treeplay demo
+
+test: $(READY)
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2 -q
+
+check: test
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.run
+
+table: $(READY)
+	$(BIN)/python -m benchmarks.table
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build

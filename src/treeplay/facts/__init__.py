@@ -1,0 +1,1 @@
+"""Frozen values that cross the borders between stages. Imports nothing of ours."""

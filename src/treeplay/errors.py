@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from treeplay.facts.location import Location
+from treeplay.facts.refusal import Reason
+
 
 class TreeplayError(Exception):
     """Base of every error of this package."""
@@ -13,3 +16,42 @@ class ArgumentError(TreeplayError, ValueError):
 
 class ArgumentTypeError(TreeplayError, TypeError):
     """A call of treeplay's own functions was given an argument of a type it cannot use (the caller's to mend)."""
+
+
+class Refusal(TreeplayError, RuntimeError):
+    """A program cannot be recorded (the program's to mend).
+
+    `reason` is the plain fact; `op`, `where` and `advice` are its fields. Raised with `on_refusal="raise"`;
+    by default the program runs eagerly instead and the same text is warned once:
+
+        @treeplay.jit(on_refusal="raise")
+        def step(x):
+            return x * x.sum().item()     # Refusal: item: reads a tensor's value on the host ...
+    """
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+    @property
+    def op(self) -> str:
+        """The operation that cannot be recorded."""
+        return self.reason.op
+
+    @property
+    def where(self) -> Location | None:
+        """The user's line, where there is one."""
+        return self.reason.where
+
+    @property
+    def advice(self) -> str:
+        """What to change so that the program records."""
+        return self.reason.advice
+
+
+class LoweringError(TreeplayError, RuntimeError):
+    """A lowering cannot take a graph (ours or the compiler's to mend); another lowering is tried next."""
+
+
+class InternalError(TreeplayError, RuntimeError):
+    """A rule of treeplay's own is broken (ours to mend: please report it with the message)."""

@@ -1,0 +1,144 @@
+"""The driver: every stage once, in order. The table of contents of the project.
+
+    trace ─▶ compare ─▶ plan ─▶ lower ─▶ record ─▶ wrap ─▶ Recording
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from treeplay.device.host import HostDevice
+from treeplay.device.protocol import Recorded
+from treeplay.errors import LoweringError, Refusal
+from treeplay.facts.plan import Plan
+from treeplay.facts.refusal import Reason
+from treeplay.facts.signature import Argument, Constant, Signature
+from treeplay.lower.compiler import find_compiler
+from treeplay.lower.inductor import lower_inductor
+from treeplay.lower.lowered import Lowered
+from treeplay.observe import counters, phase
+from treeplay.plan.choose import choose
+from treeplay.facts.overlap import overlapping, overlaps_itself
+from treeplay.settings import settings
+from treeplay.trace.jit import Call, Trace, trace
+from treeplay.trace.log import Entry, first_difference
+from treeplay.tree.table import Recording
+from treeplay.wrap import torch_private
+from treeplay.wrap.apart import Apart
+from treeplay.wrap.emit import Ambience, Parts, emit_call
+from treeplay.wrap.load import load_source
+
+
+def record(program: Callable[..., Any], call: Call, first_run: list[Entry], *, lower: str, name: str) -> Recording:
+    """Make a recording of `program` for calls like `call`. Has no effect on any tensor; raises `Refusal`."""
+    seconds: dict[str, float] = {}
+    with _timed("trace", seconds):
+        traced = trace(program, call)
+    with _timed("compare", seconds):
+        difference = first_difference(first_run, traced.log)
+    if difference is not None:
+        raise Refusal(difference)
+    inputs = current_inputs(traced.signature, call)
+    with _timed("plan", seconds):
+        plan = make_plan(traced.signature, inputs, lower)
+    with _timed("lower", seconds):
+        lowered = make_lowered(traced, plan)
+    with _timed("record", seconds):
+        recorded = HostDevice().record(lowered.run, scratch_bytes=lowered.scratch_bytes)
+    with _timed("wrap", seconds):
+        recording = make_recording(traced, plan, lowered, recorded, call, inputs, seconds, name)
+    counters.add("recordings", lowered.name)
+    return recording
+
+
+def current_inputs(signature: Signature, call: Call) -> list[torch.Tensor]:
+    """The tensors that the graph's inputs stand for right now."""
+    tensors = []
+    for item in signature.inputs:
+        if isinstance(item.source, Argument):
+            tensors.append(call.leaves[item.source.index])
+        elif isinstance(item.source, Constant):
+            tensors.append(item.source.tensor)
+        else:
+            tensors.append(item.source.place.read())
+    return tensors
+
+
+def make_plan(signature: Signature, inputs: list[torch.Tensor], lower: str) -> Plan:
+    """Gather the facts and choose the lowering."""
+    return choose(
+        wanted=lower,
+        compiler=find_compiler().path,
+        shared=overlapping(inputs, signature.mutated),
+        folded=[index for index in signature.mutated if overlaps_itself(inputs[index])],
+    )
+
+
+def make_lowered(traced: Trace, plan: Plan) -> Lowered:
+    """Lower the graph by the first lowering of the plan that takes it."""
+    problems = []
+    for name in plan.lowerings:
+        try:
+            if name == "inductor":
+                return lower_inductor(traced.graph, eager_random=settings.eager_random)
+            from treeplay.lower.aten import lower_aten
+            from treeplay.plan.arena import plan_arena
+
+            return lower_aten(traced.graph, plan_arena(traced.graph))
+        except LoweringError as error:
+            counters.add("lowering failed", name)
+            problems.append(f"{name}: {error}")
+    raise Refusal(Reason(op="lower", why="; ".join(problems), advice='try lower="aten", or keep the program eager'))
+
+
+def make_recording(
+    traced: Trace,
+    plan: Plan,
+    lowered: Lowered,
+    recorded: Recorded,
+    call: Call,
+    inputs: list[torch.Tensor],
+    seconds: dict[str, float],
+    name: str,
+) -> Recording:
+    """Write the call function around what was recorded."""
+    signature, ambience = traced.signature, Ambience.now()
+    is_compiled = lowered.name == "inductor"
+    checked = call.tensors + [
+        tensor
+        for item, tensor in zip(signature.inputs, inputs, strict=True)
+        if not isinstance(item.source, (Argument, Constant))
+    ]
+    parts = Parts(
+        run=recorded.replay,
+        check=torch_private.tensor_check(checked) if checked else None,
+        is_apart=Apart.of(signature, inputs, is_compiled=is_compiled, shared=plan.shared),
+        increment_version=torch_private.increment_version if is_compiled else None,
+        set_grad_enabled=torch_private.set_grad_enabled,
+        disable_autocast=torch_private.DisableAutocast,
+    )
+    source = emit_call(signature, ambience, parts, name=f"call {name}")
+    return Recording(
+        call=load_source(source),
+        signature=signature,
+        plan=plan,
+        lowering=lowered.name,
+        operators=lowered.operators,
+        scratch_bytes=recorded.scratch_bytes,
+        source=source.text,
+        seconds=seconds,
+        details=lowered.details,
+    )
+
+
+@contextmanager
+def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
+    start = time.perf_counter()
+    with phase(f"treeplay.{stage}"):
+        yield
+    seconds[stage] = time.perf_counter() - start

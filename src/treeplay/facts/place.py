@@ -1,0 +1,90 @@
+"""Places: how to find again, on each call, what a program reaches without being given it.
+
+A place is a step from its parent: an item of a dict, an attribute, the content of a closure cell, the gradient of a
+tensor. Roots are objects that the program holds for good (a closure cell, a module's globals, `self`).
+
+    root globals ── item "model" ── (module: must stay the same object)
+                                       └─ item "weight" of its _parameters ── a tensor: read anew on each call
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+
+class How(Enum):
+    """The step from a parent's value to this place's value."""
+
+    ROOT = auto()  # a constant of the program
+    ITEM = auto()  # parent[key]
+    ATTRIBUTE = auto()  # getattr(parent, key)
+    CELL = auto()  # parent.cell_contents
+    GRAD = auto()  # parent.grad
+    ARGUMENT = auto()  # a leaf of the call's arguments; only the parent of other places
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where a value lives. `holder` is the object that the step starts from, as it was when the place was seen."""
+
+    how: How
+    holder: Any
+    key: Any
+    parent: Place | None
+    label: str
+
+    def read(self) -> Any:
+        """The value here now; raises KeyError, IndexError, AttributeError or ValueError if there is none."""
+        match self.how:
+            case How.ROOT | How.ARGUMENT:
+                return self.holder
+            case How.ITEM:
+                return self.holder[self.key]
+            case How.ATTRIBUTE:
+                return getattr(self.holder, self.key)
+            case How.CELL:
+                return self.holder.cell_contents
+            case How.GRAD:
+                return self.holder.grad
+
+    def write(self, value: Any) -> None:
+        """Put `value` here."""
+        match self.how:
+            case How.ITEM:
+                self.holder[self.key] = value
+            case How.ATTRIBUTE:
+                setattr(self.holder, self.key, value)
+            case How.CELL:
+                self.holder.cell_contents = value
+            case How.GRAD:
+                self.holder.grad = value
+            case How.ROOT | How.ARGUMENT:
+                raise AttributeError(f"{self.label} cannot be assigned")
+
+    @property
+    def is_read_anew(self) -> bool:
+        """Whether the step starts from its parent's value of the day, not from an object that must stay the same."""
+        if self.parent is None or self.how is How.ROOT or self.parent.how is How.ROOT:
+            return False
+        return self.how is How.GRAD or isinstance(self.holder, (list, tuple)) or self.holder is _value(self.parent)
+
+    def child(self, how: How, holder: Any, key: Any, label: str) -> Place:
+        """A place one step further."""
+        return Place(how, holder, key, self, label)
+
+    def __str__(self) -> str:
+        return self.label
+
+
+def root(value: Any, label: str) -> Place:
+    """A place that is a constant of the program."""
+    return Place(How.ROOT, value, None, None, label)
+
+
+def _value(place: Place) -> Any:
+    try:
+        return place.read()
+    except (KeyError, IndexError, AttributeError, ValueError):
+        return None

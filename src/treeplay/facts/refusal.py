@@ -1,0 +1,26 @@
+"""Why a program cannot be recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treeplay.facts.location import Location
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One reason not to record: the operation, the user's line, what happened and how to mend it."""
+
+    op: str
+    why: str
+    advice: str
+    where: Location | None = None
+
+    def __str__(self) -> str:
+        lines = [f"{self.op}: {self.why}"]
+        if self.where is not None:
+            lines.append(f"  at      {self.where}")
+            if self.where.source:
+                lines.append(f"          {self.where.source}")
+        lines.append(f"  to mend {self.advice}")
+        return "\n".join(lines)

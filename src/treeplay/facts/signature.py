@@ -1,0 +1,166 @@
+"""What a trace says of a program besides its graph: where inputs come from and where results go.
+
+    arguments ─┐                        ┌─▶ results
+    state ─────┼─▶ graph inputs ─ graph ┤
+    numbers ───┘                        └─▶ writes (slots such as `.grad`)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from treeplay.facts.place import Place
+from treeplay.facts.spec import TensorSpec
+from treeplay.facts.structure import Leaf, Structure
+
+
+class Kind(Enum):
+    """What sort of program it is, told apart by the trace."""
+
+    WHOLE_STEP = "whole step"
+    INFERENCE = "inference"
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A graph input that is a tensor leaf of the call's arguments; `index` counts all leaves."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A graph input read from a place on each call; `also` are places that must hold the same tensor."""
+
+    place: Place
+    also: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A graph input that never changes: a tensor the program makes from Python numbers."""
+
+    tensor: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One tensor input of a graph, in order."""
+
+    name: str
+    source: Argument | State | Constant
+    spec: TensorSpec
+    is_mutated: bool
+
+    def __str__(self) -> str:
+        mark = "!" if self.is_mutated else ""
+        label = self.source.place.label if isinstance(self.source, State) else self.name
+        return f"{label}{mark}: {self.spec}"
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """One number that is an input: called `name` in the graph, read from `place` on each call."""
+
+    name: str
+    place: Place
+    value: float
+    is_input: bool = True  # whether the graph reads it; else only a guard does
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Output `index` of the graph, a new tensor on each call."""
+
+    index: int
+    requires_grad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """The very tensor that came in as input `index`."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A view of another result or input: shape, stride and offset in elements of the storage's start."""
+
+    of: Fresh | Same
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """A Python value that the program gives on every call."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A container that the program makes on each call, with tensors in it."""
+
+    structure: Leaf | Structure
+    refs: tuple[Fresh | Same | View | Static, ...]
+
+
+Ref = Fresh | Same | View | Static
+
+
+class Gone:
+    """Stands for a dictionary entry that the program removes."""
+
+    def __repr__(self) -> str:
+        return "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """After a replay, `place` holds `value`."""
+
+    place: Place
+    value: Ref | Built
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """A plain number or None that the program read at `place`: it must still be `value`."""
+
+    place: Place
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """All that a call must do around the graph."""
+
+    kind: Kind
+    arguments: Leaf | Structure
+    leaves: tuple[Any, ...]  # a TensorSpec for each tensor leaf of the arguments, else the static value
+    inputs: tuple[Input, ...]
+    numbers: tuple[Number, ...]
+    guards: tuple[Any, ...]  # over the numbers
+    watches: tuple[Watch, ...]
+    identities: tuple[Watch, ...]  # objects on the way that must stay the same
+    lengths: tuple[Watch, ...]  # containers on the way that must keep their length
+    results: Leaf | Structure
+    refs: tuple[Ref, ...]
+    writes: tuple[Write, ...]
+    outputs: int  # how many outputs the graph has
+
+    @property
+    def mutated(self) -> tuple[int, ...]:
+        """Indices of the inputs that the graph writes to."""
+        return tuple(index for index, item in enumerate(self.inputs) if item.is_mutated)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind.value}: {len(self.inputs)} tensors, {len(self.numbers)} numbers in, "
+            f"{self.outputs} tensors out, {len(self.mutated)} written in place, {len(self.writes)} slots"
+        )

@@ -1,0 +1,49 @@
+"""A snapshot of what a jitted program has done: plain values, for tests, reports and the command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingFacts:
+    """One recording."""
+
+    kind: str
+    lowering: str
+    plan: str
+    operators: int
+    tensors: int
+    numbers: int
+    written: int
+    slots: int
+    outputs: int
+    scratch_bytes: int
+    replays: int
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFacts:
+    """One key of a program: its arguments, where it stands, and its recordings."""
+
+    arguments: str
+    phase: str
+    eager_calls: int
+    recordings: tuple[RecordingFacts, ...]
+    refusal: str | None
+    rerecorded_because: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """All of a program. Every call was eager or a replay: `calls == eager_calls + replays`."""
+
+    program: str
+    calls: int
+    replays: int
+    eager_calls: int
+    recordings: int
+    refusals: int
+    dropped: int
+    keys: tuple[KeyFacts, ...]

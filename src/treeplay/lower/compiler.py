@@ -1,0 +1,32 @@
+"""Is there a C++ compiler that Inductor can use? Asked once, without importing Inductor."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+
+_CANDIDATES = ("g++", "c++", "clang++", "gcc", "clang")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """The compiler found, or None and why."""
+
+    path: str | None
+    why: str
+
+
+def find_compiler() -> Compiler:
+    """The C++ compiler of `$CXX` or on `$PATH`."""
+    named = os.environ.get("CXX")
+    if named:
+        path = shutil.which(named)
+        return Compiler(path, f"$CXX is {named}" if path else f"$CXX is {named}, which is not on $PATH")
+    candidates = ("cl",) if sys.platform == "win32" else _CANDIDATES[:3]
+    for name in candidates:
+        path = shutil.which(name)
+        if path:
+            return Compiler(path, f"{name} is on $PATH")
+    return Compiler(None, f"none of {', '.join(candidates)} is on $PATH")

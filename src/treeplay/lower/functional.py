@@ -1,0 +1,115 @@
+"""A traced graph made functional: symbolic numbers become 0-dim tensors, in-place operators become values.
+
+    traced graph ── interpret with tensors for numbers ── functionalize ── make_fx ──▶ pure graph that ends in copy_ to inputs
+
+What the compiler gets has no aliasing and no mutation but the final `copy_` into each input that the program writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from treeplay.errors import LoweringError
+from treeplay.facts.spec import TensorSpec
+from treeplay.trace.scalar_ops import FORMULAS
+
+aten = torch.ops.aten
+
+
+_library = torch.library.Library("treeplay", "DEF")
+_library.define("settled(Tensor value) -> Tensor")
+_library.impl("settled", torch.clone, "CompositeExplicitAutograd")
+settled: Any = torch.ops.treeplay.settled.default
+"""A number that is to be computed once: the identity, which the compiler may not look through."""
+
+
+class Tensors(torch.fx.Interpreter):
+    """Runs a traced graph with 0-dim float64 tensors in the places of symbolic numbers.
+
+    `known` numbers are not computed here: those in `slots` are elements of a vector, given after the other inputs.
+    """
+
+    def __init__(
+        self,
+        graph: torch.fx.Graph,
+        scalars: Collection[torch.fx.Node],
+        known: Collection[torch.fx.Node],
+        slots: Sequence[torch.fx.Node],
+    ) -> None:
+        super().__init__(torch.fx.GraphModule({}, graph), garbage_collect_values=False)
+        # The interpreter walks a copy of the graph: sets of nodes are kept by name.
+        self.scalars = {node.name for node in scalars}
+        self.known = {node.name for node in known}
+        self.slots = {node.name: index for index, node in enumerate(slots)}
+        self.vector: torch.Tensor | None = None
+
+    def with_vector(self, *inputs: torch.Tensor) -> Any:
+        """Run over the graph's tensor inputs, followed by the vector of numbers if there are any."""
+        *tensors, self.vector = inputs if self.slots else (*inputs, None)
+        return self.run(*tensors)  # number placeholders are known: they take no argument
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        if n.name in self.known:
+            return self.vector[self.slots[n.name]] if n.name in self.slots else None  # type: ignore[index]
+        if n.op != "call_function":
+            return super().run_node(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if n.target is aten.detach.default:
+            return args[0]
+        if n.name in self.scalars:
+            return self._number(n, args)
+        if any(argument.name in self.scalars for argument in n.all_input_nodes) and n.target in FORMULAS:
+            return FORMULAS[n.target](*args, **kwargs)
+        return n.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _number(self, n: torch.fx.Node, args: Sequence[Any]) -> torch.Tensor:
+        is_read = n.target is aten._local_scalar_dense.default
+        value = args[0].to(torch.float64).reshape(()) if is_read else n.target(*args)  # type: ignore[operator]
+        feeds_tensors = any(user.name not in self.scalars for user in n.users)
+        return settled(value) if feeds_tensors else value  # type: ignore[no-any-return]
+
+
+def scalar_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The nodes whose value is a number: numbers that came in, host scalars, and arithmetic on them."""
+    found: set[torch.fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            is_number = "spec" not in node.meta
+        elif node.op == "call_function":
+            is_number = node.target is aten._local_scalar_dense.default or (
+                not isinstance(node.target, torch._ops.OpOverload)
+                and any(argument in found for argument in node.all_input_nodes)
+            )
+        else:
+            is_number = False
+        if is_number:
+            found.add(node)
+    return found
+
+
+def fake_like(spec: TensorSpec) -> torch.Tensor:
+    """An empty tensor of this spec; under a fake mode, a fake."""
+    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+
+
+def make_functional(
+    run: Callable[..., Sequence[torch.Tensor]], specs: Sequence[TensorSpec], decompositions: dict[Any, Any]
+) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
+    """Trace `run` over fakes of `specs` into a functional graph; raises `LoweringError` where torch cannot."""
+    mode = FakeTensorMode()
+    with mode, torch.no_grad():
+        inputs = [fake_like(spec) for spec in specs]
+        functional = torch.func.functionalize(run, remove="mutations")
+        try:
+            module = make_fx(functional, decomposition_table=decompositions, tracing_mode="real")(*inputs)
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            raise LoweringError(f"the graph cannot be made functional: {error}") from error
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return module, inputs

@@ -1,0 +1,69 @@
+"""Splits the numbers of a graph: those known before a call (computed on the host) and those that live in tensors.
+
+Every expression of hyper-parameters that an operator uses becomes one slot of a float64 vector, computed in Python only
+when a hyper-parameter has changed; kernels read the slot.
+
+    s0 = lr, s1 = beta1      ->   vector [-s0, 1.0 - s1]      "steps[0].item()" stays in the graph
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch.fx
+
+from treeplay.facts.source import Source
+from treeplay.lower.functional import scalar_nodes
+from treeplay.wrap.load import load_source
+
+_SIGNS = {
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.truediv: "/",
+    operator.pow: "**",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """`scalars`: all number nodes; `slots`: known ones that the rest of the graph reads, in order; `compute` fills them."""
+
+    scalars: frozenset[torch.fx.Node]
+    known: frozenset[torch.fx.Node]
+    slots: tuple[torch.fx.Node, ...]
+    compute: Callable[[Sequence[float]], Sequence[float]]
+
+
+def split_numbers(graph: torch.fx.Graph) -> Numbers:
+    """Tell the numbers of a traced graph apart and make the function that computes the known ones."""
+    scalars = scalar_nodes(graph)
+    known: dict[torch.fx.Node, str] = {}
+    arguments: list[str] = []
+    for node in graph.nodes:
+        if node not in scalars:
+            continue
+        if node.op == "placeholder":
+            arguments.append(node.name)
+            known[node] = node.name
+        elif all(argument in known for argument in node.all_input_nodes) and node.all_input_nodes:
+            known[node] = _expression(node, known)
+    slots = tuple(node for node in known if any(user not in known for user in node.users))
+    return Numbers(frozenset(scalars), frozenset(known), slots, _compute(arguments, [known[node] for node in slots]))
+
+
+def _expression(node: torch.fx.Node, known: dict[torch.fx.Node, str]) -> str:
+    parts = [known[part] if isinstance(part, torch.fx.Node) else repr(part) for part in node.args]
+    if node.target is operator.neg:
+        return f"(-{parts[0]})"
+    if node.target is abs:
+        return f"abs({parts[0]})"
+    return f"({parts[0]} {_SIGNS[node.target]} {parts[1]})"
+
+
+def _compute(arguments: list[str], expressions: list[str]) -> Callable[[Sequence[float]], Sequence[float]]:
+    unpack = f"    {', '.join(arguments)}, = numbers\n" if arguments else ""
+    text = f"def run(numbers):\n{unpack}    return [{', '.join(expressions)}]\n"
+    return load_source(Source("numbers", text, {}))

@@ -1,0 +1,39 @@
+"""The private parts of torch that lowering uses, in one place, each covered by a test that it exists and behaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch._inductor.config as inductor_config
+import torch.fx
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+from torch._inductor.lowering import register_lowering
+
+from treeplay.lower.functional import settled
+
+
+def decompositions() -> dict[Any, Any]:
+    """Operators that Inductor wants taken apart before it sees them."""
+    return dict(select_decomp_table())
+
+
+@register_lowering(settled, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+def _settled(value: Any) -> Any:
+    # A number that each element of a loop would compute anew (a power, say) is computed once and stored.
+    value.realize()
+    return value
+
+
+def compile_graph(
+    module: torch.fx.GraphModule, fakes: Sequence[torch.Tensor], *, eager_random: bool
+) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+    """Inductor's artifact for a functional graph, without the layers that torch puts around it."""
+    options = {"cpp_wrapper": True, "fallback_random": eager_random, "triton.cudagraphs": False}
+    with inductor_config.patch(options), torch.no_grad():
+        compiled = compile_fx_inner(joint_graph_passes(module), fakes, cpp_wrapper=True, is_inference=True)
+    call: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]] | None = getattr(compiled, "current_callable", None)
+    return call or compiled

@@ -1,0 +1,91 @@
+"""Say a thing once: warnings and lines of output that would otherwise repeat with every call."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Hashable
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+import torch
+
+KEPT_TEXTS = 4096
+"""How many texts are remembered, those seen last; one that was forgotten may be said again."""
+
+_OUR_FOLDERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
+_OUR_PACKAGES = ("treeplay", "torch")
+
+
+class Seen:
+    """Which keys were seen, at most `limit` of them, forgetting first the one not seen for longest."""
+
+    def __init__(self, limit: int = KEPT_TEXTS) -> None:
+        self._limit = limit
+        self._keys: OrderedDict[Hashable, None] = OrderedDict()
+        self._lock = threading.RLock()  # a finalizer may warn while another warning is noted
+
+    def add(self, key: Hashable) -> bool:
+        """Note that `key` was seen now; whether it is new."""
+        with self._lock:
+            is_new = key not in self._keys
+            self._keys[key] = None
+            self._keys.move_to_end(key)
+            if len(self._keys) > self._limit:
+                self._keys.popitem(last=False)
+            return is_new
+
+    def clear(self) -> None:
+        """Forget all keys."""
+        with self._lock:
+            self._keys.clear()
+
+    def renew_lock(self) -> None:
+        """Take a fresh lock (in a forked child, where a thread that held the old one does not exist)."""
+        self._lock = threading.RLock()
+
+
+warned = Seen()
+printed = Seen()
+
+
+def warn_once(text: str, *, category: type[Warning] = UserWarning) -> None:
+    """Warn of `text` the first time in this process, and never again whatever the warning filters say.
+
+    The warning names the line that called into treeplay: the nearest frame outside treeplay and torch.
+    """
+    if not warned.add(text):
+        return
+    frame = _users_frame()
+    warnings.warn_explicit(
+        text,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__", "<unknown>"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+def print_once(*values: object, sep: str = " ", end: str = "\n", file: TextIO | None = None) -> None:
+    """`print` what has not been printed this way before; two sets of values are one if they read the same."""
+    text = sep.join(map(str, values))
+    if printed.add(text):
+        print(text, end=end, file=file)
+
+
+def _users_frame() -> FrameType:
+    frame = sys._getframe(1)
+    while _is_ours(frame) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _is_ours(frame: FrameType) -> bool:
+    # By file and by module: generated code has no file of ours, and a module run as a script no name of ours.
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package in _OUR_PACKAGES or frame.f_code.co_filename.startswith(_OUR_FOLDERS)

@@ -1,0 +1,210 @@
+"""`treeplay.jit`: a program that records itself and is replayed.
+
+    call 1   eager, with a log of its operators
+    call 2   traced on fakes, compared with call 1, lowered, recorded; the recording makes the call's effects
+    call 3+  replayed
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
+
+import torch
+
+from treeplay import driver
+from treeplay.errors import ArgumentError, ArgumentTypeError
+from treeplay.facts.statistics import KeyFacts, RecordingFacts, Statistics
+from treeplay.plan.choose import LOWERINGS
+from treeplay.trace.torch_private import is_mode_active
+from treeplay.tree.manager import Manager
+from treeplay.tree.table import Entry, Recording
+
+P = ParamSpec("P")
+R = TypeVar("R")
+M = TypeVar("M", bound=torch.nn.Module)
+OnRefusal = Literal["eager", "raise"]
+Lower = Literal["auto", "inductor", "aten"]
+
+_programs: weakref.WeakSet[Jitted[Any, Any]] = weakref.WeakSet()
+
+
+class Jitted(Generic[P, R]):
+    """A program that is recorded on its second call and replayed from the third on.
+
+    Made by `treeplay.jit`. Threads that call it take turns. Inside another jitted program, or under somebody's torch
+    function or dispatch mode, it is the plain program.
+    """
+
+    def __init__(self, program: Callable[P, R], *, lower: Lower, on_refusal: OnRefusal, name: str | None = None) -> None:
+        self.__wrapped__ = program
+        self._lower = lower
+        self._on_refusal = on_refusal
+        self._name = name or getattr(program, "__qualname__", type(program).__name__)
+        self._attribute = self._name
+        self._lock = threading.RLock()
+        self._manager = self._make_manager()
+        if not isinstance(program, torch.nn.Module):
+            functools.update_wrapper(self, program, updated=())
+        _programs.add(self)
+
+    def _make_manager(self) -> Manager:
+        def record(call: Any, log: list[Any]) -> Recording:
+            return driver.record(self.__wrapped__, call, log, lower=self._lower, name=self._name)
+
+        return Manager(self.__wrapped__, record, name=self._name, on_refusal=self._on_refusal)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if is_mode_active():
+            return self.__wrapped__(*args, **kwargs)
+        with self._lock:
+            return cast(R, self._manager.call(args, kwargs))
+
+    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._attribute = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Decorating a method: each instance gets a jitted program of its own, kept in its `__dict__` under the same name."""
+        if instance is None:
+            return self
+        method = self.__wrapped__.__get__(instance)  # type: ignore[attr-defined]
+        bound: Jitted[..., Any] = Jitted(method, lower=self._lower, on_refusal=self._on_refusal, name=self._name)
+        try:
+            vars(instance)[self._attribute] = bound
+        except TypeError:
+            raise ArgumentTypeError(
+                f"jit: {self._name} is a method of {type(instance).__name__}, whose instances have no __dict__ to keep "
+                "recordings in; jit the bound method instead"
+            ) from None
+        return bound
+
+    def statistics(self) -> Statistics:
+        """What this program has done so far: a snapshot of plain values."""
+        with self._lock:
+            return _statistics(self._manager)
+
+    def explain(self) -> str:
+        """Each key with its recordings, what they take and write, and every refusal and re-recording with its cause."""
+        from treeplay.report.text import explanation
+
+        return explanation(self.statistics())
+
+    def reset(self) -> None:
+        """Forget every recording; the next call is a first call."""
+        with self._lock:
+            self._manager.reset()
+
+    def sources(self) -> list[str]:
+        """The generated call function of each recording, as text."""
+        with self._lock:
+            return [recording.source for entry in self._manager.table for recording in entry.recordings]
+
+    def __repr__(self) -> str:
+        return f"<treeplay.jit of {self._name}>"
+
+    def __reduce__(self) -> Any:
+        return _rejit, (self.__wrapped__, self._lower, self._on_refusal)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        import copy
+
+        return _rejit(copy.deepcopy(self.__wrapped__, memo), self._lower, self._on_refusal)
+
+
+def _statistics(manager: Manager) -> Statistics:
+    manager.settle()
+    keys = tuple(_key_facts(entry) for entry in manager.table)
+    replays = sum(recording.replays for key in keys for recording in key.recordings)
+    return Statistics(
+        program=manager.name,
+        calls=replays + manager.tally.eager,
+        replays=replays,
+        eager_calls=manager.tally.eager,
+        recordings=manager.tally.recordings,
+        refusals=manager.tally.refusals,
+        dropped=manager.tally.dropped,
+        keys=keys,
+    )
+
+
+def _key_facts(entry: Entry) -> KeyFacts:
+    return KeyFacts(
+        arguments=entry.label,
+        phase=entry.phase.value,
+        eager_calls=entry.eager_calls,
+        recordings=tuple(_recording_facts(recording) for recording in entry.recordings),
+        refusal=str(entry.reason) if entry.reason is not None else None,
+        rerecorded_because=tuple(entry.causes),
+    )
+
+
+def _recording_facts(recording: Recording) -> RecordingFacts:
+    signature = recording.signature
+    return RecordingFacts(
+        kind=signature.kind.value,
+        lowering=recording.lowering,
+        plan=str(recording.plan),
+        operators=recording.operators,
+        tensors=len(signature.inputs),
+        numbers=len(signature.numbers),
+        written=len(signature.mutated),
+        slots=len(signature.writes),
+        outputs=signature.outputs,
+        scratch_bytes=recording.scratch_bytes,
+        replays=recording.replays,
+        seconds=dict(recording.seconds),
+    )
+
+
+@overload
+def jit(program: M, *, lower: Lower = ..., on_refusal: OnRefusal = ...) -> M: ...
+@overload
+def jit(program: Callable[P, R], *, lower: Lower = ..., on_refusal: OnRefusal = ...) -> Jitted[P, R]: ...
+@overload
+def jit(
+    program: None = None, *, lower: Lower = ..., on_refusal: OnRefusal = ...
+) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+
+
+def jit(program: Any = None, *, lower: Lower = "auto", on_refusal: OnRefusal = "eager") -> Any:
+    """Record `program` on its second call and replay it from the third on.
+
+    `program` is any callable or module: a whole training step that calls backward and the optimizer itself, or
+    inference. Tensors in its arguments (nested dict, list, tuple, namedtuple, dataclass) may change from call to call;
+    their shapes, strides, dtypes and devices, and all Python values, are part of the key. State it reaches (parameters,
+    buffers, optimizer state, gradients, tensors of its closure) is updated in place, as eager would.
+
+    `lower`: "inductor" compiles, "aten" runs the operators from a static plan, "auto" picks. `on_refusal`: "eager" runs a
+    program that cannot be recorded as it is, with one warning; "raise" raises `treeplay.Refusal`.
+
+    Without `program` it returns a decorator. For a module it returns a module of the same class that shares its
+    parameters, its `state_dict` keys and its train/eval mode.
+    """
+    if lower not in LOWERINGS:
+        raise ArgumentError(f"lower: expected one of {', '.join(LOWERINGS)}, found {lower!r}")
+    if on_refusal not in ("eager", "raise"):
+        raise ArgumentError(f"on_refusal: expected 'eager' or 'raise', found {on_refusal!r}")
+    if program is None:
+        return functools.partial(jit, lower=lower, on_refusal=on_refusal)
+    if not callable(program):
+        raise ArgumentTypeError(f"jit: expected a callable or a module, found {type(program).__name__}")
+    if isinstance(program, torch.nn.Module):
+        from treeplay.module import jit_module
+
+        return jit_module(program, lower=lower, on_refusal=on_refusal)
+    return Jitted(program, lower=lower, on_refusal=on_refusal)
+
+
+def _rejit(program: Any, lower: Lower, on_refusal: OnRefusal) -> Any:
+    return jit(program, lower=lower, on_refusal=on_refusal)
+
+
+def reset() -> None:
+    """Free every recording of every program; the next call of each is a first call."""
+    for program in list(_programs):
+        program.reset()

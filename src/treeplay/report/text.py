@@ -1,0 +1,37 @@
+"""A program's statistics as text a person reads."""
+
+from __future__ import annotations
+
+from treeplay.facts.statistics import KeyFacts, RecordingFacts, Statistics
+
+
+def explanation(statistics: Statistics) -> str:
+    """The whole account of a program: a head line, then each key with its recordings and reasons."""
+    head = (
+        f"{statistics.program}: {statistics.calls} calls = {statistics.replays} replayed + {statistics.eager_calls} eager; "
+        f"{statistics.recordings} recordings, {statistics.refusals} refusals, {statistics.dropped} dropped"
+    )
+    return "\n".join([head, *(line for key in statistics.keys for line in _key(key))])
+
+
+def _key(key: KeyFacts) -> list[str]:
+    lines = [f"└─ {key.arguments}: {key.phase}, {key.eager_calls} eager"]
+    for recording in key.recordings:
+        lines += [f"   ├─ {line}" for line in describe(recording)]
+    lines += [f"   ├─ recorded anew: {cause}" for cause in key.rerecorded_because]
+    if key.refusal is not None:
+        lines += [f"   │  {line}" for line in key.refusal.splitlines()]
+    return lines
+
+
+def describe(recording: RecordingFacts) -> list[str]:
+    """One recording on three lines."""
+    total = sum(recording.seconds.values())
+    stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in recording.seconds.items() if seconds >= 0.005)
+    return [
+        f"{recording.kind}, {recording.lowering} ({recording.plan}), {recording.replays} replays",
+        f"  {recording.tensors} tensors and {recording.numbers} numbers in, {recording.outputs} out, "
+        f"{recording.written} written in place, {recording.slots} slots; {recording.operators} operators, "
+        f"{recording.scratch_bytes} bytes of scratch",
+        f"  recorded in {total:.2f} s ({stages})",
+    ]

@@ -1,0 +1,54 @@
+"""Settings of the process, read when a program is recorded.
+
+    treeplay.settings.eager_random = True        # for everything recorded from here on
+    with treeplay.settings.changed(max_recordings_per_program=4): ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from treeplay.errors import ArgumentError, ArgumentTypeError
+
+
+@dataclass(slots=True)
+class Settings:
+    """What can be set, with its default; assigning a value of another type or out of range raises."""
+
+    max_recordings_per_program: int = 16
+    """How many recordings one program keeps; the least recently used goes first."""
+
+    max_rerecordings: int = 8
+    """How often one key may be recorded anew because state was reassigned, before it runs eagerly."""
+
+    eager_random: bool = False
+    """Compiled recordings draw the very random numbers that eager would, at some cost in speed."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = {field.name: field.type for field in fields(self)}
+        if name not in known:
+            raise ArgumentError(f"settings.{name}: no such setting; there are {', '.join(sorted(known))}")
+        expected = {"int": int, "bool": bool}[str(known[name])]
+        if type(value) is not expected:
+            raise ArgumentTypeError(f"settings.{name}: expected {expected.__name__}, found {type(value).__name__}")
+        if expected is int and value < 1:
+            raise ArgumentError(f"settings.{name}: expected at least 1, found {value}")
+        object.__setattr__(self, name, value)
+
+    @contextlib.contextmanager
+    def changed(self, **values: Any) -> Iterator[Settings]:
+        """Set `values` for a block and put the old ones back."""
+        before = {name: getattr(self, name) for name in values if hasattr(self, name)}
+        try:
+            for name, value in values.items():
+                setattr(self, name, value)
+            yield self
+        finally:
+            for name, value in before.items():
+                setattr(self, name, value)
+
+
+settings = Settings()

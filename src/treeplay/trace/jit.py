@@ -1,0 +1,235 @@
+"""Our own front end: program → Graph + Signature, on fake tensors, leaving no mark.
+
+    survey ─▶ snapshot ─▶ symbolic numbers ─▶ run on fakes ─▶ slots and results ─▶ restore ─▶ Trace
+
+The program's Python runs once; its tensors are never written. Whatever happens, the snapshot is put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from treeplay.errors import Refusal
+from treeplay.facts.place import How, Place, root
+from treeplay.facts.refusal import Reason
+from treeplay.facts.signature import Number, Signature
+from treeplay.facts.structure import Leaf, Structure
+from treeplay.trace.conditions import make_signature
+from treeplay.trace.log import Entry
+from treeplay.trace.prune import prune
+from treeplay.trace.results import Results
+from treeplay.trace.slots import find_writes
+from treeplay.trace.snapshot import Snapshot
+from treeplay.trace.survey import PLAIN, Survey, survey
+from treeplay.trace.torch_private import register_call_hook
+from treeplay.trace.tracer import Tracer
+from treeplay.trace.watch import WatchFunctions
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of one call, taken apart once."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: list[Any]
+    structure: Leaf | Structure
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensor leaves."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A program as a graph of ATen operators, and what a call does around it."""
+
+    graph: torch.fx.Graph
+    signature: Signature
+    log: list[Entry] = field(repr=False)
+
+
+@dataclass(slots=True)
+class Run:
+    """What one traced run came across, besides its operators."""
+
+    tracer: Tracer
+    watch: WatchFunctions
+    found: Survey
+    numbers: list[Number]
+    called: dict[int, torch.nn.Module] = field(default_factory=dict)
+    stepped: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
+
+
+def trace(program: Callable[..., Any], call: Call) -> Trace:
+    """Run `program` once on fakes and write down what it does.
+
+    Raises `Refusal` if it cannot be recorded. The caller's tensors, slots, random state and modes are as before, also
+    after an exception.
+    """
+    found = survey(program, [leaf for leaf in call.leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))])
+    _find_arguments(found, call)
+    snapshot = Snapshot(found, call.tensors)
+    tracer = Tracer(lambda tensor: id(tensor) in found.tensors)
+    run = Run(tracer, WatchFunctions(tracer), found, [])
+    try:
+        made = _traced(program, call, run, snapshot)
+    except Refusal as refusal:
+        raise tracer.tape.refusal and Refusal(tracer.tape.refusal) or refusal from None
+    except Exception as error:
+        raise Refusal(tracer.tape.refusal or _untraceable(error)) from error
+    finally:
+        snapshot.restore()
+        tracer.forget()
+        run.watch.consumed.clear()
+    _check_no_leak(tracer)
+    return made
+
+
+def _traced(program: Callable[..., Any], call: Call, run: Run, snapshot: Snapshot) -> Trace:
+    run.numbers = _make_numbers_symbolic(run)
+    with _noticing(run), _compiled_parts_inlined(), run.tracer, run.watch:
+        result = program(*call.args, **call.kwargs)
+    if run.tracer.tape.refusal is not None:  # the program swallowed it
+        raise Refusal(run.tracer.tape.refusal)
+    _check_global_state(run.tracer, snapshot)
+    results = Results(run.tracer, run.watch)
+    # Results first: a tensor that is returned and stored is one output.
+    structure, refs = results.of_call(result)
+    writes = find_writes(snapshot, results, run.numbers, run.tracer)
+    tape = run.tracer.tape
+    tape.graph.output(tuple(results.outputs))
+    prune(tape.graph)
+    signature = make_signature(run, call, structure, refs, writes, len(results.outputs))
+    return Trace(tape.graph, signature, tape.log)
+
+
+def _find_arguments(found: Survey, call: Call) -> None:
+    """Make the arguments, and their gradients, tensors that can be found again."""
+    for index, leaf in enumerate(call.leaves):
+        if isinstance(leaf, torch.Tensor):
+            place = Place(How.ARGUMENT, leaf, index, None, f"argument {index}")
+            found.tensors.setdefault(id(leaf), []).insert(0, place)
+            found.kept.append(leaf)
+            if leaf.is_leaf and leaf.grad is not None and id(leaf.grad) not in found.tensors:
+                found.tensors[id(leaf.grad)] = [place.child(How.GRAD, leaf, None, f"{place}.grad")]
+
+
+def _make_numbers_symbolic(run: Run) -> list[Number]:
+    """Put a symbolic number in the place of each float in the optimizers' parameter groups; a snapshot undoes it."""
+    numbers: list[Number] = []
+
+    def symbol(place: Place, value: float) -> torch.SymFloat:
+        numbers.append(Number(f"s{len(numbers)}", place, value))
+        return run.tracer.add_scalar(numbers[-1].name, value)
+
+    for optimizer in run.found.optimizers:
+        table = vars(optimizer)
+        groups = run.found.objects[id(optimizer)].child(How.ITEM, table, "param_groups", "param_groups")
+        for index, group in enumerate(optimizer.param_groups):
+            here = groups.child(How.ITEM, optimizer.param_groups, index, f"param_groups[{index}]")
+            for name, value in list(group.items()):
+                place = here.child(How.ITEM, group, name, f"param_groups[{index}][{name!r}]")
+                if type(value) is float:
+                    group[name] = symbol(place, value)
+                elif type(value) is tuple and value and all(type(item) is float for item in value):
+                    group[name] = tuple(
+                        symbol(place.child(How.ITEM, value, at, f"{place}[{at}]"), item) for at, item in enumerate(value)
+                    )
+                    run.found.kept.append(value)
+        for state in optimizer.state.values():
+            if isinstance(state, dict):
+                run.tracer.host_scalars |= {
+                    id(value) for value in state.values() if isinstance(value, torch.Tensor) and value.dim() == 0
+                }
+    return numbers
+
+
+@contextlib.contextmanager
+def _noticing(run: Run) -> Iterator[None]:
+    """Note which modules are called and which optimizers step."""
+
+    def on_call(module: torch.nn.Module, _: Any) -> None:
+        run.called[id(module)] = module
+
+    def on_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        run.stepped[id(optimizer)] = optimizer
+        if not any(optimizer is known for known in run.found.optimizers):
+            raise run.tracer.refuse(
+                f"{type(optimizer).__name__}.step",
+                "the optimizer is not found in the program's closure, globals or `self`",
+                "make the optimizer reachable there, so that its state and its learning rate can be followed",
+            )
+
+    hooks = [register_call_hook(on_call), register_optimizer_step_pre_hook(on_step)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
+def _compiled_parts_inlined() -> Iterator[None]:
+    """Parts of the program that are under torch.compile run as plain Python, so that their operators are seen."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _check_global_state(tracer: Tracer, snapshot: Snapshot) -> None:
+    source = snapshot.random_source_used()
+    if source is not None:
+        raise tracer.refuse(
+            source,
+            "the program draws from or seeds this generator in Python, so a recording would freeze what it drew",
+            "draw with torch operators inside the program, or draw outside and pass a tensor; seed outside",
+        )
+    if snapshot.grad_mode_changed():
+        raise tracer.refuse("grad mode", "the program leaves the grad mode changed", "use torch.no_grad() as a context")
+
+
+def _check_no_leak(tracer: Tracer) -> None:
+    if not tracer.leaked():
+        return
+    gc.collect()
+    if tracer.leaked():
+        raise tracer.refuse(
+            "store",
+            "the program keeps a tensor in a place that treeplay cannot see, such as a list, a set or a foreign object",
+            "return the tensor, or keep it in an attribute or an entry that exists before the call",
+        )
+
+
+def _untraceable(error: Exception) -> Reason:
+    where = None
+    traceback = error.__traceback__
+    from treeplay.facts.location import Location
+    from treeplay.trace.location import is_users
+
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if is_users(code.co_filename):
+            where = Location(code.co_filename, traceback.tb_lineno, code.co_name)
+        traceback = traceback.tb_next
+    return Reason(
+        op=type(error).__name__,
+        why=f"running without data raised: {str(error).splitlines()[0] if str(error) else 'no message'}",
+        advice="make the line independent of tensors' values, or keep this program eager",
+        where=where,
+    )
+
+
+__all__ = ["Call", "Run", "Trace", "root", "trace"]

@@ -1,0 +1,86 @@
+"""The log of one run: each operator with its user line and the plain numbers it was given, and how two logs differ.
+
+A number that was 3.0 in one run and 4.0 in the next (a step counter, a Python random number) would freeze in a recording.
+The first run is eager and the second is the trace, so their graphs need not be equal (an optimizer makes its state in the
+first); lines are matched by operator and source line before numbers are compared.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from treeplay.facts.location import Location
+from treeplay.facts.refusal import Reason
+
+_MOST_ALIGNED = 6000
+
+
+class Symbolic:
+    """Stands for a number that does not freeze; equal to every number."""
+
+    def __repr__(self) -> str:
+        return "symbolic"
+
+
+SYMBOLIC = Symbolic()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One operator call: its name, the user's line, and the numbers among its arguments in order."""
+
+    op: str
+    where: Location | None
+    numbers: tuple[Any, ...]
+
+    @property
+    def key(self) -> tuple[str, Location | None]:
+        """What identifies the call in another run."""
+        return self.op, self.where
+
+
+def numbers_in(value: Any) -> Iterator[Any]:
+    """The plain numbers in nested operator arguments, symbolic ones as `SYMBOLIC`."""
+    if isinstance(value, (torch.SymFloat, torch.SymBool)):
+        yield SYMBOLIC
+    elif isinstance(value, (bool, int, float, complex)):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from numbers_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from numbers_in(item)
+
+
+def first_difference(before: list[Entry], after: list[Entry]) -> Reason | None:
+    """The first number that differs between two runs of one program, as a reason to refuse, or None."""
+    for old, new in _aligned(before, after):
+        if len(old.numbers) != len(new.numbers):
+            continue
+        for was, now in zip(old.numbers, new.numbers, strict=True):
+            if was is SYMBOLIC or now is SYMBOLIC or was == now or (was != was and now != now):
+                continue
+            return Reason(
+                op=new.op,
+                why=f"is given the number {was!r} in the first call and {now!r} in the second, "
+                "so a recording would freeze it",
+                advice="keep the number in a tensor that the program updates, or pass it as a 0-dim tensor argument",
+                where=new.where,
+            )
+    return None
+
+
+def _aligned(before: list[Entry], after: list[Entry]) -> Iterator[tuple[Entry, Entry]]:
+    old_keys, new_keys = [entry.key for entry in before], [entry.key for entry in after]
+    if old_keys == new_keys:
+        yield from zip(before, after, strict=True)
+        return
+    matcher = difflib.SequenceMatcher(None, old_keys[:_MOST_ALIGNED], new_keys[:_MOST_ALIGNED], autojunk=False)
+    for start_old, start_new, length in matcher.get_matching_blocks():
+        yield from zip(before[start_old : start_old + length], after[start_new : start_new + length], strict=True)

@@ -1,0 +1,34 @@
+"""The first run of a program: eager, with a log of the operators it ran, so that the trace can be compared with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from treeplay.trace.location import user_location
+from treeplay.trace.log import Entry, numbers_in
+from treeplay.trace.tracer import content
+
+aten = torch.ops.aten
+_UNLOGGED = frozenset({aten._local_scalar_dense.default, aten.detach.default})
+_LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
+
+
+class Observer(TorchDispatchMode):
+    """Runs every operator as it is and notes its name, the user's line and the numbers it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[Entry] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in _UNLOGGED and func.namespace != "profiler":
+            where = user_location()
+            if func in _LIFTS:
+                self.log.append(Entry("constant", where, content(args[0])))
+            self.log.append(Entry(str(func), where, tuple(numbers_in((args, kwargs)))))
+        return func(*args, **kwargs)
+

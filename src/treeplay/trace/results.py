@@ -1,0 +1,129 @@
+"""From the tensors a traced program returned or stored to references: fresh output, the very input, a view of either."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+
+from treeplay.facts.refusal import Reason
+from treeplay.facts.signature import Built, Fresh, Ref, Same, Static, View
+from treeplay.facts.spec import TensorSpec
+from treeplay.facts.structure import Leaf, Structure, flatten
+from treeplay.errors import Refusal
+from treeplay.trace.tracer import Tracer, Value, storage_of
+from treeplay.trace.watch import WatchFunctions
+
+
+class Results:
+    """Collects the graph's outputs while references to them are made."""
+
+    def __init__(self, tracer: Tracer, watch: WatchFunctions) -> None:
+        self.tracer = tracer
+        self.watch = watch
+        self.outputs: list[torch.fx.Node] = []
+        self._refs: dict[int, Ref] = {}
+        self._bases: dict[torch.fx.Node, int] = {}
+        self._inputs: dict[int, list[int]] = {}
+        for index, seen in enumerate(tracer.tape.inputs):
+            self._inputs.setdefault(storage_of(seen.value.fake), []).append(index)
+
+    def ref(self, leaf: Any) -> Ref:
+        """A reference to a leaf of the program's result, or of what it stored."""
+        if not isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, (torch.SymFloat, torch.SymBool)):
+                raise self.tracer.refuse("result", "returns a hyper-parameter as a number", "read it from the optimizer")
+            return Static(leaf)
+        known = self._refs.get(id(leaf))
+        if known is None:
+            known = self._refs[id(leaf)] = self._tensor(leaf)
+        return known
+
+    def of_call(self, result: Any) -> tuple[Leaf | Structure, tuple[Ref, ...]]:
+        """The structure of the program's result and a reference for each of its leaves."""
+        leaves, structure = flatten(result)
+        return structure, tuple(self.ref(leaf) for leaf in leaves)
+
+    def value(self, stored: Any) -> Ref | Built:
+        """A reference to something the program stored: a tensor, or a container with tensors in it."""
+        leaves, structure = flatten(stored)
+        refs = tuple(self.ref(leaf) for leaf in leaves)
+        return refs[0] if leaves and leaves[0] is stored else Built(structure, refs)
+
+    def _tensor(self, tensor: torch.Tensor) -> Ref:
+        value = self.tracer.values.get(id(tensor))
+        if value is None:
+            if not self.tracer.is_known(tensor):
+                raise self.tracer.refuse(
+                    "result", "returns or stores a tensor that no traced operator made", "make it with torch operators"
+                )
+            value = self.tracer.add_input(tensor)
+        if value.is_input:
+            return Same(self._index(value))
+        self._check_history(tensor, value)
+        return self._view_of_input(value) or self._fresh(tensor, value)
+
+    def _index(self, value: Value) -> int:
+        return next(i for i, seen in enumerate(self.tracer.tape.inputs) if seen.value is value)
+
+    def _view_of_input(self, value: Value) -> View | None:
+        owners = self._inputs.get(storage_of(value.fake))
+        if owners is None:
+            return None
+        # Of several inputs in one storage, the one whose elements the view is made of.
+        index = next((i for i in owners if _contains(self.tracer.tape.inputs[i].value.fake, value.fake)), owners[0])
+        base = self.tracer.tape.inputs[index].value
+        if base.fake.dtype != value.fake.dtype:
+            raise self._dtype_view(value)
+        return _view(Same(index), value.fake, base.node)
+
+    def _fresh(self, tensor: torch.Tensor, value: Value) -> Ref:
+        birth = self.tracer.births[storage_of(value.fake)]
+        spec, offset = birth.meta["spec"], birth.meta["offset"]
+        is_whole = (
+            (spec.shape, spec.stride, spec.dtype, offset)
+            == (tuple(value.fake.shape), value.fake.stride(), value.fake.dtype, value.fake.storage_offset())
+        )
+        if spec.dtype != value.fake.dtype:
+            raise self._dtype_view(value)
+        is_first = birth not in self._bases
+        index = self._bases.setdefault(birth, len(self.outputs))
+        if is_first:
+            self.outputs.append(birth)
+        base = Fresh(index, requires_grad=is_whole and tensor.requires_grad and tensor.grad_fn is None)
+        return base if is_whole and is_first else _view(base, value.fake, birth)
+
+    def _check_history(self, tensor: torch.Tensor, value: Value) -> None:
+        if tensor.grad_fn is None or self.watch.reaches_consumed(tensor):
+            return
+        storage = storage_of(value.fake)
+        if storage in self._inputs and storage not in self.tracer.tape.mutated:
+            return
+        raise Refusal(
+            Reason(
+                op="result",
+                why="a result needs gradients and the program does not call backward on it itself",
+                advice="call backward (and the optimizer) inside the program, return result.detach(), "
+                "or call the program under torch.no_grad()",
+                where=value.node.meta.get("where"),
+            )
+        )
+
+    def _dtype_view(self, value: Value) -> Refusal:
+        return self.tracer.refuse(
+            "result",
+            "returns a view of another dtype than its memory",
+            "return a copy of it (.clone())",
+            value.node.meta.get("where"),
+        )
+
+
+def _contains(base: torch.Tensor, view: torch.Tensor) -> bool:
+    start, end = base.storage_offset(), base.storage_offset() + TensorSpec.of(base).nbytes // base.dtype.itemsize
+    size = TensorSpec.of(view).nbytes // view.dtype.itemsize
+    return start <= view.storage_offset() and view.storage_offset() + size <= end
+
+
+def _view(of: Fresh | Same, fake: torch.Tensor, base: torch.fx.Node) -> View:
+    return View(of, tuple(fake.shape), tuple(fake.stride()), fake.storage_offset() - base.meta["offset"])

@@ -1,0 +1,151 @@
+"""Operators that take a symbolic number, and what each does when the number is a 0-dim tensor instead.
+
+A lowering that runs operators as they are passes the number on. One that compiles needs tensors: `FORMULAS` writes each
+operator anew with tensors in the places of numbers, in the order of operations that eager uses. An operator that is in
+neither table gets today's value as a constant, under an equality guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+
+def like(scalar: Any, tensor: Tensor) -> Any:
+    """`scalar` in the dtype that a Python number would take beside `tensor`."""
+    if not isinstance(scalar, Tensor):
+        return scalar
+    return scalar.to(tensor.dtype if tensor.dtype.is_floating_point else torch.get_default_dtype())
+
+
+def _scaled(b: Any, alpha: Any, a: Tensor) -> Any:
+    is_one = isinstance(alpha, int) and alpha == 1
+    return like(b, a) if is_one else b * like(alpha, a)
+
+
+def _mul(a: Any, b: Any) -> Tensor:
+    return a * like(b, a)
+
+
+def _add(a: Any, b: Any, alpha: Any = 1) -> Tensor:
+    return a + _scaled(b, alpha, a)
+
+
+def _sub(a: Any, b: Any, alpha: Any = 1) -> Tensor:
+    return a - _scaled(b, alpha, a)
+
+
+def _div(a: Any, b: Any) -> Tensor:
+    return a / like(b, a)
+
+
+def _pow(a: Any, b: Any) -> Tensor:
+    return a ** like(b, a)
+
+
+def _addcmul(a: Any, b: Any, c: Any, value: Any = 1) -> Tensor:
+    return a + (b * like(value, b)) * c
+
+
+def _addcdiv(a: Any, b: Any, c: Any, value: Any = 1) -> Tensor:
+    return a + (b * like(value, b)) / c
+
+
+def _lerp(a: Any, b: Any, weight: Any) -> Tensor:
+    w = like(weight, a)
+    return torch.where(w < 0.5, a + w * (b - a), b - (b - a) * (1 - w))
+
+
+def _clamp(a: Any, minimum: Any = None, maximum: Any = None) -> Tensor:
+    out = a if minimum is None else torch.maximum(a, like(torch.as_tensor(minimum), a))
+    return out if maximum is None else torch.minimum(out, like(torch.as_tensor(maximum), a))
+
+
+def _fill(a: Any, value: Any) -> Tensor:
+    return torch.zeros_like(a) + like(value, a)
+
+
+_POINTWISE: dict[str, Callable[..., Tensor]] = {
+    "mul.Tensor": _mul,
+    "mul.Scalar": _mul,
+    "add.Tensor": _add,
+    "add.Scalar": _add,
+    "sub.Tensor": _sub,
+    "sub.Scalar": _sub,
+    "div.Tensor": _div,
+    "div.Scalar": _div,
+    "pow.Tensor_Scalar": _pow,
+    "addcmul.default": _addcmul,
+    "addcdiv.default": _addcdiv,
+    "lerp.Scalar": _lerp,
+    "fill.Scalar": _fill,
+}
+_FOREACH: dict[str, Callable[..., Tensor]] = {
+    "mul": _mul,
+    "add": _add,
+    "sub": _sub,
+    "div": _div,
+    "addcmul": _addcmul,
+    "addcdiv": _addcdiv,
+    "lerp": _lerp,
+    "pow": _pow,
+}
+_FOREACH_OVERLOADS = ("Scalar", "ScalarList", "List")
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    found = getattr(aten, packet, None)
+    return getattr(found, overload, None) if found is not None and overload in found.overloads() else None
+
+
+def _in_place(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(a: Tensor, *rest: Any, **named: Any) -> Tensor:
+        return a.copy_(formula(a, *rest, **named))
+
+    return run
+
+
+def _for_each(formula: Callable[..., Tensor], *, in_place: bool) -> Callable[..., Any]:
+    def run(tensors: Sequence[Tensor], *rest: Any, **named: Any) -> list[Tensor] | None:
+        results = []
+        for index, tensor in enumerate(tensors):
+            own = [value[index] if isinstance(value, (list, tuple)) else value for value in rest]
+            mine = {name: value[index] if isinstance(value, (list, tuple)) else value for name, value in named.items()}
+            if "scalars" in mine:
+                own.append(mine.pop("scalars"))
+            results.append(formula(tensor, *own, **mine))
+        if not in_place:
+            return results
+        for tensor, result in zip(tensors, results, strict=True):
+            tensor.copy_(result)
+        return None
+
+    return run
+
+
+def _table() -> dict[Any, Callable[..., Any]]:
+    table: dict[Any, Callable[..., Any]] = {}
+    for name, formula in _POINTWISE.items():
+        packet, _, overload = name.partition(".")
+        table[_overload(name)] = formula
+        table[_overload(f"{packet}_.{overload}")] = _in_place(formula)
+    for packet, formula in _FOREACH.items():
+        for overload in _FOREACH_OVERLOADS:
+            table[_overload(f"_foreach_{packet}.{overload}")] = _for_each(formula, in_place=False)
+            table[_overload(f"_foreach_{packet}_.{overload}")] = _for_each(formula, in_place=True)
+    table[_overload("clamp.default")] = _clamp
+    table[_overload("clamp_.default")] = _in_place(_clamp)
+    table.pop(None, None)
+    return table
+
+
+FORMULAS: dict[Any, Callable[..., Any]] = _table()
+def takes_symbolic_numbers(op: Any) -> bool:
+    """Whether a symbolic number may be passed to `op`."""
+    return op in FORMULAS

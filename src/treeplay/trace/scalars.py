@@ -1,0 +1,227 @@
+"""Numbers that stay numbers: symbolic floats for optimizer hyper-parameters and host scalars.
+
+While a program is traced, `group["lr"]` holds a `torch.SymFloat` whose node is a `Scalar`. Arithmetic on it builds an
+expression; a comparison that Python branches on becomes a guard; and a place that insists on a plain float (such as
+`math.sqrt`) gets today's value and an equality guard. So a hyper-parameter can change between calls, and none freezes
+unnoticed.
+
+    group["lr"] -> Scalar("s0")   -lr -> Scalar("(-s0)")   if lr != 0: -> guard "(s0 != 0.0)" is True
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+
+from treeplay.errors import Refusal
+from treeplay.facts.refusal import Reason
+from treeplay.trace.location import user_location
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A Python expression over the scalar inputs `s0, s1, ...` and the value it must keep."""
+
+    expression: str
+    expected: bool | float
+
+    def __str__(self) -> str:
+        return f"{self.expression} is {self.expected}"
+
+
+@dataclass(slots=True)
+class ScalarWorld:
+    """What one trace knows of its symbolic numbers: the graph they are written to and the guards they left."""
+
+    graph: torch.fx.Graph
+    guards: dict[str, Guard] = field(default_factory=dict)
+
+    def guard(self, text: str, expected: bool | float) -> None:
+        """Remember that `text` was decided to be `expected`."""
+        self.guards.setdefault(text, Guard(text, expected))
+
+
+class Scalar:
+    """A node for `torch.SymFloat` and `torch.SymBool`: value today, text of the expression, and its graph node.
+
+    `text` is an expression over the scalar inputs, or None for a number that depends on a tensor's value; such
+    a number has no value while tracing, and Python may not branch on it.
+    """
+
+    constant = None
+
+    def __init__(
+        self,
+        world: ScalarWorld,
+        *,
+        text: str | None,
+        value: float | bool,
+        node: torch.fx.Node | float | bool,
+        boolean: bool = False,
+    ) -> None:
+        self.world = world
+        self.text = text
+        self.value = value
+        self.node = node
+        self.boolean = boolean
+
+    # What torch asks of every symbolic number.
+    def is_int(self) -> bool:
+        return False
+
+    def is_float(self) -> bool:
+        return not self.boolean
+
+    def is_bool(self) -> bool:
+        return self.boolean
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def is_constant(self) -> bool:
+        return False
+
+    def has_hint(self) -> bool:
+        return True
+
+    def maybe_as_int(self) -> None:
+        return None
+
+    def maybe_as_float(self) -> None:
+        return None
+
+    def maybe_as_bool(self) -> None:
+        return None
+
+    def clone(self) -> Scalar:
+        return self
+
+    def wrap_int(self, number: int) -> Scalar:
+        return self._constant(float(number))
+
+    def wrap_float(self, number: float) -> Scalar:
+        return self._constant(number)
+
+    def wrap_bool(self, number: bool) -> Scalar:
+        return self._constant(number)
+
+    def _constant(self, number: float) -> Scalar:
+        return Scalar(self.world, text=repr(number), value=number, node=number)
+
+    # Where a plain value is needed.
+    def guard_float(self, file: str, line: int) -> float:
+        return float(self._decide())
+
+    def guard_bool(self, file: str, line: int) -> bool:
+        return bool(self._decide())
+
+    def bool_(self) -> bool:
+        return bool(self._decide())
+
+    def expect_true(self, file: str, line: int) -> bool:
+        # torch checks that the base of a power is not negative; for a number read from a tensor only the run can tell.
+        return True if self.text is None else bool(self._decide())
+
+    def guard_int(self, file: str, line: int) -> int:
+        return int(self._decide())
+
+    def _decide(self) -> float | bool:
+        if self.text is None:
+            raise Refusal(
+                Reason(
+                    op="number of a tensor",
+                    why="the program needs, while it runs, the value of a number that lives in a tensor",
+                    advice="use the optimizer's capturable=True form, or keep the decision on the device "
+                    "with torch.where",
+                    where=user_location(),
+                )
+            )
+        self.world.guard(self.text, self.value)
+        return self.value
+
+    def str(self) -> str:
+        return f"<{self.text or 'number of a tensor'}>"
+
+    __str__ = str
+    __repr__ = str
+    _graph_repr = str
+
+    def _binary(self, other: Scalar, fn: Callable[[Any, Any], Any], sign: str) -> Scalar:
+        known = self.text is not None and other.text is not None
+        boolean = sign in _COMPARISONS
+        value: float | bool = fn(self.value, other.value) if known else (False if boolean else 1.0)
+        return Scalar(
+            self.world,
+            text=f"({self.text} {sign} {other.text})" if known else None,
+            value=value,
+            node=self.world.graph.call_function(fn, (self.node, other.node)),
+            boolean=boolean,
+        )
+
+    def _unary(self, fn: Callable[[Any], Any], text: str, value: float) -> Scalar:
+        return Scalar(
+            self.world,
+            text=text.format(self.text) if self.text is not None else None,
+            value=value,
+            node=self.world.graph.call_function(fn, (self.node,)),
+        )
+
+    def neg(self) -> Scalar:
+        return self._unary(operator.neg, "(-{})", -self.value)
+
+    def pos(self) -> Scalar:
+        return self
+
+    def abs(self) -> Scalar:
+        return self._unary(abs, "abs({})", abs(self.value))
+
+
+_COMPARISONS = {"==", "!=", "<", "<=", ">", ">="}
+_BINARY: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "add": (operator.add, "+"),
+    "sub": (operator.sub, "-"),
+    "mul": (operator.mul, "*"),
+    "truediv": (operator.truediv, "/"),
+    "float_truediv": (operator.truediv, "/"),
+    "pow": (operator.pow, "**"),
+    "float_pow": (operator.pow, "**"),
+    "eq": (operator.eq, "=="),
+    "ne": (operator.ne, "!="),
+    "lt": (operator.lt, "<"),
+    "le": (operator.le, "<="),
+    "gt": (operator.gt, ">"),
+    "ge": (operator.ge, ">="),
+}
+
+
+def _install(name: str, fn: Callable[[Any, Any], Any], sign: str) -> None:
+    def method(self: Scalar, other: Scalar) -> Scalar:
+        return self._binary(other, fn, sign)
+
+    setattr(Scalar, name, method)
+
+
+for _name, (_fn, _sign) in _BINARY.items():
+    _install(_name, _fn, _sign)
+
+
+def symbolic(scalar: Scalar) -> torch.SymFloat:
+    """The number Python sees for `scalar`."""
+    return torch.SymFloat(scalar)
+
+
+def scalar_of(value: object) -> Scalar | None:
+    """The node behind a symbolic number of ours, or None."""
+    if isinstance(value, (torch.SymFloat, torch.SymBool)):
+        node = value.node
+        if isinstance(node, Scalar):
+            return node
+    return None

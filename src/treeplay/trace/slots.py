@@ -1,0 +1,60 @@
+"""Slots: the places a program rebinds on each call, from what a snapshot says has changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from treeplay.facts.signature import Number, Static, Write
+from treeplay.facts.structure import flatten
+from treeplay.trace.results import Results
+from treeplay.trace.scalars import scalar_of
+from treeplay.trace.snapshot import GONE, Change, Snapshot
+from treeplay.trace.tracer import Tracer
+
+
+def find_writes(snapshot: Snapshot, results: Results, numbers: list[Number], tracer: Tracer) -> tuple[Write, ...]:
+    """The writes that make a replay leave what the program would; refuses changes that a replay cannot make."""
+    ours = {number.name for number in numbers}
+    writes = []
+    for change in snapshot.changes():
+        if _is_our_symbol(change, ours):
+            continue
+        writes.append(_write(change, results, tracer))
+    return tuple(writes)
+
+
+def _is_our_symbol(change: Change, ours: set[str]) -> bool:
+    """Whether the change is only that a number stands as a symbol while the program is traced."""
+    now = change.after if isinstance(change.after, tuple) else (change.after,)
+    before = change.before if isinstance(change.before, tuple) else (change.before,)
+    scalars = [scalar_of(item) for item in now]
+    return len(now) == len(before) and all(
+        scalar is not None and scalar.text in ours and scalar.value == old
+        for scalar, old in zip(scalars, before, strict=True)
+    )
+
+
+def _write(change: Change, results: Results, tracer: Tracer) -> Write:
+    if change.after is None or change.after is GONE:
+        if change.before is None or isinstance(change.before, torch.Tensor) or _has_tensors(change.before):
+            return Write(change.place, Static(change.after))
+    elif _has_tensors(change.after):
+        return Write(change.place, results.value(change.after))
+    raise tracer.refuse(
+        str(change.place),
+        f"the program changes a Python value from {_short(change.before)} to {_short(change.after)} on each call, "
+        "and a replay runs no Python",
+        "change it outside of the program, or keep it in a tensor",
+    )
+
+
+def _has_tensors(value: Any) -> bool:
+    leaves, _ = flatten(value)
+    return bool(leaves) and any(isinstance(leaf, torch.Tensor) for leaf in leaves)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"a {type(value).__name__}"

@@ -1,0 +1,139 @@
+"""Snapshot: what a trace might leave behind, taken before it, compared and put back after it.
+
+Containers, closure cells, gradients, version counters and random state. Comparing gives the program's *slots*: the places
+it rebinds on each call.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from treeplay.facts.place import How, Place
+from treeplay.facts.signature import Gone
+from treeplay.trace.survey import Survey
+from treeplay.trace.torch_private import set_version, version_of
+
+GONE = Gone()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a place held before a trace and after it (`GONE` where there was nothing)."""
+
+    place: Place
+    before: Any
+    after: Any
+
+
+class Snapshot:
+    """What there was before a trace; `changes()` lists what differs now, `restore()` puts it back."""
+
+    def __init__(self, found: Survey, arguments: Iterable[torch.Tensor]) -> None:
+        self._found = found
+        self._containers = [
+            (container, found.container_places[key], container.copy()) for key, container in found.containers.items()
+        ]
+        self._cells = [(place, place.read()) for place in found.cells] + list(found.numbers)
+        tensors: dict[int, torch.Tensor] = {id(tensor): tensor for tensor in arguments}
+        tensors |= {id(value): value for value in found.kept if isinstance(value, torch.Tensor)}
+        self._grads = [(tensor, tensor.grad) for tensor in tensors.values() if tensor.is_leaf]
+        tensors |= {id(grad): grad for _, grad in self._grads if grad is not None}
+        self._versions = [(tensor, version_of(tensor)) for tensor in tensors.values()]
+        self._grad_mode = torch.is_grad_enabled()
+        self._random = _random_states()
+
+    def changes(self) -> Iterator[Change]:
+        """Every place that holds something else now."""
+        for container, place, before in self._containers:
+            yield from _compare(container, place, before)
+        for place, content in self._cells:
+            now = place.read()
+            if now is not content:
+                yield Change(place, content, now)
+        for tensor, grad in self._grads:
+            if tensor.grad is not grad:
+                owner = self._found.tensor_at(tensor)
+                label = f"{owner[0] if owner else 'argument'}.grad"
+                yield Change(Place(How.GRAD, tensor, None, owner[0] if owner else None, label), grad, tensor.grad)
+
+    def random_source_used(self) -> str | None:
+        """The name of a random generator that moved although a trace draws no numbers, or None."""
+        now = _random_states()
+        return next((name for name, state in self._random.items() if not _same_state(state, now[name])), None)
+
+    def grad_mode_changed(self) -> bool:
+        """Whether the program left the grad mode other than it found it."""
+        return torch.is_grad_enabled() != self._grad_mode
+
+    def restore(self) -> None:
+        """Put everything back as it was; safe to call more than once."""
+        for container, _, before in self._containers:
+            if isinstance(container, dict):
+                if not _is_same(container, before):
+                    container.clear()
+                    container.update(before)
+            elif len(container) != len(before) or any(a is not b for a, b in zip(container, before, strict=True)):
+                container[:] = before
+        for place, content in self._cells:
+            place.write(content)
+        for tensor, grad in self._grads:
+            if tensor.grad is not grad:
+                tensor.grad = grad
+        for tensor, version in self._versions:
+            set_version(tensor, version)
+        torch.set_grad_enabled(self._grad_mode)
+        _put_random_states(self._random)
+
+
+def _is_same(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    return len(now) == len(before) and all(
+        a is b and now[a] is before[b] for a, b in zip(now, before, strict=True)
+    )
+
+
+def _compare(container: Any, place: Place, before: Any) -> Iterator[Change]:
+    if isinstance(container, dict):
+        for key in [*before, *(key for key in container if key not in before)]:
+            old, new = before.get(key, GONE), container.get(key, GONE)
+            if old is not new:
+                yield Change(place.child(How.ITEM, container, key, f"{place}.{key}"), old, new)
+    elif len(container) != len(before):
+        yield Change(place, f"{len(before)} items", f"{len(container)} items")
+    else:
+        for index, (old, new) in enumerate(zip(before, container, strict=True)):
+            if old is not new:
+                yield Change(place.child(How.ITEM, container, index, f"{place}[{index}]"), old, new)
+
+
+def _random_states() -> dict[str, Any]:
+    states: dict[str, Any] = {"torch": torch.get_rng_state(), "random": random.getstate()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        states["numpy.random"] = numpy.random.get_state()
+    return states
+
+
+def _put_random_states(states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    random.setstate(states["random"])
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and "numpy.random" in states:
+        with suppress(ValueError):
+            numpy.random.set_state(states["numpy.random"])
+
+
+def _same_state(before: Any, now: Any) -> bool:
+    if isinstance(before, torch.Tensor):
+        return torch.equal(before, now)
+    if isinstance(before, tuple):
+        return len(before) == len(now) and all(_same_state(a, b) for a, b in zip(before, now, strict=True))
+    if hasattr(before, "tobytes"):
+        return bool(before.tobytes() == now.tobytes())
+    return bool(before == now)

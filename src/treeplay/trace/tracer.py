@@ -1,0 +1,345 @@
+"""The tracer: runs a program on fake tensors, beside the real ones, and writes what it does as a graph.
+
+    user's program ── torch functions ── autograd ── ATen operators
+                          │                               │
+                     WatchFunctions                  Tracer (dispatch)
+                     host reads, backward            one graph node per operator, executed on fakes only
+
+Real tensors that the program holds (arguments, parameters, optimizer state) stay in its hands as handles: each has a fake
+twin, operators on the handle run on the twin, and the handle's memory is never touched.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from treeplay.errors import Refusal
+from treeplay.facts.location import Location
+from treeplay.facts.refusal import Reason
+from treeplay.facts.spec import TensorSpec
+from treeplay.trace.location import innermost_is_optimizer, user_location
+from treeplay.trace.log import Entry, numbers_in
+from treeplay.trace.scalar_ops import takes_symbolic_numbers
+from treeplay.trace.scalars import Scalar, ScalarWorld, scalar_of, symbolic
+
+aten = torch.ops.aten
+_HOST_READS = frozenset({aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.item.default})
+_LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """A tensor of the trace: the fake that was computed, the handle Python holds, and its node in the graph."""
+
+    fake: torch.Tensor
+    handle: torch.Tensor
+    node: torch.fx.Node
+    is_input: bool
+
+
+@dataclass(eq=False, slots=True)
+class InputSeen:
+    """A real tensor that the program used: an argument, state, or a constant it made from Python numbers."""
+
+    tensor: torch.Tensor
+    value: Value
+    is_constant: bool = False
+
+
+@dataclass(slots=True)
+class Tape:
+    """What a finished trace wrote down. Fakes are alive only as long as the tracer is."""
+
+    graph: torch.fx.Graph
+    inputs: list[InputSeen] = field(default_factory=list)
+    log: list[Entry] = field(default_factory=list)
+    mutated: set[int] = field(default_factory=set)  # fake storages that an operator wrote to
+    refusal: Reason | None = None
+    uses_backward: bool = False
+
+
+class Tracer(TorchDispatchMode):
+    """Records ATen operators. `is_known` says whether a real tensor is state that can be found again."""
+
+    def __init__(self, is_known: Callable[[torch.Tensor], bool]) -> None:
+        super().__init__()
+        self.tape = Tape(torch.fx.Graph())
+        self.world = ScalarWorld(self.tape.graph)
+        self.fake_mode = FakeTensorMode()
+        self.values: dict[int, Value] = {}
+        self.is_known = is_known
+        self.host_scalars: set[int] = set()
+        self.births: dict[int, torch.fx.Node] = {}  # fake storage -> the node that made it
+        self.fakes: list[weakref.ref[torch.Tensor]] = []
+        self._bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self._kept: list[Any] = []
+        self._last_input: torch.fx.Node | None = None
+
+    def refuse(self, op: str, why: str, advice: str, where: Location | None = None) -> Refusal:
+        """Note the first refusal, so that a program which swallows exceptions is refused all the same."""
+        reason = Reason(op=op, why=why, advice=advice, where=where or user_location())
+        if self.tape.refusal is None:
+            self.tape.refusal = reason
+        return Refusal(reason)
+
+    # --- inputs ---------------------------------------------------------------------------------------------
+
+    def add_input(self, tensor: torch.Tensor, *, is_constant: bool = False) -> Value:
+        """The value of a real tensor, made on first use."""
+        known = self.values.get(id(tensor))
+        if known is not None:
+            return known
+        node = self._placeholder(f"in{len(self.tape.inputs)}")
+        value = Value(self._twin(tensor), tensor, node, is_input=True)
+        self.values[id(tensor)] = value
+        self._kept.append(tensor)
+        self._describe(node, value.fake)
+        self.tape.inputs.append(InputSeen(tensor, value, is_constant))
+        self.births.setdefault(storage_of(value.fake), node)
+        return value
+
+    def add_scalar(self, name: str, value: float) -> torch.SymFloat:
+        """A symbolic number that is an input of the graph, called `name`."""
+        return symbolic(Scalar(self.world, text=name, value=value, node=self._placeholder(name)))
+
+    def _placeholder(self, name: str) -> torch.fx.Node:
+        graph = self.tape.graph
+        with graph.inserting_after(self._last_input) if self._last_input else graph.inserting_before():
+            self._last_input = graph.placeholder(name)
+        return self._last_input
+
+    def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        # Two views of one storage get twins of one storage: the graph's aliasing is the program's.
+        if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            kind = type(tensor).__name__ if tensor.layout is torch.strided else str(tensor.layout)
+            raise self.refuse("tensor", f"a {kind} is not a plain strided tensor", "convert it outside of the program")
+        key = (tensor.untyped_storage()._cdata, tensor.dtype)
+        with self.fake_mode:
+            if key not in self._bases:
+                length = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
+                self._bases[key] = torch.empty(length, dtype=tensor.dtype, device=tensor.device)
+            twin = torch.as_strided(self._bases[key], tensor.shape, tensor.stride(), tensor.storage_offset())
+        return twin
+
+    # --- operators ------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "profiler":
+            return func(*args, **kwargs)
+        if func.namespace == "prim":  # C++ asks a fake for its device; raising there would end the process
+            with self.fake_mode:
+                return func(*args, **kwargs)
+        where = user_location()
+        if func in _HOST_READS:
+            return self._read_on_host(func, args, where)
+        self.tape.log.append(Entry(str(func), where, tuple(numbers_in((args, kwargs)))))
+        func, args, kwargs = self._settle(func, args, kwargs)
+        node_args, node_kwargs = tree_map(self._to_node(func, where), (args, dict(kwargs)))
+        fake_args, fake_kwargs = tree_map(self._to_fake, (args, dict(kwargs)))
+        out = self._run_fake(func, fake_args, fake_kwargs, where)
+        node = self.tape.graph.call_function(func, node_args, node_kwargs)
+        node.meta["where"] = where
+        self._note_writes(func, fake_args, fake_kwargs)
+        return self._wrap(func, out, node, args, kwargs, fake_args, fake_kwargs)
+
+    def _settle(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        """The operator to record for the one called: the same, but for a few that hide what they do."""
+        if any(scalar_of(leaf) is not None for leaf in _leaves((args, kwargs))) and not takes_symbolic_numbers(func):
+            # This operator wants a plain number: today's value, guarded.
+            args, kwargs = tree_map(lambda leaf: float(leaf) if scalar_of(leaf) else leaf, (args, dict(kwargs)))
+        if func is aten.native_batch_norm.default and args[3] is not None and args[5]:
+            # Its schema does not say that it writes the running statistics; this one's does.
+            return aten._native_batch_norm_legit.default, args, kwargs
+        return func, args, kwargs
+
+    def _run_fake(self, func: Any, args: Any, kwargs: Any, where: Location | None) -> Any:
+        try:
+            with self.fake_mode:
+                return func(*args, **kwargs)
+        except DataDependentOutputException:
+            raise self.refuse(
+                _name(func), "its result is a Python value that depends on data", _KEEP_ON_DEVICE, where
+            ) from None
+        except DynamicOutputShapeException:
+            raise self.refuse(
+                _name(func),
+                "the shape of its result depends on data",
+                "use a form with a fixed shape: torch.where, a mask that is multiplied in, or topk",
+                where,
+            ) from None
+        except UnsupportedOperatorException:
+            raise self.refuse(
+                _name(func),
+                "has no rule for running without data",
+                "register one with torch.library.register_fake",
+                where,
+            ) from None
+
+    def _to_node(self, func: Any, where: Location | None) -> Callable[[Any], Any]:
+        def convert(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                return self._value(leaf, func, where).node
+            scalar = scalar_of(leaf)
+            return leaf if scalar is None else scalar.node
+
+        return convert
+
+    def _to_fake(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return self.values[id(leaf)].fake
+        scalar = scalar_of(leaf)
+        return leaf if scalar is None else float(scalar.value)
+
+    def _value(self, tensor: torch.Tensor, func: Any, where: Location | None) -> Value:
+        known = self.values.get(id(tensor))
+        if known is not None:
+            return known
+        if isinstance(tensor, FakeTensor):
+            raise self.refuse(
+                _name(func),
+                "uses a fake tensor that this trace did not make",
+                "call the program outside of a FakeTensorMode",
+                where,
+            )
+        if func in _LIFTS:
+            self.tape.log.append(Entry("constant", where, content(tensor)))
+            self._kept.append(tensor)
+            self.values[id(tensor)] = value = self._constant(tensor)
+            return value
+        if self.is_known(tensor):
+            return self.add_input(tensor)
+        raise self.refuse(
+            _name(func),
+            f"uses a tensor of shape {tuple(tensor.shape)} that is neither an argument nor found in the program's closure, "
+            "globals or `self`, so a later change of it could not be noticed",
+            "pass the tensor as an argument, or reach it through the closure, a global or an attribute of `self`",
+            where,
+        )
+
+    def _constant(self, tensor: torch.Tensor) -> Value:
+        """A tensor made from Python numbers: one number becomes an operator, more become an input of their own."""
+        if tensor.numel() != 1:
+            return self.add_input(tensor.clone(), is_constant=True)
+        options = {"dtype": tensor.dtype, "device": tensor.device}
+        with self.fake_mode:
+            fake = aten.full.default(list(tensor.shape), 0, **options)
+        node = self.tape.graph.call_function(aten.full.default, (list(tensor.shape), tensor.item()), options)
+        node.meta["where"] = user_location()
+        self._wrap_tensor(fake, node, {})
+        return self.values[id(fake)]
+
+    def _note_writes(self, func: Any, args: Any, kwargs: Any) -> None:
+        for position, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            target = args[position] if position < len(args) else kwargs.get(argument.name)
+            for leaf in _leaves(target):
+                if isinstance(leaf, torch.Tensor):
+                    self.tape.mutated.add(storage_of(leaf))
+
+    def _wrap(self, func: Any, out: Any, node: Any, args: Any, kwargs: Any, fake_args: Any, fake_kwargs: Any) -> Any:
+        handles = {
+            id(fake): real
+            for real, fake in zip(_leaves((args, kwargs)), _leaves((fake_args, fake_kwargs)), strict=True)
+            if isinstance(fake, torch.Tensor)
+        }
+        if isinstance(out, torch.Tensor):
+            return self._wrap_tensor(out, node, handles)
+        if isinstance(out, (tuple, list)):
+            wrapped = []
+            for index, item in enumerate(out):
+                if isinstance(item, torch.Tensor):
+                    part = self.tape.graph.call_function(operator.getitem, (node, index))
+                    part.meta["where"] = node.meta["where"]
+                    item = self._wrap_tensor(item, part, handles)
+                wrapped.append(item)
+            return type(out)(wrapped)
+        if out is None:
+            return None
+        raise self.refuse(_name(func), "gives Python a value that depends on data", _KEEP_ON_DEVICE, node.meta["where"])
+
+    def _wrap_tensor(self, fake: torch.Tensor, node: torch.fx.Node, handles: dict[int, torch.Tensor]) -> torch.Tensor:
+        handle = handles.get(id(fake))
+        self._describe(node, fake)
+        if handle is not None:  # written in place: Python gets back the very tensor it passed
+            return handle
+        self.births.setdefault(storage_of(fake), node)
+        self.values[id(fake)] = Value(fake, fake, node, is_input=False)
+        self.fakes.append(weakref.ref(fake))
+        return fake
+
+    def _describe(self, node: torch.fx.Node, fake: torch.Tensor) -> None:
+        node.meta["spec"] = TensorSpec.of(fake)
+        node.meta["storage"] = storage_of(fake)
+        node.meta["offset"] = fake.storage_offset()
+
+    # --- numbers --------------------------------------------------------------------------------------------
+
+    def _read_on_host(self, func: Any, args: Any, where: Location | None) -> Any:
+        tensor = args[0]
+        if func is aten._local_scalar_dense.default and tensor.numel() == 1 and tensor.dtype.is_floating_point:
+            if id(tensor) in self.host_scalars or innermost_is_optimizer():
+                value = self._value(tensor, func, where)
+                node = self.tape.graph.call_function(func, (value.node,))
+                node.meta["where"] = where
+                return symbolic(Scalar(self.world, text=None, value=1.0, node=node))
+        raise self.refuse(
+            _name(func).replace("_local_scalar_dense", "item"),
+            "reads a tensor's value on the host, which a recording cannot wait for",
+            _KEEP_ON_DEVICE,
+            where,
+        )
+
+    def forget(self) -> None:
+        """Drop every fake and handle; afterwards only what the user kept is still alive."""
+        self.values.clear()
+        self.tape.inputs.clear()
+        self._bases.clear()
+        self._kept.clear()
+
+    def leaked(self) -> bool:
+        """Whether a fake outlived the trace: the program put it somewhere that the survey did not see."""
+        return any(ref() is not None for ref in self.fakes)
+
+
+_KEEP_ON_DEVICE = "return the tensor and read it after the call, or keep the computation in tensors (torch.where)"
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in _leaves(item)]
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in _leaves(item)]
+    return [value]
+
+
+def _name(func: Any) -> str:
+    return str(getattr(func, "_overloadpacket", func)).removeprefix("aten.")
+
+
+def content(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The values of a small constant, so that one which changes from call to call is seen."""
+    flat = tensor.detach().flatten()[:64]
+    return tuple(flat.tolist())
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The identity of a tensor's storage while it is alive."""
+    return int(tensor.untyped_storage()._cdata)

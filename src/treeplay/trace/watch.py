@@ -1,0 +1,106 @@
+"""Watches torch functions while a program is traced: what never reaches an operator, or reaches it too late.
+
+`x.numpy()`, `print(x)` and `x.data = y` act on a tensor below or beside dispatch. On the tracer's handles they would read
+or change the user's real memory, so each is refused here with its line, or done in a way the tracer sees (`x.data`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+
+from treeplay.trace.tracer import Tracer
+
+_TENSOR = torch.Tensor
+_READS = {
+    name: getattr(_TENSOR, name)
+    for name in ("numpy", "tolist", "__array__", "data_ptr", "untyped_storage", "storage", "__dlpack__", "__reduce_ex__",
+                 "__deepcopy__", "share_memory_", "__index__", "__int__", "__complex__", "__contains__")
+    if hasattr(_TENSOR, name)
+}
+_PRINTS = {name: getattr(_TENSOR, name) for name in ("__repr__", "__format__", "__str__") if hasattr(_TENSOR, name)}
+_HOOKS = {name: getattr(_TENSOR, name) for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")}
+_SETTERS = {_TENSOR.data.__set__: "data", _TENSOR.requires_grad.__set__: "requires_grad"}
+_BACKWARD = (torch.autograd.backward, torch.autograd.grad, _TENSOR.backward)
+_HOST = {*_READS.values(), *_PRINTS.values()}
+
+
+class WatchFunctions(TorchFunctionMode):
+    """Active beside a `Tracer`; keeps the autograd nodes that a backward of the program itself consumed."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+        self.consumed: dict[int, Any] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _HOST:
+            self._refuse_read(func, args)
+        elif func == _DATA_GET:
+            return torch.ops.aten.detach.default(args[0])
+        elif func in _SETTERS:
+            self._set(_SETTERS[func], args)
+        elif func is _TENSOR.requires_grad_:
+            self._set("requires_grad", (args[0], args[1] if len(args) > 1 else kwargs.get("requires_grad", True)))
+        elif func in _HOOKS.values() and not isinstance(args[0], FakeTensor):
+            raise self.tracer.refuse(
+                func.__name__, "puts a hook on a tensor that outlives the call", "register the hook once, outside"
+            )
+        elif func in _BACKWARD:
+            self._note_backward(args, kwargs)
+        return func(*args, **kwargs)
+
+    def _refuse_read(self, func: Any, args: Any) -> None:
+        if func in _PRINTS.values():
+            raise self.tracer.refuse(
+                "print", "shows a tensor's values, which a recording cannot wait for", "return the tensor and print it after the call"
+            )
+        raise self.tracer.refuse(
+            func.__name__,
+            "reads a tensor's memory on the host, which a recording cannot wait for",
+            "return the tensor and read it after the call",
+        )
+
+    def _set(self, name: str, args: Any) -> None:
+        target, value = args[0], args[1]
+        if name == "requires_grad" and target.requires_grad == bool(value):
+            return
+        if name == "data" or not isinstance(target, FakeTensor):
+            raise self.tracer.refuse(
+                f"{name} = ...",
+                f"reassigns `{name}` of a tensor that outlives the call",
+                "use an in-place operation (p.copy_(...) under torch.no_grad()), or do it outside of the program",
+            )
+
+    def _note_backward(self, args: Any, kwargs: Any) -> None:
+        self.tracer.tape.uses_backward = True
+        if kwargs.get("retain_graph") or kwargs.get("create_graph"):
+            return
+        roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs", ()))
+        for tensor in roots if isinstance(roots, (list, tuple)) else (roots,):
+            if isinstance(tensor, torch.Tensor):
+                mark_upstream(tensor.grad_fn, self.consumed)
+
+    def reaches_consumed(self, tensor: torch.Tensor) -> bool:
+        """Whether a backward through `tensor` would meet a part that the program's own backward has freed."""
+        found: dict[int, Any] = {}
+        mark_upstream(tensor.grad_fn, found)
+        return any(key in self.consumed for key in found)
+
+
+def mark_upstream(node: Any, found: dict[int, Any]) -> None:
+    """Collect an autograd node and all it leads to, except the leaves' accumulators, which no backward consumes."""
+    waiting = [node]
+    while waiting:
+        current = waiting.pop()
+        if current is None or id(current) in found or current.name().endswith("AccumulateGrad"):
+            continue
+        found[id(current)] = current
+        waiting.extend(following for following, _ in current.next_functions)
+
+
+_DATA_GET = _TENSOR.data.__get__

@@ -1,0 +1,50 @@
+"""What to do with a call that no recording fits. Pure: facts in, action out.
+
+    NEW ── observe ──▶ OBSERVED ── record ──▶ RECORDED ── (state reassigned) ── observe ──▶ OBSERVED ...
+                            └── refused ──▶ REFUSED: eager for good
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Phase(Enum):
+    """Where one key of a program stands."""
+
+    NEW = "new"
+    OBSERVED = "observed"
+    RECORDED = "recorded"
+    REFUSED = "refused"
+
+
+class Action(Enum):
+    """What the manager does with the call."""
+
+    OBSERVE = "run eagerly and note what it does"
+    RECORD = "trace, compare, lower, record, and run the recording"
+    RUN_EAGERLY = "run eagerly"
+    REFUSE = "run eagerly from now on: it was recorded too often"
+
+
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """What the decision depends on."""
+
+    phase: Phase
+    rerecordings: int = 0
+    most_rerecordings: int = 8
+
+
+def decide(facts: CallFacts) -> Action:
+    """The action for a call that no recording of its key fits."""
+    match facts.phase:
+        case Phase.NEW:
+            return Action.OBSERVE
+        case Phase.OBSERVED:
+            return Action.RECORD
+        case Phase.REFUSED:
+            return Action.RUN_EAGERLY
+        case Phase.RECORDED:
+            return Action.REFUSE if facts.rerecordings >= facts.most_rerecordings else Action.OBSERVE

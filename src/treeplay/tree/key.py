@@ -1,0 +1,73 @@
+"""The key of a call: what must be equal for two calls to be able to share a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+
+from treeplay.errors import Refusal
+from treeplay.facts.refusal import Reason
+from treeplay.facts.spec import TensorSpec
+from treeplay.facts.structure import paths
+from treeplay.trace.jit import Call
+from treeplay.wrap.emit import Ambience
+
+
+def make_key(call: Call) -> Hashable:
+    """Structure, spec of each tensor, type and value of each Python leaf, and the thread's modes.
+
+    Raises `Refusal` for a static argument that cannot be hashed.
+    """
+    leaves = tuple(
+        TensorSpec.of(leaf) if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided else (type(leaf), leaf)
+        for leaf in call.leaves
+    )
+    key = (call.structure, leaves, Ambience.now())
+    try:
+        hash(key)
+    except TypeError:
+        raise Refusal(_unhashable(call)) from None
+    return key
+
+
+def _unhashable(call: Call) -> Reason:
+    for path, leaf in zip(paths(call.structure), call.leaves, strict=True):
+        try:
+            hash(leaf)
+        except TypeError:
+            return Reason(
+                op=f"argument {shown(path)}",
+                why=f"a static argument of type {type(leaf).__name__} cannot be hashed, so it cannot be part of the key",
+                advice="pass a tensor, a number, a string or a frozen dataclass, or put it in the program's closure",
+            )
+    return Reason(op="arguments", why="a dictionary key cannot be hashed", advice="use strings as keys")
+
+
+def shown(path: str) -> str:
+    """A path as a user would write it: `$[0][1]` is the second positional argument, `$[1]['x']` the keyword x."""
+    if path.startswith("$[0]"):
+        return "args" + path[4:]
+    return "kwargs" + path[4:] if path.startswith("$[1]") else path
+
+
+def label_of(call: Call) -> str:
+    """The call's arguments on one line."""
+    parts = []
+    for path, leaf in zip(paths(call.structure), call.leaves, strict=True):
+        name = shown(path).removeprefix("kwargs['").removesuffix("']") if "kwargs[" in shown(path) else shown(path)
+        parts.append(f"{name}={TensorSpec.of(leaf) if isinstance(leaf, torch.Tensor) else _short(leaf)}")
+    return ", ".join(parts) or "no arguments"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 30 else f"<{type(value).__name__}>"
+
+
+def varying(labels: list[str]) -> str:
+    """What differs among several calls' labels: the arguments whose text is not the same in all."""
+    split = [dict(part.split("=", 1) for part in label.split(", ") if "=" in part) for label in labels]
+    names = [name for name in split[0] if len({parts.get(name) for parts in split}) > 1] if split else []
+    return ", ".join(names) or "the surrounding modes or the structure of the arguments"

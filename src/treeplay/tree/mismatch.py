@@ -1,0 +1,124 @@
+"""Finds why a recording did not fit a call: the conditions of its call function again, slowly and with names.
+
+Runs only after a miss, so that the warm call carries no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from treeplay.facts.mismatch import Mismatch
+from treeplay.facts.place import How, Place
+from treeplay.facts.signature import Argument, Signature, State
+from treeplay.facts.spec import TensorSpec
+from treeplay.facts.structure import paths
+from treeplay.trace.jit import Call
+from treeplay.tree.key import shown
+
+
+def first_mismatch(signature: Signature, call: Call) -> Mismatch | None:
+    """The first condition that does not hold, or None if none of those that can be named is broken."""
+    return next(_mismatches(signature, call), None)
+
+
+def _mismatches(signature: Signature, call: Call) -> Iterator[Mismatch]:
+    yield from _arguments(signature, call)
+    for watch in signature.identities:
+        if watch.place.how not in (How.ROOT, How.ARGUMENT) and current(watch.place) is not watch.value:
+            yield Mismatch(str(watch.place), f"this {type(watch.value).__name__}", "another object")
+    for watch in signature.lengths:
+        found = current(watch.place)
+        if not hasattr(found, "__len__") or len(found) != watch.value:
+            yield Mismatch(f"length of {watch.place}", str(watch.value), _shown_length(found))
+    yield from _state(signature)
+    for watch in signature.watches:
+        found = current(watch.place)
+        if type(found) is not type(watch.value) or found != watch.value:
+            yield Mismatch(str(watch.place), repr(watch.value), _shown(found))
+    yield from _numbers(signature)
+
+
+def _arguments(signature: Signature, call: Call) -> Iterator[Mismatch]:
+    if call.structure != signature.arguments:
+        yield Mismatch("arguments", "another structure", "this structure")
+        return
+    for path, leaf, recorded in zip(paths(call.structure), call.leaves, signature.leaves, strict=True):
+        if isinstance(recorded, TensorSpec):
+            if not isinstance(leaf, torch.Tensor):
+                yield Mismatch(shown(path), str(recorded), type(leaf).__name__)
+            elif TensorSpec.of(leaf) != recorded:
+                yield Mismatch(shown(path), str(recorded), f"{TensorSpec.of(leaf)} ({_difference(leaf, recorded)})")
+        elif type(leaf) is not type(recorded) or leaf != recorded:
+            yield Mismatch(shown(path), repr(recorded), repr(leaf))
+
+
+def _difference(tensor: torch.Tensor, recorded: TensorSpec) -> str:
+    return TensorSpec.of(tensor).difference(recorded)
+
+
+def _state(signature: Signature) -> Iterator[Mismatch]:
+    for item in signature.inputs:
+        if not isinstance(item.source, State):
+            continue
+        tensor = current(item.source.place)
+        if not isinstance(tensor, torch.Tensor):
+            yield Mismatch(item.name, str(item.spec), _shown(tensor))
+        elif TensorSpec.of(tensor) != item.spec:
+            yield Mismatch(item.name, str(item.spec), f"{TensorSpec.of(tensor)} ({_difference(tensor, item.spec)})")
+        for place in item.source.also:
+            if current(place) is not tensor:
+                yield Mismatch(str(place), f"the same tensor as {item.name}", "another object")
+
+
+def _numbers(signature: Signature) -> Iterator[Mismatch]:
+    values: dict[str, Any] = {}
+    for number in signature.numbers:
+        values[number.name] = found = current(number.place)
+        if type(found) is not float:
+            yield Mismatch(str(number.place), "a float", _shown(found))
+            return
+    for guard in signature.guards:
+        found = eval(guard.expression, {"abs": abs}, values)
+        if found != guard.expected:
+            names = ", ".join(str(number.place) for number in signature.numbers if number.name in guard.expression)
+            yield Mismatch(names, f"a value for which {guard}", _shown(found))
+
+
+class _Nothing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_NOTHING = _Nothing()
+
+
+def current(place: Place) -> Any:
+    """What is at `place` now, found again from its root."""
+    try:
+        if place.is_read_anew and place.parent is not None:
+            owner = current(place.parent)
+            match place.how:
+                case How.ITEM:
+                    return owner[place.key]
+                case How.GRAD:
+                    return owner.grad
+                case _:
+                    return getattr(owner, str(place.key))
+        return place.read()
+    except (KeyError, IndexError, AttributeError, ValueError, TypeError):
+        return _NOTHING
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if not isinstance(value, torch.Tensor) else str(TensorSpec.of(value))
+    return text if len(text) <= 60 else f"a {type(value).__name__}"
+
+
+def _shown_length(value: Any) -> str:
+    return str(len(value)) if hasattr(value, "__len__") else _shown(value)
+
+
+__all__ = ["Argument", "current", "first_mismatch"]

@@ -1,0 +1,84 @@
+"""The recordings of one program: keys, their phase, and which recording goes when there are too many."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from treeplay.facts.plan import Plan
+from treeplay.facts.refusal import Reason
+from treeplay.facts.signature import Signature
+from treeplay.tree.decide import Phase
+
+
+@dataclass(eq=False, slots=True)
+class Recording:
+    """One recording: its call function, and what is worth showing of it. Owned by its entry."""
+
+    call: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    signature: Signature
+    plan: Plan
+    lowering: str
+    operators: int
+    scratch_bytes: int
+    source: str
+    seconds: dict[str, float]
+    replays: int = 0
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """One key: calls with the same structure, shapes, static values and modes."""
+
+    label: str
+    phase: Phase = Phase.NEW
+    log: list[Any] = field(default_factory=list)
+    recordings: list[Recording] = field(default_factory=list)
+    reason: Reason | None = None
+    eager_calls: int = 0
+    rerecordings: int = 0
+    causes: list[str] = field(default_factory=list)
+
+
+class Table:
+    """Entries by key, the least recently used first."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
+
+    def entry(self, key: Hashable, label: Callable[[], str]) -> Entry:
+        """The entry of `key`, made if it is new, and now the most recently used."""
+        found = self._entries.get(key)
+        if found is None:
+            found = self._entries[key] = Entry(label())
+        self._entries.move_to_end(key)
+        return found
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def recordings(self) -> int:
+        """How many recordings there are in all."""
+        return sum(len(entry.recordings) for entry in self)
+
+    def evict(self, most: int) -> list[Entry]:
+        """Drop entries, least recently used first, until at most `most` keys and `most` recordings are left."""
+        dropped = []
+        while len(self._entries) > 1 and (len(self._entries) > most or self.recordings > most):
+            _, entry = self._entries.popitem(last=False)
+            dropped.append(entry)
+        newest = next(reversed(self._entries.values()), None)
+        if newest is not None and len(newest.recordings) > most:
+            del newest.recordings[: len(newest.recordings) - most]
+        return dropped
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries.clear()

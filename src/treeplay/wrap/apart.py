@@ -1,0 +1,52 @@
+"""Do a call's tensors share memory as they did when the program was recorded?
+
+A compiled graph takes each input to be apart from what it writes. Most arguments own their memory, which one native
+question settles; only a slice of something larger is compared with the written state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from treeplay.facts.signature import Argument, Signature
+from treeplay.facts.overlap import overlapping
+from treeplay.wrap.torch_private import storage_users
+
+_data_ptr = torch.Tensor.data_ptr
+
+
+class Apart:
+    """Callable (arguments, inputs) -> bool: whether the pairs that share written memory are those recorded."""
+
+    def __init__(self, written: Sequence[int], shared: Sequence[tuple[int, int]]) -> None:
+        self._written = tuple(written)
+        self._shared = list(shared)
+        self._known: Any = None
+
+    @classmethod
+    def of(
+        cls, signature: Signature, inputs: Sequence[torch.Tensor], *, is_compiled: bool, shared: Sequence[tuple[int, int]]
+    ) -> Apart | None:
+        """The question to ask on each call, or None where the answer does not matter."""
+        given = any(isinstance(item.source, Argument) for item in signature.inputs)
+        if not given or not signature.mutated or not (is_compiled or shared):
+            return None
+        return cls(signature.mutated, shared)
+
+    def __call__(self, arguments: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
+        if not self._shared and all(storage_users(tensor) == 1 for tensor in arguments):
+            return True
+        storages = [tensor.untyped_storage()._cdata for tensor in arguments]
+        now = (storages, [_data_ptr(inputs[index]) for index in self._written])
+        if now == self._known:
+            return True
+        if overlapping(inputs, self._written) != self._shared:
+            return False
+        # Storages that hold an argument and nothing that is written stay apart whatever slice of them comes next.
+        written = {inputs[index].untyped_storage()._cdata for index in self._written}
+        if len(set(storages)) == len(storages) and written.isdisjoint(storages):
+            self._known = now
+        return True

@@ -1,0 +1,378 @@
+"""From a `Signature` to the one straight-line function that a warm call runs.
+
+    def replay(args, kwargs):              the function returns MISS if the call does not fit
+        a0, a1 = args                      arguments taken apart
+        if names['model'] is not c0: ...   objects on the way to state
+        i0 = table1['weight']              state, read where it lives
+        if not check(a0, a1, i0): ...      one native check of all tensors
+        out = run([a0, a1, i0], (s0,))     the recording
+        i0.grad = out[1]                   slots
+        return out[0]
+
+Pure: the emitter returns text and names. Nothing here runs a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from treeplay.facts.place import How, Place
+from treeplay.facts.signature import (
+    Argument,
+    Built,
+    Constant,
+    Fresh,
+    Gone,
+    Ref,
+    Same,
+    Signature,
+    State,
+    Static,
+    View,
+    Watch,
+    Write,
+)
+from treeplay.facts.source import Source
+from treeplay.facts.spec import TensorSpec
+from treeplay.facts.structure import Leaf, Structure, is_namedtuple
+
+
+class Miss:
+    """What a call function returns when the call does not fit its recording."""
+
+    def __repr__(self) -> str:
+        return "MISS"
+
+
+MISS = Miss()
+
+
+@dataclass(frozen=True, slots=True)
+class Ambience:
+    """What surrounds a call and belongs to its key: modes of the thread that change what operators do."""
+
+    grad_enabled: bool
+    inference: bool
+    autocast: torch.dtype | None
+    default_dtype: torch.dtype
+
+    @classmethod
+    def now(cls) -> Ambience:
+        """The modes of this thread."""
+        return cls(
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None,
+            torch.get_default_dtype(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the call function calls: the recording, the native check, and what keeps order around them."""
+
+    run: Any
+    check: Any
+    is_apart: Any | None  # (arguments, written state) -> bool, where a compiled graph needs it
+    increment_version: Any | None
+    set_grad_enabled: Any
+    disable_autocast: Any
+
+
+def emit_call(signature: Signature, ambience: Ambience, parts: Parts, *, name: str) -> Source:
+    """The call function of a recording."""
+    return _Emitter(signature, ambience, parts).source(name)
+
+
+class _Emitter:
+    """Lines, names and what has been given a variable so far."""
+
+    def __init__(self, signature: Signature, ambience: Ambience, parts: Parts) -> None:
+        self.signature = signature
+        self.ambience = ambience
+        self.parts = parts
+        self.names: dict[str, Any] = {"MISS": MISS, "run": parts.run, "check": parts.check}
+        self.body: list[str] = []
+        self.values: dict[tuple[How, int, Any], str] = {}
+        self.constants: dict[int, str] = {}
+        self.leaves: dict[int, str] = {}
+        self.inputs: list[str] = []
+        self.shared: dict[Any, str] = {}
+
+    def source(self, name: str) -> Source:
+        self.ambient()
+        self.arguments(self.signature.arguments)
+        self.conditions()
+        self.tensors()
+        self.numbers()
+        lines = ["def replay(args, kwargs):", "    try:"]
+        lines += [f"        {line}" for line in self.body]
+        lines += ["    except (KeyError, IndexError, AttributeError, ValueError, TypeError):", "        return MISS"]
+        self.body = []
+        self.call()
+        self.writes()
+        self.body.append(f"return {self.built(self.signature.results, self.signature.refs)}")
+        lines += [f"    {line}" for line in self.body]
+        return Source(name, "\n".join(lines) + "\n", self.names, entry="replay")
+
+    # --- conditions -----------------------------------------------------------------------------------------
+
+    def require(self, condition: str) -> None:
+        self.body.append(f"if not ({condition}): return MISS")
+
+    def ambient(self) -> None:
+        self.names["is_grad_enabled"] = torch.is_grad_enabled
+        self.names["get_default_dtype"] = torch.get_default_dtype
+        self.require(
+            f"is_grad_enabled() is {self.ambience.grad_enabled} and "
+            f"get_default_dtype() is {self.constant(self.ambience.default_dtype)}"
+        )
+        if self.ambience.autocast is not None:
+            self.names["get_autocast_dtype"] = torch.get_autocast_dtype
+            self.require(f"get_autocast_dtype('cpu') is {self.constant(self.ambience.autocast)}")
+
+    def arguments(self, structure: Leaf | Structure) -> None:
+        assert isinstance(structure, Structure)
+        args, kwargs = structure.parts
+        self.take_apart("args", args, is_known=True)
+        self.take_apart("kwargs", kwargs, is_known=True)
+
+    def take_apart(self, value: str, structure: Leaf | Structure, *, is_known: bool = False) -> None:
+        """Lines that take `value` apart as recorded; `is_known` where its class cannot differ."""
+        if isinstance(structure, Leaf):
+            self.leaf(value, structure.index)
+            return
+        if not is_known:
+            self.require(f"type({value}) is {self.constant(structure.cls)}")
+        count = len(structure.parts)
+        if not structure.is_named:
+            self.require(f"len({value}) == {count}" if count else f"not {value}")
+        for index, part in enumerate(structure.parts):
+            variable = f"{value}_{index}"
+            if structure.is_named:
+                step = f"{value}.{structure.keys[index]}"
+            elif structure.keys:
+                step = f"{value}[{self.literal(structure.keys[index])}]"
+            else:
+                step = f"{value}[{index}]"
+            self.body.append(f"{variable} = {step}")
+            self.take_apart(variable, part)
+
+    def leaf(self, value: str, index: int) -> None:
+        recorded = self.signature.leaves[index]
+        self.leaves[index] = value
+        if isinstance(recorded, TensorSpec):
+            return
+        self.require(self.equals(value, recorded))
+
+    def equals(self, value: str, recorded: Any) -> str:
+        """The condition that a Python value is the recorded one, of the same type."""
+        if recorded is None or isinstance(recorded, bool):
+            return f"{value} is {recorded}"
+        constant = self.literal(recorded)
+        same = f"(type({value}) is {self.constant(type(recorded))} and {value} == {constant})"
+        return same if isinstance(recorded, (int, float, str)) else f"({value} is {constant} or {same})"
+
+    def conditions(self) -> None:
+        for watch in self.signature.identities:
+            if watch.place.how not in (How.ROOT, How.ARGUMENT):
+                self.require(f"{self.value(watch.place)} is {self.constant(watch.value)}")
+        for watch in self.signature.lengths:
+            self.require(f"len({self.value(watch.place)}) == {watch.value}")
+        for index, item in enumerate(self.signature.inputs):
+            self.input(index, item.source)
+        for watch in self.signature.watches:
+            self.watch(watch)
+
+    def watch(self, watch: Watch) -> None:
+        self.require(self.equals(self.value(watch.place), watch.value))
+
+    def input(self, index: int, source: Argument | State | Constant) -> None:
+        if isinstance(source, Argument):
+            self.inputs.append(self.leaves[source.index])
+        elif isinstance(source, Constant):
+            self.inputs.append(self.constant(source.tensor))
+        else:
+            self.inputs.append(self.value(source.place))
+            for place in source.also:
+                self.require(f"{self.value(place)} is {self.inputs[-1]}")
+
+    def tensors(self) -> None:
+        """One native check of all tensor arguments and all state, and that no argument shares memory it must not."""
+        checked = [self.leaves[i] for i, leaf in enumerate(self.signature.leaves) if isinstance(leaf, TensorSpec)]
+        checked += [
+            name
+            for name, item in zip(self.inputs, self.signature.inputs, strict=True)
+            if isinstance(item.source, State)
+        ]
+        if checked:
+            self.require(f"check({', '.join(checked)})")
+        if self.parts.is_apart is not None:
+            self.names["is_apart"] = self.parts.is_apart
+            given = self.tuple(
+                name for name, item in zip(self.inputs, self.signature.inputs, strict=True) if isinstance(item.source, Argument)
+            )
+            self.require(f"is_apart({given}, {self.tuple(self.inputs)})")
+
+    def numbers(self) -> None:
+        for number in self.signature.numbers:
+            self.body.append(f"{number.name} = {self.value(number.place)}")
+            self.require(f"type({number.name}) is float")
+        for guard in self.signature.guards:
+            if isinstance(guard.expected, bool):
+                self.require(guard.expression if guard.expected else f"not {guard.expression}")
+            else:
+                self.require(f"{guard.expression} == {guard.expected!r}")
+
+    # --- the call -------------------------------------------------------------------------------------------
+
+    def call(self) -> None:
+        numbers = self.tuple(number.name for number in self.signature.numbers if number.is_input)
+        call = f"out = run([{', '.join(self.inputs)}], {numbers})"
+        if self.ambience.autocast is not None:
+            self.names["disable_autocast"] = self.parts.disable_autocast
+            lines = ["with disable_autocast():", f"    {call}"]
+        else:
+            lines = [call]
+        if self.ambience.grad_enabled:
+            self.names["set_grad_enabled"] = self.parts.set_grad_enabled
+            lines = ["set_grad_enabled(False)", "try:", *(f"    {line}" for line in lines)]
+            lines += ["finally:", "    set_grad_enabled(True)"]
+        self.body += lines
+        written = [self.inputs[index] for index in self.signature.mutated]
+        if self.parts.increment_version is not None and written and not self.ambience.inference:
+            self.names["increment_version"] = self.parts.increment_version
+            self.body.append(f"increment_version({self.tuple(written)})")
+
+    def writes(self) -> None:
+        for write in self.signature.writes:
+            self.write(write)
+
+    def write(self, write: Write) -> None:
+        place = write.place
+        if isinstance(write.value, Built):
+            value = self.built(write.value.structure, write.value.refs)
+        elif isinstance(write.value, Static) and isinstance(write.value.value, Gone):
+            self.body.append(f"{self.base(place)}.pop({self.literal(place.key)}, None)")
+            return
+        else:
+            value = self.ref(write.value)
+        match place.how:
+            case How.GRAD:
+                self.body.append(f"{self.owner(place)}.grad = {value}")
+            case How.ITEM:
+                self.body.append(f"{self.base(place)}[{self.literal(place.key)}] = {value}")
+            case How.CELL:
+                self.body.append(f"{self.constant(place.holder)}.cell_contents = {value}")
+            case _:
+                self.body.append(f"setattr({self.base(place)}, {place.key!r}, {value})")
+
+    def owner(self, place: Place) -> str:
+        """The variable of the tensor whose gradient `place` is."""
+        for index, item in enumerate(self.signature.inputs):
+            source = item.source
+            if isinstance(source, State) and _value_of(source.place) is place.holder:
+                return self.inputs[index]
+        return self.base(place)
+
+    def ref(self, ref: Ref) -> str:
+        """An expression for a result."""
+        key = (type(ref), repr(ref))
+        match ref:
+            case Fresh(index, requires_grad):
+                return f"out[{index}].requires_grad_()" if requires_grad else f"out[{index}]"
+            case Same(index):
+                return self.inputs[index]
+            case Static(value):
+                return self.literal(value)
+            case View(of, shape, stride, offset):
+                base = self.ref(of)
+                start = str(offset) if isinstance(of, Fresh) else f"{base}.storage_offset() + {offset}"
+                return self.once(key, f"{base}.as_strided({shape}, {stride}, {start})")
+
+    def once(self, key: Any, expression: str) -> str:
+        """A variable for an expression that must give one object however often it is used."""
+        name = f"view_{len(self.shared)}" if key not in self.shared else self.shared[key]
+        if key not in self.shared:
+            self.shared[key] = name
+            self.body.append(f"{name} = {expression}")
+        return name
+
+    def built(self, structure: Leaf | Structure, refs: tuple[Ref, ...]) -> str:
+        """An expression that builds a container of results."""
+        if isinstance(structure, Leaf):
+            return self.ref(refs[structure.index])
+        parts = [self.built(part, refs) for part in structure.parts]
+        if structure.is_named:
+            fields = ", ".join(f"{name}={part}" for name, part in zip(structure.keys, parts, strict=True))
+            return f"{self.constant(structure.cls)}({fields})"
+        if structure.cls is dict:
+            pairs = zip(structure.keys, parts, strict=True)
+            return "{" + ", ".join(f"{self.literal(key)}: {part}" for key, part in pairs) + "}"
+        if structure.cls is list:
+            return f"[{', '.join(parts)}]"
+        if is_namedtuple(structure.cls):
+            return f"{self.constant(structure.cls)}({', '.join(parts)})"
+        return self.tuple(parts)
+
+    # --- values ---------------------------------------------------------------------------------------------
+
+    def value(self, place: Place) -> str:
+        """A variable with what is at `place` now."""
+        if place.how is How.ROOT:
+            return self.constant(place.holder)
+        if place.how is How.ARGUMENT:
+            return self.leaves[place.key]
+        key = (place.how, id(place.holder), place.key if type(place.key) in (int, str) else id(place.key))
+        known = self.values.get(key)
+        if known is None:
+            base = self.base(place)
+            known = self.values[key] = f"v{len(self.values)}"
+            match place.how:
+                case How.ITEM:
+                    step = f"{base}[{self.literal(place.key)}]"
+                case How.CELL:
+                    step = f"{base}.cell_contents"
+                case How.GRAD:
+                    step = f"{base}.grad"
+                case _:
+                    step = f"{base}.{place.key}"
+            self.body.append(f"{known} = {step}")
+        return known
+
+    def base(self, place: Place) -> str:
+        """What the step to `place` starts from: its parent's value of the day, or a constant object."""
+        if place.is_read_anew and place.parent is not None:
+            return self.value(place.parent)
+        if place.parent is not None and place.parent.how is How.ARGUMENT:
+            return self.leaves[place.parent.key]
+        return self.constant(place.holder)
+
+    def literal(self, value: Any) -> str:
+        """Text for a Python value: itself where that is exact, else a named constant."""
+        if value is None or type(value) in (bool, int, str):
+            return repr(value)
+        return self.constant(value)
+
+    def constant(self, value: Any) -> str:
+        name = self.constants.get(id(value))
+        if name is None:
+            name = self.constants[id(value)] = f"c{len(self.constants)}"
+            self.names[name] = value
+        return name
+
+    def tuple(self, names: Iterable[str]) -> str:
+        """A tuple display."""
+        items = list(names)
+        return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def _value_of(place: Place) -> Any:
+    try:
+        return place.read()
+    except (KeyError, IndexError, AttributeError, ValueError):
+        return None

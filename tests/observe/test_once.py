@@ -1,0 +1,85 @@
+import inspect
+import types
+import warnings
+
+import pytest
+import torch
+
+from treeplay import observe
+from treeplay.observe import print_once, warn_once
+from treeplay.observe.once import Seen
+
+
+def test_O8_a_text_is_warned_once_with_the_callers_line():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            line = inspect.currentframe().f_lineno + 1
+            warn_once("slow path")
+    assert [str(warning.message) for warning in caught] == ["slow path"]
+    assert (caught[0].filename, caught[0].lineno) == (__file__, line)
+
+
+@pytest.mark.parametrize("later", ["default", "error", "ignore"])
+def test_O8_no_filter_brings_it_back(later):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_once("once", category=FutureWarning)
+        warnings.simplefilter(later)
+        warn_once("once", category=FutureWarning)
+    assert [warning.category for warning in caught] == [FutureWarning]
+
+
+def test_O8_as_an_error_it_is_raised_once():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="strict"):
+            warn_once("strict")
+        warn_once("strict")
+
+
+def test_O8_the_named_frame_is_the_first_outside_treeplay_and_torch():
+    """user (this file) ─▶ torch.func code ─▶ a module of treeplay ─▶ warn_once"""
+    ours = types.ModuleType("treeplay.generated")
+    ours.warn_once = warn_once
+    exec(compile("def work(x):\n    warn_once('deep')\n    return x", "<generated>", "exec"), ours.__dict__)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.func.functional_call(torch.nn.Identity(), {}, torch.ones(1))
+        torch.vmap(ours.work)(torch.ones(2))
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_O8_reset_lets_a_text_be_said_again(capsys):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            warn_once("again")
+            print_once("again")
+            observe.reset()
+    assert len(caught) == 2
+    assert capsys.readouterr().out == "again\nagain\n"
+
+
+def test_O8_unhashable_values_are_printed_once(capsys):
+    print_once([1])
+    print_once([1])
+    print_once("a", {"b": 1}, sep="-", end="!")
+    assert capsys.readouterr().out == "[1]\na-{'b': 1}!"
+
+
+def test_O8_at_most_4096_texts_are_remembered(capsys):
+    for number in range(4097):
+        print_once(number)
+    print_once(4096)
+    print_once(0)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4098
+    assert lines[-1] == "0", "the text that was not seen for longest was forgotten"
+
+
+def test_O8_seeing_a_key_again_renews_it():
+    seen = Seen(limit=2)
+    assert [seen.add(key) for key in "abac"] == [True, True, False, True]
+    assert seen.add("a") is False
+    assert seen.add("b") is True

@@ -1,14 +1,14 @@
 """treeplay records what a PyTorch program does on a device once, and replays it for the price of one launch.
 
-    import treeplay
+import treeplay
 
-    @treeplay.jit
-    def step(x, y):
-        optimizer.zero_grad()
-        loss = loss_of(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
+@treeplay.jit
+def step(x, y):
+    optimizer.zero_grad()
+    loss = loss_of(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
 """
 
 from treeplay.errors import (

@@ -1,6 +1,6 @@
 """The driver: every stage once, in order. The table of contents of the project.
 
-    trace ─▶ compare ─▶ plan ─▶ lower ─▶ record ─▶ wrap ─▶ Recording
+trace ─▶ compare ─▶ plan ─▶ lower ─▶ record ─▶ wrap ─▶ Recording
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from treeplay.device.host import HostDevice
 from treeplay.device.protocol import Recorded
 from treeplay.errors import LoweringError, Refusal
+from treeplay.facts.overlap import overlapping, overlaps_itself
 from treeplay.facts.plan import Plan
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Argument, Constant, Signature
@@ -23,7 +24,6 @@ from treeplay.lower.inductor import lower_inductor
 from treeplay.lower.lowered import Lowered
 from treeplay.observe import counters, phase
 from treeplay.plan.choose import choose
-from treeplay.facts.overlap import overlapping, overlaps_itself
 from treeplay.settings import settings
 from treeplay.trace.jit import Call, Trace, trace
 from treeplay.trace.log import Entry, first_difference

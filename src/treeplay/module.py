@@ -59,7 +59,12 @@ def _rejit(module: torch.nn.Module, lower: str, on_refusal: str) -> Any:
 
 @lru_cache(maxsize=256)
 def _class_for(cls: type) -> type:
-    slots = {"__slots__": ("_treeplay",), "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    slots = {
+        "__slots__": ("_treeplay",),
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+    }
     return type(cls.__name__, (JittedModule, cls), slots)
 
 

@@ -1,8 +1,8 @@
 """`treeplay.jit`: a program that records itself and is replayed.
 
-    call 1   eager, with a log of its operators
-    call 2   traced on fakes, compared with call 1, lowered, recorded; the recording makes the call's effects
-    call 3+  replayed
+call 1   eager, with a log of its operators
+call 2   traced on fakes, compared with call 1, lowered, recorded; the recording makes the call's effects
+call 3+  replayed
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Jitted(Generic[P, R]):
     function or dispatch mode, it is the plain program.
     """
 
-    def __init__(self, program: Callable[P, R], *, lower: Lower, on_refusal: OnRefusal, name: str | None = None) -> None:
+    def __init__(
+        self, program: Callable[P, R], *, lower: Lower, on_refusal: OnRefusal, name: str | None = None
+    ) -> None:
         self.__wrapped__ = program
         self._lower = lower
         self._on_refusal = on_refusal

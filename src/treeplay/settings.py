@@ -1,7 +1,7 @@
 """Settings of the process, read when a program is recorded.
 
-    treeplay.settings.eager_random = True        # for everything recorded from here on
-    with treeplay.settings.changed(max_recordings_per_program=4): ...
+treeplay.settings.eager_random = True        # for everything recorded from here on
+with treeplay.settings.changed(max_recordings_per_program=4): ...
 """
 
 from __future__ import annotations

@@ -33,9 +33,7 @@ def overlapping(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> list
         if start == end:
             continue
         active = [other for other in active if spans[other][1] > start]
-        pairs += [
-            (min(index, other), max(index, other)) for other in active if index in marks or other in marks
-        ]
+        pairs += [(min(index, other), max(index, other)) for other in active if index in marks or other in marks]
         active.append(index)
     return sorted(pairs)
 

@@ -1,8 +1,8 @@
 """What a trace says of a program besides its graph: where inputs come from and where results go.
 
-    arguments ─┐                        ┌─▶ results
-    state ─────┼─▶ graph inputs ─ graph ┤
-    numbers ───┘                        └─▶ writes (slots such as `.grad`)
+arguments ─┐                        ┌─▶ results
+state ─────┼─▶ graph inputs ─ graph ┤
+numbers ───┘                        └─▶ writes (slots such as `.grad`)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A function as text: what an emitter gives and a loader compiles."""
+"""Generated code as a value: text, the objects it names, and which function of it to call."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`text` defines a function called `entry`; `names` are the values that its free names stand for."""
+    """Python text that defines the function `entry`; `names` are the globals it needs beside the builtins.
+
+    `name` says what it is (`aten`); a loader makes a unique file name of it.
+    """
 
     name: str
     text: str
     names: dict[str, Any] = field(repr=False)
-    entry: str = "run"
+    entry: str
 
     def __str__(self) -> str:
-        return self.text
+        return f"{self.name}: {self.text.count(chr(10))} lines, {len(self.names)} names"

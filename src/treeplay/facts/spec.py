@@ -20,9 +20,7 @@ class TensorSpec:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorSpec:
         """The spec of a strided tensor."""
-        return cls(
-            tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, tensor.requires_grad
-        )
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, tensor.requires_grad)
 
     @property
     def nbytes(self) -> int:

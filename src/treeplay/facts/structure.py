@@ -1,6 +1,6 @@
 """Nested containers taken apart and put together: dict, list, tuple, namedtuple and dataclass.
 
-    {"a": t, "b": (t2, 3)}  ->  leaves [t, t2, 3] and Structure(dict, ("a", "b"), (leaf 0, Structure(tuple, ...)))
+{"a": t, "b": (t2, 3)}  ->  leaves [t, t2, 3] and Structure(dict, ("a", "b"), (leaf 0, Structure(tuple, ...)))
 """
 
 from __future__ import annotations

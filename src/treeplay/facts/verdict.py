@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Rule = Literal[
-    "kind", "length", "keys", "set", "value", "layout", "shape", "dtype", "exact", "tolerance", "float64"
-]
+Rule = Literal["kind", "length", "keys", "set", "value", "layout", "shape", "dtype", "exact", "tolerance", "float64"]
 """The rule that a leaf or container broke.
 
 kind, length, keys, set: about containers; kind also about leaves. value: a leaf that is no tensor.

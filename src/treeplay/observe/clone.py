@@ -93,13 +93,9 @@ def _copy_sparse(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     indices, values = [_bare_copy(part, part.dtype) for part in where], _bare_copy(old.detach(), dtype)
     if x.layout is torch.sparse_coo:
         coalesced = x.is_coalesced()
-        return torch.sparse_coo_tensor(
-            indices[0], values, x.shape, is_coalesced=coalesced, check_invariants=False
-        )
+        return torch.sparse_coo_tensor(indices[0], values, x.shape, is_coalesced=coalesced, check_invariants=False)
     outer, inner = indices
-    return torch.sparse_compressed_tensor(
-        outer, inner, values, x.shape, layout=x.layout, check_invariants=False
-    )
+    return torch.sparse_compressed_tensor(outer, inner, values, x.shape, layout=x.layout, check_invariants=False)
 
 
 def _extent(x: torch.Tensor) -> int:

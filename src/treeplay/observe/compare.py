@@ -63,9 +63,7 @@ def same(
 class _Walk:
     """Goes through reference, result and float64 reference in step, and gathers what is wrong."""
 
-    def __init__(
-        self, rules: Rules, *, stop_at_first: bool, on_message: Callable[[str], object] | None
-    ) -> None:
+    def __init__(self, rules: Rules, *, stop_at_first: bool, on_message: Callable[[str], object] | None) -> None:
         self._rules = rules
         self._stops = stop_at_first
         self._on_message = on_message

@@ -1,7 +1,7 @@
 """One leaf of a result against the reference's: which rule decides, and what to say if it fails.
 
-    both tensors or floats ──▶ layout ─▶ shape ─▶ dtype ─▶ elements: exact, or within tolerance, or by float64
-    anything else          ──▶ equality
+both tensors or floats ──▶ layout ─▶ shape ─▶ dtype ─▶ elements: exact, or within tolerance, or by float64
+anything else          ──▶ equality
 """
 
 from __future__ import annotations
@@ -79,9 +79,7 @@ def _is_number(leaf: object) -> bool:
 
 
 def _is_float(leaf: object) -> bool:
-    return isinstance(leaf, float) or (
-        isinstance(leaf, torch.Tensor) and (is_inexact(leaf.dtype) or leaf.is_quantized)
-    )
+    return isinstance(leaf, float) or (isinstance(leaf, torch.Tensor) and (is_inexact(leaf.dtype) or leaf.is_quantized))
 
 
 def _kind(leaf: object) -> str:
@@ -137,9 +135,7 @@ def _judge_elements(
             rule, reason = "float64", f"{reason}, and too far from the float64 reference"
             if not math.isfinite(errors.reference):
                 reason = f"{reason} ({_HIGHER_PRECISION})"
-    return LeafFailure(
-        path, rule, reason, tuple(ref.shape), _name(ref.dtype), describe(ref, res, bad), errors
-    )
+    return LeafFailure(path, rule, reason, tuple(ref.shape), _name(ref.dtype), describe(ref, res, bad), errors)
 
 
 def _float64_reference(ref64: Any, ref: torch.Tensor, path: str) -> torch.Tensor | None:
@@ -154,9 +150,7 @@ def _float64_reference(ref64: Any, ref: torch.Tensor, path: str) -> torch.Tensor
     return _dense(ref64.detach()).to(ref.device)
 
 
-def _float64_errors(
-    ref: torch.Tensor, res: torch.Tensor, exact: torch.Tensor, *, tol: float
-) -> Float64Errors:
+def _float64_errors(ref: torch.Tensor, res: torch.Tensor, exact: torch.Tensor, *, tol: float) -> Float64Errors:
     return Float64Errors(rms_error(res, exact), rms_error(ref, exact), _multiplier(res, tol), tol)
 
 

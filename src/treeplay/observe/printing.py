@@ -51,9 +51,7 @@ def code(gm: GraphModule, *, strides: bool = True, devices: bool = True, colored
 
 
 def _code_text(gm: GraphModule, strides: bool, devices: bool, colored: bool) -> str:
-    return gm.print_readable(
-        print_output=False, include_stride=strides, include_device=devices, colored=colored
-    )
+    return gm.print_readable(print_output=False, include_stride=strides, include_device=devices, colored=colored)
 
 
 def _row(node: Node) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """The newest records of a kind of event (say, one per compile), and where each is sent on the way.
 
-    record ─▶ ring: the newest 64, oldest dropped first ─▶ records()
-          ├─▶ torch's structured trace log, as plain JSON values
-          └─▶ the user's sink, if one is set
+record ─▶ ring: the newest 64, oldest dropped first ─▶ records()
+      ├─▶ torch's structured trace log, as plain JSON values
+      └─▶ the user's sink, if one is set
 """
 
 from __future__ import annotations

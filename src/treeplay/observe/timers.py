@@ -1,7 +1,7 @@
 """How long named phases take: a timer for blocks and functions, what it kept, and three reports of that.
 
-    with phase("lower"): ...            @phase()
-                                        def plan(graph): ...          # its key: the function's qualified name
+with phase("lower"): ...            @phase()
+                                    def plan(graph): ...          # its key: the function's qualified name
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ class Timers:
 
 timers = Timers()
 """The durations of this process."""
+
 
 class Phase:
     """A timer of one key: enter it to time a block, or put it on a function to time every call.

@@ -85,7 +85,7 @@ def trace(program: Callable[..., Any], call: Call) -> Trace:
     try:
         made = _traced(program, call, run, snapshot)
     except Refusal as refusal:
-        raise tracer.tape.refusal and Refusal(tracer.tape.refusal) or refusal from None
+        raise (tracer.tape.refusal and Refusal(tracer.tape.refusal)) or refusal from None
     except Exception as error:
         raise Refusal(tracer.tape.refusal or _untraceable(error)) from error
     finally:
@@ -144,7 +144,8 @@ def _make_numbers_symbolic(run: Run) -> list[Number]:
                     group[name] = symbol(place, value)
                 elif type(value) is tuple and value and all(type(item) is float for item in value):
                     group[name] = tuple(
-                        symbol(place.child(How.ITEM, value, at, f"{place}[{at}]"), item) for at, item in enumerate(value)
+                        symbol(place.child(How.ITEM, value, at, f"{place}[{at}]"), item)
+                        for at, item in enumerate(value)
                     )
                     run.found.kept.append(value)
         for state in optimizer.state.values():

@@ -31,4 +31,3 @@ class Observer(TorchDispatchMode):
                 self.log.append(Entry("constant", where, content(args[0])))
             self.log.append(Entry(str(func), where, tuple(numbers_in((args, kwargs)))))
         return func(*args, **kwargs)
-

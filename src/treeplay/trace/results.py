@@ -7,11 +7,11 @@ from typing import Any
 import torch
 import torch.fx
 
+from treeplay.errors import Refusal
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Built, Fresh, Ref, Same, Static, View
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import Leaf, Structure, flatten
-from treeplay.errors import Refusal
 from treeplay.trace.tracer import Tracer, Value, storage_of
 from treeplay.trace.watch import WatchFunctions
 
@@ -33,7 +33,9 @@ class Results:
         """A reference to a leaf of the program's result, or of what it stored."""
         if not isinstance(leaf, torch.Tensor):
             if isinstance(leaf, (torch.SymFloat, torch.SymBool)):
-                raise self.tracer.refuse("result", "returns a hyper-parameter as a number", "read it from the optimizer")
+                raise self.tracer.refuse(
+                    "result", "returns a hyper-parameter as a number", "read it from the optimizer"
+                )
             return Static(leaf)
         known = self._refs.get(id(leaf))
         if known is None:
@@ -81,9 +83,11 @@ class Results:
     def _fresh(self, tensor: torch.Tensor, value: Value) -> Ref:
         birth = self.tracer.births[storage_of(value.fake)]
         spec, offset = birth.meta["spec"], birth.meta["offset"]
-        is_whole = (
-            (spec.shape, spec.stride, spec.dtype, offset)
-            == (tuple(value.fake.shape), value.fake.stride(), value.fake.dtype, value.fake.storage_offset())
+        is_whole = (spec.shape, spec.stride, spec.dtype, offset) == (
+            tuple(value.fake.shape),
+            value.fake.stride(),
+            value.fake.dtype,
+            value.fake.storage_offset(),
         )
         if spec.dtype != value.fake.dtype:
             raise self._dtype_view(value)

@@ -146,6 +146,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
 
 
 FORMULAS: dict[Any, Callable[..., Any]] = _table()
+
+
 def takes_symbolic_numbers(op: Any) -> bool:
     """Whether a symbolic number may be passed to `op`."""
     return op in FORMULAS

@@ -93,9 +93,7 @@ class Snapshot:
 
 
 def _is_same(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
-    return len(now) == len(before) and all(
-        a is b and now[a] is before[b] for a, b in zip(now, before, strict=True)
-    )
+    return len(now) == len(before) and all(a is b and now[a] is before[b] for a, b in zip(now, before, strict=True))
 
 
 def _compare(container: Any, place: Place, before: Any) -> Iterator[Change]:

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
+from treeplay.facts.place import How, Place, root
 from treeplay.trace.location import is_users
 from treeplay.trace.names import methods_used, names_in, values_in
-from treeplay.facts.place import How, Place, root
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _NUMBERS = (bool, int, float, complex)

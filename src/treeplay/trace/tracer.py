@@ -39,7 +39,9 @@ from treeplay.trace.scalar_ops import takes_symbolic_numbers
 from treeplay.trace.scalars import Scalar, ScalarWorld, scalar_of, symbolic
 
 aten = torch.ops.aten
-_HOST_READS = frozenset({aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.item.default})
+_HOST_READS = frozenset(
+    {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.item.default}
+)
 _LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
 
 
@@ -126,7 +128,11 @@ class Tracer(TorchDispatchMode):
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
         # Two views of one storage get twins of one storage: the graph's aliasing is the program's.
-        if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        if tensor.layout is not torch.strided or type(tensor) not in (
+            torch.Tensor,
+            torch.nn.Parameter,
+            torch.nn.Buffer,
+        ):
             kind = type(tensor).__name__ if tensor.layout is torch.strided else str(tensor.layout)
             raise self.refuse("tensor", f"a {kind} is not a plain strided tensor", "convert it outside of the program")
         key = (tensor.untyped_storage()._cdata, tensor.dtype)

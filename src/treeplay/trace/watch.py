@@ -17,12 +17,28 @@ from treeplay.trace.tracer import Tracer
 _TENSOR = torch.Tensor
 _READS = {
     name: getattr(_TENSOR, name)
-    for name in ("numpy", "tolist", "__array__", "data_ptr", "untyped_storage", "storage", "__dlpack__", "__reduce_ex__",
-                 "__deepcopy__", "share_memory_", "__index__", "__int__", "__complex__", "__contains__")
+    for name in (
+        "numpy",
+        "tolist",
+        "__array__",
+        "data_ptr",
+        "untyped_storage",
+        "storage",
+        "__dlpack__",
+        "__reduce_ex__",
+        "__deepcopy__",
+        "share_memory_",
+        "__index__",
+        "__int__",
+        "__complex__",
+        "__contains__",
+    )
     if hasattr(_TENSOR, name)
 }
 _PRINTS = {name: getattr(_TENSOR, name) for name in ("__repr__", "__format__", "__str__") if hasattr(_TENSOR, name)}
-_HOOKS = {name: getattr(_TENSOR, name) for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")}
+_HOOKS = {
+    name: getattr(_TENSOR, name) for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
+}
 _SETTERS = {_TENSOR.data.__set__: "data", _TENSOR.requires_grad.__set__: "requires_grad"}
 _BACKWARD = (torch.autograd.backward, torch.autograd.grad, _TENSOR.backward)
 _HOST = {*_READS.values(), *_PRINTS.values()}
@@ -57,7 +73,9 @@ class WatchFunctions(TorchFunctionMode):
     def _refuse_read(self, func: Any, args: Any) -> None:
         if func in _PRINTS.values():
             raise self.tracer.refuse(
-                "print", "shows a tensor's values, which a recording cannot wait for", "return the tensor and print it after the call"
+                "print",
+                "shows a tensor's values, which a recording cannot wait for",
+                "return the tensor and print it after the call",
             )
         raise self.tracer.refuse(
             func.__name__,

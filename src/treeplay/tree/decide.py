@@ -1,7 +1,7 @@
 """What to do with a call that no recording fits. Pure: facts in, action out.
 
-    NEW ── observe ──▶ OBSERVED ── record ──▶ RECORDED ── (state reassigned) ── observe ──▶ OBSERVED ...
-                            └── refused ──▶ REFUSED: eager for good
+NEW ── observe ──▶ OBSERVED ── record ──▶ RECORDED ── (state reassigned) ── observe ──▶ OBSERVED ...
+                        └── refused ──▶ REFUSED: eager for good
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.signature import Argument, Signature
 from treeplay.facts.overlap import overlapping
+from treeplay.facts.signature import Argument, Signature
 from treeplay.wrap.torch_private import storage_users
 
 _data_ptr = torch.Tensor.data_ptr
@@ -28,7 +28,12 @@ class Apart:
 
     @classmethod
     def of(
-        cls, signature: Signature, inputs: Sequence[torch.Tensor], *, is_compiled: bool, shared: Sequence[tuple[int, int]]
+        cls,
+        signature: Signature,
+        inputs: Sequence[torch.Tensor],
+        *,
+        is_compiled: bool,
+        shared: Sequence[tuple[int, int]],
     ) -> Apart | None:
         """The question to ask on each call, or None where the answer does not matter."""
         given = any(isinstance(item.source, Argument) for item in signature.inputs)

@@ -214,7 +214,9 @@ class _Emitter:
         if self.parts.is_apart is not None:
             self.names["is_apart"] = self.parts.is_apart
             given = self.tuple(
-                name for name, item in zip(self.inputs, self.signature.inputs, strict=True) if isinstance(item.source, Argument)
+                name
+                for name, item in zip(self.inputs, self.signature.inputs, strict=True)
+                if isinstance(item.source, Argument)
             )
             self.require(f"is_apart({given}, {self.tuple(self.inputs)})")
 

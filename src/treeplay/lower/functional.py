@@ -7,7 +7,7 @@ What the compiler gets has no aliasing and no mutation but the final `copy_` int
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,13 +40,14 @@ class Tensors(torch.fx.Interpreter):
         graph: torch.fx.Graph,
         scalars: Collection[torch.fx.Node],
         known: Collection[torch.fx.Node],
-        slots: Sequence[torch.fx.Node],
+        slots: Mapping[torch.fx.Node, int],
     ) -> None:
         super().__init__(torch.fx.GraphModule({}, graph), garbage_collect_values=False)
+        self._elements: dict[int, torch.Tensor] = {}
         # The interpreter walks a copy of the graph: sets of nodes are kept by name.
         self.scalars = {node.name for node in scalars}
         self.known = {node.name for node in known}
-        self.slots = {node.name: index for index, node in enumerate(slots)}
+        self.slots = {node.name: index for node, index in slots.items()}
         self.vector: torch.Tensor | None = None
 
     def with_vector(self, *inputs: torch.Tensor) -> Any:
@@ -56,7 +57,7 @@ class Tensors(torch.fx.Interpreter):
 
     def run_node(self, n: torch.fx.Node) -> Any:
         if n.name in self.known:
-            return self.vector[self.slots[n.name]] if n.name in self.slots else None  # type: ignore[index]
+            return self._element(self.slots[n.name]) if n.name in self.slots else None
         if n.op != "call_function":
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
@@ -67,6 +68,11 @@ class Tensors(torch.fx.Interpreter):
         if any(argument.name in self.scalars for argument in n.all_input_nodes) and n.target in FORMULAS:
             return FORMULAS[n.target](*args, **kwargs)
         return n.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _element(self, index: int) -> torch.Tensor:
+        if index not in self._elements:
+            self._elements[index] = self.vector[index]  # type: ignore[index]
+        return self._elements[index]
 
     def _number(self, n: torch.fx.Node, args: Sequence[Any]) -> torch.Tensor:
         is_read = n.target is aten._local_scalar_dense.default

@@ -37,14 +37,14 @@ def lower_inductor(graph: torch.fx.Graph, *, eager_random: bool) -> Lowered:
             artifact = torch_private.compile_graph(module, fakes, eager_random=eager_random)
     except Exception as error:
         raise LoweringError(f"Inductor could not compile the graph: {error}") from error
-    run = _with_vector(artifact, numbers) if numbers.slots else _without_numbers(artifact)
+    run = _with_vector(artifact, numbers) if numbers.size else _without_numbers(artifact)
     return Lowered("inductor", run, operators=len(module.graph.nodes))
 
 
 def _specs(graph: torch.fx.Graph, numbers: Numbers) -> list[TensorSpec]:
     tensors = [node.meta["spec"] for node in graph.nodes if node.op == "placeholder" and "spec" in node.meta]
-    vector = TensorSpec((len(numbers.slots),), (1,), torch.float64, _VECTOR_DEVICE)
-    return [*tensors, vector] if numbers.slots else tensors
+    vector = TensorSpec((numbers.size,), (1,), torch.float64, _VECTOR_DEVICE)
+    return [*tensors, vector] if numbers.size else tensors
 
 
 def _without_numbers(artifact: Any) -> Run:
@@ -55,7 +55,7 @@ def _without_numbers(artifact: Any) -> Run:
 
 
 def _with_vector(artifact: Any, numbers: Numbers) -> Run:
-    vector = torch.zeros(len(numbers.slots), dtype=torch.float64)
+    vector = torch.zeros(numbers.size, dtype=torch.float64)
     compute = numbers.compute
     last: Sequence[float] | None = None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch.fx
 
@@ -18,7 +19,7 @@ from treeplay.facts.source import Source
 from treeplay.lower.functional import scalar_nodes
 from treeplay.wrap.load import load_source
 
-_SIGNS = {
+_SIGNS: dict[Any, str] = {
     operator.add: "+",
     operator.sub: "-",
     operator.mul: "*",
@@ -29,11 +30,16 @@ _SIGNS = {
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """`scalars`: all number nodes; `slots`: known ones that the rest of the graph reads, in order; `compute` fills them."""
+    """What the numbers of a graph are.
+
+    `scalars`: all number nodes. `known`: those computed on the host. `slots`: where in the vector the rest of the graph
+    finds the ones that it reads. `size`: elements of the vector. `compute`: from the numbers that came in to the vector.
+    """
 
     scalars: frozenset[torch.fx.Node]
     known: frozenset[torch.fx.Node]
-    slots: tuple[torch.fx.Node, ...]
+    slots: dict[torch.fx.Node, int]
+    size: int
     compute: Callable[[Sequence[float]], Sequence[float]]
 
 
@@ -50,8 +56,11 @@ def split_numbers(graph: torch.fx.Graph) -> Numbers:
             known[node] = node.name
         elif all(argument in known for argument in node.all_input_nodes) and node.all_input_nodes:
             known[node] = _expression(node, known)
-    slots = tuple(node for node in known if any(user not in known for user in node.users))
-    return Numbers(frozenset(scalars), frozenset(known), slots, _compute(arguments, [known[node] for node in slots]))
+    read = [node for node in known if any(user not in known for user in node.users)]
+    # Every parameter of a group repeats the same expressions: one slot each.
+    expressions = list(dict.fromkeys(known[node] for node in read))
+    slots = {node: expressions.index(known[node]) for node in read}
+    return Numbers(frozenset(scalars), frozenset(known), slots, len(expressions), _compute(arguments, expressions))
 
 
 def _expression(node: torch.fx.Node, known: dict[torch.fx.Node, str]) -> str:
@@ -66,4 +75,4 @@ def _expression(node: torch.fx.Node, known: dict[torch.fx.Node, str]) -> str:
 def _compute(arguments: list[str], expressions: list[str]) -> Callable[[Sequence[float]], Sequence[float]]:
     unpack = f"    {', '.join(arguments)}, = numbers\n" if arguments else ""
     text = f"def run(numbers):\n{unpack}    return [{', '.join(expressions)}]\n"
-    return load_source(Source("numbers", text, {}))
+    return load_source(Source("numbers", text, {}, "run"))

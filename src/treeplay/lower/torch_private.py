@@ -12,8 +12,19 @@ from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.lowering import register_lowering
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from treeplay.lower.functional import settled
+
+
+_OPTIONS: dict[str, Any] = {
+    "cpp_wrapper": True,
+    "triton.cudagraphs": False,
+    # The call function has checked every tensor by then; in the artifact each check costs a string stream.
+    "size_asserts": False,
+    "alignment_asserts": False,
+}
 
 
 def decompositions() -> dict[Any, Any]:
@@ -21,7 +32,7 @@ def decompositions() -> dict[Any, Any]:
     return dict(select_decomp_table())
 
 
-@register_lowering(settled, type_promotion_kind=None)  # type: ignore[untyped-decorator]
+@register_lowering(settled, type_promotion_kind=None)
 def _settled(value: Any) -> Any:
     # A number that each element of a loop would compute anew (a power, say) is computed once and stored.
     value.realize()
@@ -32,8 +43,14 @@ def compile_graph(
     module: torch.fx.GraphModule, fakes: Sequence[torch.Tensor], *, eager_random: bool
 ) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
     """Inductor's artifact for a functional graph, without the layers that torch puts around it."""
-    options = {"cpp_wrapper": True, "fallback_random": eager_random, "triton.cudagraphs": False}
-    with inductor_config.patch(options), torch.no_grad():
+    mode = next(fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)) if fakes else FakeTensorMode()
+    with (
+        inductor_config.patch({**_OPTIONS, "fallback_random": eager_random}),
+        V.set_fake_mode(mode),
+        torch._guards.tracing(torch._guards.TracingContext(mode)),
+        torch._C._DisableAutocast(),
+        torch.no_grad(),
+    ):
         compiled = compile_fx_inner(joint_graph_passes(module), fakes, cpp_wrapper=True, is_inference=True)
     call: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]] | None = getattr(compiled, "current_callable", None)
     return call or compiled

@@ -48,3 +48,19 @@ def innermost_is_optimizer() -> bool:
                 return False
         frame = frame.f_back
     return False
+
+
+_PLUMBING = tuple(
+    _TORCH + part for part in ("_compile.py", "_dynamo", "_ops.py", "overrides.py", "_tensor.py", "utils/_python_dispatch.py")
+)
+
+
+def call_site() -> tuple[str, int]:
+    """File and line of the innermost Python code that asked for the running operator, torch's own code included."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((_OURS, "<treeplay", *_PLUMBING)):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return "", 0

@@ -32,16 +32,18 @@ SYMBOLIC = Symbolic()
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One operator call: its name, the user's line, and the numbers among its arguments in order."""
+    """One operator call: its name, the user's line, the numbers among its arguments in order, and the line of code,
+    torch's own included, that called it (an optimizer's first step and the next come from one user line)."""
 
     op: str
     where: Location | None
     numbers: tuple[Any, ...]
+    site: tuple[str, int] = ("", 0)
 
     @property
-    def key(self) -> tuple[str, Location | None]:
+    def key(self) -> tuple[str, Location | None, tuple[str, int]]:
         """What identifies the call in another run."""
-        return self.op, self.where
+        return self.op, self.where, self.site
 
 
 def numbers_in(value: Any) -> Iterator[Any]:

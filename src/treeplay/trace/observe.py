@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from treeplay.trace.location import user_location
+from treeplay.trace.location import call_site, user_location
 from treeplay.trace.log import Entry, numbers_in
 from treeplay.trace.tracer import content
 
@@ -28,6 +28,6 @@ class Observer(TorchDispatchMode):
         if func not in _UNLOGGED and func.namespace != "profiler":
             where = user_location()
             if func in _LIFTS:
-                self.log.append(Entry("constant", where, content(args[0])))
-            self.log.append(Entry(str(func), where, tuple(numbers_in((args, kwargs)))))
+                self.log.append(Entry("constant", where, content(args[0]), call_site()))
+            self.log.append(Entry(str(func), where, tuple(numbers_in((args, kwargs))), call_site()))
         return func(*args, **kwargs)

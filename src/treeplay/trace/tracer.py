@@ -33,7 +33,7 @@ from treeplay.errors import Refusal
 from treeplay.facts.location import Location
 from treeplay.facts.refusal import Reason
 from treeplay.facts.spec import TensorSpec
-from treeplay.trace.location import innermost_is_optimizer, user_location
+from treeplay.trace.location import call_site, innermost_is_optimizer, user_location
 from treeplay.trace.log import Entry, numbers_in
 from treeplay.trace.scalar_ops import takes_symbolic_numbers
 from treeplay.trace.scalars import Scalar, ScalarWorld, scalar_of, symbolic
@@ -155,7 +155,7 @@ class Tracer(TorchDispatchMode):
         where = user_location()
         if func in _HOST_READS:
             return self._read_on_host(func, args, where)
-        self.tape.log.append(Entry(str(func), where, tuple(numbers_in((args, kwargs)))))
+        self.tape.log.append(Entry(str(func), where, tuple(numbers_in((args, kwargs))), call_site()))
         func, args, kwargs = self._settle(func, args, kwargs)
         node_args, node_kwargs = tree_map(self._to_node(func, where), (args, dict(kwargs)))
         fake_args, fake_kwargs = tree_map(self._to_fake, (args, dict(kwargs)))
@@ -225,7 +225,7 @@ class Tracer(TorchDispatchMode):
                 where,
             )
         if func in _LIFTS:
-            self.tape.log.append(Entry("constant", where, content(tensor)))
+            self.tape.log.append(Entry("constant", where, content(tensor), call_site()))
             self._kept.append(tensor)
             self.values[id(tensor)] = value = self._constant(tensor)
             return value

@@ -1,0 +1,142 @@
+"""The compiled lowering against eager. Each recording compiles C++, so there are few and each shows much."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import treeplay
+from treeplay.lower.compiler import find_compiler
+
+pytestmark = pytest.mark.skipif(find_compiler().path is None, reason="there is no C++ compiler")
+
+
+def twins(make_model, make_optimizer):
+    """An eager and a jitted step over equal models; both take (x, y)."""
+    torch.manual_seed(0)
+    model = make_model()
+    other = copy.deepcopy(model)
+    pair = []
+    for m in (model, other):
+        optimizer = make_optimizer(m.parameters())
+
+        def step(x, y, m=m, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(m(x), y)
+            loss.backward()
+            nn.utils.clip_grad_norm_(m.parameters(), 0.5)
+            optimizer.step()
+            return loss
+
+        pair.append((m, optimizer, step))
+    (m1, o1, eager), (m2, o2, replayed) = pair
+    return m1, o1, eager, m2, o2, treeplay.jit(replayed, lower="inductor", on_refusal="raise")
+
+
+def assert_states_close(first: nn.Module, second: nn.Module) -> None:
+    for (name, a), b in zip(first.state_dict().items(), second.state_dict().values(), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_adamw_follows_eager_through_a_changed_learning_rate():
+    def mlp():
+        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
+
+    m1, o1, eager, m2, o2, replayed = twins(mlp, lambda p: torch.optim.AdamW(p, 1e-2))
+    for index in range(8):
+        if index == 5:
+            o1.param_groups[0]["lr"] = o2.param_groups[0]["lr"] = 0.1
+            o1.param_groups[0]["betas"] = o2.param_groups[0]["betas"] = (0.5, 0.9)
+        x, y = torch.randn(5, 6), torch.randint(0, 4, (5,))
+        torch.testing.assert_close(replayed(x, y), eager(x, y))
+    assert_states_close(m1, m2)
+    for p, q in zip(m1.parameters(), m2.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-4, atol=1e-5)
+        assert o2.state[q]["step"] == o1.state[p]["step"] == 8
+    assert replayed.statistics().recordings == 1
+
+
+def test_a_convolutional_step_updates_running_statistics():
+    def cnn():
+        return nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 4)
+        )
+
+    m1, _, eager, m2, _, replayed = twins(cnn, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True))
+    for _ in range(5):
+        x, y = torch.randn(6, 1, 8, 8), torch.randint(0, 4, (6,))
+        torch.testing.assert_close(replayed(x, y), eager(x, y), rtol=1e-4, atol=1e-5)
+    assert_states_close(m1, m2)
+    assert m2[1].num_batches_tracked == 5
+
+
+def dropout_step():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5))
+
+    def program(x):
+        with torch.no_grad():
+            return model(x)
+
+    return program
+
+
+def test_random_numbers_are_eagers_with_eager_random():
+    program = dropout_step()
+    x = torch.randn(4, 8)
+    with treeplay.settings.changed(eager_random=True):
+        replayed = treeplay.jit(program, lower="inductor", on_refusal="raise")
+        for seed in range(4):
+            torch.manual_seed(seed)
+            expected = program(x), program(x)
+            torch.manual_seed(seed)
+            found = replayed(x), replayed(x)
+            torch.testing.assert_close(found, expected)
+
+
+def test_random_numbers_are_fresh_and_reproducible_by_default():
+    replayed = treeplay.jit(dropout_step(), lower="inductor", on_refusal="raise")
+    x = torch.randn(4, 8)
+    replayed(x), replayed(x)
+    torch.manual_seed(3)
+    first = replayed(x), replayed(x)
+    torch.manual_seed(3)
+    second = replayed(x), replayed(x)
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+    assert not torch.equal(first[0], first[1])
+
+
+def test_written_state_is_reported_to_autograd():
+    m1, _, _, m2, _, replayed = twins(lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4)), lambda p: torch.optim.SGD(p, 0.1))
+    x, y = torch.randn(2, 3), torch.randint(0, 4, (2,))
+    for _ in range(3):
+        replayed(x, y)
+    pending = m2(x).sum()
+    replayed(x, y)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        pending.backward()
+
+
+def test_what_the_compiler_cannot_take_runs_as_operators():
+    """Inputs that share written memory are the aten lowering's under "auto"."""
+    base = torch.randn(6)
+
+    def program(a, b):
+        a.mul_(2)
+        return b - a
+
+    replayed = treeplay.jit(program, on_refusal="raise")
+    eager = base.clone()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(4):
+            expected = program(eager[:4], eager[2:])
+            assert torch.equal(replayed(base[:4], base[2:]), expected)
+    assert torch.equal(base, eager)
+    assert "aten" in replayed.explain()

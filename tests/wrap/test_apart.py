@@ -1,0 +1,64 @@
+"""Does a call's memory overlap as it did when it was recorded?"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treeplay.facts.overlap import overlapping, overlaps_itself
+from treeplay.wrap.apart import Apart
+
+
+def test_tensors_of_their_own_are_apart():
+    arguments = (torch.randn(4),)
+    assert Apart([1], [])(arguments, (*arguments, torch.randn(4)))
+
+
+def test_an_argument_inside_written_state_is_not_apart():
+    state = torch.randn(8)
+    argument = state[2:4]
+    assert not Apart([1], [])((argument,), (argument, state))
+
+
+def test_slices_of_a_dataset_stay_apart_without_asking_again():
+    data, state = torch.randn(100), torch.randn(4)
+    apart = Apart([1], [])
+    assert all(apart((data[i : i + 4],), (data[i : i + 4], state)) for i in range(5))
+    assert not apart((state[:2],), (state[:2], state))
+
+
+def test_state_that_moves_into_an_arguments_memory_is_noticed():
+    data, state = torch.randn(100), torch.randn(4)
+    apart = Apart([1], [])
+    assert apart((data[:4],), (data[:4], state))
+    state.set_(data[2:6])
+    assert not apart((data[:4],), (data[:4], state))
+
+
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 6)), min_size=1, max_size=6),
+    written=st.sets(st.integers(0, 5)),
+)
+@settings(deadline=None, max_examples=200, derandomize=True)
+def test_overlapping_pairs_agree_with_brute_force(spans, written):
+    base = torch.zeros(32)
+    tensors = [base[start : start + length] for start, length in spans]
+    written &= set(range(len(tensors)))
+    bytes_of = [set(range(start, start + length)) for start, length in spans]
+    expected = [
+        (i, j)
+        for j in range(len(spans))
+        for i in range(j)
+        if bytes_of[i] & bytes_of[j] and (i in written or j in written)
+    ]
+    assert overlapping(tensors, sorted(written)) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "expected"),
+    [((3, 4), (4, 1), False), ((3, 4), (0, 1), True), ((3, 3), (1, 1), True), ((4, 3), (1, 4), False), ((1, 4), (0, 1), False)],
+)
+def test_a_tensor_that_overlaps_itself(shape, stride, expected):
+    assert overlaps_itself(torch.zeros(16).as_strided(shape, stride)) is expected

@@ -1,0 +1,78 @@
+"""The call function: what a warm call runs, as text."""
+
+from __future__ import annotations
+
+import textwrap
+
+import torch
+
+import treeplay
+
+
+def recorded_source(program, *calls) -> str:
+    jitted = treeplay.jit(program, lower="aten", on_refusal="raise")
+    for arguments in calls:
+        jitted(*arguments)
+    return jitted.sources()[0]
+
+
+def test_an_inference_function_reads_as_if_typed_by_hand():
+    weight = torch.randn(3, 3)
+
+    def program(x):
+        return x @ weight
+
+    x = torch.randn(2, 3)
+    text = recorded_source(program, (x,), (x,))
+    assert text == textwrap.dedent(
+        """\
+        def replay(args, kwargs):
+            try:
+                if not (is_grad_enabled() is True and get_default_dtype() is c0): return MISS
+                if not (len(args) == 1): return MISS
+                args_0 = args[0]
+                if not (not kwargs): return MISS
+                v0 = c1.cell_contents
+                if not (check(args_0, v0)): return MISS
+            except (KeyError, IndexError, AttributeError, ValueError, TypeError):
+                return MISS
+            set_grad_enabled(False)
+            try:
+                out = run([args_0, v0], ())
+            finally:
+                set_grad_enabled(True)
+            return out[0]
+        """
+    )
+
+
+def test_nested_arguments_are_taken_apart_and_results_put_together():
+    def program(batch, *, scale):
+        return {"sum": batch["a"] - scale * batch["b"][0], "same": batch["a"]}
+
+    jitted = treeplay.jit(program, lower="aten", on_refusal="raise")
+    for seed in range(4):
+        torch.manual_seed(seed)
+        batch = {"a": torch.randn(2), "b": [torch.randn(2)]}
+        out = jitted(batch, scale=3)
+        assert torch.equal(out["sum"], batch["a"] - 3 * batch["b"][0])
+        assert out["same"] is batch["a"]
+    assert "type(args_0) is" in jitted.sources()[0]
+
+
+def test_a_static_value_is_compared_with_its_type():
+    jitted = treeplay.jit(lambda x, n: x * n - 1, lower="aten", on_refusal="raise")
+    x = torch.ones(2)
+    for value in (1, 1, True, True, 1.0, 1.0):
+        assert torch.equal(jitted(x, value), x * value - 1)
+    assert jitted.statistics().recordings == 3
+
+
+def test_dynamo_does_not_trace_into_a_call_function():
+    jitted = treeplay.jit(lambda x: x * 2 - 1, lower="aten", on_refusal="raise")
+    x = torch.ones(3)
+    for _ in range(3):
+        jitted(x)
+    compiled = torch.compile(lambda t: jitted(t) + 1, backend="eager")
+    assert torch.equal(compiled(x), x * 2)
+    assert jitted.statistics().replays >= 3

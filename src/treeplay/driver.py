@@ -17,16 +17,20 @@ from treeplay.device.protocol import Recorded
 from treeplay.errors import LoweringError, Refusal
 from treeplay.facts.overlap import overlapping, overlaps_itself
 from treeplay.facts.plan import Plan
+from treeplay.facts.record import RecordingMade
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Argument, Constant, Signature
+from treeplay.lower.aten import lower_aten
 from treeplay.lower.compiler import find_compiler
 from treeplay.lower.inductor import lower_inductor
 from treeplay.lower.lowered import Lowered
-from treeplay.observe import counters, phase
+from treeplay.observe import compile_records, counters, phase
+from treeplay.plan.arena import plan_arena
 from treeplay.plan.choose import choose
 from treeplay.settings import settings
 from treeplay.trace.jit import Call, Trace, trace
 from treeplay.trace.log import Entry, first_difference
+from treeplay.tree.key import label_of
 from treeplay.tree.table import Recording
 from treeplay.wrap import torch_private
 from treeplay.wrap.apart import Apart
@@ -37,6 +41,26 @@ from treeplay.wrap.load import load_source
 def record(program: Callable[..., Any], call: Call, first_run: list[Entry], *, lower: str, name: str) -> Recording:
     """Make a recording of `program` for calls like `call`. Has no effect on any tensor; raises `Refusal`."""
     seconds: dict[str, float] = {}
+    try:
+        recording = run_stages(program, call, first_run, seconds, lower=lower, name=name)
+    except Refusal as refusal:
+        compile_records.add(_refused(name, call, seconds, refusal.reason), direction="refused")
+        raise
+    counters.add("recordings", recording.lowering)
+    compile_records.add(_made(name, call, recording))
+    return recording
+
+
+def run_stages(
+    program: Callable[..., Any],
+    call: Call,
+    first_run: list[Entry],
+    seconds: dict[str, float],
+    *,
+    lower: str,
+    name: str,
+) -> Recording:
+    """The stages in order; `seconds` takes the time of each as it ends."""
     with _timed("trace", seconds):
         traced = trace(program, call)
     with _timed("compare", seconds):
@@ -51,9 +75,7 @@ def record(program: Callable[..., Any], call: Call, first_run: list[Entry], *, l
     with _timed("record", seconds):
         recorded = HostDevice().record(lowered.run, scratch_bytes=lowered.scratch_bytes)
     with _timed("wrap", seconds):
-        recording = make_recording(traced, plan, lowered, recorded, call, inputs, seconds, name)
-    counters.add("recordings", lowered.name)
-    return recording
+        return make_recording(traced, plan, lowered, recorded, call, inputs, seconds, name)
 
 
 def current_inputs(signature: Signature, call: Call) -> list[torch.Tensor]:
@@ -86,9 +108,6 @@ def make_lowered(traced: Trace, plan: Plan) -> Lowered:
         try:
             if name == "inductor":
                 return lower_inductor(traced.graph, eager_random=settings.eager_random)
-            from treeplay.lower.aten import lower_aten
-            from treeplay.plan.arena import plan_arena
-
             return lower_aten(traced.graph, plan_arena(traced.graph))
         except LoweringError as error:
             counters.add("lowering failed", name)
@@ -142,3 +161,19 @@ def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
     with phase(f"treeplay.{stage}"):
         yield
     seconds[stage] = time.perf_counter() - start
+
+
+def _made(name: str, call: Call, recording: Recording) -> RecordingMade:
+    return RecordingMade(
+        program=name,
+        arguments=label_of(call),
+        kind=recording.signature.kind.value,
+        lowering=recording.lowering,
+        plan=str(recording.plan),
+        operators=recording.operators,
+        seconds=tuple(recording.seconds.items()),
+    )
+
+
+def _refused(name: str, call: Call, seconds: dict[str, float], reason: Reason) -> RecordingMade:
+    return RecordingMade(name, label_of(call), None, None, None, None, tuple(seconds.items()), str(reason), reason.where)

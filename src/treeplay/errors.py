@@ -49,6 +49,17 @@ class Refusal(TreeplayError, RuntimeError):
         return self.reason.advice
 
 
+class ProgramRaised(Refusal):
+    """The program raised while it ran without data. Whether that is its own doing, only an eager run can tell.
+
+    `is_own`: its own code raised, not a torch function that it called.
+    """
+
+    def __init__(self, reason: Reason, *, is_own: bool) -> None:
+        super().__init__(reason)
+        self.is_own = is_own
+
+
 class LoweringError(TreeplayError, RuntimeError):
     """A lowering cannot take a graph (ours or the compiler's to mend); another lowering is tried next."""
 

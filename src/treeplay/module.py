@@ -25,6 +25,10 @@ class JittedModule:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _program_of(self)(*args, **kwargs)
 
+    @property
+    def __wrapped__(self) -> Any:
+        return _program_of(self).__wrapped__
+
     def statistics(self) -> Any:
         """See `Jitted.statistics`."""
         return _program_of(self).statistics()

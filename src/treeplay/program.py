@@ -8,6 +8,7 @@ call 3+  replayed
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -110,6 +111,8 @@ class Jitted(Generic[P, R]):
         return f"<treeplay.jit of {self._name}>"
 
     def __reduce__(self) -> Any:
+        if _is_at_its_name(self):
+            return cast(str, self.__qualname__)  # type: ignore[attr-defined]
         return _rejit, (self.__wrapped__, self._lower, self._on_refusal)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -118,14 +121,21 @@ class Jitted(Generic[P, R]):
         return _rejit(copy.deepcopy(self.__wrapped__, memo), self._lower, self._on_refusal)
 
 
+def _is_at_its_name(program: Any) -> bool:
+    """Whether `program` decorates a function of a module, and is found there under the function's own name."""
+    found: Any = sys.modules.get(getattr(program, "__module__", ""))
+    for name in getattr(program, "__qualname__", "<none>").split("."):
+        found = getattr(found, name, None)
+    return found is program
+
+
 def _statistics(manager: Manager) -> Statistics:
     manager.settle()
     keys = tuple(_key_facts(entry) for entry in manager.table)
-    replays = sum(recording.replays for key in keys for recording in key.recordings)
     return Statistics(
         program=manager.name,
-        calls=replays + manager.tally.eager,
-        replays=replays,
+        calls=manager.tally.replays + manager.tally.eager,
+        replays=manager.tally.replays,
         eager_calls=manager.tally.eager,
         recordings=manager.tally.recordings,
         refusals=manager.tally.refusals,
@@ -203,6 +213,8 @@ def jit(program: Any = None, *, lower: Lower = "auto", on_refusal: OnRefusal = "
 
 
 def _rejit(program: Any, lower: Lower, on_refusal: OnRefusal) -> Any:
+    if isinstance(program, Jitted):  # a decorated method, found by its name
+        return program
     return jit(program, lower=lower, on_refusal=on_refusal)
 
 

@@ -25,9 +25,20 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A graph input that is a tensor leaf of the call's arguments; `index` counts all leaves."""
+    """A graph input that is a tensor leaf of the call's arguments; `index` counts all leaves.
+
+    `also` are places of state that must hold the same tensor (a parameter that is passed, say).
+    """
 
     index: int
+    also: tuple[Place, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A tensor leaf of the arguments that is the very tensor of leaf `of`."""
+
+    of: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +98,16 @@ class Same:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view of another result or input: shape, stride and offset in elements of the storage's start."""
+    """A view of another result or input: shape, stride and offset in elements of the storage's start.
+
+    `is_detached`: it needs no gradient although what it is a view of does.
+    """
 
     of: Fresh | Same
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    is_detached: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +145,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """A plain number or None that the program read at `place`: it must still be `value`."""
+    """A plain value, function or object that the program met at `place`: it must still be `value`."""
 
     place: Place
     value: Any
@@ -142,7 +157,7 @@ class Signature:
 
     kind: Kind
     arguments: Leaf | Structure
-    leaves: tuple[Any, ...]  # a TensorSpec for each tensor leaf of the arguments, else the static value
+    leaves: tuple[Any, ...]  # of the arguments: a TensorSpec or Alias for a tensor, else the static value
     inputs: tuple[Input, ...]
     numbers: tuple[Number, ...]
     guards: tuple[Any, ...]  # over the numbers

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from treeplay.facts.place import How, Place
+from treeplay.facts.place import How, Place, root
 from treeplay.facts.signature import (
+    Alias,
     Argument,
     Constant,
     Input,
@@ -22,12 +24,14 @@ from treeplay.facts.signature import (
 )
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import Leaf, Structure, paths
+from treeplay.trace.hooks import Hooks, has_hooks
 from treeplay.trace.tracer import InputSeen, storage_of
 
 if TYPE_CHECKING:
     from treeplay.trace.jit import Call, Run
 
 _CONTAINERS = (dict, list, tuple)
+_DICTS = (dict, collections.OrderedDict)  # not an optimizer's state, which grows by itself
 _VALUES = (torch.Tensor, torch.SymFloat, int, float, complex, str, bytes, type(None))
 
 
@@ -44,8 +48,9 @@ def make_signature(
         for number in run.numbers
         if number.name in read or any(_mentions(text, number.name) for text in run.tracer.world.guards)
     )
-    watches = (*_number_watches(run), *_optimizer_watches(run), *_absent_grads(run))
-    places = [*_state_places(inputs), *(watch.place for watch in watches), *(number.place for number in numbers)]
+    watches = (_hook_watch(run), *_number_watches(run), *_optimizer_watches(run), *_absent_grads(run))
+    places = [*_state_places(inputs), *(number.place for number in numbers)]
+    places += [watch.place.parent for watch in watches if watch.place.parent is not None]
     places += [run.found.objects[key] for key in run.called if key in run.found.objects]
     places += [write.place for write in writes]
     identities, lengths = _on_the_way(places, run)
@@ -53,7 +58,7 @@ def make_signature(
     return Signature(
         kind=Kind.WHOLE_STEP if is_step else Kind.INFERENCE,
         arguments=call.structure,
-        leaves=tuple(TensorSpec.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves),
+        leaves=_leaves(call),
         inputs=inputs,
         numbers=numbers,
         guards=tuple(run.tracer.world.guards.values()),
@@ -76,8 +81,21 @@ def _input(seen: InputSeen, index: int, call: Call, names: list[str], run: Run) 
     places = run.found.tensor_at(tensor)
     first = places[0]
     if first.how is How.ARGUMENT:
-        return Input(names[first.key], Argument(first.key), spec, mutated)
+        return Input(names[first.key], Argument(first.key, tuple(places[1:])), spec, mutated)
     return Input(str(first), State(first, tuple(places[1:])), spec, mutated)
+
+
+def _leaves(call: Call) -> tuple[Any, ...]:
+    first: dict[int, int] = {}
+    leaves: list[Any] = []
+    for index, leaf in enumerate(call.leaves):
+        if not isinstance(leaf, torch.Tensor):
+            leaves.append(leaf)
+        elif first.setdefault(id(leaf), index) != index:
+            leaves.append(Alias(first[id(leaf)]))
+        else:
+            leaves.append(TensorSpec.of(leaf))
+    return tuple(leaves)
 
 
 def _mentions(text: str, name: str) -> bool:
@@ -85,12 +103,25 @@ def _mentions(text: str, name: str) -> bool:
 
 
 def _number_watches(run: Run) -> Iterator[Watch]:
-    modules = {id(vars(module)): key for key, module in run.found.modules.items()}
-    optimizers = {id(vars(optimizer)) for optimizer in run.found.optimizers}
-    for place, value in run.found.numbers:
-        owner = modules.get(id(place.holder))
-        if (owner is None or owner in run.called) and id(place.holder) not in optimizers:
+    owners: dict[int, int] = {}
+    for key, module in run.found.modules.items():
+        owners |= {id(part): key for part in (module, vars(module), module._parameters, module._buffers)}
+    for place, value in run.found.watched:
+        owner = owners.get(id(place.holder))
+        if owner is None or owner in run.called:
             yield Watch(place, value)
+
+
+def _hook_watch(run: Run) -> Watch:
+    hooks = Hooks(run.called.values(), run.stepped.values(), _leaves_of_backward(run))
+    return Watch(root(hooks, "hooks").child(How.ATTRIBUTE, hooks, "are_the_same", "the hooks are the same"), True)
+
+
+def _leaves_of_backward(run: Run) -> list[torch.Tensor]:
+    if not run.tracer.tape.uses_backward:
+        return []
+    seen = [seen.tensor for seen in run.tracer.tape.inputs if not seen.is_constant]
+    return [tensor for tensor in seen if tensor.requires_grad and tensor.is_leaf]
 
 
 def _optimizer_watches(run: Run) -> Iterator[Watch]:
@@ -105,20 +136,20 @@ def _optimizer_watches(run: Run) -> Iterator[Watch]:
 
 
 def _absent_grads(run: Run) -> Iterator[Watch]:
-    """Leaves that had no gradient: with one, backward would add to it instead of making it."""
-    if not run.tracer.tape.uses_backward:
-        return
-    for seen in run.tracer.tape.inputs:
-        tensor = seen.tensor
-        if not seen.is_constant and tensor.requires_grad and tensor.is_leaf and tensor.grad is None:
-            owner = run.found.tensor_at(tensor)[0]
-            yield Watch(owner.child(How.GRAD, tensor, None, f"{owner}.grad"), None)
+    """Leaves that had no gradient: with one, backward would add to it, and an optimizer would not pass them over."""
+    used = dict(run.watch.grads_read)
+    used |= {id(tensor): tensor for tensor in _leaves_of_backward(run)}
+    for tensor in used.values():
+        places = run.found.tensor_at(tensor)
+        if tensor.requires_grad and places and run.snapshot.had_no_grad(tensor):
+            yield Watch(places[0].child(How.GRAD, tensor, None, f"{places[0]}.grad"), None)
 
 
 def _state_places(inputs: Iterable[Input]) -> Iterator[Place]:
     for item in inputs:
         if isinstance(item.source, State):
             yield item.source.place
+        if isinstance(item.source, (State, Argument)):
             yield from item.source.also
 
 
@@ -126,16 +157,22 @@ def _on_the_way(places: Iterable[Place], run: Run) -> tuple[tuple[Watch, ...], t
     """Objects and containers between the roots and `places`: the former must stay, the latter keep their length."""
     identities: dict[int, Watch] = {}
     lengths: dict[int, Watch] = {}
+    groups = {id(group) for optimizer in run.found.optimizers for group in optimizer.param_groups}
     for place in places:
         step: Place | None = place
         while step is not None:
             value = _read(step)
             if isinstance(value, _CONTAINERS):
-                if isinstance(value, list):
+                is_users_dict = type(value) in _DICTS and step.how is not How.ROOT and id(value) not in groups
+                if isinstance(value, list) or is_users_dict:
                     lengths.setdefault(id(value), Watch(step, len(value)))
             elif step.how not in (How.ROOT, How.ARGUMENT) and not isinstance(value, _VALUES):
                 identities.setdefault(id(value), Watch(step, value))
             step = step.parent
+    for tensor in _leaves_of_backward(run):
+        if has_hooks(tensor):
+            place = run.found.tensor_at(tensor)[0]
+            identities[id(tensor)] = Watch(place, tensor)
     for key, module in run.called.items():
         if module._modules and key in run.found.objects:
             holder = Place(How.ROOT, module._modules, None, None, f"{run.found.objects[key]}'s submodules")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,14 +19,17 @@ import torch
 import torch.fx
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from treeplay.errors import Refusal
+from treeplay.errors import ProgramRaised, Refusal
+from treeplay.facts.location import Location
 from treeplay.facts.place import How, Place, root
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Number, Signature
 from treeplay.facts.structure import Leaf, Structure
 from treeplay.trace.conditions import make_signature
-from treeplay.trace.log import Entry
+from treeplay.trace.location import is_users
+from treeplay.trace.log import Entry, result_entry
 from treeplay.trace.prune import prune
+from treeplay.trace.randomness import Generators
 from treeplay.trace.results import Results
 from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
@@ -46,8 +50,8 @@ class Call:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The tensor leaves."""
-        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+        """The tensor leaves, each tensor once."""
+        return list({id(leaf): leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)}.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,8 @@ class Run:
     tracer: Tracer
     watch: WatchFunctions
     found: Survey
-    numbers: list[Number]
+    snapshot: Snapshot
+    numbers: list[Number] = field(default_factory=list)
     called: dict[int, torch.nn.Module] = field(default_factory=dict)
     stepped: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
 
@@ -77,36 +82,59 @@ def trace(program: Callable[..., Any], call: Call) -> Trace:
     Raises `Refusal` if it cannot be recorded. The caller's tensors, slots, random state and modes are as before, also
     after an exception.
     """
-    found = survey(program, [leaf for leaf in call.leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))])
+    found = survey_call(program, call)
     _find_arguments(found, call)
+    _check_iterators(program, found)
+    generators = Generators(found.generators.values())
     snapshot = Snapshot(found, call.tensors)
-    tracer = Tracer(lambda tensor: id(tensor) in found.tensors)
-    run = Run(tracer, WatchFunctions(tracer), found, [])
+    tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators)
+    run = Run(tracer, WatchFunctions(tracer), found, snapshot)
     try:
-        made = _traced(program, call, run, snapshot)
+        made = _traced(program, call, run)
     except Refusal as refusal:
-        raise (tracer.tape.refusal and Refusal(tracer.tape.refusal)) or refusal from None
-    except Exception as error:
-        raise Refusal(tracer.tape.refusal or _untraceable(error)) from error
+        # The program may have turned a refusal into an exception of its own: the first one counts.
+        raise (tracer.tape.refusal and Refusal(tracer.tape.refusal)) or refusal from refusal.__cause__
     finally:
+        generators.restore()
         snapshot.restore()
         tracer.forget()
-        run.watch.consumed.clear()
+        run.watch.forget()
     _check_no_leak(tracer)
     return made
 
 
-def _traced(program: Callable[..., Any], call: Call, run: Run, snapshot: Snapshot) -> Trace:
+def survey_call(program: Callable[..., Any], call: Call) -> Survey:
+    """What `program` can reach besides the tensors it is given."""
+    return survey(program, [leaf for leaf in call.leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))])
+
+
+def _check_iterators(program: Callable[..., Any], found: Survey) -> None:
+    if not found.iterators:
+        return
+    code = getattr(getattr(program, "__func__", program), "__code__", None)
+    raise Refusal(
+        Reason(
+            op=str(found.iterators[0]),
+            why=f"is a {type(found.iterators[0].read()).__name__} that the program can take items from; a recording "
+            "would not, and a trace would use one up",
+            advice="take the item outside and pass it as an argument",
+            where=Location(code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None,
+        )
+    )
+
+
+def _traced(program: Callable[..., Any], call: Call, run: Run) -> Trace:
     run.numbers = _make_numbers_symbolic(run)
-    with _noticing(run), _compiled_parts_inlined(), run.tracer, run.watch:
-        result = program(*call.args, **call.kwargs)
+    with _noticing(run), _compiled_parts_inlined(), _autocast_cache_apart(), run.tracer, run.watch:
+        result = _run(program, call)
     if run.tracer.tape.refusal is not None:  # the program swallowed it
         raise Refusal(run.tracer.tape.refusal)
-    _check_global_state(run.tracer, snapshot)
-    results = Results(run.tracer, run.watch)
+    _check_global_state(run.tracer, run.snapshot)
+    run.tracer.tape.log.append(result_entry(result))
+    results = Results(run.tracer, run.watch, run.found)
     # Results first: a tensor that is returned and stored is one output.
     structure, refs = results.of_call(result)
-    writes = find_writes(snapshot, results, run.numbers, run.tracer)
+    writes = find_writes(run.snapshot, results, run.numbers, run.tracer)
     tape = run.tracer.tape
     tape.graph.output(tuple(results.outputs))
     prune(tape.graph)
@@ -114,12 +142,24 @@ def _traced(program: Callable[..., Any], call: Call, run: Run, snapshot: Snapsho
     return Trace(tape.graph, signature, tape.log)
 
 
+def _run(program: Callable[..., Any], call: Call) -> Any:
+    try:
+        return program(*call.args, **call.kwargs)
+    except Refusal:
+        raise
+    except Exception as error:
+        raise _raised(error) from error
+
+
 def _find_arguments(found: Survey, call: Call) -> None:
     """Make the arguments, and their gradients, tensors that can be found again."""
     for index, leaf in enumerate(call.leaves):
         if isinstance(leaf, torch.Tensor):
             place = Place(How.ARGUMENT, leaf, index, None, f"argument {index}")
-            found.tensors.setdefault(id(leaf), []).insert(0, place)
+            places = found.tensors.setdefault(id(leaf), [])
+            if places and places[0].how is How.ARGUMENT:  # the same tensor again
+                continue
+            places.insert(0, place)
             found.kept.append(leaf)
             if leaf.is_leaf and leaf.grad is not None and id(leaf.grad) not in found.tensors:
                 found.tensors[id(leaf.grad)] = [place.child(How.GRAD, leaf, None, f"{place}.grad")]
@@ -158,12 +198,16 @@ def _make_numbers_symbolic(run: Run) -> list[Number]:
 
 @contextlib.contextmanager
 def _noticing(run: Run) -> Iterator[None]:
-    """Note which modules are called and which optimizers step."""
+    """Note which modules are called and which optimizers step. The hooks are global: other threads run them too."""
+    thread = threading.get_ident()
 
     def on_call(module: torch.nn.Module, _: Any) -> None:
-        run.called[id(module)] = module
+        if threading.get_ident() == thread:
+            run.called[id(module)] = module
 
     def on_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if threading.get_ident() != thread:
+            return
         run.stepped[id(optimizer)] = optimizer
         if not any(optimizer is known for known in run.found.optimizers):
             raise run.tracer.refuse(
@@ -190,8 +234,18 @@ def _compiled_parts_inlined() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _autocast_cache_apart() -> Iterator[None]:
+    """Casts that autocast keeps are real before and fake inside; neither may be met on the other side."""
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+
+
 def _check_global_state(tracer: Tracer, snapshot: Snapshot) -> None:
-    source = snapshot.random_source_used()
+    source = "torch's generator" if tracer.generators.any_was_set() else snapshot.random_source_used()
     if source is not None:
         raise tracer.refuse(
             source,
@@ -214,23 +268,22 @@ def _check_no_leak(tracer: Tracer) -> None:
         )
 
 
-def _untraceable(error: Exception) -> Reason:
-    where = None
+def _raised(error: Exception) -> ProgramRaised:
+    where, is_own = None, False
     traceback = error.__traceback__
-    from treeplay.facts.location import Location
-    from treeplay.trace.location import is_users
-
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if is_users(code.co_filename):
+        is_own = is_users(code.co_filename)
+        if is_own:
             where = Location(code.co_filename, traceback.tb_lineno, code.co_name)
         traceback = traceback.tb_next
-    return Reason(
+    reason = Reason(
         op=type(error).__name__,
         why=f"running without data raised: {str(error).splitlines()[0] if str(error) else 'no message'}",
         advice="make the line independent of tensors' values, or keep this program eager",
         where=where,
     )
+    return ProgramRaised(reason, is_own=is_own)
 
 
 __all__ = ["Call", "Run", "Trace", "root", "trace"]

@@ -51,7 +51,8 @@ def innermost_is_optimizer() -> bool:
 
 
 _PLUMBING = tuple(
-    _TORCH + part for part in ("_compile.py", "_dynamo", "_ops.py", "overrides.py", "_tensor.py", "utils/_python_dispatch.py")
+    _TORCH + part
+    for part in ("_compile.py", "_dynamo", "_ops.py", "overrides.py", "_tensor.py", "utils/_python_dispatch.py")
 )
 
 

@@ -16,6 +16,7 @@ import torch
 
 from treeplay.facts.location import Location
 from treeplay.facts.refusal import Reason
+from treeplay.facts.structure import flatten
 
 _MOST_ALIGNED = 6000
 
@@ -46,6 +47,13 @@ class Entry:
         return self.op, self.where, self.site
 
 
+def result_entry(result: Any) -> Entry:
+    """The plain values among a run's results, as if the last operator were given them."""
+    leaves, _ = flatten(result)
+    values = (SYMBOLIC if isinstance(leaf, (torch.SymFloat, torch.SymBool)) else leaf for leaf in leaves)
+    return Entry("result", None, tuple(v for v in values if v is SYMBOLIC or isinstance(v, (int, float, complex, str))))
+
+
 def numbers_in(value: Any) -> Iterator[Any]:
     """The plain numbers in nested operator arguments, symbolic ones as `SYMBOLIC`."""
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
@@ -68,6 +76,8 @@ def first_difference(before: list[Entry], after: list[Entry]) -> Reason | None:
         for was, now in zip(old.numbers, new.numbers, strict=True):
             if was is SYMBOLIC or now is SYMBOLIC or was == now or (was != was and now != now):
                 continue
+            if new.op == "result":
+                return _changing_result(was, now)
             return Reason(
                 op=new.op,
                 why=f"is given the number {was!r} in the first call and {now!r} in the second, "
@@ -76,6 +86,14 @@ def first_difference(before: list[Entry], after: list[Entry]) -> Reason | None:
                 where=new.where,
             )
     return None
+
+
+def _changing_result(was: Any, now: Any) -> Reason:
+    return Reason(
+        op="result",
+        why=f"the program returns {was!r} in the first call and {now!r} in the second, so a recording would freeze it",
+        advice="return it as a tensor that the program computes, or find it outside of the program",
+    )
 
 
 def _aligned(before: list[Entry], after: list[Entry]) -> Iterator[tuple[Entry, Entry]]:

@@ -11,6 +11,8 @@ import torch
 
 _READS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "LOAD_ATTR", "STORE_ATTR", "LOAD_DEREF", "IMPORT_NAME"})
 
+_STORES = frozenset({"STORE_GLOBAL", "STORE_NAME", "STORE_ATTR", "DELETE_GLOBAL", "DELETE_NAME", "DELETE_ATTR"})
+
 
 @lru_cache(maxsize=4096)
 def names_in(code: CodeType) -> frozenset[str]:
@@ -32,6 +34,20 @@ def values_in(code: CodeType) -> frozenset[str]:
     for inner in _inner(code):
         names |= values_in(inner)
     return frozenset(names)
+
+
+@lru_cache(maxsize=4096)
+def stores_in(code: CodeType) -> frozenset[str]:
+    """The names of globals and attributes that `code`, or a function it defines, assigns or deletes."""
+    stored = {str(item.argval) for item in dis.get_instructions(code) if item.opname in _STORES}
+    return frozenset(stored.union(*(stores_in(inner) for inner in _inner(code))))
+
+
+@lru_cache(maxsize=4096)
+def strings_in(code: CodeType) -> frozenset[str]:
+    """The string constants of `code` and of the functions it defines: keys that it may look up."""
+    strings = {constant for constant in code.co_consts if isinstance(constant, str)}
+    return frozenset(strings.union(*(strings_in(inner) for inner in _inner(code))))
 
 
 def _inner(code: CodeType) -> Iterator[CodeType]:

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeplay.trace.location import call_site, user_location
-from treeplay.trace.log import Entry, numbers_in
+from treeplay.trace.log import Entry, numbers_in, result_entry
 from treeplay.trace.tracer import content
 
 aten = torch.ops.aten
@@ -31,3 +31,7 @@ class Observer(TorchDispatchMode):
                 self.log.append(Entry("constant", where, content(args[0]), call_site()))
             self.log.append(Entry(str(func), where, tuple(numbers_in((args, kwargs))), call_site()))
         return func(*args, **kwargs)
+
+    def note_result(self, result: Any) -> None:
+        """End the log with the plain values that the program returned."""
+        self.log.append(result_entry(result))

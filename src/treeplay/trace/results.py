@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -12,16 +14,20 @@ from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Built, Fresh, Ref, Same, Static, View
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import Leaf, Structure, flatten
+from treeplay.trace.survey import PLAIN, Survey
 from treeplay.trace.tracer import Tracer, Value, storage_of
 from treeplay.trace.watch import WatchFunctions
+
+_FROZEN = (*PLAIN, torch.Size, torch.dtype, torch.device, torch.layout, enum.Enum, type, FunctionType, range, frozenset)
 
 
 class Results:
     """Collects the graph's outputs while references to them are made."""
 
-    def __init__(self, tracer: Tracer, watch: WatchFunctions) -> None:
+    def __init__(self, tracer: Tracer, watch: WatchFunctions, found: Survey) -> None:
         self.tracer = tracer
         self.watch = watch
+        self._lasting = {id(value) for value in found.kept}
         self.outputs: list[torch.fx.Node] = []
         self._refs: dict[int, Ref] = {}
         self._bases: dict[torch.fx.Node, int] = {}
@@ -36,11 +42,21 @@ class Results:
                 raise self.tracer.refuse(
                     "result", "returns a hyper-parameter as a number", "read it from the optimizer"
                 )
-            return Static(leaf)
+            return self._static(leaf)
         known = self._refs.get(id(leaf))
         if known is None:
             known = self._refs[id(leaf)] = self._tensor(leaf)
         return known
+
+    def _static(self, value: Any) -> Static:
+        if not isinstance(value, _FROZEN) and id(value) not in self._lasting:
+            raise self.tracer.refuse(
+                "result",
+                f"a {type(value).__name__} that the program makes is among the results, and a replay makes only tensors "
+                "and the containers dict, list, tuple, namedtuple and dataclass",
+                "return its tensors, and make the object after the call",
+            )
+        return Static(value)
 
     def of_call(self, result: Any) -> tuple[Leaf | Structure, tuple[Ref, ...]]:
         """The structure of the program's result and a reference for each of its leaves."""
@@ -64,21 +80,23 @@ class Results:
         if value.is_input:
             return Same(self._index(value))
         self._check_history(tensor, value)
-        return self._view_of_input(value) or self._fresh(tensor, value)
+        return self._view_of_input(tensor, value) or self._fresh(tensor, value)
 
     def _index(self, value: Value) -> int:
         return next(i for i, seen in enumerate(self.tracer.tape.inputs) if seen.value is value)
 
-    def _view_of_input(self, value: Value) -> View | None:
+    def _view_of_input(self, tensor: torch.Tensor, value: Value) -> View | None:
         owners = self._inputs.get(storage_of(value.fake))
         if owners is None:
             return None
         # Of several inputs in one storage, the one whose elements the view is made of.
         index = next((i for i in owners if _contains(self.tracer.tape.inputs[i].value.fake, value.fake)), owners[0])
-        base = self.tracer.tape.inputs[index].value
+        seen = self.tracer.tape.inputs[index]
+        base = seen.value
         if base.fake.dtype != value.fake.dtype:
             raise self._dtype_view(value)
-        return _view(Same(index), value.fake, base.node)
+        is_detached = seen.tensor.requires_grad and torch.is_grad_enabled() and not tensor.requires_grad
+        return _view(Same(index), value.fake, base.node, is_detached=is_detached)
 
     def _fresh(self, tensor: torch.Tensor, value: Value) -> Ref:
         birth = self.tracer.births[storage_of(value.fake)]
@@ -129,5 +147,6 @@ def _contains(base: torch.Tensor, view: torch.Tensor) -> bool:
     return start <= view.storage_offset() and view.storage_offset() + size <= end
 
 
-def _view(of: Fresh | Same, fake: torch.Tensor, base: torch.fx.Node) -> View:
-    return View(of, tuple(fake.shape), tuple(fake.stride()), fake.storage_offset() - base.meta["offset"])
+def _view(of: Fresh | Same, fake: torch.Tensor, base: torch.fx.Node, *, is_detached: bool = False) -> View:
+    offset = fake.storage_offset() - base.meta["offset"]
+    return View(of, tuple(fake.shape), tuple(fake.stride()), offset, is_detached)

@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 
+from treeplay.facts.place import How
 from treeplay.facts.signature import Number, Static, Write
 from treeplay.facts.structure import flatten
 from treeplay.trace.results import Results
 from treeplay.trace.scalars import scalar_of
-from treeplay.trace.snapshot import GONE, Change, Snapshot
+from treeplay.trace.snapshot import Change, Snapshot
+from treeplay.trace.survey import GONE
 from treeplay.trace.tracer import Tracer
 
 
@@ -37,7 +39,9 @@ def _is_our_symbol(change: Change, ours: set[str]) -> bool:
 
 
 def _write(change: Change, results: Results, tracer: Tracer) -> Write:
-    if change.after is None or change.after is GONE:
+    if change.after is GONE and change.place.how is not How.ITEM:
+        pass  # a replay removes entries of dictionaries only
+    elif change.after is None or change.after is GONE:
         if change.before is None or isinstance(change.before, torch.Tensor) or _has_tensors(change.before):
             return Write(change.place, Static(change.after))
     elif _has_tensors(change.after):

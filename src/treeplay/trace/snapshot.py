@@ -6,6 +6,7 @@ it rebinds on each call.
 
 from __future__ import annotations
 
+import collections
 import random
 import sys
 from collections.abc import Iterable, Iterator
@@ -16,11 +17,8 @@ from typing import Any
 import torch
 
 from treeplay.facts.place import How, Place
-from treeplay.facts.signature import Gone
-from treeplay.trace.survey import Survey
+from treeplay.trace.survey import GONE, Container, Survey, content_of
 from treeplay.trace.torch_private import set_version, version_of
-
-GONE = Gone()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +38,11 @@ class Snapshot:
         self._containers = [
             (container, found.container_places[key], container.copy()) for key, container in found.containers.items()
         ]
-        self._cells = [(place, place.read()) for place in found.cells] + list(found.numbers)
+        self._cells = list(found.cells)
         tensors: dict[int, torch.Tensor] = {id(tensor): tensor for tensor in arguments}
         tensors |= {id(value): value for value in found.kept if isinstance(value, torch.Tensor)}
-        self._grads = [(tensor, tensor.grad) for tensor in tensors.values() if tensor.is_leaf]
-        tensors |= {id(grad): grad for _, grad in self._grads if grad is not None}
+        self._grads = {id(tensor): (tensor, tensor.grad) for tensor in tensors.values() if tensor.is_leaf}
+        tensors |= {id(grad): grad for _, grad in self._grads.values() if grad is not None}
         self._versions = [(tensor, version_of(tensor)) for tensor in tensors.values()]
         self._grad_mode = torch.is_grad_enabled()
         self._random = _random_states()
@@ -54,19 +52,23 @@ class Snapshot:
         for container, place, before in self._containers:
             yield from _compare(container, place, before)
         for place, content in self._cells:
-            now = place.read()
+            now = content_of(place)
             if now is not content:
                 yield Change(place, content, now)
-        for tensor, grad in self._grads:
+        for tensor, grad in self._grads.values():
             if tensor.grad is not grad:
                 owner = self._found.tensor_at(tensor)
                 label = f"{owner[0] if owner else 'argument'}.grad"
                 yield Change(Place(How.GRAD, tensor, None, owner[0] if owner else None, label), grad, tensor.grad)
 
     def random_source_used(self) -> str | None:
-        """The name of a random generator that moved although a trace draws no numbers, or None."""
+        """The name of a random generator of Python that moved, or None."""
         now = _random_states()
         return next((name for name, state in self._random.items() if not _same_state(state, now[name])), None)
+
+    def had_no_grad(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` is a leaf that had no gradient."""
+        return self._grads.get(id(tensor), (None, tensor))[1] is None
 
     def grad_mode_changed(self) -> bool:
         """Whether the program left the grad mode other than it found it."""
@@ -75,15 +77,11 @@ class Snapshot:
     def restore(self) -> None:
         """Put everything back as it was; safe to call more than once."""
         for container, _, before in self._containers:
-            if isinstance(container, dict):
-                if not _is_same(container, before):
-                    container.clear()
-                    container.update(before)
-            elif len(container) != len(before) or any(a is not b for a, b in zip(container, before, strict=True)):
-                container[:] = before
+            _put_back(container, before)
         for place, content in self._cells:
-            place.write(content)
-        for tensor, grad in self._grads:
+            if content_of(place) is not content:
+                _remove(place) if content is GONE else place.write(content)
+        for tensor, grad in self._grads.values():
             if tensor.grad is not grad:
                 tensor.grad = grad
         for tensor, version in self._versions:
@@ -92,8 +90,31 @@ class Snapshot:
         _put_random_states(self._random)
 
 
-def _is_same(now: dict[Any, Any], before: dict[Any, Any]) -> bool:
-    return len(now) == len(before) and all(a is b and now[a] is before[b] for a, b in zip(now, before, strict=True))
+def _is_same(now: Container, before: Container) -> bool:
+    if len(now) != len(before):
+        return False
+    if isinstance(now, dict) and isinstance(before, dict):
+        return all(a is b and now[a] is before[b] for a, b in zip(now, before, strict=True))
+    if isinstance(now, set):
+        return {id(item) for item in now} == {id(item) for item in before}
+    return all(a is b for a, b in zip(now, before, strict=True))
+
+
+def _put_back(container: Any, before: Any) -> None:
+    if _is_same(container, before):
+        return
+    container.clear()
+    (container.extend if isinstance(container, (list, collections.deque)) else container.update)(before)
+
+
+def _remove(place: Place) -> None:
+    match place.how:
+        case How.ITEM:
+            del place.holder[place.key]
+        case How.CELL:
+            del place.holder.cell_contents
+        case _:
+            delattr(place.holder, place.key)
 
 
 def _compare(container: Any, place: Place, before: Any) -> Iterator[Change]:
@@ -104,6 +125,9 @@ def _compare(container: Any, place: Place, before: Any) -> Iterator[Change]:
                 yield Change(place.child(How.ITEM, container, key, f"{place}.{key}"), old, new)
     elif len(container) != len(before):
         yield Change(place, f"{len(before)} items", f"{len(container)} items")
+    elif not isinstance(container, list):
+        if not _is_same(container, before):
+            yield Change(place, "these items", "other items")
     else:
         for index, (old, new) in enumerate(zip(before, container, strict=True)):
             if old is not new:
@@ -111,7 +135,7 @@ def _compare(container: Any, place: Place, before: Any) -> Iterator[Change]:
 
 
 def _random_states() -> dict[str, Any]:
-    states: dict[str, Any] = {"torch": torch.get_rng_state(), "random": random.getstate()}
+    states: dict[str, Any] = {"random": random.getstate()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         states["numpy.random"] = numpy.random.get_state()
@@ -119,7 +143,6 @@ def _random_states() -> dict[str, Any]:
 
 
 def _put_random_states(states: dict[str, Any]) -> None:
-    torch.set_rng_state(states["torch"])
     random.setstate(states["random"])
     numpy = sys.modules.get("numpy")
     if numpy is not None and "numpy.random" in states:
@@ -128,8 +151,6 @@ def _put_random_states(states: dict[str, Any]) -> None:
 
 
 def _same_state(before: Any, now: Any) -> bool:
-    if isinstance(before, torch.Tensor):
-        return torch.equal(before, now)
     if isinstance(before, tuple):
         return len(before) == len(now) and all(_same_state(a, b) for a, b in zip(before, now, strict=True))
     if hasattr(before, "tobytes"):

@@ -1,45 +1,65 @@
 """Survey: what a program can reach without being given it.
 
-In: the program. Out: a `Survey`, the places of tensors, modules, optimizers and plain numbers that can be reached from its
+In: the program. Out: a `Survey`, the places of tensors, modules, optimizers and plain values that can be reached from its
 closure, its globals, its `self` and its defaults, and the containers on the way (they are put back after a trace).
 
-Functions of the user are followed through the names in their code; torch's own, the standard library's and classes
-without an instance dictionary are not entered. What a survey does not find, a trace refuses to use as state.
+Functions of the user are followed through the names in their code; the standard library's and classes without attributes
+are not entered. What a survey does not find, a trace refuses to use as state.
 """
 
 from __future__ import annotations
 
 import collections
+import enum
 import functools
-from collections.abc import Iterable
+import io
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
 from treeplay.facts.place import How, Place, root
+from treeplay.facts.signature import Gone
 from treeplay.trace.location import is_users
-from treeplay.trace.names import methods_used, names_in, values_in
+from treeplay.trace.names import methods_used, names_in, stores_in, strings_in, values_in
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_NUMBERS = (bool, int, float, complex)
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 _MOST_OBJECTS = 200_000
+_MOST_WATCHED = 16  # a longer list of numbers is data, not a setting
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+_MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_MODULE_OWN = frozenset(vars(torch.nn.Module())) - set(_MODULE_HOOKS)
+_LIBRARIES = frozenset({"torch", "treeplay", "numpy", "builtins", "collections", "threading", "logging", "weakref"})
+_ENTERED = ("torch.optim", "torch.amp", "torch.distributions", "torch.nn")
+
+Container = dict[Any, Any] | list[Any] | set[Any] | collections.deque[Any]
+Names = frozenset[str]
+_ALWAYS: Names = frozenset()
+_NEVER: Names = frozenset({""})  # numbers of an optimizer are inputs, or watched when it steps
+GONE = Gone()
 
 
 @dataclass(slots=True)
 class Survey:
-    """What was found. Tables are keyed by `id`; `kept` holds every object so that no id is used twice."""
+    """What was found. Tables are keyed by `id`; `kept` holds every object so that no id is used twice.
+
+    `watched`: plain values and functions that the program reads, with what they are now. `cells`: single places that the
+    program may rebind, with their contents (`GONE` where there is nothing). `iterators`: a trace would use them up.
+    """
 
     tensors: dict[int, list[Place]] = field(default_factory=dict)
     objects: dict[int, Place] = field(default_factory=dict)
     modules: dict[int, torch.nn.Module] = field(default_factory=dict)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
-    numbers: list[tuple[Place, Any]] = field(default_factory=list)
-    containers: dict[int, dict[Any, Any] | list[Any]] = field(default_factory=dict)
+    generators: dict[int, torch.Generator] = field(default_factory=dict)
+    watched: list[tuple[Place, Any]] = field(default_factory=list)
+    containers: dict[int, Container] = field(default_factory=dict)
     container_places: dict[int, Place] = field(default_factory=dict)
-    cells: list[Place] = field(default_factory=list)
+    cells: list[tuple[Place, Any]] = field(default_factory=list)
+    iterators: list[Place] = field(default_factory=list)
     kept: list[Any] = field(default_factory=list)
     is_complete: bool = True
 
@@ -47,35 +67,50 @@ class Survey:
         """Where `tensor` was found, the first place first; empty where it was not."""
         return self.tensors.get(id(tensor), [])
 
+    def changed(self) -> Place | None:
+        """A plain value that the program reads and that is no longer what it was, or None."""
+        return next((place for place, value in self.watched if not _same(content_of(place), value)), None)
+
 
 def survey(program: Any, extra: Iterable[Any] = ()) -> Survey:
-    """Find all that `program` reaches; `extra` are further objects to start from (modules seen while it ran)."""
+    """Find all that `program` reaches; `extra` are further objects to start from (arguments that are no tensors)."""
     walk = _Walk()
-    walk.enter(program, root(program, "program"))
+    walk.enter(program, root(program, "program"), _ALWAYS)
     for index, value in enumerate(extra):
         if id(value) not in walk.seen:
-            walk.enter(value, root(value, f"{type(value).__name__}#{index}"))
+            walk.enter(value, root(value, f"{type(value).__name__}#{index}"), _ALWAYS)
     walk.run()
     return walk.found
 
 
 class _Walk:
-    """Breadth first, each object once; what a place leads to is told apart by type."""
+    """Breadth first, each object once; what a place leads to is told apart by type.
+
+    `needs` are the names on the way to a value: it counts as read only if code that the program can run has them all.
+    """
 
     def __init__(self) -> None:
         self.found = Survey()
         self.seen: set[int] = set()
-        self.waiting: collections.deque[tuple[Any, Place]] = collections.deque()
-        self.value_names: set[str] = set()
-        self.candidates: list[tuple[str, Place, Any]] = []
+        self.waiting: collections.deque[tuple[Any, Place, Names]] = collections.deque()
+        self.names: set[str] = set()  # read as values, or strings
+        self.called: set[str] = set()  # all names, those of methods included
+        self.candidates: list[tuple[Names, Place, Any]] = []
+        self.iterators: list[tuple[Names, Place]] = []
+        self.entered: set[tuple[ModuleType, CodeType]] = set()
 
-    def enter(self, value: Any, place: Place) -> None:
+    def enter(self, value: Any, place: Place, needs: Names) -> None:
         if isinstance(value, torch.Tensor):
             self._tensor(value, place)
-        elif not isinstance(value, (*PLAIN, type, BuiltinFunctionType)) and id(value) not in self.seen:
+            return
+        if isinstance(value, (*PLAIN, *_FUNCTIONS)) and place.how is not How.ROOT:
+            self.candidates.append((needs, place, value))
+        if isinstance(value, type) and not _is_users_class(value):
+            return
+        if not isinstance(value, (*PLAIN, BuiltinFunctionType)) and id(value) not in self.seen:
             self.seen.add(id(value))
             self.found.kept.append(value)
-            self.waiting.append((value, place))
+            self.waiting.append((value, place, needs))
 
     def run(self) -> None:
         while self.waiting:
@@ -83,27 +118,26 @@ class _Walk:
                 self.found.is_complete = False
                 break
             self._visit(*self.waiting.popleft())
-        # A number in an object is watched if any code that the program can run reads an attribute of that name.
-        self.found.numbers += [(place, value) for name, place, value in self.candidates if name in self.value_names]
+        any_names = self.names | self.called
+        self.found.watched = [
+            (place, value)
+            for needs, place, value in self.candidates
+            # `opt.step()` reads no number of that name, but `self.act(x)` does read the function.
+            if needs <= (any_names if isinstance(value, _FUNCTIONS) else self.names)
+        ]
+        self.found.iterators = [place for needs, place in self.iterators if needs <= any_names]
 
-    def _visit(self, value: Any, place: Place) -> None:
-        if isinstance(value, torch.nn.Module):
-            self._module(value, place)
-        elif isinstance(value, torch.optim.Optimizer):
-            self._optimizer(value, place)
-        elif isinstance(value, (dict, list, tuple, set, frozenset, collections.deque)):
-            self._container(value, place)
-        elif isinstance(value, FunctionType):
-            self._function(value, place)
-        elif isinstance(value, MethodType):
-            self._method(value, place)
-        elif isinstance(value, functools.partial):
-            for label in ("func", "args", "keywords"):
-                self.enter(getattr(value, label), root(getattr(value, label), f"{place}.{label}"))
-        elif isinstance(value, CellType):
-            self._cell(value, place)
-        elif not isinstance(value, ModuleType):
-            self._instance(value, place)
+    def _visit(self, value: Any, place: Place, needs: Names) -> None:
+        wrapped = _wrapped_by(value)
+        if wrapped is not None:
+            self.enter(wrapped, place.child(How.ATTRIBUTE, value, "__wrapped__", str(place)), needs)
+            if isinstance(value, torch.nn.Module):  # a jitted module: its tables are those of the module
+                return
+        for kind, visit in self._kinds:
+            if isinstance(value, kind):
+                visit(self, value, place, needs)
+                return
+        self._instance(value, place, needs)
 
     def _tensor(self, tensor: torch.Tensor, place: Place) -> None:
         places = self.found.tensors.setdefault(id(tensor), [])
@@ -113,120 +147,230 @@ class _Walk:
             if tensor.is_leaf and tensor.grad is not None:
                 self._tensor(tensor.grad, place.child(How.GRAD, tensor, None, f"{place}.grad"))
 
-    def _keep(self, container: dict[Any, Any] | list[Any], place: Place) -> None:
+    def _keep(self, container: Container, place: Place) -> None:
         self.found.containers[id(container)] = container
         self.found.container_places[id(container)] = place
 
-    def _module(self, module: torch.nn.Module, place: Place) -> None:
+    # --- modules, optimizers and other objects --------------------------------------------------------------
+
+    def _module(self, module: torch.nn.Module, place: Place, _: Names) -> None:
+        needs = _ALWAYS  # whether its values count depends on whether it is called
         self.found.modules[id(module)] = module
         self.found.objects[id(module)] = place
-        label = str(place)
         for table in _MODULE_TABLES:
             values = module.__dict__[table]
             self._keep(values, place)
             for name, value in values.items():
-                self.enter(value, place.child(How.ITEM, values, name, f"{label}.{name}"))
+                needed = frozenset({name}) if value is None else needs
+                self.enter(value, place.child(How.ITEM, values, name, f"{place}.{name}"), needed)
+        for table in _MODULE_HOOKS:
+            for hook in module.__dict__[table].values():
+                self.enter(hook, root(hook, f"a hook of {place}"), needs)
         self._methods(type(module), "forward")
-        self._attributes(module, place, skip=_MODULE_TABLES)
+        self._attributes(module, place, needs, skip=_MODULE_OWN - {"training"})
 
     def _methods(self, cls: type, entry: str) -> None:
         """Note the names that a class's entry method, and what it calls on itself, read; enter the user's functions."""
         for method in methods_used(cls, entry):
-            self.value_names |= values_in(method.__code__)
+            self._read_names(method)
             if is_users(method.__code__.co_filename):
-                self.enter(method, root(method, method.__qualname__))
+                self.enter(method, root(method, method.__qualname__), _ALWAYS)
 
-    def _attributes(self, value: Any, place: Place, skip: tuple[str, ...] = ()) -> None:
+    def _read_names(self, function: FunctionType) -> None:
+        self.names |= values_in(function.__code__) | strings_in(function.__code__)
+        self.called |= names_in(function.__code__)
+
+    def _attributes(self, value: Any, place: Place, needs: Names, skip: Iterable[str] = ()) -> None:
         table = vars(value)
         self._keep(table, place)
         for name, entry in list(table.items()):
-            if name in skip:
-                continue
-            here = place.child(How.ITEM, table, name, f"{place}.{name}")
-            if isinstance(entry, _NUMBERS):
-                self.candidates.append((name, here, entry))
-            elif not (name.startswith("_") and isinstance(value, (torch.nn.Module, torch.optim.Optimizer))):
-                self.enter(entry, here)
+            if name not in skip:
+                self.enter(entry, place.child(How.ITEM, table, name, f"{place}.{name}"), needs | {name})
+        self._of_class(value, place)
 
-    def _optimizer(self, optimizer: torch.optim.Optimizer, place: Place) -> None:
+    def _slots(self, value: Any, place: Place, needs: Names) -> None:
+        for cls in type(value).__mro__:
+            slots = cls.__dict__.get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                if name not in ("__dict__", "__weakref__"):
+                    here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
+                    self._single(here, needs | {name})
+
+    def _of_class(self, value: Any, place: Place) -> None:
+        """Plain values that the user's classes give to their instances."""
+        for cls in type(value).__mro__:
+            if _is_users_class(cls):
+                self.enter(cls, root(cls, cls.__qualname__), _ALWAYS)
+                for name, entry in _data_of(cls):
+                    if isinstance(entry, PLAIN) and name not in getattr(value, "__dict__", ()):
+                        here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
+                        self.enter(entry, here, frozenset({name}))
+
+    def _class(self, cls: type, place: Place, needs: Names) -> None:
+        self.found.objects[id(cls)] = place
+        for name, _ in _data_of(cls):
+            self._single(place.child(How.ATTRIBUTE, cls, name, f"{place}.{name}"), frozenset({name}))
+
+    def _single(self, place: Place, needs: Names) -> None:
+        """A place of its own, which is in no container that is put back as a whole."""
+        value = content_of(place)
+        self.found.cells.append((place, value))
+        if value is not GONE:
+            self.enter(value, place, needs)
+
+    def _optimizer(self, optimizer: torch.optim.Optimizer, place: Place, needs: Names) -> None:
         self.found.optimizers.append(optimizer)
         self.found.objects[id(optimizer)] = place
         table = vars(optimizer)
         self._keep(table, place)
         for name in ("state", "param_groups"):
-            here = place.child(How.ITEM, table, name, f"{place}.{name}")
-            self.enter(table[name], here)
+            self.enter(table[name], place.child(How.ITEM, table, name, f"{place}.{name}"), _NEVER)
+        if _is_users_class(type(optimizer)):
+            own = [name for name in table if name[:1] != "_" and name not in ("defaults", "state", "param_groups")]
+            for name in own:
+                self.enter(table[name], place.child(How.ITEM, table, name, f"{place}.{name}"), frozenset({name}))
+        for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            for hook in table.get(name, {}).values():
+                self.enter(hook, root(hook, f"a hook of {place}"), needs)
 
-    def _container(self, values: Any, place: Place) -> None:
-        if isinstance(values, (dict, list)):
-            self._keep(values, place)
-        if isinstance(values, dict):
-            pairs: list[tuple[Any, Any]] = list(values.items())
-        elif isinstance(values, (list, tuple)):
-            pairs = list(enumerate(values))
-        else:
-            # Sets and deques have no place that can be read again: only whole objects in them are followed.
-            pairs = []
-            for value in list(values):
-                self.enter(value, root(value, f"an item of {place}"))
-        for key, value in pairs:
-            shown = repr(key) if isinstance(key, (str, int)) else f"<{type(key).__name__}>"
-            self.enter(value, place.child(How.ITEM, values, key, f"{place}[{shown}]"))
-
-    def _cell(self, cell: CellType, place: Place) -> None:
-        try:
-            value = cell.cell_contents
-        except ValueError:  # not yet assigned
-            return
-        here = place.child(How.CELL, cell, None, str(place))
-        self.found.cells.append(here)
-        if isinstance(value, _NUMBERS):
-            self.found.numbers.append((here, value))
-        self.enter(value, here)
-
-    def _function(self, function: FunctionType, place: Place) -> None:
-        code = function.__code__
-        wrapped = getattr(function, "__wrapped__", None)
-        if wrapped is not None:
-            self.enter(wrapped, root(wrapped, str(place)))
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            self.enter(cell, root(cell, name))
-        self.enter(function.__defaults__ or (), root(function.__defaults__ or (), f"{place}.__defaults__"))
-        if function.__kwdefaults__:
-            self.enter(function.__kwdefaults__, root(function.__kwdefaults__, f"{place}.__kwdefaults__"))
-        if is_users(code.co_filename):
-            names = names_in(code)
-            self.value_names |= values_in(code)
-            self._globals(function.__globals__, names, root(function.__globals__, "globals"), "")
-
-    def _globals(self, table: dict[str, Any], names: frozenset[str], place: Place, prefix: str) -> None:
-        for name in sorted(names & table.keys()):
-            value = table[name]
-            here = place.child(How.ITEM, table, name, f"{prefix}{name}")
-            if isinstance(value, _NUMBERS):
-                self.found.numbers.append((here, value))
-            elif isinstance(value, ModuleType):
-                file = getattr(value, "__file__", None)
-                if file and is_users(file) and id(value) not in self.seen and prefix.count(".") < 3:
-                    self.seen.add(id(value))
-                    self._globals(vars(value), names, root(vars(value), name), f"{prefix}{name}.")
-            else:
-                self.enter(value, here)
-
-    def _method(self, method: MethodType, place: Place) -> None:
-        owner = method.__self__
-        self.enter(owner, root(owner, "self"))
-        self.enter(method.__func__, root(method.__func__, str(place)))
-        self._methods(type(owner), method.__func__.__name__)
-
-    def _instance(self, value: Any, place: Place) -> None:
+    def _instance(self, value: Any, place: Place, needs: Names) -> None:
         cls = type(value)
-        if not hasattr(value, "__dict__") or cls.__module__.partition(".")[0] in _LIBRARIES:
+        if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
+            self.iterators.append((needs, place))
+        module = cls.__module__
+        if module.partition(".")[0] in _LIBRARIES and not module.startswith(_ENTERED):
             return
         self.found.objects[id(value)] = place
         if callable(value):
             self._methods(cls, "__call__")
-        self._attributes(value, place)
+        if hasattr(value, "__dict__"):
+            self._attributes(value, place, _ALWAYS)
+        else:
+            self._of_class(value, place)
+        self._slots(value, place, _ALWAYS)
+
+    def _generator(self, generator: torch.Generator, place: Place, needs: Names) -> None:
+        self.found.generators[id(generator)] = generator
+        self.found.objects[id(generator)] = place
+
+    # --- containers -----------------------------------------------------------------------------------------
+
+    def _container(self, values: Any, place: Place, needs: Names) -> None:
+        if isinstance(values, (dict, list, set, collections.deque)):
+            self._keep(values, place)
+        if isinstance(values, dict):
+            for key, value in list(values.items()):
+                shown = repr(key) if isinstance(key, (str, int)) else f"<{type(key).__name__}>"
+                needed = needs | {key} if isinstance(key, str) and isinstance(value, PLAIN) else needs
+                self.enter(value, place.child(How.ITEM, values, key, f"{place}[{shown}]"), needed)
+        elif isinstance(values, (list, tuple)):
+            for index, value in enumerate(values):
+                if not isinstance(value, PLAIN) or (isinstance(values, list) and len(values) <= _MOST_WATCHED):
+                    self.enter(value, place.child(How.ITEM, values, index, f"{place}[{index}]"), needs)
+        else:
+            # Sets and deques have no place that can be read again: only whole objects in them are followed.
+            for value in list(values):
+                self.enter(value, root(value, f"an item of {place}"), needs)
+
+    # --- functions ------------------------------------------------------------------------------------------
+
+    def _cell(self, cell: CellType, place: Place, needs: Names) -> None:
+        self._single(place.child(How.CELL, cell, None, str(place)), needs)
+
+    def _function(self, function: FunctionType, place: Place, needs: Names) -> None:
+        code = function.__code__
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            self.enter(cell, root(cell, name), _ALWAYS)
+        for label in ("__defaults__", "__kwdefaults__"):
+            defaults = getattr(function, label) or ()
+            self.enter(defaults, root(defaults, f"{place}.{label}"), _ALWAYS)
+        if is_users(code.co_filename):
+            self._read_names(function)
+            self._own_attributes(function, place)
+            self._globals(function.__globals__, code, "")
+
+    def _own_attributes(self, function: FunctionType, place: Place) -> None:
+        table = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
+        if table:
+            self._keep(vars(function), place)
+        for name, value in table.items():
+            here = root(function, str(place)).child(How.ITEM, vars(function), name, f"{place}.{name}")
+            self.enter(value, here, frozenset({name}))
+
+    def _globals(self, table: dict[str, Any], code: CodeType, prefix: str) -> None:
+        names, stored = names_in(code), stores_in(code)
+        place = root(table, prefix.rstrip(".") or "globals")
+        for name in sorted(names & (table.keys() | stored)):
+            value = table.get(name)
+            here = place.child(How.ITEM, table, name, f"{prefix}{name}")
+            if isinstance(value, ModuleType):
+                self._python_module(value, code, f"{prefix}{name}.")
+            elif name in stored:
+                self._single(here, frozenset({name}))
+            else:
+                self.enter(value, here, frozenset({name}))
+
+    def _python_module(self, module: ModuleType, code: CodeType, prefix: str) -> None:
+        file = getattr(module, "__file__", None)
+        if file and is_users(file) and (module, code) not in self.entered and prefix.count(".") <= 3:
+            self.entered.add((module, code))
+            self._globals(vars(module), code, prefix)
+
+    def _method(self, method: MethodType, place: Place, needs: Names) -> None:
+        owner = method.__self__
+        self.enter(owner, root(owner, "self"), needs)
+        self.enter(method.__func__, root(method.__func__, str(place)), needs)
+        self._methods(type(owner), method.__func__.__name__)
+
+    def _partial(self, partial: functools.partial[Any], place: Place, needs: Names) -> None:
+        for label in ("func", "args", "keywords"):
+            self.enter(getattr(partial, label), root(getattr(partial, label), f"{place}.{label}"), needs)
+
+    def _nothing(self, value: Any, place: Place, needs: Names) -> None:
+        """Python modules are entered by name only, from the functions that use them."""
+
+    _kinds: tuple[tuple[Any, Callable[..., None]], ...] = (
+        (torch.nn.Module, _module),
+        (torch.optim.Optimizer, _optimizer),
+        ((dict, list, tuple, set, frozenset, collections.deque), _container),
+        (FunctionType, _function),
+        (MethodType, _method),
+        (functools.partial, _partial),
+        (CellType, _cell),
+        (type, _class),
+        (torch.Generator, _generator),
+        (ModuleType, _nothing),
+    )
 
 
-_LIBRARIES = frozenset({"torch", "treeplay", "numpy", "builtins", "collections", "threading", "logging", "weakref"})
+def _is_users_class(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] not in _LIBRARIES and not issubclass(cls, enum.Enum)
+
+
+def _data_of(cls: type) -> list[tuple[str, Any]]:
+    """The attributes of a class that are data, not methods or descriptors."""
+    return [
+        (name, value)
+        for name, value in vars(cls).items()
+        if name[:2] != "__" and not callable(value) and not hasattr(type(value), "__get__")
+    ]
+
+
+def _wrapped_by(value: Any) -> Any:
+    """What a decorated function, or a jitted program or module, stands for."""
+    table = getattr(value, "__dict__", None)
+    if isinstance(table, dict) and "__wrapped__" in table:
+        return table["__wrapped__"]
+    return value.__wrapped__ if isinstance(getattr(type(value), "__wrapped__", None), property) else None
+
+
+def content_of(place: Place) -> Any:
+    """What is at `place` now, `GONE` if there is nothing."""
+    try:
+        return place.read()
+    except (KeyError, IndexError, AttributeError, ValueError):
+        return GONE
+
+
+def _same(now: Any, before: Any) -> bool:
+    return now is before or (type(now) is type(before) and bool(now == before))

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import torch
 from torch.nn.modules import module as _module
+from torch.optim import optimizer as _optimizer
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils.hooks import RemovableHandle
 
 
 def is_mode_active() -> bool:
-    """Whether somebody's dispatch or function mode, or a function transform, is active in this thread."""
+    """Whether somebody's dispatch or function mode, or a function transform, is active in this thread.
+
+    `torch.set_default_device("cpu")` is a function mode too, but one that changes nothing on a CPU.
+    """
     return (
         torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._len_torch_function_stack() > 0
+        or (
+            torch._C._len_torch_function_stack() > 0
+            and not all(map(_is_cpu_default, _get_current_function_mode_stack()))
+        )
         or torch._C._functorch.peek_interpreter_stack() is not None
     )
+
+
+def _is_cpu_default(mode: object) -> bool:
+    return isinstance(mode, DeviceContext) and mode.device.type == "cpu"
 
 
 def is_dynamo_tracing() -> bool:
@@ -32,3 +46,21 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
 
 
 register_call_hook = _module.register_module_forward_pre_hook
+
+
+def hooks_made() -> int:
+    """How many hooks of modules, optimizers and tensors this process has made so far."""
+    return int(RemovableHandle.next_id)
+
+
+def global_hook_tables() -> tuple[dict[int, object], ...]:
+    """The tables of hooks that run for every module or every optimizer."""
+    tables: tuple[dict[int, object], ...] = (
+        _module._global_forward_pre_hooks,
+        _module._global_forward_hooks,
+        _module._global_backward_pre_hooks,
+        _module._global_backward_hooks,
+        _optimizer._global_optimizer_pre_hooks,
+        _optimizer._global_optimizer_post_hooks,
+    )
+    return tables

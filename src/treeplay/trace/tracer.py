@@ -35,6 +35,7 @@ from treeplay.facts.refusal import Reason
 from treeplay.facts.spec import TensorSpec
 from treeplay.trace.location import call_site, innermost_is_optimizer, user_location
 from treeplay.trace.log import Entry, numbers_in
+from treeplay.trace.randomness import Generators, generator_in
 from treeplay.trace.scalar_ops import takes_symbolic_numbers
 from treeplay.trace.scalars import Scalar, ScalarWorld, scalar_of, symbolic
 
@@ -79,8 +80,9 @@ class Tape:
 class Tracer(TorchDispatchMode):
     """Records ATen operators. `is_known` says whether a real tensor is state that can be found again."""
 
-    def __init__(self, is_known: Callable[[torch.Tensor], bool]) -> None:
+    def __init__(self, is_known: Callable[[torch.Tensor], bool], generators: Generators) -> None:
         super().__init__()
+        self.generators = generators
         self.tape = Tape(torch.fx.Graph())
         self.world = ScalarWorld(self.tape.graph)
         self.fake_mode = FakeTensorMode()
@@ -156,6 +158,8 @@ class Tracer(TorchDispatchMode):
         if func in _HOST_READS:
             return self._read_on_host(func, args, where)
         self.tape.log.append(Entry(str(func), where, tuple(numbers_in((args, kwargs))), call_site()))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self._draw(func, (*args, *kwargs.values()), where)
         func, args, kwargs = self._settle(func, args, kwargs)
         node_args, node_kwargs = tree_map(self._to_node(func, where), (args, dict(kwargs)))
         fake_args, fake_kwargs = tree_map(self._to_fake, (args, dict(kwargs)))
@@ -173,7 +177,29 @@ class Tracer(TorchDispatchMode):
         if func is aten.native_batch_norm.default and args[3] is not None and args[5]:
             # Its schema does not say that it writes the running statistics; this one's does.
             return aten._native_batch_norm_legit.default, args, kwargs
+        if func in _LIFTS:
+            # The constant serves every replay: the program gets a copy, which it may write to or return.
+            return aten.lift_fresh_copy.default, args, kwargs
         return func, args, kwargs
+
+    def _draw(self, func: Any, arguments: tuple[Any, ...], where: Location | None) -> None:
+        generator = generator_in(arguments)
+        if not self.generators.is_known(generator):
+            raise self.refuse(
+                _name(func),
+                "draws from a generator that the program makes, or that treeplay cannot find",
+                "make the generator outside, and keep it in the closure, a global or an attribute of `self`",
+                where,
+            )
+        if self.generators.was_set(generator):
+            raise self.refuse(
+                _name(func),
+                "draws after the program has seeded the generator or put back an earlier state of it, which a recording "
+                "does not repeat",
+                "seed outside of the program; in `checkpoint`, pass preserve_rng_state=False if other numbers will do",
+                where,
+            )
+        self.generators.draw(generator)
 
     def _run_fake(self, func: Any, args: Any, kwargs: Any, where: Location | None) -> Any:
         try:
@@ -224,7 +250,7 @@ class Tracer(TorchDispatchMode):
                 "call the program outside of a FakeTensorMode",
                 where,
             )
-        if func in _LIFTS:
+        if func is aten.lift_fresh_copy.default:
             self.tape.log.append(Entry("constant", where, content(tensor), call_site()))
             self._kept.append(tensor)
             self.values[id(tensor)] = value = self._constant(tensor)

@@ -45,17 +45,28 @@ _HOST = {*_READS.values(), *_PRINTS.values()}
 
 
 class WatchFunctions(TorchFunctionMode):
-    """Active beside a `Tracer`; keeps the autograd nodes that a backward of the program itself consumed."""
+    """Active beside a `Tracer`.
+
+    Keeps the autograd nodes that a backward of the program itself consumed, and the tensors whose `.grad` it read.
+    """
 
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
         self.tracer = tracer
         self.consumed: dict[int, Any] = {}
+        self.grads_read: dict[int, torch.Tensor] = {}
+
+    def forget(self) -> None:
+        """Drop what was kept of the traced run."""
+        self.consumed.clear()
+        self.grads_read.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _HOST:
             self._refuse_read(func, args)
+        elif func == _GRAD_GET:
+            self.grads_read[id(args[0])] = args[0]
         elif func == _DATA_GET:
             return torch.ops.aten.detach.default(args[0])
         elif func in _SETTERS:
@@ -122,3 +133,4 @@ def mark_upstream(node: Any, found: dict[int, Any]) -> None:
 
 
 _DATA_GET = _TENSOR.data.__get__
+_GRAD_GET = _TENSOR.grad.__get__

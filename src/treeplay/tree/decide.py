@@ -2,6 +2,9 @@
 
 NEW ── observe ──▶ OBSERVED ── record ──▶ RECORDED ── (state reassigned) ── observe ──▶ OBSERVED ...
                         └── refused ──▶ REFUSED: eager for good
+
+A call may be recorded once it was observed with the same plain values (flags, numbers) in the program's reach; with other
+values it is observed anew.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ class CallFacts:
     """What the decision depends on."""
 
     phase: Phase
+    is_observed: bool = False  # there is a log of a call with the plain values of this one
     rerecordings: int = 0
     most_rerecordings: int = 8
 
@@ -42,9 +46,9 @@ def decide(facts: CallFacts) -> Action:
     match facts.phase:
         case Phase.NEW:
             return Action.OBSERVE
-        case Phase.OBSERVED:
-            return Action.RECORD
         case Phase.REFUSED:
             return Action.RUN_EAGERLY
-        case Phase.RECORDED:
+        case Phase.OBSERVED | Phase.RECORDED:
+            if facts.is_observed:
+                return Action.RECORD
             return Action.REFUSE if facts.rerecordings >= facts.most_rerecordings else Action.OBSERVE

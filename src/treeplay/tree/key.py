@@ -12,6 +12,7 @@ from treeplay.facts.refusal import Reason
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import paths
 from treeplay.trace.jit import Call
+from treeplay.trace.survey import PLAIN
 from treeplay.wrap.emit import Ambience
 
 
@@ -20,16 +21,24 @@ def make_key(call: Call) -> Hashable:
 
     Raises `Refusal` for a static argument that cannot be hashed.
     """
-    leaves = tuple(
-        TensorSpec.of(leaf) if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided else (type(leaf), leaf)
-        for leaf in call.leaves
-    )
+    leaves = tuple(TensorSpec.of(leaf) if _is_strided(leaf) else (type(leaf), _exact(leaf)) for leaf in call.leaves)
     key = (call.structure, leaves, Ambience.now())
     try:
         hash(key)
     except TypeError:
         raise Refusal(_unhashable(call)) from None
     return key
+
+
+def _is_strided(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+
+
+def _exact(leaf: Any) -> Any:
+    """Equal for equal static arguments only: 0.0 is not -0.0, and a NaN is a NaN."""
+    if type(leaf) is complex:
+        return leaf.real.hex(), leaf.imag.hex()
+    return leaf.hex() if type(leaf) is float else leaf
 
 
 def _unhashable(call: Call) -> Reason:
@@ -52,22 +61,31 @@ def shown(path: str) -> str:
     return "kwargs" + path[4:] if path.startswith("$[1]") else path
 
 
-def label_of(call: Call) -> str:
-    """The call's arguments on one line."""
-    parts = []
+def describe(call: Call) -> dict[str, str]:
+    """The call's arguments by name, as text."""
+    parts = {}
     for path, leaf in zip(paths(call.structure), call.leaves, strict=True):
         name = shown(path).removeprefix("kwargs['").removesuffix("']") if "kwargs[" in shown(path) else shown(path)
-        parts.append(f"{name}={TensorSpec.of(leaf) if isinstance(leaf, torch.Tensor) else _short(leaf)}")
-    return ", ".join(parts) or "no arguments"
+        parts[name] = str(TensorSpec.of(leaf)) if _is_strided(leaf) else _short(leaf)
+    return parts
+
+
+def label_of(call: Call) -> str:
+    """The call's arguments on one line."""
+    return as_line(describe(call))
+
+
+def as_line(arguments: dict[str, str]) -> str:
+    """Arguments by name on one line."""
+    return ", ".join(f"{name}={text}" for name, text in arguments.items()) or "no arguments"
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 30 else f"<{type(value).__name__}>"
+    text = repr(value) if isinstance(value, PLAIN) else ""
+    return text if 0 < len(text) <= 30 else f"<{type(value).__name__}>"
 
 
-def varying(labels: list[str]) -> str:
-    """What differs among several calls' labels: the arguments whose text is not the same in all."""
-    split = [dict(part.split("=", 1) for part in label.split(", ") if "=" in part) for label in labels]
-    names = [name for name in split[0] if len({parts.get(name) for parts in split}) > 1] if split else []
+def varying(calls: list[dict[str, str]]) -> str:
+    """What differs among several calls: the arguments whose text is not the same in all."""
+    names = [name for name in calls[0] if len({call.get(name) for call in calls}) > 1] if calls else []
     return ", ".join(names) or "the surrounding modes or the structure of the arguments"

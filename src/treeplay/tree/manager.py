@@ -13,17 +13,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from treeplay.errors import InternalError, Refusal
+from treeplay.errors import ProgramRaised, Refusal
+from treeplay.facts.mismatch import Mismatch
 from treeplay.facts.refusal import Reason
 from treeplay.facts.structure import flatten
 from treeplay.observe import counters, warn_once
 from treeplay.settings import settings
-from treeplay.trace.jit import Call
+from treeplay.trace.jit import Call, survey_call
 from treeplay.trace.observe import Observer
 from treeplay.tree.decide import Action, CallFacts, Phase, decide
-from treeplay.tree.key import label_of, make_key, varying
+from treeplay.tree.key import describe, make_key, varying
 from treeplay.tree.mismatch import first_mismatch
-from treeplay.tree.table import Entry, Recording, Table
+from treeplay.tree.table import Entry, Observation, Recording, Table
 from treeplay.wrap.emit import MISS
 
 Record = Callable[[Call, list[Any]], Recording]
@@ -36,9 +37,10 @@ def _never(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @dataclass(slots=True)
 class Tally:
-    """Calls that were not warm replays, counted as they happen."""
+    """What happened since the program was jitted; `reset` and dropped recordings take nothing away from it."""
 
     eager: int = 0
+    replays: int = 0
     refusals: int = 0
     dropped: int = 0
     recordings: int = 0
@@ -75,6 +77,7 @@ class Manager:
         """Credit warm calls to the recording that served them."""
         if self._last is not None:
             self._last.replays += self.warm_calls
+        self.tally.replays += self.warm_calls
         self.warm_calls = 0
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -83,31 +86,39 @@ class Manager:
         try:
             key = make_key(call)
         except Refusal as refusal:
-            return self._refused(Entry("unhashable"), refusal.reason, call)
-        entry = self.table.entry(key, lambda: label_of(call))
+            return self._refused(Entry({"unhashable": ""}), refusal, call)
+        entry = self.table.entry(key, lambda: describe(call))
         for recording in reversed(entry.recordings):
             out = recording.call(args, kwargs)
             if out is not MISS:
-                self._use(recording)
-                recording.replays += 1
+                self._replayed(recording)
                 return out
-        facts = CallFacts(entry.phase, entry.rerecordings, settings.max_rerecordings)
-        return self._act(decide(facts), entry, call)
+        seen = entry.observation()
+        facts = CallFacts(entry.phase, seen is not None, entry.rerecordings, settings.max_rerecordings)
+        return self._act(decide(facts), entry, call, seen)
+
+    def _replayed(self, recording: Recording) -> None:
+        self._use(recording)
+        recording.replays += 1
+        self.tally.replays += 1
 
     def _use(self, recording: Recording | None) -> None:
         self.settle()
         self._last = recording
         self.warm = recording.call if recording is not None else _never
 
-    def _act(self, action: Action, entry: Entry, call: Call) -> Any:
+    def _act(self, action: Action, entry: Entry, call: Call, seen: Observation | None) -> Any:
         match action:
             case Action.OBSERVE:
                 return self._observe(entry, call)
             case Action.RECORD:
-                return self._record(entry, call)
+                assert seen is not None  # what the decision rests on
+                return self._record(entry, call, seen)
             case Action.REFUSE:
-                return self._refused(entry, _too_often(self.name, entry), call)
+                return self._refused(entry, Refusal(_too_often(self.name, entry)), call)
             case Action.RUN_EAGERLY:
+                if self.on_refusal == "raise" and entry.reason is not None:
+                    raise Refusal(entry.reason)
                 return self._eager(entry, call)
 
     def _eager(self, entry: Entry, call: Call) -> Any:
@@ -116,51 +127,77 @@ class Manager:
         return self.program(*call.args, **call.kwargs)
 
     def _observe(self, entry: Entry, call: Call) -> Any:
-        if entry.recordings:
-            entry.rerecordings += 1
-            mismatch = first_mismatch(entry.recordings[-1].signature, call)
-            entry.causes.append(str(mismatch) if mismatch else "arguments share memory differently")
-            counters.add("rerecordings", mismatch.what if mismatch else "memory")
+        if entry.phase is not Phase.NEW:
+            self._note_cause(entry, call)
         entry.eager_calls += 1
         self.tally.eager += 1
         observer = Observer()
         with observer:
             out = self.program(*call.args, **call.kwargs)
-        entry.log, entry.phase = observer.log, Phase.OBSERVED
+        observer.note_result(out)
+        # What the program itself counts up is as it leaves it: the trace finds such changes and names their line.
+        entry.observations.append(Observation(observer.log, survey_call(self.program, call)))
+        entry.phase = Phase.RECORDED if entry.recordings else Phase.OBSERVED
         self._evict()
         return out
 
-    def _record(self, entry: Entry, call: Call) -> Any:
+    def _note_cause(self, entry: Entry, call: Call) -> None:
+        entry.rerecordings += 1
+        place = entry.observations[-1].found.changed() if entry.observations else None
+        mismatch = first_mismatch(entry.recordings[-1].signature, call) if entry.recordings and place is None else None
+        what = mismatch.what if mismatch else str(place or "memory")
+        entry.causes.append(
+            str(mismatch or (f"{place}: another value" if place else "arguments share memory differently"))
+        )
+        counters.add("rerecordings", what)
+
+    def _record(self, entry: Entry, call: Call, seen: Observation) -> Any:
         try:
-            recording = self.record(call, entry.log)
+            recording = self.record(call, seen.log)
+            out = recording.call(call.args, call.kwargs)
+        except ProgramRaised as raised:
+            return self._run_to_tell(entry, raised, call)
         except Refusal as refusal:
-            return self._refused(entry, refusal.reason, call)
-        out = recording.call(call.args, call.kwargs)
+            return self._refused(entry, refusal, call)
         if out is MISS:
-            broken = first_mismatch(recording.signature, call)
-            raise InternalError(f"a new recording of {self.name} does not fit the call it was made for: {broken}")
+            return self._refused(entry, Refusal(_does_not_fit(first_mismatch(recording.signature, call))), call)
         entry.recordings.append(recording)
-        entry.phase, entry.log = Phase.RECORDED, []
-        recording.replays += 1
+        entry.observations.remove(seen)
+        entry.phase = Phase.RECORDED
         self.tally.recordings += 1
-        self._use(recording)
+        self._replayed(recording)
         self._evict()
         return out
 
-    def _refused(self, entry: Entry, reason: Reason, call: Call) -> Any:
+    def _run_to_tell(self, entry: Entry, raised: ProgramRaised, call: Call) -> Any:
+        """An exception that the program raises eagerly too is its own, and no reason to refuse it."""
+        if self.on_refusal == "raise" and not raised.is_own:
+            return self._refused(entry, raised, call)
+        out = self._eager(entry, call)
+        self._note_refusal(entry, raised.reason)
+        if self.on_refusal == "eager":
+            self._warn(raised.reason)
+        return out
+
+    def _refused(self, entry: Entry, refusal: Refusal, call: Call) -> Any:
+        self._note_refusal(entry, refusal.reason)
+        if self.on_refusal == "raise":
+            raise refusal
+        self._warn(refusal.reason)
+        return self._eager(entry, call)
+
+    def _note_refusal(self, entry: Entry, reason: Reason) -> None:
         entry.phase, entry.reason = Phase.REFUSED, reason
-        entry.log = []
+        entry.observations.clear()
         self.tally.refusals += 1
         counters.add("refusals", reason.op)
-        if self.on_refusal == "raise":
-            entry.phase = Phase.OBSERVED if entry.phase is Phase.REFUSED and not entry.recordings else entry.phase
-            raise Refusal(reason)
+
+    def _warn(self, reason: Reason) -> None:
         warn_once(f"treeplay runs {self.name} eagerly. {reason}")
-        return self._eager(entry, call)
 
     def _evict(self) -> None:
         most = settings.max_recordings_per_program
-        labels = [entry.label for entry in self.table]
+        calls = [entry.arguments for entry in self.table]
         dropped = self.table.evict(most)
         if not dropped:
             return
@@ -169,7 +206,7 @@ class Manager:
             self._use(None)
         warn_once(
             f"treeplay keeps {most} recordings of {self.name} and drops the least recently used: what varies from call to "
-            f"call is {varying(labels)}. Keep it constant (pad shapes, pass numbers as tensors), or raise "
+            f"call is {varying(calls)}. Keep it constant (pad shapes, pass numbers as tensors), or raise "
             "treeplay.settings.max_recordings_per_program."
         )
 
@@ -180,4 +217,12 @@ def _too_often(name: str, entry: Entry) -> Reason:
         why=f"{name} was recorded anew {entry.rerecordings} times, the last time because of {entry.causes[-1]}",
         advice="keep the state in place (p.copy_(...) under torch.no_grad()) instead of reassigning it, "
         "or raise treeplay.settings.max_rerecordings",
+    )
+
+
+def _does_not_fit(broken: Mismatch | None) -> Reason:
+    return Reason(
+        op="recording",
+        why=f"it does not fit the call it was made for: {broken or 'its arguments'}",
+        advice="report this: it is a fault of treeplay's, not of the program",
     )

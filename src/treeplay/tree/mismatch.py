@@ -12,7 +12,7 @@ import torch
 
 from treeplay.facts.mismatch import Mismatch
 from treeplay.facts.place import How, Place
-from treeplay.facts.signature import Argument, Signature, State
+from treeplay.facts.signature import Alias, Argument, Constant, Input, Signature, State
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import paths
 from treeplay.trace.jit import Call
@@ -33,7 +33,7 @@ def _mismatches(signature: Signature, call: Call) -> Iterator[Mismatch]:
         found = current(watch.place)
         if not hasattr(found, "__len__") or len(found) != watch.value:
             yield Mismatch(f"length of {watch.place}", str(watch.value), _shown_length(found))
-    yield from _state(signature)
+    yield from _state(signature, call)
     for watch in signature.watches:
         found = current(watch.place)
         if type(found) is not type(watch.value) or found != watch.value:
@@ -45,8 +45,12 @@ def _arguments(signature: Signature, call: Call) -> Iterator[Mismatch]:
     if call.structure != signature.arguments:
         yield Mismatch("arguments", "another structure", "this structure")
         return
-    for path, leaf, recorded in zip(paths(call.structure), call.leaves, signature.leaves, strict=True):
-        if isinstance(recorded, TensorSpec):
+    names = paths(call.structure)
+    for path, leaf, recorded in zip(names, call.leaves, signature.leaves, strict=True):
+        if isinstance(recorded, Alias):
+            if leaf is not call.leaves[recorded.of]:
+                yield Mismatch(shown(path), f"the tensor of {shown(names[recorded.of])} again", "another tensor")
+        elif isinstance(recorded, TensorSpec):
             if not isinstance(leaf, torch.Tensor):
                 yield Mismatch(shown(path), str(recorded), type(leaf).__name__)
             elif TensorSpec.of(leaf) != recorded:
@@ -59,8 +63,18 @@ def _difference(tensor: torch.Tensor, recorded: TensorSpec) -> str:
     return TensorSpec.of(tensor).difference(recorded)
 
 
-def _state(signature: Signature) -> Iterator[Mismatch]:
+def _elsewhere(item: Input, tensor: Any) -> Iterator[Mismatch]:
+    """Other places that must hold the tensor of an input."""
+    places = () if isinstance(item.source, Constant) else item.source.also
+    for place in places:
+        if current(place) is not tensor:
+            yield Mismatch(str(place), f"the same tensor as {item.name}", "another object")
+
+
+def _state(signature: Signature, call: Call) -> Iterator[Mismatch]:
     for item in signature.inputs:
+        if isinstance(item.source, Argument):
+            yield from _elsewhere(item, call.leaves[item.source.index])
         if not isinstance(item.source, State):
             continue
         tensor = current(item.source.place)
@@ -68,9 +82,7 @@ def _state(signature: Signature) -> Iterator[Mismatch]:
             yield Mismatch(item.name, str(item.spec), _shown(tensor))
         elif TensorSpec.of(tensor) != item.spec:
             yield Mismatch(item.name, str(item.spec), f"{TensorSpec.of(tensor)} ({_difference(tensor, item.spec)})")
-        for place in item.source.also:
-            if current(place) is not tensor:
-                yield Mismatch(str(place), f"the same tensor as {item.name}", "another object")
+        yield from _elsewhere(item, tensor)
 
 
 def _numbers(signature: Signature) -> Iterator[Mismatch]:
@@ -121,4 +133,4 @@ def _shown_length(value: Any) -> str:
     return str(len(value)) if hasattr(value, "__len__") else _shown(value)
 
 
-__all__ = ["Argument", "current", "first_mismatch"]
+__all__ = ["current", "first_mismatch"]

@@ -10,7 +10,9 @@ from typing import Any
 from treeplay.facts.plan import Plan
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Signature
+from treeplay.trace.survey import Survey
 from treeplay.tree.decide import Phase
+from treeplay.tree.key import as_line
 
 
 @dataclass(eq=False, slots=True)
@@ -29,18 +31,35 @@ class Recording:
     details: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Observation:
+    """An eager call: the log of its operators, and what the program could reach, plain values included."""
+
+    log: list[Any]
+    found: Survey
+
+
 @dataclass(eq=False, slots=True)
 class Entry:
     """One key: calls with the same structure, shapes, static values and modes."""
 
-    label: str
+    arguments: dict[str, str]  # each argument by name, as text
     phase: Phase = Phase.NEW
-    log: list[Any] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
     recordings: list[Recording] = field(default_factory=list)
     reason: Reason | None = None
     eager_calls: int = 0
     rerecordings: int = 0
     causes: list[str] = field(default_factory=list)
+
+    def observation(self) -> Observation | None:
+        """That of a call with the plain values of today, or None."""
+        return next((seen for seen in self.observations if seen.found.changed() is None), None)
+
+    @property
+    def label(self) -> str:
+        """The arguments on one line."""
+        return as_line(self.arguments)
 
 
 class Table:
@@ -49,11 +68,11 @@ class Table:
     def __init__(self) -> None:
         self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
 
-    def entry(self, key: Hashable, label: Callable[[], str]) -> Entry:
+    def entry(self, key: Hashable, arguments: Callable[[], dict[str, str]]) -> Entry:
         """The entry of `key`, made if it is new, and now the most recently used."""
         found = self._entries.get(key)
         if found is None:
-            found = self._entries[key] = Entry(label())
+            found = self._entries[key] = Entry(arguments())
         self._entries.move_to_end(key)
         return found
 

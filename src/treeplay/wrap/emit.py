@@ -22,6 +22,7 @@ import torch
 
 from treeplay.facts.place import How, Place
 from treeplay.facts.signature import (
+    Alias,
     Argument,
     Built,
     Constant,
@@ -165,9 +166,10 @@ class _Emitter:
     def leaf(self, value: str, index: int) -> None:
         recorded = self.signature.leaves[index]
         self.leaves[index] = value
-        if isinstance(recorded, TensorSpec):
-            return
-        self.require(self.equals(value, recorded))
+        if isinstance(recorded, Alias):
+            self.require(f"{value} is {self.leaves[recorded.of]}")
+        elif not isinstance(recorded, TensorSpec):
+            self.require(self.equals(value, recorded))
 
     def equals(self, value: str, recorded: Any) -> str:
         """The condition that a Python value is the recorded one, of the same type."""
@@ -194,12 +196,17 @@ class _Emitter:
     def input(self, index: int, source: Argument | State | Constant) -> None:
         if isinstance(source, Argument):
             self.inputs.append(self.leaves[source.index])
+            self.same(source.also)
         elif isinstance(source, Constant):
             self.inputs.append(self.constant(source.tensor))
         else:
             self.inputs.append(self.value(source.place))
-            for place in source.also:
-                self.require(f"{self.value(place)} is {self.inputs[-1]}")
+            self.same(source.also)
+
+    def same(self, places: Iterable[Place]) -> None:
+        """Conditions that `places` hold the very tensor of the newest input."""
+        for place in places:
+            self.require(f"{self.value(place)} is {self.inputs[-1]}")
 
     def tensors(self) -> None:
         """One native check of all tensor arguments and all state, and that no argument shares memory it must not."""
@@ -291,10 +298,11 @@ class _Emitter:
                 return self.inputs[index]
             case Static(value):
                 return self.literal(value)
-            case View(of, shape, stride, offset):
+            case View(of, shape, stride, offset, is_detached):
                 base = self.ref(of)
                 start = str(offset) if isinstance(of, Fresh) else f"{base}.storage_offset() + {offset}"
-                return self.once(key, f"{base}.as_strided({shape}, {stride}, {start})")
+                source = f"{base}.detach()" if is_detached else base
+                return self.once(key, f"{source}.as_strided({shape}, {stride}, {start})")
 
     def once(self, key: Any, expression: str) -> str:
         """A variable for an expression that must give one object however often it is used."""

@@ -1,0 +1,150 @@
+"""`treeplay check`: can this program be recorded? Nothing is compiled and nothing is recorded.
+
+target ─▶ run once eagerly, with a log ─▶ trace on fakes ─▶ compare the two ─▶ summary | refusal
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from treeplay import driver
+from treeplay.cli.outcome import NO
+from treeplay.cli.target import Target, find_target, with_user_errors
+from treeplay.errors import Refusal
+from treeplay.facts.plan import Plan
+from treeplay.facts.refusal import Reason
+from treeplay.facts.signature import Argument, Input, Signature, State
+from treeplay.facts.structure import flatten
+from treeplay.trace.jit import Call, Trace, trace
+from treeplay.trace.log import first_difference
+from treeplay.trace.observe import Observer
+from treeplay.tree.key import label_of, make_key
+
+_MOST_SHOWN = 6
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """The outcome of a check: either what would be recorded and how, or the reason why not."""
+
+    call: Call
+    traced: Trace | None = None
+    plan: Plan | None = None
+    reason: Reason | None = None
+
+
+def check(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The program: FILE.py:NAME or module:NAME.")],
+    args: Annotated[
+        str | None,
+        typer.Option(
+            "--args",
+            metavar="EXPR",
+            help="Example arguments, as Python evaluated in the program's file: a tuple, or one value. "
+            "Without it the file's NAME_args() or example_args() is called, else the program takes none.",
+        ),
+    ] = None,
+) -> None:
+    """Say whether a program can be recorded, and if not, which line is in the way.
+
+    The program runs once eagerly, with all its effects, and is then traced on tensors without data. Nothing is compiled.
+    """
+    found = find_target(target, args)
+    answer = examine(found)
+    console = Console()
+    console.print(f"{target} with {label_of(answer.call)} ({found.source_of_args})", **_PLAIN)
+    if answer.traced is None or answer.plan is None:
+        _print_refusal(console, answer.reason)
+        raise typer.Exit(NO)
+    console.print(Text("can be recorded", style="bold green"))
+    console.print(summary(answer.traced, answer.plan))
+
+
+_PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
+
+
+def examine(target: Target) -> Answer:
+    """Take `target` through the stages up to the plan. Raises `CommandError` if the program itself raises."""
+    leaves, structure = flatten((target.args, {}))
+    call = Call(target.args, {}, leaves, structure)
+    try:
+        make_key(call)
+        log = _run_eagerly(target)
+        traced = trace(target.program, call)
+        difference = first_difference(log, traced.log)
+    except Refusal as refusal:
+        return Answer(call, reason=_without_callers(refusal.reason))
+    if difference is not None:
+        return Answer(call, reason=_without_callers(difference))
+    inputs = driver.current_inputs(traced.signature, call)
+    return Answer(call, traced=traced, plan=driver.make_plan(traced.signature, inputs, "auto"))
+
+
+def _run_eagerly(target: Target) -> list[Any]:
+    observer = Observer()
+    with observer:
+        with_user_errors(f"{target.name}, run eagerly,", lambda: target.program(*target.args))
+    return observer.log
+
+
+def _without_callers(reason: Reason) -> Reason:
+    """`reason` without a line that is only our caller's: no line of the program was running, as in a bare nn.Module."""
+    frame, callers = sys._getframe(1), set()
+    while frame is not None:
+        callers.add(frame.f_code.co_filename)
+        frame = frame.f_back  # type: ignore[assignment]
+    if reason.where is not None and reason.where.file in callers:
+        return dataclasses.replace(reason, where=None)
+    return reason
+
+
+def _print_refusal(console: Console, reason: Reason | None) -> None:
+    console.print(Text("cannot be recorded", style="bold red"))
+    console.print(str(reason), **_PLAIN)
+    console.print("This is the first refusal; there may be more behind it.", style="dim")
+
+
+def summary(traced: Trace, plan: Plan) -> Table:
+    """What the recording would take, write and give."""
+    signature = traced.signature
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    rows = [
+        ("kind", signature.kind.value),
+        ("lowering", str(plan)),
+        ("operators", str(sum(node.op == "call_function" for node in traced.graph.nodes))),
+        ("tensors in", _tensors_in(signature)),
+        ("numbers in", _listed([f"{item.place} = {item.value:g}" for item in signature.numbers])),
+        ("written in place", _listed([_name(signature.inputs[index]) for index in signature.mutated])),
+        ("slots", _listed([str(write.place) for write in signature.writes])),
+        ("tensors out", str(signature.outputs)),
+    ]
+    for name, value in rows:
+        table.add_row(name, Text(value))
+    return table
+
+
+def _tensors_in(signature: Signature) -> str:
+    sources = [type(item.source) for item in signature.inputs]
+    arguments, state = sources.count(Argument), sources.count(State)
+    return f"{len(sources)}: {arguments} arguments, {state} state, {len(sources) - arguments - state} constants"
+
+
+def _name(item: Input) -> str:
+    return str(item.source.place) if isinstance(item.source, State) else item.name
+
+
+def _listed(names: list[str]) -> str:
+    """How many, and the first few by name."""
+    if not names:
+        return "none"
+    rest = len(names) - _MOST_SHOWN
+    return f"{len(names)}: {', '.join(names[:_MOST_SHOWN])}" + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,43 @@
+"""A program's statistics as a rich tree: its keys, and under each its recordings and what happened to it."""
+
+from __future__ import annotations
+
+from rich.markup import escape
+from rich.tree import Tree
+
+from treeplay.facts.statistics import KeyFacts, RecordingFacts, Statistics
+
+
+def recordings_tree(statistics: Statistics) -> Tree:
+    """The whole account of a program."""
+    tree = Tree(
+        f"[bold]{escape(statistics.program)}[/bold]: {statistics.calls} calls = "
+        f"{statistics.replays} replayed + {statistics.eager_calls} eager"
+    )
+    for key in statistics.keys:
+        _add_key(tree, key)
+    return tree
+
+
+def _add_key(tree: Tree, key: KeyFacts) -> None:
+    branch = tree.add(f"{escape(key.arguments)}: {key.phase}")
+    for recording in key.recordings:
+        _add_recording(branch, recording)
+    for cause in key.rerecorded_because:
+        branch.add(f"recorded anew: {escape(cause)}")
+    if key.refusal is not None:
+        branch.add(f"[red]{escape(key.refusal)}[/red]")
+
+
+def _add_recording(branch: Tree, recording: RecordingFacts) -> None:
+    leaf = branch.add(f"{recording.kind}, {recording.lowering}, {recording.replays} replays")
+    leaf.add(f"{recording.tensors} tensors and {recording.numbers} numbers in, {recording.outputs} tensors out")
+    leaf.add(f"{recording.written} tensors written in place, {recording.slots} slots")
+    leaf.add(f"{recording.operators} operators, {recording.scratch_bytes:,} bytes of scratch")
+    leaf.add(recorded_in(recording))
+
+
+def recorded_in(recording: RecordingFacts) -> str:
+    """How long the recording took, and its stages that can be felt."""
+    stages = [f"{stage} {seconds:.2f}" for stage, seconds in recording.seconds.items() if seconds >= 0.005]
+    return f"recorded in {sum(recording.seconds.values()):.2f} s ({', '.join(stages) or 'no stage took 5 ms'})"

@@ -1,0 +1,127 @@
+"""From what a user types, `FILE.py:NAME` or `module:NAME`, to a program and its example arguments."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from treeplay.cli.outcome import CommandError
+from treeplay.module import JittedModule
+from treeplay.program import Jitted
+from treeplay.trace.location import is_users
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A program, what to call it with, and where these arguments come from."""
+
+    name: str
+    program: Callable[..., Any]
+    args: tuple[Any, ...]
+    source_of_args: str
+
+
+def find_target(text: str, arguments: str | None) -> Target:
+    """The program named by `text`; `arguments` is a Python expression or None.
+
+    Without an expression, the file's `NAME_args()` or `example_args()` is called. Raises `CommandError`.
+    """
+    where, separator, name = text.rpartition(":")
+    if not separator or not where or not name:
+        raise CommandError(f"expected FILE.py:NAME or module:NAME, found {text!r}")
+    module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
+    program = _unwrapped(_lookup(module, name))
+    if not callable(program):
+        raise CommandError(f"{text} is a {type(program).__name__}, not a callable or a module")
+    args, source = _arguments(module, name, arguments)
+    return Target(name, program, args, source)
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise CommandError(f"there is no file {path}")
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    if spec is None or spec.loader is None:
+        raise CommandError(f"{path} cannot be loaded as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    with_user_errors(f"loading {path}", lambda: spec.loader and spec.loader.exec_module(module))
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.util.find_spec(name)
+    except (ModuleNotFoundError, ValueError):  # a parent that is missing, or a name such as "..x"
+        found = None
+    if found is None:
+        raise CommandError(f"there is no module {name} (for a file, write its path with .py)")
+    module: ModuleType = with_user_errors(f"importing {name}", lambda: importlib.import_module(name))
+    return module
+
+
+def _lookup(module: ModuleType, name: str) -> Any:
+    value: Any = module
+    for part in name.split("."):
+        if not hasattr(value, part):
+            raise CommandError(f"{module.__name__} has no {name}{_suggestion(module, name)}")
+        value = getattr(value, part)
+    return value
+
+
+def _suggestion(module: ModuleType, name: str) -> str:
+    own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    close = difflib.get_close_matches(name, own, n=3)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def _unwrapped(program: Any) -> Any:
+    """The plain program of one that is jitted already."""
+    if isinstance(program, JittedModule):
+        program = vars(type(program))["_treeplay"].__get__(program)
+    return program.__wrapped__ if isinstance(program, Jitted) else program
+
+
+def _arguments(module: ModuleType, name: str, expression: str | None) -> tuple[tuple[Any, ...], str]:
+    if expression is not None:
+        scope = {"torch": torch, **vars(module)}
+        return _as_tuple(with_user_errors(f"--args {expression!r}", lambda: eval(expression, scope))), "--args"
+    for maker in (f"{name}_args", "example_args"):
+        if callable(make := getattr(module, maker, None)):
+            return _as_tuple(with_user_errors(f"{maker}()", make)), f"{maker}()"
+    return (), "no arguments"
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def with_user_errors(doing: str, act: Callable[[], Any]) -> Any:
+    """What `act` gives; an exception in the user's code becomes a `CommandError` with the user's line."""
+    try:
+        return act()
+    except (Exception, SystemExit) as error:
+        raise CommandError(f"{doing} raised {type(error).__name__}: {error}{_line_of(error)}") from error
+
+
+def _line_of(error: BaseException) -> str:
+    """The innermost line of the user's that `error` went through."""
+    line, traceback = "", error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if is_users(code.co_filename):
+            line = f"\n  at      {code.co_filename}:{traceback.tb_lineno} in {code.co_name}"
+        traceback = traceback.tb_next
+    return line

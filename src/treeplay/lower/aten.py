@@ -1,0 +1,54 @@
+"""The `aten` lowering: a traced graph → its operators in order, as they are, over memory laid out beforehand.
+
+    Graph, ArenaPlan ─ memory ─▶ Memory ─ emit ─▶ Source ─ load ─▶ Lowered
+
+In-place operators, views and random numbers stay what they are, so results, mutations, aliasing and random sequences
+are eager's. On the host a replay allocates its outputs and what the operators in `details["allocating"]` insist on.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.fx
+
+from treeplay.errors import LoweringError
+from treeplay.facts.arena import ArenaPlan
+from treeplay.lower.aten_emit import Emitter
+from treeplay.lower.aten_memory import Cells, Memory
+from treeplay.lower.aten_numbers import NumberText
+from treeplay.lower.aten_storage import Home, survey_storages
+from treeplay.lower.aten_text import Text
+from treeplay.lower.lowered import Lowered
+from treeplay.wrap.load import load_source
+
+
+def lower_aten(graph: torch.fx.Graph, plan: ArenaPlan) -> Lowered:
+    """Make the replay function of `graph` with `plan`, which `plan_arena` made of the same graph.
+
+    Raises `LoweringError` for a graph that resizes tensors or holds anything but ATen operators and numbers.
+    """
+    layout = survey_storages(graph)
+    memory, text = Memory.of(plan), Text()
+    emitter = Emitter(graph, layout, memory, text, NumberText(text, Cells.up_to(len(graph.nodes))))
+    try:
+        emitter.write()
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        if isinstance(error, LoweringError):
+            raise
+        raise LoweringError(f"the operators cannot be laid out: {error}") from error
+    text.names["arena"] = memory.arena
+    source = text.source("aten", "replay")
+    homes = [storage.home for storage in layout.storages]
+    return Lowered(
+        name="aten",
+        run=load_source(source),
+        scratch_bytes=plan.total_bytes + memory.extra_bytes,
+        operators=text.calls,
+        details={
+            "arena": str(plan),
+            "allocating": dict(emitter.allocating),
+            "settled copies": len(layout.settled),
+            "constants": homes.count(Home.CONSTANT),
+        },
+        source=source.text,
+    )

@@ -1,0 +1,313 @@
+"""From a traced graph, its layout and its memory to one straight-line Python function, as text and names.
+
+    def replay(tensors, numbers):
+        in0, in1, in2, = tensors                     the caller's tensors
+        s0, = numbers
+        written((in0,))                              autograd is told what is about to change
+        with without(keys):                          operators are called below autograd, as they were traced
+            addmm_out(in1, in2, t, out=addmm)        into the arena; `t` and `addmm` were made once
+            sub = 1.0 - s0
+            float32s[0] = sub
+            mul_(in0, cell)
+            loss = mse_loss(addmm, in2)              an output: new memory
+            return (loss,)
+
+Tensors that lie in the arena, their views and constants are made while the text is written: they are names of it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+from torch._ops import OpOverload
+
+from treeplay.errors import LoweringError
+from treeplay.facts.spec import TensorSpec
+from treeplay.lower.aten_memory import Memory, below_autograd, empty_like_spec, result_specs
+from treeplay.lower.aten_numbers import NumberText
+from treeplay.lower.aten_ops import (
+    COPIES,
+    EMPTY,
+    KEEPS_FOR_BACKWARD,
+    OutForm,
+    aten,
+    fill_value,
+    is_inplace_view,
+    out_form,
+    returns_count,
+)
+from treeplay.lower.aten_private import (
+    ExcludeKeys,
+    empty_strided_host,
+    increment_version,
+    keys_above_operators,
+    with_gradients_on,
+)
+from treeplay.lower.aten_storage import Home, Layout, Node, Storage, written_by
+from treeplay.lower.aten_text import Bound, Text
+from treeplay.lower.aten_uses import endings, written_inputs
+from treeplay.lower.functional import scalar_nodes
+
+_RESERVED = frozenset({"replay", "tensors", "numbers", "arena", "abs"})
+
+
+@dataclass(eq=False, slots=True)
+class Emitter:
+    """Writes the nodes of one graph in order."""
+
+    graph: torch.fx.Graph
+    layout: Layout
+    memory: Memory
+    text: Text
+    numbers: NumberText
+    allocating: Counter[str] = field(default_factory=Counter)
+    _makes: dict[Node, list[Storage]] = field(default_factory=dict)
+    _first: dict[Node, Bound] = field(default_factory=dict)
+    _views: dict[tuple[Any, ...], Bound] = field(default_factory=dict)
+    _locals: dict[Storage | Node, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def write(self) -> None:
+        """Write the whole function."""
+        self._makes = self.layout.by_maker()
+        self.text.taken |= {node.name for node in self.graph.nodes} | _RESERVED
+        numbers = scalar_nodes(self.graph)
+        self._write_head(numbers)
+        ended = endings(self.graph, self.layout)
+        for node in self.graph.nodes:
+            if node in numbers and node.op != "placeholder":
+                self.numbers.write(node)
+            elif node.op == "call_function":
+                self._write_tensors(node)
+            elif node.op == "output":
+                self.text.line(f"return ({''.join(f'{item}, ' for item in self._results(node))})")
+            elif node.op != "placeholder":
+                raise LoweringError(f"{node.op} is not an operator")
+            self._drop(ended.get(node, []))
+
+    # --- around the operators -------------------------------------------------------------------------------
+
+    def _write_head(self, numbers: set[Node]) -> None:
+        placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
+        lines = ["def replay(tensors, numbers):"]
+        for title, wanted in (("tensors", False), ("numbers", True)):
+            names = [self._input(node) for node in placeholders if (node in numbers) is wanted]
+            if names:
+                lines.append(f"    {''.join(f'{name}, ' for name in names).rstrip()} = {title}")
+        written = [node.name for node in written_inputs(self.graph, self.layout)]
+        if written:
+            lines.append(f"    {self.text.name(increment_version, 'written')}([{', '.join(written)}])")
+        guard = self.text.name(ExcludeKeys, "without")
+        lines.append(f"    with {guard}({self.text.name(keys_above_operators(), 'keys')}):")
+        self.text.lines = lines
+
+    def _input(self, node: Node) -> str:
+        if "spec" not in node.meta:
+            self.text.bind_number(node, node.name)
+            return node.name
+        self.text.bind_live(node)
+        self._note_view(node)
+        return node.name
+
+    def _results(self, node: Node) -> Iterator[str]:
+        for item in node.args[0]:  # type: ignore[union-attr]
+            yield self.text.expression(self._first.get(item, self.text.env[item]))  # type: ignore[arg-type]
+
+    def _drop(self, ended: list[Storage | Node]) -> None:
+        names = [name for item in ended for name in self._locals.pop(item, [])]
+        if names:
+            self.text.line(f"del {', '.join(names)}")
+
+    # --- operators ------------------------------------------------------------------------------------------
+
+    def _write_tensors(self, node: Node) -> None:
+        op, env = node.target, self.text.env
+        if op is operator.getitem:
+            self._write_part(node)
+        elif node in self.layout.settled:
+            source = self.layout.settled[node]
+            env[node] = env[source]
+            if node.target not in COPIES:
+                env[node.args[0]] = env[source]  # type: ignore[index]
+        elif not isinstance(op, OpOverload):
+            raise LoweringError(f"{op} is not an ATen operator")
+        elif op is aten.detach.default:
+            env[node] = env[node.args[0]]  # type: ignore[index]
+        elif node in self._makes:
+            self._write_maker(node, op, self._makes[node])
+        elif is_inplace_view(op):
+            self._write_reshape(node, op)
+        elif any(written_by(node)):
+            self._write_writer(node, op)
+        elif op not in EMPTY:  # else its only use is a settled copy, which gives it another's memory
+            self._write_view(node, op)
+
+    def _write_part(self, node: Node) -> None:
+        if node in self.text.env:  # its operator wrote it into the arena
+            return
+        whole = self.text.env[node.args[0]]  # type: ignore[index]
+        if whole.is_static:
+            self.text.bind_static(node, whole.value[node.args[1]])
+        else:
+            self._bind_local(node)
+            self.text.line(f"{node.name} = {whole.text}[{node.args[1]}]")
+
+    def _write_maker(self, node: Node, op: OpOverload, makes: list[Storage]) -> None:
+        home = makes[0].home
+        if home is Home.CONSTANT:
+            self.text.bind_static(node, self._constant(node, op))
+        elif home is Home.ARENA:
+            self._write_into_arena(node, op, makes)
+        elif op in EMPTY and node.meta["spec"].device.type == "cpu":
+            spec: TensorSpec = node.meta["spec"]
+            make = self.text.name(empty_strided_host, "empty_strided")
+            words = ", ".join(map(self.text.expression, (spec.shape, spec.stride, spec.dtype)))
+            self.text.line(f"{self._bind_local(node)} = {make}({words})")
+        else:
+            if all(storage.home is Home.OWN for storage in makes):
+                self.allocating[str(op)] += 1
+            self._write_call(node, op)
+
+    def _write_into_arena(self, node: Node, op: OpOverload, makes: list[Storage]) -> None:
+        if returns_count(op) == 1:
+            buffer = makes[0]
+            tensor = self.memory.tensor(buffer.birth.meta["storage"], node.meta["spec"], node.meta["offset"])
+            self.text.bind_static(node, tensor)
+        value = fill_value(op, node.args)
+        if op in EMPTY:
+            return
+        if op in COPIES:
+            words = self.text.call(aten.copy_.default, (node, node.args[0]), {})
+        elif value is not None:
+            words = self.text.call(aten.fill_.Scalar, (node, value), {})
+        else:
+            words = self._out_call(node, op)
+        self.text.line(words)
+
+    def _out_call(self, node: Node, op: OpOverload) -> str:
+        form = out_form(op)
+        assert form is not None
+        outs = self._outs(node, op, form)
+        _, args = self.numbers.with_cell(form.base, node.args)  # the form takes a cell where it takes a number
+        return self.text.call(form.op, (*args, *form.more), dict(node.kwargs), outs)
+
+    def _outs(self, node: Node, op: OpOverload, form: OutForm) -> dict[str, Any]:
+        if len(form.outs) == 1:
+            return {form.outs[0]: self.text.env[node]}
+        parts = {user.args[1]: user for user in node.users}
+        specs = None
+        for index in range(len(form.outs)):
+            part = parts.get(index)
+            if part is not None:
+                storage = self.layout.of[part].birth.meta["storage"]
+                self.text.bind_static(part, self.memory.tensor(storage, part.meta["spec"], part.meta["offset"]))
+                parts[index] = self.text.env[part]
+                continue
+            # A result that nobody uses: the kernel writes it all the same.
+            specs = specs or result_specs(op, *_as_specs(node))
+            unused = self.memory.keep(empty_like_spec(specs[index]))
+            parts[index] = Bound("unused", empty_like_spec(specs[index], "meta"), unused)
+        return {name: parts[index] for index, name in enumerate(form.outs)}
+
+    def _write_writer(self, node: Node, op: OpOverload) -> None:
+        target = next(written_by(node))
+        if "spec" in node.meta:
+            self.text.env[node] = self.text.env[target]
+        op, args = self.numbers.with_cell(op, node.args)
+        self.text.line(self.text.call(op, args, dict(node.kwargs)))
+
+    def _write_view(self, node: Node, op: OpOverload) -> None:
+        if not self.text.is_static((*node.args, *node.kwargs.values())):
+            self._write_live_view(node, op)
+            return
+        made = below_autograd(op, *map(self.text.value, node.args), **node.kwargs)
+        bases = [self.text.value(item) for item in node.all_input_nodes]
+        for part in made if isinstance(made, (list, tuple)) else [made]:
+            if all(_memory_of(part) != _memory_of(base) for base in bases):
+                raise LoweringError(f"{op} was traced as a view of its argument, and gives new memory")
+        self.text.bind_static(node, made)
+
+    def _write_live_view(self, node: Node, op: OpOverload) -> None:
+        if "spec" not in node.meta:  # several views at once
+            self._write_call(node, op)
+            return
+        same = self._views.get(_view_key(node))
+        if same is not None:
+            self.text.env[node] = same
+            return
+        args = self.text.bounds(tuple(node.args))
+
+        def define() -> None:
+            self.text.line(f"{node.name} = {self.text.call(op, args, dict(node.kwargs))}")
+            self._locals[self.layout.of[node]].append(node.name)
+
+        self.text.bind_live(node, define)
+        self._note_view(node)
+
+    def _note_view(self, node: Node) -> None:
+        """Let a later view of the same memory in the same shape be this one."""
+        if self.layout.of[node].is_plain:
+            self._views.setdefault(_view_key(node), self.text.env[node])
+
+    def _write_reshape(self, node: Node, op: OpOverload) -> None:
+        """A reshape in place acts on a twin: other nodes may be the same object without meaning to be reshaped."""
+        target = node.args[0]
+        assert isinstance(target, Node)
+        before = self.text.env[target]
+        self._first.setdefault(target, before)
+        if before.is_static:
+            self.text.bind_static(
+                node, below_autograd(op, below_autograd(aten.alias.default, before.value), *node.args[1:])
+            )
+        else:
+            twin = self.text.call(aten.alias.default, (target,), {})
+            self.text.line(f"{self._bind_local(node)} = {twin}")
+            self.text.line(self.text.call(op, (node, *node.args[1:]), {}))
+        self.text.env[target] = self.text.env[node]
+
+    def _write_call(self, node: Node, op: OpOverload) -> None:
+        op, args = self.numbers.with_cell(op, node.args)
+        kept = KEEPS_FOR_BACKWARD.get(op)
+        if kept is not None and any(part.args[1] == kept for part in node.users):
+            words = self.text.call_by(with_gradients_on(op), op, args, dict(node.kwargs))
+        else:
+            words = self.text.call(op, args, dict(node.kwargs))
+        self.text.line(f"{self._bind_local(node)} = {words}" if node.users else words)
+
+    def _bind_local(self, node: Node) -> str:
+        name = self.text.bind_live(node)
+        self._locals[self.layout.of.get(node, node)].append(name)
+        if node in self.layout.of:
+            self._note_view(node)
+        return name
+
+    def _constant(self, node: Node, op: OpOverload) -> Any:
+        def value(item: Any) -> Any:
+            if isinstance(item, Node):
+                bound = self.text.env[item]
+                return bound.value if bound.is_static else empty_like_spec(item.meta["spec"])
+            return [value(part) for part in item] if isinstance(item, (list, tuple)) else item
+
+        made = below_autograd(op, *map(value, node.args), **{name: value(item) for name, item in node.kwargs.items()})
+        for part in made if isinstance(made, (list, tuple)) else [made]:
+            self.memory.keep(part)
+        return made
+
+
+def _view_key(node: Node) -> tuple[Any, ...]:
+    spec: TensorSpec = node.meta["spec"]
+    return node.meta["storage"], node.meta["offset"], spec.shape, spec.stride, spec.dtype
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _as_specs(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda item: item.meta.get("spec", 0.5))
+    return args, kwargs

@@ -1,0 +1,263 @@
+"""The storages of a traced graph: who makes each, how long it is needed, and where its memory comes from. Pure.
+
+    in0 ── t ── mm ─▶ storage A ── view ── copy_ ─▶ storage B ─▶ output
+
+Where a storage is copied into a new one of the same layout and not read again, both are one: the copy is *settled* and
+does not happen. Above, `mm` makes the output itself.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+import torch.fx
+from torch._ops import OpOverload
+
+from treeplay.errors import LoweringError
+from treeplay.facts.spec import TensorSpec
+from treeplay.lower.aten_ops import (
+    COPIES,
+    EMPTY,
+    aten,
+    fill_value,
+    is_inplace_view,
+    is_pure,
+    is_written,
+    needs_only_memory,
+)
+
+Node = torch.fx.Node
+_RESHAPES = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapdims_", "swapaxes_", "as_strided_"})
+
+
+class Home(Enum):
+    """Where the memory of a storage comes from."""
+
+    INPUT = auto()  # the caller
+    OUTPUT = auto()  # a new allocation per replay, given to the caller
+    CONSTANT = auto()  # made once: its contents never change
+    ARENA = auto()  # shared scratch memory
+    OWN = auto()  # the operator that makes it allocates it on each replay
+
+
+@dataclass(eq=False, slots=True)
+class Storage:
+    """One storage: the node whose operator makes it, its tensors, the first and last step it is needed, its bytes."""
+
+    maker: Node
+    first: int
+    last: int
+    nodes: list[Node] = field(default_factory=list)
+    nbytes: int = 0
+    is_mutated: bool = False
+    is_plain: bool = True  # the specs of its tensors say all: none is a lazy conjugate or negative, or reshaped
+    home: Home = Home.OWN
+
+    @property
+    def birth(self) -> Node:
+        """The first tensor in it."""
+        return self.nodes[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The storage of each node that is a tensor, and the copies that need not happen."""
+
+    of: dict[Node, Storage]
+    settled: dict[Node, Node]  # the copy -> the tensor that already holds the values
+
+    @property
+    def storages(self) -> list[Storage]:
+        """Each storage once, in the order in which they are made."""
+        return list(dict.fromkeys(self.of.values()))
+
+    def by_maker(self) -> dict[Node, list[Storage]]:
+        """The storages that each operator makes."""
+        return _by_maker(self.of.values())
+
+
+def survey_storages(graph: torch.fx.Graph) -> Layout:
+    """Find the storages of a graph; raises `LoweringError` for a tensor that changes its shape or size in place."""
+    steps = {node: step for step, node in enumerate(graph.nodes)}
+    of = _storages(graph, steps)
+    outputs = _tensors(graph.output_node().args[0])
+    kept = {of[node] for node in outputs} | {of[node] for node in of if node.op == "placeholder"}
+    constants = _constants(graph, of, kept)
+    layout = Layout(of, _settle(graph, steps, of, kept | constants))
+    results = {of[node] for node in outputs}
+    for makes in layout.by_maker().values():
+        for storage in makes:
+            storage.home = _home(storage, makes, results, constants)
+    return layout
+
+
+def _by_maker(storages: Iterable[Storage]) -> dict[Node, list[Storage]]:
+    found: dict[Node, list[Storage]] = {}
+    for storage in dict.fromkeys(storages):
+        found.setdefault(storage.maker, []).append(storage)
+    return found
+
+
+def maker_of(node: Node) -> Node:
+    """The node that runs the operator which `node` is a result of."""
+    if node.target is operator.getitem and isinstance(node.args[0], Node):
+        return node.args[0]
+    return node
+
+
+def written_by(node: Node) -> Iterator[Node]:
+    """The nodes that the operator of `node` writes to."""
+    if not isinstance(node.target, OpOverload):
+        return
+    for position, argument in enumerate(node.target._schema.arguments):
+        if is_written(argument):
+            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            yield from _tensors(given)
+
+
+def _tensors(value: Any) -> list[Node]:
+    if isinstance(value, Node):
+        return [value] if "spec" in value.meta else []
+    return [node for item in value for node in _tensors(item)] if isinstance(value, (list, tuple)) else []
+
+
+# --- lifetimes ----------------------------------------------------------------------------------------------
+
+
+def _storages(graph: torch.fx.Graph, steps: dict[Node, int]) -> dict[Node, Storage]:
+    known: dict[int, Storage] = {}
+    of: dict[Node, Storage] = {}
+    specs: dict[Node, TensorSpec] = {}
+    for node in graph.nodes:
+        for argument in node.all_input_nodes:
+            if argument in of:
+                of[argument].last = steps[node]
+        for target in written_by(node):
+            of[target].is_mutated |= not is_inplace_view(node.target)
+            of[target].is_plain &= not is_inplace_view(node.target)
+            _check_shape(node, target, specs)
+        if "storage" in node.meta:
+            of[node] = _note(node, known, steps)
+            specs[node] = node.meta["spec"]
+    return of
+
+
+def _note(node: Node, known: dict[int, Storage], steps: dict[Node, int]) -> Storage:
+    maker = maker_of(node)
+    storage = known.setdefault(node.meta["storage"], Storage(maker, steps[maker], steps[node]))
+    spec: TensorSpec = node.meta["spec"]
+    storage.nodes.append(node)
+    storage.last = max(storage.last, steps[node])
+    storage.is_plain &= not spec.dtype.is_complex and node.target is not aten._neg_view.default
+    storage.nbytes = max(storage.nbytes, node.meta["offset"] * spec.dtype.itemsize + spec.nbytes)
+    return storage
+
+
+def _check_shape(node: Node, target: Node, specs: dict[Node, TensorSpec]) -> None:
+    """Follow a tensor that is reshaped in place; refuse one that is given other memory, or more of it."""
+    before, after = specs[target], node.meta.get("spec")
+    if after is None or node.meta["storage"] != target.meta["storage"]:
+        is_resized = is_inplace_view(node.target)
+    elif is_inplace_view(node.target):
+        is_resized = node.target._schema.name.partition("::")[2] not in _RESHAPES or target.op == "placeholder"
+        specs[target] = after
+    else:
+        is_resized = (before.shape, before.stride) != (after.shape, after.stride)
+    if is_resized:
+        where = node.meta.get("where")
+        raise LoweringError(f"{node.target} resizes a tensor in place{f', at {where}' if where else ''}")
+
+
+# --- what never changes -------------------------------------------------------------------------------------
+
+
+def _constants(graph: torch.fx.Graph, of: dict[Node, Storage], kept: set[Storage]) -> set[Storage]:
+    """Storages that hold the same values in each replay: made from plain numbers only, and never written."""
+    found: set[Storage] = set()
+    for maker, makes in _by_maker(of.values()).items():
+        is_fixed = isinstance(maker.target, OpOverload) and is_pure(maker.target)
+        is_fixed = is_fixed and not any(storage.is_mutated or storage in kept for storage in makes)
+        if is_fixed and all(of.get(argument) in found for argument in _read_by(maker, of)):
+            found |= set(makes)
+    return found
+
+
+def _read_by(node: Node, of: dict[Node, Storage]) -> list[Node]:
+    # `ones_like(x)` takes the shape of `x` and never looks at its values.
+    only_shapes = fill_value(node.target, node.args) is not None
+    return [argument for argument in node.all_input_nodes if not (only_shapes and argument in of)]
+
+
+# --- copies that need not happen ----------------------------------------------------------------------------
+
+
+def _settle(
+    graph: torch.fx.Graph, steps: dict[Node, int], of: dict[Node, Storage], fixed: set[Storage]
+) -> dict[Node, Node]:
+    settled: dict[Node, Node] = {}
+    for node in graph.nodes:
+        pair = _copied(node, steps, of)
+        if pair is None or of[pair[1]] in fixed or not _is_handover(node, *pair, steps, of):
+            continue
+        target, source = pair
+        settled[node] = source
+        if of[target] in fixed:  # an output: from now on its source is one, and not free to go elsewhere
+            fixed.add(of[source])
+        _merge(of, into=of[source], gone=of[target])
+    return settled
+
+
+def _copied(node: Node, steps: dict[Node, int], of: dict[Node, Storage]) -> tuple[Node, Node] | None:
+    """The new tensor that `node` copies into, which nobody used before, and the tensor that it copies."""
+    if node.target in COPIES and node in of:
+        target, source = node, node.args[0]
+    elif node.target is aten.copy_.default:
+        target, source = node.args[0], node.args[1]  # type: ignore[assignment]
+    else:
+        return None
+    if not isinstance(source, Node) or source not in of:
+        return None
+    is_new = target is node or (
+        target.target in EMPTY
+        and of[target].birth is target
+        and all(steps[user] >= steps[node] for user in target.users)
+    )
+    return (target, source) if is_new else None
+
+
+def _is_handover(node: Node, target: Node, source: Node, steps: dict[Node, int], of: dict[Node, Storage]) -> bool:
+    """Whether the copy is the last use of the source's storage, and both tensors fill their storages alike."""
+    before, after = source.meta["spec"], target.meta["spec"]
+    alike = (before.shape, before.stride, before.dtype, before.device) == (
+        after.shape,
+        after.stride,
+        after.dtype,
+        after.device,
+    )
+    whole = source.meta["offset"] == target.meta["offset"] == 0 and of[source].nbytes == of[target].nbytes
+    return alike and whole and of[source].is_plain and of[source] is not of[target] and of[source].last == steps[node]
+
+
+def _merge(of: dict[Node, Storage], *, into: Storage, gone: Storage) -> None:
+    into.last = max(into.last, gone.last)
+    into.is_mutated |= gone.is_mutated
+    into.is_plain &= gone.is_plain
+    into.nodes += gone.nodes
+    of.update(dict.fromkeys(gone.nodes, into))
+
+
+def _home(storage: Storage, siblings: list[Storage], results: set[Storage], constants: set[Storage]) -> Home:
+    maker = storage.maker
+    if maker.op == "placeholder":
+        return Home.INPUT
+    if storage in constants:
+        return Home.CONSTANT
+    if storage in results:
+        return Home.OUTPUT
+    # An operator writes all of its results into given memory, or none; and only host memory is ours to lay out.
+    can_place = not any(other in results for other in siblings) and storage.birth.meta["spec"].device.type == "cpu"
+    return Home.ARENA if can_place and needs_only_memory(maker.target, maker.args) else Home.OWN

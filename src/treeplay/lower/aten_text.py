@@ -1,0 +1,186 @@
+"""The text of a replay function while it grows: what each node is called there, and how operators are written.
+
+Values go in as nodes of the graph and plain Python values; expressions come out. Whatever has no literal gets a name.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+from torch._ops import OpOverload
+
+from treeplay.facts.source import Source
+from treeplay.facts.spec import TensorSpec
+from treeplay.lower.aten_calls import spell
+from treeplay.lower.aten_memory import empty_like_spec
+
+Node = torch.fx.Node
+_UNKNOWN = object()
+
+
+@dataclass(eq=False, slots=True)
+class Bound:
+    """What a node is in the text: an expression, a stand-in without memory, and its value if that never changes.
+
+    A view that may never be used is written at its first use, by `define`.
+    """
+
+    text: str
+    stand_in: Any
+    value: Any = _UNKNOWN
+    define: Callable[[], None] | None = None
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the same object serves every replay."""
+        return self.value is not _UNKNOWN
+
+
+@dataclass(eq=False, slots=True)
+class Text:
+    """Lines, names, and the meaning of nodes; one per lowered graph, dropped when its function is made."""
+
+    env: dict[Node, Bound] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    names: dict[str, Any] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+    calls: int = 0
+    _named: dict[int, str] = field(default_factory=dict)
+
+    def source(self, name: str, entry: str) -> Source:
+        """The finished text."""
+        return Source(name, "\n".join(self.lines) + "\n", self.names, entry)
+
+    # --- names ----------------------------------------------------------------------------------------------
+
+    def fresh(self, wish: str) -> str:
+        """A name like `wish` that nothing else has."""
+        base = re.sub(r"\W", "_", wish)
+        base = f"_{base}" if keyword.iskeyword(base) or base[:1].isdigit() else base
+        name, number = base, 0
+        while name in self.taken:
+            number += 1
+            name = f"{base}_{number}"
+        self.taken.add(name)
+        return name
+
+    def name(self, value: Any, wish: str) -> str:
+        """The name of an object; the same one each time."""
+        if id(value) not in self._named:
+            self._named[id(value)] = name = self.fresh(wish)
+            self.names[name] = value  # kept alive by this, so its identity is its own
+        return self._named[id(value)]
+
+    # --- what nodes are -------------------------------------------------------------------------------------
+
+    def bind_live(self, node: Node, define: Callable[[], None] | None = None) -> str:
+        """Let a local variable hold the node; gives its name."""
+        spec: TensorSpec | None = node.meta.get("spec")
+        stand_in = None if spec is None else empty_like_spec(spec, "meta")
+        self.env[node] = Bound(node.name, stand_in, define=define)
+        return node.name
+
+    def bind_number(self, node: Node, text: str) -> None:
+        """Let an expression hold the node, a number."""
+        self.env[node] = Bound(text, 0.5 + len(self.env))  # no two alike, so that a mix-up shows
+
+    def bind_static(self, node: Node, value: Any) -> None:
+        """Let an object hold the node for good."""
+        is_tensor = isinstance(value, torch.Tensor)
+        stand_in = empty_like_spec(TensorSpec.of(value), "meta") if is_tensor else None
+        self.env[node] = Bound(node.name, stand_in, value)
+
+    def bounds(self, item: Any) -> Any:
+        """An argument with what its nodes are now in their place."""
+        if isinstance(item, (list, tuple)):
+            return type(item)(map(self.bounds, item))
+        return self.env[item] if isinstance(item, Node) else item
+
+    def value(self, item: Any) -> Any:
+        """An argument as a value, with `Bound.value` for nodes."""
+        if isinstance(item, Node):
+            item = self.env[item]
+        if isinstance(item, Bound):
+            return item.value
+        return [self.value(part) for part in item] if isinstance(item, (list, tuple)) else item
+
+    def is_static(self, item: Any) -> bool:
+        """Whether an argument holds no node that changes from replay to replay."""
+        if isinstance(item, Node):
+            item = self.env[item]
+        if isinstance(item, Bound):
+            return item.is_static
+        return all(map(self.is_static, item)) if isinstance(item, (list, tuple)) else True
+
+    # --- expressions ----------------------------------------------------------------------------------------
+
+    def expression(self, item: Any) -> str:
+        """An argument as text."""
+        if isinstance(item, Node):
+            item = self.env[item]
+        if isinstance(item, Bound):
+            return self._use(item)
+        if isinstance(item, (list, tuple)):
+            return self._sequence(item)
+        if item is None or isinstance(item, (bool, int, str)) or (isinstance(item, float) and math.isfinite(item)):
+            return repr(item)
+        return self.name(item, str(item).removeprefix("torch."))
+
+    def _use(self, bound: Bound) -> str:
+        if bound.is_static:
+            self.names[bound.text] = bound.value
+        elif bound.define is not None:
+            define, bound.define = bound.define, None
+            define()
+        return bound.text
+
+    def _sequence(self, items: list[Any] | tuple[Any, ...]) -> str:
+        if any(isinstance(item, (Node, Bound)) for item in items) and self.is_static(items):
+            return self.name(type(items)(self.value(item) for item in items), "group")
+        # Plain numbers as a tuple: Python makes a constant of it.
+        if all(item is None or isinstance(item, (bool, int, float)) for item in items):
+            return f"({''.join(f'{self.expression(item)}, ' for item in items).rstrip()})"
+        return f"[{', '.join(map(self.expression, items))}]"
+
+    def _stand_in(self, item: Any) -> Any:
+        if isinstance(item, Node):
+            item = self.env[item]
+        if isinstance(item, Bound):
+            return item.stand_in
+        return [self._stand_in(part) for part in item] if isinstance(item, (list, tuple)) else item
+
+    def call(
+        self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], outs: dict[str, Any] | None = None
+    ) -> str:
+        """A call of `op` as text; `outs` are the tensors to write to."""
+        outs = outs or {}
+        stand_ins = tuple(map(self._stand_in, args))
+        spelling = spell(op, stand_ins, _each(self._stand_in, kwargs), _each(self._stand_in, outs))
+        return self._call(spelling.function, spelling.name, args, {**kwargs, **spelling.keywords(outs)})
+
+    def call_by(
+        self, function: Callable[..., Any], op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str:
+        """A call of `function`, which stands for `op`, as text."""
+        return self._call(function, op._schema.name.partition("::")[2], args, kwargs)
+
+    def _call(self, function: Callable[..., Any], wish: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        self.calls += 1
+        words = [self.expression(arg) for arg in args]
+        words += [f"{name}={self.expression(value)}" for name, value in kwargs.items()]
+        return f"{self.name(function, wish)}({', '.join(words)})"
+
+    def line(self, text: str) -> None:
+        """Add a line to the body."""
+        self.lines.append(f"        {text}")
+
+
+def _each(convert: Any, items: dict[str, Any]) -> dict[str, Any]:
+    return {name: convert(item) for name, item in items.items()}

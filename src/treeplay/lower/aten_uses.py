@@ -1,0 +1,37 @@
+"""Questions about a graph and its layout that the emitter asks before it writes: what is written, what ends where. Pure."""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+
+import torch.fx
+
+from treeplay.lower.aten_storage import Home, Layout, Node, Storage, maker_of, written_by
+
+
+def written_inputs(graph: torch.fx.Graph, layout: Layout) -> list[Node]:
+    """The inputs that an operator writes to, itself or through a view of it."""
+    roots: dict[Node, Node] = {}
+    found: dict[Node, None] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            roots[node] = node
+        found |= dict.fromkeys(roots[target] for target in written_by(node) if target in roots)
+        storage = layout.of.get(node)
+        if storage is not None and storage.home is Home.INPUT and node not in roots:
+            bases = maker_of(node).all_input_nodes
+            roots[node] = next(roots[item] for item in bases if layout.of.get(item) is storage)
+    return list(found)
+
+
+def endings(graph: torch.fx.Graph, layout: Layout) -> dict[Node, list[Storage | Node]]:
+    """What is over after each node: storages that operators allocated, and results that were taken apart."""
+    nodes = list(graph.nodes)
+    found: dict[Node, list[Storage | Node]] = defaultdict(list)
+    for last in {node.args[0]: node for node in nodes if node.target is operator.getitem}.values():
+        found[last].append(last.args[0])
+    for storage in layout.storages:
+        if storage.home is Home.OWN:
+            found[nodes[storage.last]].append(storage)
+    return found

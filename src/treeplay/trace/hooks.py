@@ -1,0 +1,53 @@
+"""Hooks of modules, optimizers and parameters: they run while a program is traced, and must be the same on a replay.
+
+torch numbers all hooks of a process by one counter, so that as long as it stands still none was added anywhere; only when
+it has moved, or where there are hooks that may be removed, are the tables compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from treeplay.trace.torch_private import global_hook_tables, hooks_made
+
+_MODULE = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OPTIMIZER = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_TENSOR = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+class Hooks:
+    """The hooks that there were when it was made; `are_the_same` tells whether these are still all."""
+
+    def __init__(self, modules: Iterable[Any], optimizers: Iterable[Any], tensors: Iterable[torch.Tensor]) -> None:
+        self._owners = [
+            *((module, _MODULE) for module in modules),
+            *((optimizer, _OPTIMIZER) for optimizer in optimizers),
+            *((tensor, _TENSOR) for tensor in tensors),
+        ]
+        self._recorded = self._now()
+        self._made = hooks_made()
+
+    @property
+    def are_the_same(self) -> bool:
+        """Whether no hook was added or removed."""
+        made = hooks_made()
+        if made == self._made and not self._recorded:
+            return True
+        if self._now() != self._recorded:
+            return False
+        self._made = made
+        return True
+
+    def _now(self) -> list[Any]:
+        tables = [getattr(owner, name, None) for owner, names in self._owners for name in names]
+        return [(index, *table) for index, table in enumerate([*global_hook_tables(), *tables]) if table]
+
+
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Whether hooks hang on `tensor` itself, so that another tensor in its place would not do."""
+    return any(getattr(tensor, name, None) for name in _TENSOR)
+
+

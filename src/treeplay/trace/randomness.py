@@ -1,0 +1,54 @@
+"""Random generators during a trace: each random operator must meet the state that the one before it left.
+
+A replay draws on from where a generator stands. A program that seeds a generator, puts back an earlier state
+(`fork_rng`, `checkpoint`) or makes a generator of its own would draw other numbers than eager, so it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+_SEED = 0x7EEB1A7
+
+
+class Generators:
+    """Generators that outlive the call. `restore` puts them back as they were before the trace."""
+
+    def __init__(self, known: Iterable[torch.Generator]) -> None:
+        every = [torch.default_generator, *known]
+        # By address: an operator is given another Python object of the same generator.
+        self._before = {generator._cdata: (generator, generator.get_state()) for generator in every}
+        self._expected = {key: state for key, (_, state) in self._before.items()}
+        self._drawn = 0
+
+    def is_known(self, generator: torch.Generator) -> bool:
+        """Whether `generator` was there before the trace."""
+        return generator._cdata in self._before
+
+    def was_set(self, generator: torch.Generator) -> bool:
+        """Whether the program gave `generator` another state since the last random operator."""
+        return not torch.equal(generator.get_state(), self._expected[generator._cdata])
+
+    def any_was_set(self) -> bool:
+        """Whether that is so for any of them."""
+        return any(self.was_set(generator) for generator, _ in self._before.values())
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Move `generator` on, as a run would, so that going back to an earlier state shows."""
+        self._drawn += 1
+        generator.manual_seed(_SEED + self._drawn)
+        self._expected[generator._cdata] = generator.get_state()
+
+    def restore(self) -> None:
+        """Put every generator back."""
+        for generator, state in self._before.values():
+            generator.set_state(state)
+
+
+def generator_in(arguments: Iterable[Any]) -> torch.Generator:
+    """The generator that an operator with these arguments draws from."""
+    given = (leaf for leaf in arguments if isinstance(leaf, torch.Generator))
+    return next(given, torch.default_generator)

@@ -1,0 +1,284 @@
+"""Results: fresh on each call, or the very tensors and views that eager gives."""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from support import assert_same, jit
+from torch import nn
+
+
+def test_a_kept_result_never_changes() -> None:
+    weight = torch.randn(3)
+    jitted = jit(lambda x: (x - weight, (x * weight).sum()))
+    given = [torch.randn(3) for _ in range(6)]
+    kept = [jitted(x) for x in given]
+    for x, found in zip(given, kept, strict=True):
+        assert_same(found, (x - weight, (x * weight).sum()))
+
+
+def test_a_kept_result_survives_being_the_next_argument() -> None:
+    jitted = jit(lambda x: x * 3 - 1)
+    chain = [torch.ones(2)]
+    for _ in range(6):
+        chain.append(jitted(chain[-1]))
+    for before, after in zip(chain, chain[1:], strict=False):
+        assert_same(after, before * 3 - 1)
+
+
+def test_writing_to_a_result_changes_no_later_one() -> None:
+    jitted = jit(lambda x: (x * 2, torch.tensor([1.0, 2.0]), torch.zeros(2), torch.tensor(5.0)))
+    for _ in range(5):
+        found = jitted(torch.ones(2))
+        assert_same(found, (torch.full((2,), 2.0), torch.tensor([1.0, 2.0]), torch.zeros(2), torch.tensor(5.0)))
+        for tensor in found:
+            tensor.fill_(7)
+
+
+def test_a_constant_that_the_program_writes_to_starts_anew() -> None:
+    def count(x: torch.Tensor) -> torch.Tensor:
+        total = torch.tensor([1.0, 2.0])
+        total.add_(x)
+        return total
+
+    jitted = jit(count)
+    for _ in range(5):
+        assert_same(jitted(torch.ones(2)), torch.tensor([2.0, 3.0]))
+
+
+def test_an_argument_returned_is_that_very_tensor() -> None:
+    jitted = jit(lambda x: (x, x + 1))
+    for _ in range(4):
+        x = torch.randn(3)
+        assert jitted(x)[0] is x
+
+
+def test_state_returned_is_that_very_tensor() -> None:
+    model = nn.Linear(2, 2)
+    jitted = jit(lambda: model.weight)
+    for _ in range(4):
+        assert jitted() is model.weight
+
+
+def test_a_view_of_an_argument_is_a_view() -> None:
+    jitted = jit(lambda x: (x[1:, 0], x.t(), x.view(-1)[::2]))
+    for _ in range(4):
+        x = torch.randn(3, 2)
+        row, turned, flat = jitted(x)
+        assert_same((row, turned, flat), (x[1:, 0], x.t(), x.view(-1)[::2]))
+        x.fill_(5.0)
+        assert_same((row, turned, flat), (x[1:, 0], x.t(), x.view(-1)[::2]))
+
+
+def test_a_view_of_a_sliced_argument_lies_where_eager_puts_it() -> None:
+    jitted = jit(lambda x: x[1:] * 1 + 0 * x[:-1] if x.dim() == 3 else x[1:])
+    base = torch.arange(24.0).view(6, 4)
+    for start in (0, 1, 2, 1):
+        x = base[start : start + 3]
+        found = jitted(x)
+        assert found.data_ptr() == x[1:].data_ptr()
+        assert_same(found, x[1:])
+
+
+def test_a_view_of_a_parameter_carries_gradients() -> None:
+    model = nn.Linear(2, 2)
+    jitted = jit(lambda: model.weight[0])
+    for _ in range(4):
+        model.zero_grad()
+        (jitted() * torch.tensor([3.0, 5.0])).sum().backward()
+        assert_same(model.weight.grad, torch.tensor([[3.0, 5.0], [0.0, 0.0]]))
+
+
+def test_a_detached_view_of_a_parameter_needs_no_gradient() -> None:
+    model = nn.Linear(2, 2)
+    jitted = jit(lambda: (model.weight.detach(), model.weight.detach()[0], model.weight[1]))
+    for _ in range(4):
+        whole, first, second = jitted()
+        assert (whole.requires_grad, first.requires_grad, second.requires_grad) == (False, False, True)
+        assert whole.data_ptr() == model.weight.data_ptr()
+
+
+def test_results_that_share_memory_share_it() -> None:
+    def views(x: torch.Tensor) -> Any:
+        made = x * 2
+        return made, made[0], made.t(), made.view(-1)[1:3]
+
+    jitted = jit(views)
+    for _ in range(4):
+        x = torch.randn(2, 2)
+        whole, row, turned, part = jitted(x)
+        assert_same((whole, row, turned, part), views(x))
+        whole[0, 1] = 9.0
+        assert row[1] == 9.0 and turned[1, 0] == 9.0 and part[0] == 9.0
+
+
+def test_a_part_of_something_larger_is_a_result_too() -> None:
+    jitted = jit(lambda x: (x * 2)[1])
+    for _ in range(4):
+        x = torch.randn(3, 4)
+        found = jitted(x)
+        assert_same(found, x[1] * 2)
+
+
+def test_a_tensor_returned_twice_is_one_tensor() -> None:
+    def twice(x: torch.Tensor) -> Any:
+        made = x + 1
+        return made, {"again": made}
+
+    jitted = jit(twice)
+    for _ in range(4):
+        first, rest = jitted(torch.ones(2))
+        assert first is rest["again"]
+
+
+def test_in_place_changes_reach_the_callers_tensors() -> None:
+    def change(x: torch.Tensor, parts: list[torch.Tensor]) -> torch.Tensor:
+        x.mul_(3).sub_(1)
+        parts[0][1:].add_(x[0])
+        return x + parts[0][0]
+
+    jitted = jit(change)
+    for _ in range(5):
+        x, part = torch.randn(2), torch.randn(3)
+        x2, part2 = x.clone(), part.clone()
+        assert_same(jitted(x, [part]), change(x2, [part2]))
+        assert_same((x, part), (x2, part2))
+
+
+def test_one_tensor_given_twice_is_one_tensor() -> None:
+    def change(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x - 2 * y
+
+    jitted = jit(change)
+    for call in range(8):
+        x, y = torch.randn(3), torch.randn(3)
+        given = (x, x) if call % 2 else (x, y)
+        x2, y2 = x.clone(), y.clone()
+        expected = change(*((x2, x2) if call % 2 else (x2, y2)))
+        assert_same(jitted(*given), expected)
+        assert_same(x, x2)
+
+
+def test_a_program_recorded_for_two_tensors_is_right_for_one() -> None:
+    jitted = jit(lambda x, y: x - 2 * y)
+    x, y = torch.randn(3), torch.randn(3)
+    for _ in range(4):
+        assert_same(jitted(x, y), x - 2 * y)
+    for _ in range(4):
+        assert_same(jitted(x, x), x - 2 * x)
+        assert_same(jitted(x, y), x - 2 * y)
+
+
+@pytest.mark.parametrize("start", [1, 4])
+def test_overlapping_views_of_one_base_behave_as_in_eager(start: int) -> None:
+    def shift(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        target.mul_(2)
+        source.sub_(target.flip(0))
+        return target * 3 - source
+
+    jitted = jit(shift)
+    for call in range(6):
+        base = torch.arange(8.0) + call
+        twin = base.clone()
+        expected = shift(twin[:4], twin[start : start + 4])
+        assert_same(jitted(base[:4], base[start : start + 4]), expected)
+        assert_same(base, twin)
+
+
+def test_views_of_one_base_recorded_apart_are_right_when_they_meet() -> None:
+    def shift(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        target.mul_(2)
+        return target * 3 - source
+
+    jitted = jit(shift)
+    for call in range(8):
+        start = (4, 2)[call >= 4]
+        base = torch.arange(8.0) + call
+        twin = base.clone()
+        expected = shift(twin[:4], twin[start : start + 4])
+        assert_same(jitted(base[:4], base[start : start + 4]), expected)
+        assert_same(base, twin)
+
+
+def test_an_expanded_argument_is_read_as_it_is() -> None:
+    jitted = jit(lambda x: x * 2 - x.sum(0))
+    for _ in range(4):
+        x = torch.randn(1, 3).expand(4, 3)
+        assert_same(jitted(x), x * 2 - x.sum(0))
+
+
+@dataclass
+class Answer:
+    loss: torch.Tensor
+    parts: list[torch.Tensor]
+    name: str = "answer"
+
+
+Point = collections.namedtuple("Point", ["x", "y"])
+
+
+def test_results_come_in_the_containers_that_the_program_made() -> None:
+    def make(x: torch.Tensor) -> Any:
+        return {"a": [x + 1, (x - 1, None)], 3: Point(x * 2, 5), "c": Answer(x.sum(), [x * 3]), "d": []}
+
+    jitted = jit(make)
+    for _ in range(4):
+        x = torch.randn(2)
+        found = jitted(x)
+        assert list(found) == ["a", 3, "c", "d"]
+        assert type(found[3]) is Point and type(found["c"]) is Answer and found["c"].name == "answer"
+        assert_same(found["a"], make(x)["a"])
+        assert_same(found[3], make(x)[3])
+        assert_same((found["c"].loss, found["c"].parts), (x.sum(), [x * 3]))
+
+
+def test_containers_are_new_on_each_call() -> None:
+    jitted = jit(lambda x: {"a": [x + 1]})
+    for _ in range(4):
+        found = jitted(torch.ones(1))
+        assert list(found) == ["a"] and len(found["a"]) == 1
+        found["a"].append(1)
+        found["b"] = 2
+
+
+def test_a_program_may_return_nothing_or_numbers_that_never_change() -> None:
+    jitted = jit(lambda x: (x.shape[0], "name", None, x.dtype, x.shape))
+    for _ in range(4):
+        assert jitted(torch.ones(2)) == (2, "name", None, torch.float32, torch.Size([2]))
+
+
+def test_the_result_of_max_keeps_its_type() -> None:
+    jitted = jit(lambda x: x.max(0))
+    for _ in range(4):
+        x = torch.randn(3, 2)
+        found = jitted(x)
+        assert_same((found.values, found.indices), tuple(x.max(0)))
+
+
+def test_a_returned_leaf_that_wants_gradients_is_a_leaf() -> None:
+    jitted = jit(lambda x: (x * 2).requires_grad_())
+    for _ in range(4):
+        found = jitted(torch.ones(2))
+        (found * 3).sum().backward()
+        assert_same(found.grad, torch.full((2,), 3.0))
+
+
+def test_no_result_shares_memory_with_scratch_or_state() -> None:
+    weight = torch.randn(16)
+
+    def use(x: torch.Tensor) -> Any:
+        hidden = (x * weight).relu()
+        return hidden.reshape(4, 4), hidden.view(-1) - 1, weight + 0
+
+    jitted = jit(use)
+    for _ in range(4):
+        x = torch.randn(16)
+        for found in jitted(x):
+            found.fill_(float("nan"))
+        assert not weight.isnan().any()
+        assert_same(jitted(x), use(x))

@@ -1,0 +1,328 @@
+"""What cannot be recorded is refused with the user's line and a cure, and runs eagerly with the right results."""
+
+from __future__ import annotations
+
+import collections
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from support import assert_same, jit
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import treeplay
+from treeplay import observe
+
+_parameter = nn.Parameter(torch.ones(3))
+_generator = torch.Generator()
+
+
+def _seeded(x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(3)  # HERE
+    return x * torch.rand(3)
+
+
+def _forked(x: torch.Tensor) -> torch.Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return x * torch.rand(3)  # HERE
+
+
+def _own_generator(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rand(3, generator=torch.Generator().manual_seed(5))  # HERE
+
+
+def _reset_generator(x: torch.Tensor) -> torch.Tensor:
+    _generator.manual_seed(5)
+    return x * torch.rand(3, generator=_generator)  # HERE
+
+
+def _branch(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:  # HERE
+        return x * 2
+    return x - 1
+
+
+def _assert(x: torch.Tensor) -> torch.Tensor:
+    assert (x < 1e9).all()  # HERE
+    return x * 2
+
+
+def _printed(x: torch.Tensor) -> torch.Tensor:
+    print(x, file=open("/dev/null", "w"))  # noqa: SIM115  HERE
+    return x * 2
+
+
+def _checkpointed(x: torch.Tensor) -> torch.Tensor:
+    kept = checkpoint(lambda v: nn.functional.dropout(v * 2), _parameter, use_reentrant=False)
+    _parameter.grad = None
+    kept.sum().backward()  # HERE
+    return x * _parameter.grad - kept.detach()
+
+
+def _numpy_random(x: torch.Tensor) -> torch.Tensor:
+    return x * float(numpy.random.rand())  # HERE
+
+
+def _python_random(x: torch.Tensor) -> torch.Tensor:
+    return x * random.random()  # HERE
+
+
+def _other_type_view(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2).view(torch.int32)  # HERE
+
+
+def _data_set(x: torch.Tensor) -> torch.Tensor:
+    _parameter.data = torch.ones(3) * 2  # HERE
+    return x * _parameter.detach()
+
+
+def _hooked(x: torch.Tensor) -> torch.Tensor:
+    _parameter.register_hook(lambda grad: grad).remove()  # HERE
+    return x * 2
+
+
+PROGRAMS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
+    "item": ("item", lambda x: x * x.sum().item()),
+    "float()": ("item", lambda x: x * float(x[0])),
+    "int()": ("item", lambda x: x * int(x[0])),
+    "bool()": ("", lambda x: x * bool(x[0] > 0)),
+    "a branch": ("", _branch),
+    "assert": ("", _assert),
+    "print": ("print", _printed),
+    "an f-string": ("print", lambda x: (x * 2, f"{x}")),
+    "repr": ("print", lambda x: (x * 2, repr(x))),
+    "a number formatted": ("", lambda x: (x * 2, f"{x[0]:.3f}")),
+    "numpy": ("numpy", lambda x: x * torch.from_numpy(x.numpy() * 2)),
+    "asarray": ("", lambda x: x * float(numpy.asarray(x)[0])),
+    "tolist": ("tolist", lambda x: x * sum(x.tolist())),
+    "nonzero": ("nonzero", lambda x: x.nonzero().float()),
+    "a boolean mask": ("", lambda x: x[x > 0]),
+    "unique": ("", lambda x: torch.unique(x)),
+    "equal": ("equal", lambda x: x * torch.equal(x, x)),
+    "allclose": ("", lambda x: x * torch.allclose(x, x)),
+    "seeding": ("", _seeded),
+    "fork_rng": ("rand", _forked),
+    "a generator of its own": ("rand", _own_generator),
+    "a generator set back": ("rand", _reset_generator),
+    "checkpoint with dropout": ("", _checkpointed),
+    "random": ("", _python_random),
+    "numpy.random": ("", _numpy_random),
+    "p.data =": ("data", _data_set),
+    "register_hook": ("register_hook", _hooked),
+    "requires_grad_": ("requires_grad", lambda x: x.requires_grad_().detach() * 2),
+    "t_ of an argument": ("", lambda x: x.unsqueeze_(0) * 2),
+    "a view of another type": ("result", _other_type_view),
+    "a conjugate view": ("", lambda x: torch.complex(x, x * 2).conj()),
+    "a sparse result": ("", lambda x: x.to_sparse()),
+    "a generator object": ("result", lambda x: (part for part in [x * 2])),
+    "a set": ("result", lambda x: (x * 2, {1, 2})),
+    "a foreign object": ("result", lambda x: (x * 2, collections.Counter("aab"))),
+    "apply_": ("apply_", lambda x: (x * 1).apply_(lambda v: v + 1)),
+}
+
+
+def _known(value: Any) -> Any:
+    return list(value) if hasattr(value, "__next__") else value
+
+
+@pytest.fixture(autouse=True)
+def fresh_warnings() -> None:
+    observe.reset()
+    torch.manual_seed(5)
+    random.seed(5)
+    numpy.random.seed(5)
+
+
+@pytest.mark.parametrize("what", PROGRAMS)
+def test_it_is_refused_with_the_users_line_and_a_cure(what: str) -> None:
+    op, program = PROGRAMS[what]
+    jitted = jit(program)
+    x = torch.rand(3) + 1
+    _known(jitted(x.clone()))
+    for _ in range(2):  # and again: nothing is recorded by asking twice
+        with pytest.raises(treeplay.Refusal) as caught:
+            jitted(x.clone())
+    refusal = caught.value
+    assert isinstance(refusal, treeplay.TreeplayError) and isinstance(refusal, RuntimeError)
+    assert op in refusal.op and refusal.advice and refusal.op in str(refusal)
+    assert refusal.where is not None and refusal.where.file == __file__
+    if program.__name__ != "<lambda>" and what not in ("seeding", "random", "numpy.random"):
+        assert "HERE" in refusal.where.source, refusal.where
+
+
+@pytest.mark.parametrize("what", PROGRAMS)
+def test_it_runs_eagerly_as_if_it_were_not_jitted(what: str) -> None:
+    _, program = PROGRAMS[what]
+    jitted = jit(program, on_refusal="eager")
+    given = [torch.rand(3) + 1 for _ in range(4)]
+    _parameter.grad, _parameter.data = None, torch.ones(3)
+    states = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+    with pytest.warns(UserWarning, match="treeplay runs .* eagerly") as warned:
+        found = [_known(jitted(x.clone())) for x in given]
+    assert len(warned) == 1
+    _parameter.grad, _parameter.data = None, torch.ones(3)
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    numpy.random.set_state(states[2])
+    for value, x in zip(found, given, strict=True):
+        expected = _known(program(x.clone()))
+        if what == "a sparse result":
+            value, expected = value.to_dense(), expected.to_dense()
+        if what == "a conjugate view":
+            value, expected = value.resolve_conj(), expected.resolve_conj()
+        assert_same(value, expected)
+    statistics = jitted.statistics()
+    assert (statistics.calls, statistics.replays, statistics.refusals) == (4, 0, 1)
+
+
+def test_a_refusal_is_explained() -> None:
+    jitted = jit(lambda x: x * x.sum().item(), on_refusal="eager")
+    with pytest.warns(UserWarning):
+        for _ in range(3):
+            jitted(torch.ones(2))
+    text = jitted.explain()
+    assert "refused" in text and "item" in text and "x.sum().item()" in text and "to mend" in text
+
+
+def test_a_swallowed_refusal_refuses_all_the_same() -> None:
+    def swallow(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return x * x.sum().item()
+        except RuntimeError:
+            return x
+
+    jitted = jit(swallow, on_refusal="eager")
+    with pytest.warns(UserWarning, match="item"):
+        for _ in range(3):
+            assert_same(jitted(torch.full((2,), 3.0)), torch.full((2,), 18.0))
+
+
+def test_a_tensor_leaked_into_a_list_is_refused_and_the_list_holds_real_tensors() -> None:
+    kept: list[torch.Tensor] = []
+
+    def leak(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x * 2)
+        return x - 1
+
+    jitted = jit(leak, on_refusal="eager")
+    with pytest.warns(UserWarning, match="kept"):
+        for _ in range(4):
+            jitted(torch.ones(2))
+    assert_same(kept, [torch.full((2,), 2.0)] * 4)
+    assert all(type(tensor) is torch.Tensor for tensor in kept)
+
+
+@pytest.mark.parametrize("make", [collections.deque, set, dict])
+def test_a_tensor_leaked_into_another_container_leaves_no_mark(make: Any) -> None:
+    kept = make()
+
+    def leak(x: torch.Tensor) -> torch.Tensor:
+        made = x * 2
+        if isinstance(kept, dict):
+            kept[len(kept)] = made
+        else:
+            kept.append(made) if isinstance(kept, collections.deque) else kept.add(made)
+        return made + 1
+
+    jitted = jit(leak, on_refusal="eager")
+    for _ in range(4):
+        jitted(torch.ones(2))
+    assert len(kept) == 4
+    assert all(type(tensor) is torch.Tensor for tensor in (kept.values() if isinstance(kept, dict) else kept))
+
+
+def test_a_hook_that_keeps_activations_leaves_no_mark() -> None:
+    model, kept = nn.Linear(2, 2), []
+    model.register_forward_hook(lambda module, args, out: kept.append(out.detach()))
+    jitted = jit(model, on_refusal="eager")
+    with torch.no_grad():
+        for _ in range(4):
+            jitted(torch.ones(1, 2))
+    assert len(kept) == 4 and all(type(tensor) is torch.Tensor for tensor in kept)
+
+
+def test_an_iterator_that_the_program_advances_is_refused_before_it_is_touched() -> None:
+    batches = (torch.full((2,), float(number)) for number in range(100))
+    jitted = jit(lambda x: x - next(batches), on_refusal="eager")
+    with pytest.warns(UserWarning, match="batches: is a generator"):
+        found = [jitted(torch.zeros(2)) for _ in range(4)]
+    assert [float(-tensor[0]) for tensor in found] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_an_unhashable_static_argument_is_refused_by_name() -> None:
+    jitted = jit(lambda x, options: x * len(options))
+    with pytest.raises(treeplay.Refusal, match=r"argument kwargs\['options'\]") as caught:
+        jitted(torch.ones(2), options={1, 2})
+    assert caught.value.advice
+    eager = jit(lambda x, options: x * len(options), on_refusal="eager")
+    with pytest.warns(UserWarning, match="cannot be hashed"):
+        assert_same(eager(torch.ones(2), options={1, 2}), torch.full((2,), 2.0))
+    assert eager.statistics().calls == 1
+
+
+def test_a_result_that_needs_gradients_is_refused_with_the_cure() -> None:
+    model = nn.Linear(2, 1)
+    jitted = jit(model)
+    jitted(torch.ones(1, 2))
+    with pytest.raises(treeplay.Refusal, match="needs gradients"):
+        jitted(torch.ones(1, 2))
+    jitted.reset()
+    eager = jit(model, on_refusal="eager")
+    for _ in range(4):
+        model.zero_grad()
+        eager(torch.ones(1, 2)).sum().backward()
+        assert_same(model.weight.grad, torch.ones(1, 2))
+
+
+def test_state_that_becomes_part_of_a_graph_is_refused_and_left_alone() -> None:
+    weight, total = nn.Parameter(torch.ones(2)), torch.zeros(2)
+
+    def accumulate(x: torch.Tensor) -> torch.Tensor:
+        total.add_(weight * x)
+        return x - 1
+
+    jitted = jit(accumulate, on_refusal="eager")
+    for _ in range(4):
+        jitted(torch.full((2,), 3.0))
+        total.detach_()
+    assert_same(total, torch.full((2,), 12.0))
+    assert jitted.statistics().replays == 0 and weight.grad is None
+
+
+@pytest.mark.parametrize("view", [lambda z: z.conj(), lambda z: torch.imag(z.conj())])
+def test_a_lazily_conjugated_argument_is_read_conjugated(view: Callable[..., torch.Tensor]) -> None:
+    jitted = jit(lambda z: z * 2 - 1, on_refusal="eager")
+    for _ in range(4):
+        z = view(torch.randn(3, dtype=torch.complex64))
+        assert_same(jitted(z).resolve_conj(), (z * 2 - 1).resolve_conj())
+
+
+def test_sparse_arguments_run_eagerly() -> None:
+    jitted = jit(lambda s: s.to_dense() * 2, on_refusal="eager")
+    for _ in range(3):
+        assert_same(jitted(torch.eye(2).to_sparse()), torch.eye(2) * 2)
+
+
+def test_a_captured_sparse_gradient_is_refused_and_right() -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    jitted = jit(lambda i: table(i).sum().backward(), on_refusal="eager")
+    for _ in range(3):
+        table.zero_grad()
+        jitted(torch.tensor([1, 2]))
+        assert_same(table.weight.grad.to_dense()[1], torch.ones(2))
+
+
+@pytest.mark.parametrize("argument", [{"lower": "fast"}, {"on_refusal": "ignore"}])
+def test_an_unknown_option_names_the_known_ones(argument: dict[str, Any]) -> None:
+    with pytest.raises(treeplay.ArgumentError, match="expected"):
+        jit(lambda x: x, **argument)
+
+
+def test_what_is_not_callable_is_refused_at_once() -> None:
+    with pytest.raises(treeplay.ArgumentTypeError, match="found int"):
+        treeplay.jit(3)  # type: ignore[call-overload]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -78,7 +78,7 @@ def jit_module(module: M, *, lower: Any, on_refusal: Any) -> M:
 
     if isinstance(module, JittedModule):
         raise ArgumentTypeError(f"jit: this {type(module).__name__} is jitted already")
-    jitted: Any = object.__new__(_class_for(type(module)))
+    jitted: Any = object.__new__(_class_for(cast(Any, type(module))))
     object.__setattr__(jitted, "__dict__", module.__dict__)
     program = Jitted(module, lower=lower, on_refusal=on_refusal, name=type(module).__name__)
     type(jitted)._treeplay.__set__(jitted, program)

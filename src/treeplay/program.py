@@ -46,7 +46,7 @@ class Jitted(Generic[P, R]):
         self.__wrapped__ = program
         self._lower = lower
         self._on_refusal = on_refusal
-        self._name = name or getattr(program, "__qualname__", type(program).__name__)
+        self._name = str(name or getattr(program, "__qualname__", type(program).__name__))
         self._attribute = self._name
         self._lock = threading.RLock()
         self._manager = self._make_manager()
@@ -75,7 +75,7 @@ class Jitted(Generic[P, R]):
         """Decorating a method: each instance gets a jitted program of its own, kept in its `__dict__` under the same name."""
         if instance is None:
             return self
-        method = self.__wrapped__.__get__(instance)  # type: ignore[attr-defined]
+        method = cast(Any, self.__wrapped__).__get__(instance)
         bound: Jitted[..., Any] = Jitted(method, lower=self._lower, on_refusal=self._on_refusal, name=self._name)
         try:
             vars(instance)[self._attribute] = bound
@@ -174,7 +174,7 @@ def _recording_facts(recording: Recording) -> RecordingFacts:
 
 
 @overload
-def jit(program: M, *, lower: Lower = ..., on_refusal: OnRefusal = ...) -> M: ...
+def jit(program: M, *, lower: Lower = ..., on_refusal: OnRefusal = ...) -> M: ...  # type: ignore[overload-overlap]
 @overload
 def jit(program: Callable[P, R], *, lower: Lower = ..., on_refusal: OnRefusal = ...) -> Jitted[P, R]: ...
 @overload

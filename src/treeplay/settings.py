@@ -34,7 +34,7 @@ class Settings:
         expected = {"int": int, "bool": bool}[str(known[name])]
         if type(value) is not expected:
             raise ArgumentTypeError(f"settings.{name}: expected {expected.__name__}, found {type(value).__name__}")
-        if expected is int and value < 1:
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
             raise ArgumentError(f"settings.{name}: expected at least 1, found {value}")
         object.__setattr__(self, name, value)
 

@@ -15,10 +15,9 @@ from torch.nn import functional as F
 from treeplay.errors import LoweringError
 from treeplay.facts.signature import Argument, Built, Constant, Fresh, Same, Static, View
 from treeplay.facts.structure import flatten, unflatten
-from treeplay.lower import aten_private
-from treeplay.lower.aten import lower_aten
-from treeplay.lower.aten_calls import spell
-from treeplay.lower.aten_ops import aten, out_form
+from treeplay.lower.aten import lower_aten, torch_private
+from treeplay.lower.aten.calls import spell
+from treeplay.lower.aten.ops import aten, out_form
 from treeplay.lower.lowered import Lowered
 from treeplay.plan.arena import plan_arena
 from treeplay.trace.jit import Call, Trace, trace
@@ -503,15 +502,15 @@ def test_only_bindings_that_reach_the_very_overload_are_used():
 
 def test_the_operators_hidden_from_autograd_leave_versions_alone():
     x = torch.ones(2, requires_grad=True)
-    with torch.no_grad(), aten_private.ExcludeKeys(aten_private.keys_above_operators()):
+    with torch.no_grad(), torch_private.ExcludeKeys(torch_private.keys_above_operators()):
         x.add_(1)
         assert x._version == 0 and x.t()._base is None
-    aten_private.increment_version([x])
+    torch_private.increment_version([x])
     assert x._version == 1
 
 
 def test_host_memory_is_made_as_asked():
-    made = aten_private.empty_strided_host((2, 3), (1, 2), torch.float64)
+    made = torch_private.empty_strided_host((2, 3), (1, 2), torch.float64)
     assert (made.shape, made.stride(), made.dtype) == ((2, 3), (1, 2), torch.float64)
 
 

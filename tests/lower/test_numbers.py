@@ -17,7 +17,9 @@ def graph_with(*steps):
     nodes = {name: graph.placeholder(name) for name in ("s0", "s1", "in0")}
     nodes["in0"].meta["spec"] = TensorSpec.of(torch.zeros(()))
     for name, target, arguments in steps:
-        nodes[name] = graph.call_function(target, tuple(nodes.get(a, a) if isinstance(a, str) else a for a in arguments))
+        nodes[name] = graph.call_function(
+            target, tuple(nodes.get(a, a) if isinstance(a, str) else a for a in arguments)
+        )
     graph.output((nodes[steps[-1][0]],))
     return graph, nodes
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from treeplay.facts.arena import ArenaPlan, Buffer
 from treeplay.facts.structure import flatten
-from treeplay.lower.aten_storage import Home, survey_storages
+from treeplay.lower.aten.storage import Home, survey_storages
 from treeplay.plan.arena import pack, plan_arena
 from treeplay.trace.jit import Call, trace
 

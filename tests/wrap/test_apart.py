@@ -58,7 +58,13 @@ def test_overlapping_pairs_agree_with_brute_force(spans, written):
 
 @pytest.mark.parametrize(
     ("shape", "stride", "expected"),
-    [((3, 4), (4, 1), False), ((3, 4), (0, 1), True), ((3, 3), (1, 1), True), ((4, 3), (1, 4), False), ((1, 4), (0, 1), False)],
+    [
+        ((3, 4), (4, 1), False),
+        ((3, 4), (0, 1), True),
+        ((3, 3), (1, 1), True),
+        ((4, 3), (1, 4), False),
+        ((1, 4), (0, 1), False),
+    ],
 )
 def test_a_tensor_that_overlaps_itself(shape, stride, expected):
     assert overlaps_itself(torch.zeros(16).as_strided(shape, stride)) is expected

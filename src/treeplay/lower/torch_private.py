@@ -17,7 +17,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from treeplay.lower.functional import settled
 
-
 _OPTIONS: dict[str, Any] = {
     "cpp_wrapper": True,
     "triton.cudagraphs": False,

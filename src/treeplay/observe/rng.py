@@ -90,7 +90,7 @@ def keep_rng(*, python: bool = False, numpy: bool = False) -> Iterator[None]:
 
 
 def _has_cuda() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    return bool(torch.cuda.is_initialized())
 
 
 def _cuda_generators() -> tuple[torch.Generator, ...]:

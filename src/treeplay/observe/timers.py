@@ -202,7 +202,7 @@ report = timers.report
 
 def _event(key: str) -> record_function:
     event = record_function(key)
-    event.__enter__()  # type: ignore[no-untyped-call]
+    event.__enter__()
     return event
 
 

@@ -53,7 +53,7 @@ def _run(fn: Callable[..., _R], args: Sequence[Any], kwargs: Mapping[str, Any], 
 
 def _drain() -> None:
     """Wait for every CUDA device that this process uses; to ask for another would start it up."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():
         return
     for index in range(torch.cuda.device_count()):
         if torch._C._cuda_hasPrimaryContext(index):  # type: ignore[attr-defined]

@@ -18,8 +18,8 @@ from torch._ops import OpOverload
 
 from treeplay.facts.source import Source
 from treeplay.facts.spec import TensorSpec
-from treeplay.lower.aten_calls import spell
-from treeplay.lower.aten_memory import empty_like_spec
+from treeplay.lower.aten.calls import spell
+from treeplay.lower.aten.memory import empty_like_spec
 
 Node = torch.fx.Node
 _UNKNOWN = object()

@@ -14,9 +14,9 @@ import torch.fx
 from torch._ops import OpOverload
 
 from treeplay.errors import LoweringError
-from treeplay.lower.aten_memory import Cells, takes_cells
-from treeplay.lower.aten_ops import CELLS, aten
-from treeplay.lower.aten_text import Bound, Node, Text
+from treeplay.lower.aten.memory import Cells, takes_cells
+from treeplay.lower.aten.ops import CELLS, aten
+from treeplay.lower.aten.text import Bound, Node, Text
 
 _SIGNS: dict[Any, str] = {
     operator.add: "{} + {}",

@@ -29,9 +29,9 @@ from torch._ops import OpOverload
 
 from treeplay.errors import LoweringError
 from treeplay.facts.spec import TensorSpec
-from treeplay.lower.aten_memory import Memory, below_autograd, empty_like_spec, result_specs
-from treeplay.lower.aten_numbers import NumberText
-from treeplay.lower.aten_ops import (
+from treeplay.lower.aten.memory import Memory, below_autograd, empty_like_spec, result_specs
+from treeplay.lower.aten.numbers import NumberText
+from treeplay.lower.aten.ops import (
     COPIES,
     EMPTY,
     KEEPS_FOR_BACKWARD,
@@ -42,16 +42,16 @@ from treeplay.lower.aten_ops import (
     out_form,
     returns_count,
 )
-from treeplay.lower.aten_private import (
+from treeplay.lower.aten.storage import Home, Layout, Node, Storage, written_by
+from treeplay.lower.aten.text import Bound, Text
+from treeplay.lower.aten.torch_private import (
     ExcludeKeys,
     empty_strided_host,
     increment_version,
     keys_above_operators,
     with_gradients_on,
 )
-from treeplay.lower.aten_storage import Home, Layout, Node, Storage, written_by
-from treeplay.lower.aten_text import Bound, Text
-from treeplay.lower.aten_uses import endings, written_inputs
+from treeplay.lower.aten.uses import endings, written_inputs
 from treeplay.lower.functional import scalar_nodes
 
 _RESERVED = frozenset({"replay", "tensors", "numbers", "arena", "abs"})
@@ -115,8 +115,9 @@ class Emitter:
         return node.name
 
     def _results(self, node: Node) -> Iterator[str]:
-        for item in node.args[0]:  # type: ignore[union-attr]
-            yield self.text.expression(self._first.get(item, self.text.env[item]))  # type: ignore[arg-type]
+        items: Any = node.args[0]
+        for item in items:
+            yield self.text.expression(self._first.get(item, self.text.env[item]))
 
     def _drop(self, ended: list[Storage | Node]) -> None:
         names = [name for item in ended for name in self._locals.pop(item, [])]
@@ -199,7 +200,7 @@ class Emitter:
     def _outs(self, node: Node, op: OpOverload, form: OutForm) -> dict[str, Any]:
         if len(form.outs) == 1:
             return {form.outs[0]: self.text.env[node]}
-        parts = {user.args[1]: user for user in node.users}
+        parts: dict[Any, Any] = {user.args[1]: user for user in node.users}
         specs = None
         for index in range(len(form.outs)):
             part = parts.get(index)

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import torch.fx
 
-from treeplay.lower.aten_storage import Home, Layout, Node, Storage, maker_of, written_by
+from treeplay.lower.aten.storage import Home, Layout, Node, Storage, maker_of, written_by
 
 
 def written_inputs(graph: torch.fx.Graph, layout: Layout) -> list[Node]:

@@ -17,7 +17,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from treeplay.lower.aten_private import ExcludeKeys, direct, keys_above_operators, python_functions
+from treeplay.lower.aten.torch_private import ExcludeKeys, direct, keys_above_operators, python_functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,14 @@ class _Listener(TorchDispatchMode):
         raise _Heard(func, args, kwargs or {})
 
 
+_listener: Callable[[], Any] = _Listener
+
+
 def _hears(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], op: OpOverload, wanted: dict[str, Any]
 ) -> bool:
     try:
-        with torch.no_grad(), ExcludeKeys(keys_above_operators()), _Listener():
+        with torch.no_grad(), ExcludeKeys(keys_above_operators()), _listener():
             function(*args, **kwargs)
     except _Heard as heard:
         func, heard_args, heard_kwargs = heard.args

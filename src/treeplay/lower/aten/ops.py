@@ -83,7 +83,7 @@ def is_random(op: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags
 
 
-def is_inplace_view(op: OpOverload) -> bool:
+def is_inplace_view(op: Any) -> bool:
     """Whether an operator changes the shape or the memory of the very tensor that it is given."""
     return torch.Tag.inplace_view in op.tags
 

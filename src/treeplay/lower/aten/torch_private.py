@@ -9,7 +9,7 @@ import torch
 
 ExcludeKeys: Any = torch._C._ExcludeDispatchKeyGuard
 increment_version: Callable[..., None] = torch._C._increment_version
-empty_strided_host: Callable[..., torch.Tensor] = torch._C._dynamo.guards._empty_strided_cpu
+empty_strided_host: Callable[..., torch.Tensor] = getattr(torch._C._dynamo.guards, "_empty_strided_cpu")  # noqa: B009 - not in torch's stubs
 
 _ABOVE_OPERATORS = (
     "AutogradFunctionality",
@@ -41,8 +41,8 @@ _BINDINGS: tuple[tuple[str, Any], ...] = (
     ("", torch._C.TensorBase),
     ("", torch._C._VariableFunctions),
     ("", torch._C._nn),
-    ("", torch._C._linalg),
-    ("", torch._C._special),
+    ("", getattr(torch._C, "_linalg")),  # noqa: B009 - not in torch's stubs
+    ("", getattr(torch._C, "_special")),  # noqa: B009
 )
 
 

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 
 from treeplay.errors import LoweringError
 from treeplay.facts.spec import TensorSpec
-from treeplay.lower.aten_ops import (
+from treeplay.lower.aten.ops import (
     COPIES,
     EMPTY,
     aten,
@@ -160,10 +160,11 @@ def _note(node: Node, known: dict[int, Storage], steps: dict[Node, int]) -> Stor
 def _check_shape(node: Node, target: Node, specs: dict[Node, TensorSpec]) -> None:
     """Follow a tensor that is reshaped in place; refuse one that is given other memory, or more of it."""
     before, after = specs[target], node.meta.get("spec")
+    op: Any = node.target
     if after is None or node.meta["storage"] != target.meta["storage"]:
-        is_resized = is_inplace_view(node.target)
-    elif is_inplace_view(node.target):
-        is_resized = node.target._schema.name.partition("::")[2] not in _RESHAPES or target.op == "placeholder"
+        is_resized = is_inplace_view(op)
+    elif is_inplace_view(op):
+        is_resized = op._schema.name.partition("::")[2] not in _RESHAPES or target.op == "placeholder"
         specs[target] = after
     else:
         is_resized = (before.shape, before.stride) != (after.shape, after.stride)
@@ -188,7 +189,8 @@ def _constants(graph: torch.fx.Graph, of: dict[Node, Storage], kept: set[Storage
 
 def _read_by(node: Node, of: dict[Node, Storage]) -> list[Node]:
     # `ones_like(x)` takes the shape of `x` and never looks at its values.
-    only_shapes = fill_value(node.target, node.args) is not None
+    op: Any = node.target
+    only_shapes = fill_value(op, node.args) is not None
     return [argument for argument in node.all_input_nodes if not (only_shapes and argument in of)]
 
 
@@ -260,4 +262,5 @@ def _home(storage: Storage, siblings: list[Storage], results: set[Storage], cons
         return Home.OUTPUT
     # An operator writes all of its results into given memory, or none; and only host memory is ours to lay out.
     can_place = not any(other in results for other in siblings) and storage.birth.meta["spec"].device.type == "cpu"
-    return Home.ARENA if can_place and needs_only_memory(maker.target, maker.args) else Home.OWN
+    op: Any = maker.target
+    return Home.ARENA if can_place and needs_only_memory(op, maker.args) else Home.OWN

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from treeplay.facts.arena import ArenaPlan
 from treeplay.facts.spec import TensorSpec
-from treeplay.lower.aten_private import ExcludeKeys, keys_above_operators
+from treeplay.lower.aten.torch_private import ExcludeKeys, keys_above_operators
 
 _CELL_CODES = {torch.float32: "f", torch.float64: "d"}
 

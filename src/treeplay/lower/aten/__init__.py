@@ -13,11 +13,11 @@ import torch.fx
 
 from treeplay.errors import LoweringError
 from treeplay.facts.arena import ArenaPlan
-from treeplay.lower.aten_emit import Emitter
-from treeplay.lower.aten_memory import Cells, Memory
-from treeplay.lower.aten_numbers import NumberText
-from treeplay.lower.aten_storage import Home, survey_storages
-from treeplay.lower.aten_text import Text
+from treeplay.lower.aten.emit import Emitter
+from treeplay.lower.aten.memory import Cells, Memory
+from treeplay.lower.aten.numbers import NumberText
+from treeplay.lower.aten.storage import Home, survey_storages
+from treeplay.lower.aten.text import Text
 from treeplay.lower.lowered import Lowered
 from treeplay.wrap.load import load_source
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch.fx
 
 from treeplay.facts.arena import ArenaPlan, Block, Buffer, aligned
-from treeplay.lower.aten_storage import Home, survey_storages
+from treeplay.lower.aten.storage import Home, survey_storages
 
 
 def plan_arena(graph: torch.fx.Graph) -> ArenaPlan:

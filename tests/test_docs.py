@@ -1,0 +1,31 @@
+"""The Python in the README and the docs runs as it is printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+WHOLE = [
+    (page, number, text)
+    for page in PAGES
+    for number, text in enumerate(BLOCK.findall(page.read_text()))
+    if "import torch" in text
+]
+
+
+@pytest.mark.parametrize(("page", "number", "text"), WHOLE, ids=[f"{page.stem}-{number}" for page, number, _ in WHOLE])
+def test_an_example_runs(page: Path, number: int, text: str, tmp_path: Path) -> None:
+    file = tmp_path / f"{page.stem}_{number}.py"
+    file.write_text(text)  # a file of its own, so that refusals can show the line
+    exec(compile(text, str(file), "exec"), {"__name__": "example"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []

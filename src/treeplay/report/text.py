@@ -32,6 +32,6 @@ def describe(recording: RecordingFacts) -> list[str]:
         f"{recording.kind}, {recording.lowering} ({recording.plan}), {recording.replays} replays",
         f"  {recording.tensors} tensors and {recording.numbers} numbers in, {recording.outputs} out, "
         f"{recording.written} written in place, {recording.slots} slots; {recording.operators} operators, "
-        f"{recording.scratch_bytes} bytes of scratch",
+        f"{recording.scratch_bytes} bytes of scratch held",
         f"  recorded in {total:.2f} s ({stages})",
     ]

@@ -9,6 +9,7 @@ import dataclasses
 import sys
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -51,13 +52,15 @@ def check(
             "Without it the file's NAME_args() or example_args() is called, else the program takes none.",
         ),
     ] = None,
+    no_grad: Annotated[bool, typer.Option("--no-grad", help="Call the program under torch.no_grad().")] = False,
 ) -> None:
     """Say whether a program can be recorded, and if not, which line is in the way.
 
     The program runs once eagerly, with all its effects, and is then traced on tensors without data. Nothing is compiled.
     """
     found = find_target(target, args)
-    answer = examine(found)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not no_grad):
+        answer = examine(found)
     console = Console()
     console.print(f"{target} with {label_of(answer.call)} ({found.source_of_args})", **_PLAIN)
     if answer.traced is None or answer.plan is None:
@@ -135,7 +138,8 @@ def summary(traced: Trace, plan: Plan) -> Table:
 def _tensors_in(signature: Signature) -> str:
     sources = [type(item.source) for item in signature.inputs]
     arguments, state = sources.count(Argument), sources.count(State)
-    return f"{len(sources)}: {arguments} arguments, {state} state, {len(sources) - arguments - state} constants"
+    constants = len(sources) - arguments - state
+    return f"{len(sources)}: arguments {arguments}, state {state}, constants {constants}"
 
 
 def _name(item: Input) -> str:

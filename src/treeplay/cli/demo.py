@@ -53,7 +53,7 @@ class Outcome:
 
 def demo(
     steps: Annotated[int, typer.Option(min=5, help="Training steps of 64 digits each.")] = 300,
-    seed: Annotated[int, typer.Option(help="Seed of the first weights and of the batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the first weights and of the batches.")] = 0,
     peers: Annotated[bool, typer.Option("--peers", help="Also train under torch.compile, for its time.")] = False,
     lower: Annotated[Lower, typer.Option(help="How to lower the recorded step.")] = "auto",
     json_path: Annotated[Path | None, typer.Option("--json", metavar="PATH", help="Also write a JSON file.")] = None,
@@ -64,6 +64,8 @@ def demo(
     Ends with an error if the losses or the accuracy on held-out digits disagree.
     """
     console = Console()
+    if json_path is not None and not json_path.absolute().parent.is_dir():
+        raise CommandError(f"--json {json_path}: there is no folder {json_path.absolute().parent}")
     digits = load_digits()
     outcome = run(digits, steps=steps, seed=seed, peers=peers, lower=lower)
     _print(console, outcome)
@@ -153,9 +155,7 @@ def _conclusions(outcome: Outcome) -> list[tuple[str, str]]:
 
 def _lowerings(statistics: Statistics) -> list[str]:
     """Each way a recording was lowered, and why."""
-    found = [
-        f"{recording.lowering} ({recording.plan})" for key in statistics.keys for recording in key.recordings
-    ]
+    found = [f"{recording.lowering} ({recording.plan})" for key in statistics.keys for recording in key.recordings]
     return list(dict.fromkeys(found))
 
 

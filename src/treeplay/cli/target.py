@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,7 +44,7 @@ def find_target(text: str, arguments: str | None) -> Target:
     module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
     program = _unwrapped(_lookup(module, name))
     if not callable(program):
-        raise CommandError(f"{text} is a {type(program).__name__}, not a callable or a module")
+        raise CommandError(f"{text} cannot be called: its type is {type(program).__name__}")
     args, source = _arguments(module, name, arguments)
     return Target(name, program, args, source)
 
@@ -51,12 +53,11 @@ def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise CommandError(f"there is no file {path}")
     sys.path.insert(0, str(path.resolve().parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
-    if spec is None or spec.loader is None:
-        raise CommandError(f"{path} cannot be loaded as Python")
-    module = importlib.util.module_from_spec(spec)
+    loader = SourceFileLoader(path.stem, str(path.resolve()))
+    module = ModuleType(path.stem)
+    module.__file__, module.__loader__ = loader.path, loader
     sys.modules[path.stem] = module
-    with_user_errors(f"loading {path}", lambda: spec.loader and spec.loader.exec_module(module))
+    with_user_errors(f"loading {path}", functools.partial(loader.exec_module, module))
     return module
 
 

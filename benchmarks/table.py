@@ -1,0 +1,142 @@
+"""The newest result file as a table in README.md: `python -m benchmarks.table`, or `--check` that it is current.
+
+The table stands between two markers, `<!-- benchmarks -->` and `<!-- /benchmarks -->`; nothing else is touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.machine import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+README = ROOT / "README.md"
+START, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
+HEAD = ("program", "eager", "compile", "compile + opt", "treeplay", "vs best peer", "third call after")
+
+Result = dict[str, Any]
+
+
+class TableError(RuntimeError):
+    """The table cannot be made or put in its place."""
+
+
+def newest_result(folder: Path = RESULTS) -> Path:
+    """The CPU result file that was measured last, by the date inside."""
+    files = [path for path in folder.glob("*.json") if _environment(path).get("device") == "cpu"]
+    if not files:
+        raise TableError(f"there is no CPU result file in {folder}; make one with: python -m benchmarks.run")
+    return max(files, key=lambda path: str(_environment(path)["date"]))
+
+
+def _environment(path: Path) -> dict[str, Any]:
+    results = json.loads(path.read_text())
+    found: dict[str, Any] = results[0].get("environment", {}) if results else {}
+    return found
+
+
+def row(result: Result) -> tuple[str, ...]:
+    """One program's cells."""
+    times = {name: f"{spread['median']:,.0f}" for name, spread in result["us"].items()}
+    speedup = result["speedup"]
+    return (
+        result["title"],
+        *(times.get(name, "–") for name in ("eager", "compile", "compile+opt", "treeplay")),
+        f"{speedup['median']:.2f} × ({speedup['low']:.2f} to {speedup['high']:.2f})",
+        _third_call(result["third_call_seconds"]),
+    )
+
+
+def _third_call(seconds: dict[str, float]) -> str:
+    """treeplay's time to the third call, and the peer's."""
+    if not seconds:
+        return "–"
+    peers = [value for name, value in seconds.items() if name != "treeplay"]
+    return " / ".join(f"{value:.1f} s" for value in (seconds["treeplay"], *peers))
+
+
+def as_rich(results: list[Result]) -> Table:
+    """The table for a terminal, with programs by their short names."""
+    table = Table(title="µs per call")
+    for index, name in enumerate(HEAD):
+        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index == 0)
+    for result in results:
+        table.add_row(result["program"], *row(result)[1:])
+    return table
+
+
+def as_markdown(results: list[Result]) -> str:
+    """The table and its notes for the README."""
+    lines = [HEAD, ("---", *["---:"] * (len(HEAD) - 1)), *map(row, results)]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{table}\n\n{' '.join(notes(results))}"
+
+
+def notes(results: list[Result]) -> list[str]:
+    """What the numbers mean and where they were measured."""
+    shares = [result["own_share_us"]["median"] for result in results]
+    grown = max(result["memory"]["grown_bytes"] for result in results) // 1024
+    calls = results[0]["memory"]["calls"]
+    where = results[0]["environment"]
+    return [
+        "Medians in µs per call, all variants interleaved in one process.",
+        '"compile" is `torch.compile(model)`, "+ opt" adds `torch.compile(optimizer.step)`.',
+        "\"vs best peer\": the fastest peer's time divided by treeplay's, with the middle half of the rounds.",
+        '"third call after": from a cold start with empty caches, treeplay / the peer that compiles most.',
+        f"treeplay's own share of a warm call is {min(shares):.0f} to {max(shares):.0f} µs;",
+        f"the process grows by at most {max(grown, 0):,} KiB over {calls:,} warm calls.",
+        f"{where['processor']}, {where['cores']} cores, {where['threads']} threads; torch {where['torch']},",
+        f"Python {where['python']}, treeplay {where['treeplay']}, {str(where['date'])[:10]}.",
+    ]
+
+
+def with_table(text: str, table: str) -> str:
+    """`text` with `table` between the markers."""
+    before, start, rest = text.partition(START)
+    _, end, after = rest.partition(END)
+    if not start or not end:
+        raise TableError(f"there is no pair of markers {START} … {END}")
+    return f"{before}{START}\n{table}\n{END}{after}"
+
+
+def update(readme: Path, results: list[Result], *, only_check: bool) -> bool:
+    """Put the table into `readme`, or only look; whether it was current."""
+    if not readme.is_file():
+        raise TableError(f"there is no file {readme}")
+    old = readme.read_text(encoding="utf-8")
+    new = with_table(old, as_markdown(results))
+    if not only_check and new != old:
+        readme.write_text(new, encoding="utf-8")
+    return new == old
+
+
+def main() -> int:
+    """Write the table, or check it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description="The benchmark table in README.md.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the table is not current")
+    words = parser.parse_args()
+    try:
+        path = newest_result()
+        was_current = update(README, json.loads(path.read_text()), only_check=words.check)
+    except TableError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    shown = path.relative_to(ROOT)
+    if was_current:
+        print(f"the table in {README.name} shows {shown}")
+    elif words.check:
+        print(f"error: the table in {README.name} does not show {shown}; run: make table", file=sys.stderr)
+        return 1
+    else:
+        print(f"the table in {README.name} now shows {shown}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -27,6 +27,7 @@ from treeplay.lower.lowered import Lowered
 from treeplay.observe import compile_records, counters, phase
 from treeplay.plan.arena import plan_arena
 from treeplay.plan.choose import choose
+from treeplay.plan.work import is_small
 from treeplay.settings import settings
 from treeplay.trace.jit import Call, Trace, trace
 from treeplay.trace.log import Entry, first_difference
@@ -69,11 +70,11 @@ def run_stages(
         raise Refusal(difference)
     inputs = current_inputs(traced.signature, call)
     with _timed("plan", seconds):
-        plan = make_plan(traced.signature, inputs, lower)
+        plan = make_plan(traced, inputs, lower)
     with _timed("lower", seconds):
         lowered = make_lowered(traced, plan)
     with _timed("record", seconds):
-        recorded = HostDevice().record(lowered.run, scratch_bytes=lowered.scratch_bytes)
+        recorded = HostDevice().record(lowered.run, scratch_bytes=lowered.scratch_bytes, is_small=plan.is_small)
     with _timed("wrap", seconds):
         return make_recording(traced, plan, lowered, recorded, call, inputs, seconds, name)
 
@@ -91,13 +92,15 @@ def current_inputs(signature: Signature, call: Call) -> list[torch.Tensor]:
     return tensors
 
 
-def make_plan(signature: Signature, inputs: list[torch.Tensor], lower: str) -> Plan:
+def make_plan(traced: Trace, inputs: list[torch.Tensor], lower: str) -> Plan:
     """Gather the facts and choose the lowering."""
+    signature = traced.signature
     return choose(
         wanted=lower,
         compiler=find_compiler().path,
         shared=overlapping(inputs, signature.mutated),
         folded=[index for index in signature.mutated if overlaps_itself(inputs[index])],
+        is_small=is_small(traced.graph),
     )
 
 
@@ -107,7 +110,7 @@ def make_lowered(traced: Trace, plan: Plan) -> Lowered:
     for name in plan.lowerings:
         try:
             if name == "inductor":
-                return lower_inductor(traced.graph, eager_random=settings.eager_random)
+                return lower_inductor(traced.graph, eager_random=settings.eager_random, is_small=plan.is_small)
             return lower_aten(traced.graph, plan_arena(traced.graph))
         except LoweringError as error:
             counters.add("lowering failed", name)
@@ -176,4 +179,6 @@ def _made(name: str, call: Call, recording: Recording) -> RecordingMade:
 
 
 def _refused(name: str, call: Call, seconds: dict[str, float], reason: Reason) -> RecordingMade:
-    return RecordingMade(name, label_of(call), None, None, None, None, tuple(seconds.items()), str(reason), reason.where)
+    return RecordingMade(
+        name, label_of(call), None, None, None, None, tuple(seconds.items()), str(reason), reason.where
+    )

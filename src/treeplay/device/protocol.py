@@ -25,8 +25,11 @@ class Device(Protocol):
 
     name: str
 
-    def record(self, run: Replay, *, scratch_bytes: int) -> Recorded:
-        """Make `run` replayable. Must have no effect on the tensors it will be given."""
+    def record(self, run: Replay, *, scratch_bytes: int, is_small: bool = False) -> Recorded:
+        """Make `run` replayable. Must have no effect on the tensors it will be given.
+
+        `is_small`: no operator of it is worth more than one thread of the host.
+        """
 
     def facts(self) -> dict[str, Any]:
         """What `treeplay doctor` says of the device."""

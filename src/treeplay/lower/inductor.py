@@ -23,8 +23,10 @@ from treeplay.lower.numbers import Numbers, split_numbers
 _VECTOR_DEVICE = torch.device("cpu")
 
 
-def lower_inductor(graph: torch.fx.Graph, *, eager_random: bool) -> Lowered:
-    """Compile `graph`. Raises `LoweringError` if torch's functionalization or Inductor cannot take it."""
+def lower_inductor(graph: torch.fx.Graph, *, eager_random: bool, is_small: bool = False) -> Lowered:
+    """Compile `graph`, for one thread if it `is_small`.
+
+    Raises `LoweringError` if torch's functionalization or Inductor cannot take it."""
     from treeplay.lower import torch_private  # imports Inductor: seconds, so only when it is needed
 
     numbers = split_numbers(graph)
@@ -34,7 +36,7 @@ def lower_inductor(graph: torch.fx.Graph, *, eager_random: bool) -> Lowered:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            artifact = torch_private.compile_graph(module, fakes, eager_random=eager_random)
+            artifact = torch_private.compile_graph(module, fakes, eager_random=eager_random, is_small=is_small)
     except Exception as error:
         raise LoweringError(f"Inductor could not compile the graph: {error}") from error
     run = _with_vector(artifact, numbers) if numbers.size else _without_numbers(artifact)

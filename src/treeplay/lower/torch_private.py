@@ -39,12 +39,15 @@ def _settled(value: Any) -> Any:
 
 
 def compile_graph(
-    module: torch.fx.GraphModule, fakes: Sequence[torch.Tensor], *, eager_random: bool
+    module: torch.fx.GraphModule, fakes: Sequence[torch.Tensor], *, eager_random: bool, is_small: bool
 ) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
     """Inductor's artifact for a functional graph, without the layers that torch puts around it."""
+    options = {**_OPTIONS, "fallback_random": eager_random}
+    if is_small:
+        options["cpp.threads"] = 1
     mode = next(fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)) if fakes else FakeTensorMode()
     with (
-        inductor_config.patch({**_OPTIONS, "fallback_random": eager_random}),
+        inductor_config.patch(options),
         V.set_fake_mode(mode),
         torch._guards.tracing(torch._guards.TracingContext(mode)),
         torch._C._DisableAutocast(),

@@ -9,19 +9,30 @@ from treeplay.facts.plan import Plan
 LOWERINGS = ("auto", "inductor", "aten")
 
 
-def choose(*, wanted: str, compiler: str | None, shared: Sequence[tuple[int, int]], folded: Sequence[int]) -> Plan:
+def choose(
+    *,
+    wanted: str,
+    compiler: str | None,
+    shared: Sequence[tuple[int, int]] = (),
+    folded: Sequence[int] = (),
+    is_small: bool = False,
+) -> Plan:
     """The plan for a graph.
 
     `wanted` is the user's choice; `compiler` the C++ compiler's path or None; `shared` pairs of inputs that share memory
-    of which one is written; `folded` written inputs whose own elements overlap.
+    of which one is written; `folded` written inputs whose own elements overlap; `is_small` is passed on.
     """
-    pairs = tuple(shared)
+    lowerings, why = _lowerings(wanted, compiler, bool(shared), bool(folded))
+    return Plan(lowerings, why, tuple(shared), is_small)
+
+
+def _lowerings(wanted: str, compiler: str | None, is_shared: bool, is_folded: bool) -> tuple[tuple[str, ...], str]:
     if wanted != "auto":
-        return Plan((wanted,), "asked for", pairs)
-    if pairs:
-        return Plan(("aten",), "inputs share memory that is written: operators run in the program's order", pairs)
-    if folded:
-        return Plan(("aten",), "an input that is written overlaps itself: operators run as they are", pairs)
+        return (wanted,), "asked for"
+    if is_shared:
+        return ("aten",), "inputs share memory that is written: operators run in the program's order"
+    if is_folded:
+        return ("aten",), "an input that is written overlaps itself: operators run as they are"
     if compiler is None:
-        return Plan(("aten",), "there is no C++ compiler", pairs)
-    return Plan(("inductor", "aten"), f"compiled with {compiler}", pairs)
+        return ("aten",), "there is no C++ compiler"
+    return ("inductor", "aten"), f"compiled with {compiler}"

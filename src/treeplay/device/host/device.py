@@ -8,6 +8,7 @@ enforced by the trace and are those of CUDA.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,14 +16,31 @@ import torch
 from treeplay.device.protocol import Recorded, Replay
 
 
+def on_one_thread(run: Replay) -> Replay:
+    """`run` with torch's threads set to one while it lasts: libraries then do not wake others for crumbs of work."""
+    get_threads, set_threads = torch.get_num_threads, torch.set_num_threads
+
+    def replay(tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        threads = get_threads()
+        if threads == 1:
+            return run(tensors, numbers)
+        set_threads(1)
+        try:
+            return run(tensors, numbers)
+        finally:
+            set_threads(threads)
+
+    return replay
+
+
 class HostDevice:
     """The CPU."""
 
     name = "cpu"
 
-    def record(self, run: Replay, *, scratch_bytes: int) -> Recorded:
-        """Bind `run`; executes nothing."""
-        return Recorded(run, scratch_bytes, self.name)
+    def record(self, run: Replay, *, scratch_bytes: int, is_small: bool = False) -> Recorded:
+        """Bind `run`; executes nothing. A small program is replayed on the caller's thread alone."""
+        return Recorded(on_one_thread(run) if is_small else run, scratch_bytes, self.name)
 
     def facts(self) -> dict[str, Any]:
         """Cores, threads and the vector instructions that torch uses."""

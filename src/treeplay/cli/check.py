@@ -87,7 +87,7 @@ def examine(target: Target) -> Answer:
     if difference is not None:
         return Answer(call, reason=_without_callers(difference))
     inputs = driver.current_inputs(traced.signature, call)
-    return Answer(call, traced=traced, plan=driver.make_plan(traced.signature, inputs, "auto"))
+    return Answer(call, traced=traced, plan=driver.make_plan(traced, inputs, "auto"))
 
 
 def _run_eagerly(target: Target) -> list[Any]:

@@ -40,6 +40,7 @@ from treeplay.facts.signature import (
 from treeplay.facts.source import Source
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import Leaf, Structure, is_namedtuple
+from treeplay.wrap.writer import Writer
 
 
 class Miss:
@@ -89,18 +90,14 @@ def emit_call(signature: Signature, ambience: Ambience, parts: Parts, *, name: s
     return _Emitter(signature, ambience, parts).source(name)
 
 
-class _Emitter:
-    """Lines, names and what has been given a variable so far."""
+class _Emitter(Writer):
+    """Conditions, the call, and what follows it, in this order."""
 
     def __init__(self, signature: Signature, ambience: Ambience, parts: Parts) -> None:
+        super().__init__({"MISS": MISS, "run": parts.run, "check": parts.check})
         self.signature = signature
         self.ambience = ambience
         self.parts = parts
-        self.names: dict[str, Any] = {"MISS": MISS, "run": parts.run, "check": parts.check}
-        self.body: list[str] = []
-        self.values: dict[tuple[How, int, Any], str] = {}
-        self.constants: dict[int, str] = {}
-        self.leaves: dict[int, str] = {}
         self.inputs: list[str] = []
         self.shared: dict[Any, str] = {}
 
@@ -121,9 +118,6 @@ class _Emitter:
         return Source(name, "\n".join(lines) + "\n", self.names, entry="replay")
 
     # --- conditions -----------------------------------------------------------------------------------------
-
-    def require(self, condition: str) -> None:
-        self.body.append(f"if not ({condition}): return MISS")
 
     def ambient(self) -> None:
         self.names["is_grad_enabled"] = torch.is_grad_enabled
@@ -328,57 +322,6 @@ class _Emitter:
         if is_namedtuple(structure.cls):
             return f"{self.constant(structure.cls)}({', '.join(parts)})"
         return self.tuple(parts)
-
-    # --- values ---------------------------------------------------------------------------------------------
-
-    def value(self, place: Place) -> str:
-        """A variable with what is at `place` now."""
-        if place.how is How.ROOT:
-            return self.constant(place.holder)
-        if place.how is How.ARGUMENT:
-            return self.leaves[place.key]
-        key = (place.how, id(place.holder), place.key if type(place.key) in (int, str) else id(place.key))
-        known = self.values.get(key)
-        if known is None:
-            base = self.base(place)
-            known = self.values[key] = f"v{len(self.values)}"
-            match place.how:
-                case How.ITEM:
-                    step = f"{base}[{self.literal(place.key)}]"
-                case How.CELL:
-                    step = f"{base}.cell_contents"
-                case How.GRAD:
-                    step = f"{base}.grad"
-                case _:
-                    step = f"{base}.{place.key}"
-            self.body.append(f"{known} = {step}")
-        return known
-
-    def base(self, place: Place) -> str:
-        """What the step to `place` starts from: its parent's value of the day, or a constant object."""
-        if place.is_read_anew and place.parent is not None:
-            return self.value(place.parent)
-        if place.parent is not None and place.parent.how is How.ARGUMENT:
-            return self.leaves[place.parent.key]
-        return self.constant(place.holder)
-
-    def literal(self, value: Any) -> str:
-        """Text for a Python value: itself where that is exact, else a named constant."""
-        if value is None or type(value) in (bool, int, str):
-            return repr(value)
-        return self.constant(value)
-
-    def constant(self, value: Any) -> str:
-        name = self.constants.get(id(value))
-        if name is None:
-            name = self.constants[id(value)] = f"c{len(self.constants)}"
-            self.names[name] = value
-        return name
-
-    def tuple(self, names: Iterable[str]) -> str:
-        """A tuple display."""
-        items = list(names)
-        return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
 def _value_of(place: Place) -> Any:

@@ -1,0 +1,72 @@
+"""Writes lines of generated code: conditions, constants by name, and variables for what lies at places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from treeplay.facts.place import How, Place
+
+
+class Writer:
+    """Lines, names, and what has been given a variable so far. Variables are shared: a place is read once."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.names = names
+        self.body: list[str] = []
+        self.values: dict[tuple[How, int, Any], str] = {}
+        self.constants: dict[int, str] = {}
+        self.leaves: dict[int, str] = {}
+
+    def require(self, condition: str) -> None:
+        """A line that misses unless `condition` holds."""
+        self.body.append(f"if not ({condition}): return MISS")
+
+    def value(self, place: Place) -> str:
+        """A variable with what is at `place` now."""
+        if place.how is How.ROOT:
+            return self.constant(place.holder)
+        if place.how is How.ARGUMENT:
+            return self.leaves[place.key]
+        key = (place.how, id(place.holder), place.key if type(place.key) in (int, str) else id(place.key))
+        known = self.values.get(key)
+        if known is None:
+            base = self.base(place)
+            known = self.values[key] = f"v{len(self.values)}"
+            match place.how:
+                case How.ITEM:
+                    step = f"{base}[{self.literal(place.key)}]"
+                case How.CELL:
+                    step = f"{base}.cell_contents"
+                case How.GRAD:
+                    step = f"{base}.grad"
+                case _:
+                    step = f"{base}.{place.key}"
+            self.body.append(f"{known} = {step}")
+        return known
+
+    def base(self, place: Place) -> str:
+        """What the step to `place` starts from: its parent's value of the day, or a constant object."""
+        if place.is_read_anew and place.parent is not None:
+            return self.value(place.parent)
+        if place.parent is not None and place.parent.how is How.ARGUMENT:
+            return self.leaves[place.parent.key]
+        return self.constant(place.holder)
+
+    def literal(self, value: Any) -> str:
+        """Text for a Python value: itself where that is exact, else a named constant."""
+        if value is None or type(value) in (bool, int, str):
+            return repr(value)
+        return self.constant(value)
+
+    def constant(self, value: Any) -> str:
+        name = self.constants.get(id(value))
+        if name is None:
+            name = self.constants[id(value)] = f"c{len(self.constants)}"
+            self.names[name] = value
+        return name
+
+    def tuple(self, names: Iterable[str]) -> str:
+        """A tuple display."""
+        items = list(names)
+        return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"

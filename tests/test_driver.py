@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import treeplay
@@ -29,3 +30,12 @@ def test_a_refusal_is_recorded_with_its_line():
     assert made.lowering is None
     assert "item" in made.refusal
     assert made.where.file == __file__
+
+
+def test_a_program_on_another_device_is_refused_with_its_line():
+    jitted = treeplay.jit(lambda x: x * 3 - 1, on_refusal="raise")
+    x = torch.ones(2, device="meta")
+    jitted(x)
+    with pytest.raises(treeplay.Refusal, match="tensor on meta") as caught:
+        jitted(x)
+    assert caught.value.where.file == __file__

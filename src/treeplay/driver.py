@@ -68,6 +68,7 @@ def run_stages(
         difference = first_difference(first_run, traced.log)
     if difference is not None:
         raise Refusal(difference)
+    check_devices(traced)
     inputs = current_inputs(traced.signature, call)
     with _timed("plan", seconds):
         plan = make_plan(traced, inputs, lower)
@@ -77,6 +78,22 @@ def run_stages(
         recorded = HostDevice().record(lowered.run, scratch_bytes=lowered.scratch_bytes, is_small=plan.is_small)
     with _timed("wrap", seconds):
         return make_recording(traced, plan, lowered, recorded, call, inputs, seconds, name)
+
+
+def check_devices(traced: Trace) -> None:
+    """Refuse a program with tensors elsewhere than on the CPU, by the first operator that makes or reads one."""
+    for node in traced.graph.nodes:
+        spec = node.meta.get("spec")
+        if spec is not None and spec.device.type != "cpu":
+            user = next(iter(node.users), node) if node.op == "placeholder" else node
+            raise Refusal(
+                Reason(
+                    op=f"tensor on {spec.device}",
+                    why="this version records programs on the CPU only",
+                    advice="run it without jit there, or move the model and the data to the CPU",
+                    where=user.meta.get("where"),
+                )
+            )
 
 
 def current_inputs(signature: Signature, call: Call) -> list[torch.Tensor]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from support import Twins, jit
 from torch import nn
 from torch.nn import functional as F
 
 import treeplay
+from support import Twins, jit
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from support import assert_same, jit
 from torch import nn
+
+from support import assert_same, jit
 
 
 def test_a_kept_result_never_changes() -> None:
@@ -26,7 +28,7 @@ def test_a_kept_result_survives_being_the_next_argument() -> None:
     chain = [torch.ones(2)]
     for _ in range(6):
         chain.append(jitted(chain[-1]))
-    for before, after in zip(chain, chain[1:], strict=False):
+    for before, after in itertools.pairwise(chain):
         assert_same(after, before * 3 - 1)
 
 
@@ -252,6 +254,7 @@ def test_a_program_may_return_nothing_or_numbers_that_never_change() -> None:
         assert jitted(torch.ones(2)) == (2, "name", None, torch.float32, torch.Size([2]))
 
 
+@pytest.mark.xfail(strict=True, reason="torch's own named results are refused: nothing makes them anew after a replay")
 def test_the_result_of_max_keeps_its_type() -> None:
     jitted = jit(lambda x: x.max(0))
     for _ in range(4):

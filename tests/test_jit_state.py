@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from support import Twins, assert_same, assert_same_state, jit
 from torch import nn
 from torch.nn import functional as F
 
 import treeplay
+from support import Twins, assert_same, assert_same_state, jit
 
 
 def net() -> nn.Module:

@@ -40,7 +40,8 @@ def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.contiguous().flatten().view(torch.uint8).numpy()) if tensor.numel() else b""
+    packed = tensor.flatten().clone().as_strided((tensor.numel(),), (1,))
+    return bytes(packed.view(torch.uint8).numpy()) if tensor.numel() else b""
 
 
 def state_of(*owners: Any) -> Iterator[tuple[str, Any]]:

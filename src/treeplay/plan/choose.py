@@ -27,12 +27,15 @@ def choose(
 
 
 def _lowerings(wanted: str, compiler: str | None, is_shared: bool, is_folded: bool) -> tuple[tuple[str, ...], str]:
-    if wanted != "auto":
-        return (wanted,), "asked for"
+    if wanted == "aten":
+        return ("aten",), "asked for"
+    # A compiled graph takes what it writes to be apart from all else: no choice of the user's makes that true.
     if is_shared:
         return ("aten",), "inputs share memory that is written: operators run in the program's order"
     if is_folded:
         return ("aten",), "an input that is written overlaps itself: operators run as they are"
+    if wanted == "inductor":
+        return ("inductor",), "asked for"
     if compiler is None:
         return ("aten",), "there is no C++ compiler"
     return ("inductor", "aten"), f"compiled with {compiler}"

@@ -49,5 +49,3 @@ class Hooks:
 def has_hooks(tensor: torch.Tensor) -> bool:
     """Whether hooks hang on `tensor` itself, so that another tensor in its place would not do."""
     return any(getattr(tensor, name, None) for name in _TENSOR)
-
-

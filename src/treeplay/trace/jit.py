@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -34,7 +33,7 @@ from treeplay.trace.results import Results
 from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.survey import PLAIN, Survey, survey
-from treeplay.trace.torch_private import register_call_hook
+from treeplay.trace.torch_private import dynamo_off, register_call_hook
 from treeplay.trace.tracer import Tracer
 from treeplay.trace.watch import WatchFunctions
 
@@ -125,7 +124,7 @@ def _check_iterators(program: Callable[..., Any], found: Survey) -> None:
 
 def _traced(program: Callable[..., Any], call: Call, run: Run) -> Trace:
     run.numbers = _make_numbers_symbolic(run)
-    with _noticing(run), _compiled_parts_inlined(), _autocast_cache_apart(), run.tracer, run.watch:
+    with _noticing(run), dynamo_off(), _autocast_cache_apart(), run.tracer, run.watch:
         result = _run(program, call)
     if run.tracer.tape.refusal is not None:  # the program swallowed it
         raise Refusal(run.tracer.tape.refusal)
@@ -222,16 +221,6 @@ def _noticing(run: Run) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@contextlib.contextmanager
-def _compiled_parts_inlined() -> Iterator[None]:
-    """Parts of the program that are under torch.compile run as plain Python, so that their operators are seen."""
-    if "torch._dynamo" not in sys.modules:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 @contextlib.contextmanager

@@ -26,6 +26,12 @@ def is_users(file: str) -> bool:
     return file.startswith(_SITE) or not file.startswith(_STDLIB)
 
 
+@lru_cache(maxsize=4096)
+def is_own(file: str) -> bool:
+    """Whether a source file is the user's own, not that of an installed package."""
+    return is_users(file) and not file.startswith(_SITE)
+
+
 def user_location() -> Location | None:
     """Where the user's program is right now, or None outside of it."""
     frame: FrameType | None = sys._getframe(1)

@@ -20,7 +20,7 @@ class Observer(TorchDispatchMode):
     """Runs every operator as it is and notes its name, the user's line and the numbers it was given."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.log: list[Entry] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from treeplay.trace.torch_private import address_of
+
 _SEED = 0x7EEB1A7
 
 
@@ -19,18 +21,17 @@ class Generators:
 
     def __init__(self, known: Iterable[torch.Generator]) -> None:
         every = [torch.default_generator, *known]
-        # By address: an operator is given another Python object of the same generator.
-        self._before = {generator._cdata: (generator, generator.get_state()) for generator in every}
+        self._before = {address_of(generator): (generator, generator.get_state()) for generator in every}
         self._expected = {key: state for key, (_, state) in self._before.items()}
         self._drawn = 0
 
     def is_known(self, generator: torch.Generator) -> bool:
         """Whether `generator` was there before the trace."""
-        return generator._cdata in self._before
+        return address_of(generator) in self._before
 
     def was_set(self, generator: torch.Generator) -> bool:
         """Whether the program gave `generator` another state since the last random operator."""
-        return not torch.equal(generator.get_state(), self._expected[generator._cdata])
+        return not torch.equal(generator.get_state(), self._expected[address_of(generator)])
 
     def any_was_set(self) -> bool:
         """Whether that is so for any of them."""
@@ -40,7 +41,7 @@ class Generators:
         """Move `generator` on, as a run would, so that going back to an earlier state shows."""
         self._drawn += 1
         generator.manual_seed(_SEED + self._drawn)
-        self._expected[generator._cdata] = generator.get_state()
+        self._expected[address_of(generator)] = generator.get_state()
 
     def restore(self) -> None:
         """Put every generator back."""

@@ -79,6 +79,13 @@ class Results:
             value = self.tracer.add_input(tensor)
         if value.is_input:
             return Same(self._index(value))
+        if value.fake.layout is not torch.strided or value.fake.is_conj() or value.fake.is_neg():
+            raise self.tracer.refuse(
+                "result",
+                "returns a tensor that is more than memory, shape and stride: sparse, conjugated or negated when read",
+                "return it as a plain tensor (.to_dense(), .resolve_conj(), .resolve_neg())",
+                value.node.meta.get("where"),
+            )
         self._check_history(tensor, value)
         return self._view_of_input(tensor, value) or self._fresh(tensor, value)
 

@@ -28,49 +28,49 @@ def _scaled(b: Any, alpha: Any, a: Tensor) -> Any:
     return like(b, a) if is_one else b * like(alpha, a)
 
 
-def _mul(a: Any, b: Any) -> Tensor:
+def _mul(a: Any, b: Any) -> Any:
     return a * like(b, a)
 
 
-def _add(a: Any, b: Any, alpha: Any = 1) -> Tensor:
+def _add(a: Any, b: Any, alpha: Any = 1) -> Any:
     return a + _scaled(b, alpha, a)
 
 
-def _sub(a: Any, b: Any, alpha: Any = 1) -> Tensor:
+def _sub(a: Any, b: Any, alpha: Any = 1) -> Any:
     return a - _scaled(b, alpha, a)
 
 
-def _div(a: Any, b: Any) -> Tensor:
+def _div(a: Any, b: Any) -> Any:
     return a / like(b, a)
 
 
-def _pow(a: Any, b: Any) -> Tensor:
+def _pow(a: Any, b: Any) -> Any:
     return a ** like(b, a)
 
 
-def _addcmul(a: Any, b: Any, c: Any, value: Any = 1) -> Tensor:
+def _addcmul(a: Any, b: Any, c: Any, value: Any = 1) -> Any:
     return a + (b * like(value, b)) * c
 
 
-def _addcdiv(a: Any, b: Any, c: Any, value: Any = 1) -> Tensor:
+def _addcdiv(a: Any, b: Any, c: Any, value: Any = 1) -> Any:
     return a + (b * like(value, b)) / c
 
 
-def _lerp(a: Any, b: Any, weight: Any) -> Tensor:
+def _lerp(a: Any, b: Any, weight: Any) -> Any:
     w = like(weight, a)
     return torch.where(w < 0.5, a + w * (b - a), b - (b - a) * (1 - w))
 
 
-def _clamp(a: Any, minimum: Any = None, maximum: Any = None) -> Tensor:
+def _clamp(a: Any, minimum: Any = None, maximum: Any = None) -> Any:
     out = a if minimum is None else torch.maximum(a, like(torch.as_tensor(minimum), a))
     return out if maximum is None else torch.minimum(out, like(torch.as_tensor(maximum), a))
 
 
-def _fill(a: Any, value: Any) -> Tensor:
+def _fill(a: Any, value: Any) -> Any:
     return torch.zeros_like(a) + like(value, a)
 
 
-_POINTWISE: dict[str, Callable[..., Tensor]] = {
+_POINTWISE: dict[str, Callable[..., Any]] = {
     "mul.Tensor": _mul,
     "mul.Scalar": _mul,
     "add.Tensor": _add,
@@ -85,7 +85,7 @@ _POINTWISE: dict[str, Callable[..., Tensor]] = {
     "lerp.Scalar": _lerp,
     "fill.Scalar": _fill,
 }
-_FOREACH: dict[str, Callable[..., Tensor]] = {
+_FOREACH: dict[str, Callable[..., Any]] = {
     "mul": _mul,
     "add": _add,
     "sub": _sub,
@@ -104,14 +104,14 @@ def _overload(name: str) -> Any:
     return getattr(found, overload, None) if found is not None and overload in found.overloads() else None
 
 
-def _in_place(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def run(a: Tensor, *rest: Any, **named: Any) -> Tensor:
+def _in_place(formula: Callable[..., Any]) -> Callable[..., Any]:
+    def run(a: Tensor, *rest: Any, **named: Any) -> Any:
         return a.copy_(formula(a, *rest, **named))
 
     return run
 
 
-def _for_each(formula: Callable[..., Tensor], *, in_place: bool) -> Callable[..., Any]:
+def _for_each(formula: Callable[..., Any], *, in_place: bool) -> Callable[..., Any]:
     def run(tensors: Sequence[Tensor], *rest: Any, **named: Any) -> list[Tensor] | None:
         results = []
         for index, tensor in enumerate(tensors):

@@ -124,7 +124,10 @@ class Scalar:
         return bool(self._decide())
 
     def bool_(self) -> bool:
-        return bool(self._decide())
+        if self.boolean:
+            return bool(self._decide())
+        # `if weight_decay:` asks whether it is zero, not what it is.
+        return bool(self._binary(self._constant(0.0), operator.ne, "!=")._decide())
 
     def expect_true(self, file: str, line: int) -> bool:
         # torch checks that the base of a power is not negative; for a number read from a tensor only the run can tell.
@@ -147,12 +150,11 @@ class Scalar:
         self.world.guard(self.text, self.value)
         return self.value
 
-    def str(self) -> str:
+    def __str__(self) -> str:
         return f"<{self.text or 'number of a tensor'}>"
 
-    __str__ = str
-    __repr__ = str
-    _graph_repr = str
+    __repr__ = __str__
+    _graph_repr = __str__
 
     def _binary(self, other: Scalar, fn: Callable[[Any, Any], Any], sign: str) -> Scalar:
         known = self.text is not None and other.text is not None
@@ -209,6 +211,7 @@ def _install(name: str, fn: Callable[[Any, Any], Any], sign: str) -> None:
     setattr(Scalar, name, method)
 
 
+setattr(Scalar, "str", Scalar.__str__)  # torch's name for it; as a `def` it would hide the type in the class  # noqa: B010
 for _name, (_fn, _sign) in _BINARY.items():
     _install(_name, _fn, _sign)
 

@@ -13,6 +13,7 @@ import collections
 import enum
 import functools
 import io
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -22,23 +23,36 @@ import torch
 
 from treeplay.facts.place import How, Place, root
 from treeplay.facts.signature import Gone
-from treeplay.trace.location import is_users
+from treeplay.trace.location import is_own, is_users
 from treeplay.trace.names import methods_used, names_in, stores_in, strings_in, values_in
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_NUMBERS = (bool, int, float, complex)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
+_CONSTANTS = (enum.Enum, torch.dtype, torch.device, torch.Size)
 _MOST_OBJECTS = 200_000
 _MOST_WATCHED = 16  # a longer list of numbers is data, not a setting
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MODULE_OWN = frozenset(vars(torch.nn.Module())) - set(_MODULE_HOOKS)
-_LIBRARIES = frozenset({"torch", "treeplay", "numpy", "builtins", "collections", "threading", "logging", "weakref"})
+# Objects of these have nothing of the program's; but namespaces of the standard library hold settings.
+_LIBRARIES = (sys.stdlib_module_names - {"types", "argparse"}) | {"torch", "treeplay", "numpy"}
 _ENTERED = ("torch.optim", "torch.amp", "torch.distributions", "torch.nn")
 
 Container = dict[Any, Any] | list[Any] | set[Any] | collections.deque[Any]
-Names = frozenset[str]
+
+
+class _Mark(enum.Enum):
+    """Stands among the names on the way to a value."""
+
+    FOREIGN = "in the code of an installed package: only numbers are watched, the rest seldom changes"
+    NEVER = "in an optimizer: its numbers are inputs, or watched when it steps"
+
+
+Names = frozenset[str | _Mark]
 _ALWAYS: Names = frozenset()
-_NEVER: Names = frozenset({""})  # numbers of an optimizer are inputs, or watched when it steps
+_FOREIGN: Names = frozenset({_Mark.FOREIGN})
+_NEVER: Names = frozenset({_Mark.NEVER})
 GONE = Gone()
 
 
@@ -93,8 +107,8 @@ class _Walk:
         self.found = Survey()
         self.seen: set[int] = set()
         self.waiting: collections.deque[tuple[Any, Place, Names]] = collections.deque()
-        self.names: set[str] = set()  # read as values, or strings
-        self.called: set[str] = set()  # all names, those of methods included
+        self.names: set[str | _Mark] = set()  # read as values, or strings
+        self.called: set[str | _Mark] = set()  # all names, those of methods included
         self.candidates: list[tuple[Names, Place, Any]] = []
         self.iterators: list[tuple[Names, Place]] = []
         self.entered: set[tuple[ModuleType, CodeType]] = set()
@@ -103,7 +117,7 @@ class _Walk:
         if isinstance(value, torch.Tensor):
             self._tensor(value, place)
             return
-        if isinstance(value, (*PLAIN, *_FUNCTIONS)) and place.how is not How.ROOT:
+        if _is_watchable(value) and place.how is not How.ROOT:
             self.candidates.append((needs, place, value))
         if isinstance(value, type) and not _is_users_class(value):
             return
@@ -123,7 +137,8 @@ class _Walk:
             (place, value)
             for needs, place, value in self.candidates
             # `opt.step()` reads no number of that name, but `self.act(x)` does read the function.
-            if needs <= (any_names if isinstance(value, _FUNCTIONS) else self.names)
+            if needs - _FOREIGN <= (any_names if isinstance(value, _FUNCTIONS) else self.names)
+            and (isinstance(value, _NUMBERS) or not needs >= _FOREIGN)
         ]
         self.found.iterators = [place for needs, place in self.iterators if needs <= any_names]
 
@@ -154,14 +169,14 @@ class _Walk:
     # --- modules, optimizers and other objects --------------------------------------------------------------
 
     def _module(self, module: torch.nn.Module, place: Place, _: Names) -> None:
-        needs = _ALWAYS  # whether its values count depends on whether it is called
+        needs = _origin(type(module))  # whether its values count depends on whether it is called
         self.found.modules[id(module)] = module
         self.found.objects[id(module)] = place
         for table in _MODULE_TABLES:
             values = module.__dict__[table]
             self._keep(values, place)
             for name, value in values.items():
-                needed = frozenset({name}) if value is None else needs
+                needed = frozenset({name}) if value is None else _ALWAYS
                 self.enter(value, place.child(How.ITEM, values, name, f"{place}.{name}"), needed)
         for table in _MODULE_HOOKS:
             for hook in module.__dict__[table].values():
@@ -204,12 +219,12 @@ class _Walk:
                 for name, entry in _data_of(cls):
                     if isinstance(entry, PLAIN) and name not in getattr(value, "__dict__", ()):
                         here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
-                        self.enter(entry, here, frozenset({name}))
+                        self.enter(entry, here, _origin(cls) | {name})
 
     def _class(self, cls: type, place: Place, needs: Names) -> None:
         self.found.objects[id(cls)] = place
         for name, _ in _data_of(cls):
-            self._single(place.child(How.ATTRIBUTE, cls, name, f"{place}.{name}"), frozenset({name}))
+            self._single(place.child(How.ATTRIBUTE, cls, name, f"{place}.{name}"), _origin(cls) | {name})
 
     def _single(self, place: Place, needs: Names) -> None:
         """A place of its own, which is in no container that is put back as a whole."""
@@ -241,13 +256,14 @@ class _Walk:
         if module.partition(".")[0] in _LIBRARIES and not module.startswith(_ENTERED):
             return
         self.found.objects[id(value)] = place
+        origin = _origin(cls) | (needs & _FOREIGN)
         if callable(value):
             self._methods(cls, "__call__")
         if hasattr(value, "__dict__"):
-            self._attributes(value, place, _ALWAYS)
+            self._attributes(value, place, origin)
         else:
             self._of_class(value, place)
-        self._slots(value, place, _ALWAYS)
+        self._slots(value, place, origin)
 
     def _generator(self, generator: torch.Generator, place: Place, needs: Names) -> None:
         self.found.generators[id(generator)] = generator
@@ -300,19 +316,21 @@ class _Walk:
     def _globals(self, table: dict[str, Any], code: CodeType, prefix: str) -> None:
         names, stored = names_in(code), stores_in(code)
         place = root(table, prefix.rstrip(".") or "globals")
+        origin = _ALWAYS if is_own(code.co_filename) else _FOREIGN
         for name in sorted(names & (table.keys() | stored)):
             value = table.get(name)
             here = place.child(How.ITEM, table, name, f"{prefix}{name}")
             if isinstance(value, ModuleType):
                 self._python_module(value, code, f"{prefix}{name}.")
             elif name in stored:
-                self._single(here, frozenset({name}))
+                self._single(here, origin | {name})
             else:
-                self.enter(value, here, frozenset({name}))
+                self.enter(value, here, origin | {name})
 
     def _python_module(self, module: ModuleType, code: CodeType, prefix: str) -> None:
         file = getattr(module, "__file__", None)
-        if file and is_users(file) and (module, code) not in self.entered and prefix.count(".") <= 3:
+        is_library = module.__name__.partition(".")[0] in _LIBRARIES
+        if file and is_users(file) and not is_library and (module, code) not in self.entered and prefix.count(".") <= 3:
             self.entered.add((module, code))
             self._globals(vars(module), code, prefix)
 
@@ -345,6 +363,19 @@ class _Walk:
 
 def _is_users_class(cls: type) -> bool:
     return cls.__module__.partition(".")[0] not in _LIBRARIES and not issubclass(cls, enum.Enum)
+
+
+def _is_watchable(value: Any) -> bool:
+    """Whether `value` is a constant of the program: it cannot change, only be replaced."""
+    if type(value) is tuple:
+        return bool(value) and all(isinstance(item, PLAIN) for item in value)
+    return isinstance(value, (*PLAIN, *_FUNCTIONS, *_CONSTANTS))
+
+
+def _origin(cls: type) -> Names:
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    is_interactive = cls.__module__ == "__main__"  # which may have no file
+    return _ALWAYS if is_interactive or (file is not None and is_own(file)) else _FOREIGN
 
 
 def _data_of(cls: type) -> list[tuple[str, Any]]:

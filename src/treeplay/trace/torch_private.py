@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch.nn.modules import module as _module
 from torch.optim import optimizer as _optimizer
@@ -53,9 +58,9 @@ def hooks_made() -> int:
     return int(RemovableHandle.next_id)
 
 
-def global_hook_tables() -> tuple[dict[int, object], ...]:
+def global_hook_tables() -> tuple[dict[int, Any], ...]:
     """The tables of hooks that run for every module or every optimizer."""
-    tables: tuple[dict[int, object], ...] = (
+    return (
         _module._global_forward_pre_hooks,
         _module._global_forward_hooks,
         _module._global_backward_pre_hooks,
@@ -63,4 +68,23 @@ def global_hook_tables() -> tuple[dict[int, object], ...]:
         _optimizer._global_optimizer_pre_hooks,
         _optimizer._global_optimizer_post_hooks,
     )
-    return tables
+
+
+@contextlib.contextmanager
+def dynamo_off() -> Iterator[None]:
+    """Parts of a program that are under torch.compile, or the region around it, run as plain Python for a while."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
+    callback = set_eval_frame(None)  # first: a stance may not be set inside of a compiled region
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        set_eval_frame(callback)
+
+
+def address_of(generator: torch.Generator) -> int:
+    """What identifies a generator: operators are given another Python object of the same one."""
+    return int(generator._cdata)  # type: ignore[attr-defined]

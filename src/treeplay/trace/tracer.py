@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,7 +81,7 @@ class Tracer(TorchDispatchMode):
     """Records ATen operators. `is_known` says whether a real tensor is state that can be found again."""
 
     def __init__(self, is_known: Callable[[torch.Tensor], bool], generators: Generators) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.generators = generators
         self.tape = Tape(torch.fx.Graph())
         self.world = ScalarWorld(self.tape.graph)
@@ -130,20 +130,15 @@ class Tracer(TorchDispatchMode):
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
         # Two views of one storage get twins of one storage: the graph's aliasing is the program's.
-        if tensor.layout is not torch.strided or type(tensor) not in (
-            torch.Tensor,
-            torch.nn.Parameter,
-            torch.nn.Buffer,
-        ):
-            kind = type(tensor).__name__ if tensor.layout is torch.strided else str(tensor.layout)
+        kind = _unusual(tensor)
+        if kind is not None:
             raise self.refuse("tensor", f"a {kind} is not a plain strided tensor", "convert it outside of the program")
         key = (tensor.untyped_storage()._cdata, tensor.dtype)
         with self.fake_mode:
             if key not in self._bases:
                 length = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
                 self._bases[key] = torch.empty(length, dtype=tensor.dtype, device=tensor.device)
-            twin = torch.as_strided(self._bases[key], tensor.shape, tensor.stride(), tensor.storage_offset())
-        return twin
+            return torch.as_strided(self._bases[key], tensor.shape, tensor.stride(), tensor.storage_offset())
 
     # --- operators ------------------------------------------------------------------------------------------
 
@@ -160,6 +155,7 @@ class Tracer(TorchDispatchMode):
         self.tape.log.append(Entry(str(func), where, tuple(numbers_in((args, kwargs))), call_site()))
         if torch.Tag.nondeterministic_seeded in func.tags:
             self._draw(func, (*args, *kwargs.values()), where)
+        self._check_lasting(func, args, kwargs, where)
         func, args, kwargs = self._settle(func, args, kwargs)
         node_args, node_kwargs = tree_map(self._to_node(func, where), (args, dict(kwargs)))
         fake_args, fake_kwargs = tree_map(self._to_fake, (args, dict(kwargs)))
@@ -181,6 +177,28 @@ class Tracer(TorchDispatchMode):
             # The constant serves every replay: the program gets a copy, which it may write to or return.
             return aten.lift_fresh_copy.default, args, kwargs
         return func, args, kwargs
+
+    def _check_lasting(self, func: Any, args: Any, kwargs: Any, where: Location | None) -> None:
+        """Refuse what would change a tensor that outlives the call other than in its elements."""
+        if not func._schema.is_mutable:
+            return
+        if torch.Tag.inplace_view in func.tags and not isinstance(args[0], FakeTensor):
+            raise self.refuse(
+                _name(func),
+                "changes the shape of a tensor that outlives the call",
+                "use the form without the underscore, and return its result",
+                where,
+            )
+        if torch.is_grad_enabled() and any(_wants_grad(leaf) for leaf in _leaves((args, kwargs))):
+            for target in _differentiable_targets(func, args):
+                owner = target._base if target._base is not None else target
+                if not isinstance(owner, FakeTensor):
+                    raise self.refuse(
+                        _name(func),
+                        "makes a tensor that outlives the call part of a gradient graph",
+                        "write the detached value, or write under torch.no_grad()",
+                        where,
+                    )
 
     def _draw(self, func: Any, arguments: tuple[Any, ...], where: Location | None) -> None:
         generator = generator_in(arguments)
@@ -269,7 +287,7 @@ class Tracer(TorchDispatchMode):
         """A tensor made from Python numbers: one number becomes an operator, more become an input of their own."""
         if tensor.numel() != 1:
             return self.add_input(tensor.clone(), is_constant=True)
-        options = {"dtype": tensor.dtype, "device": tensor.device}
+        options: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
         with self.fake_mode:
             fake = aten.full.default(list(tensor.shape), 0, **options)
         node = self.tape.graph.call_function(aten.full.default, (list(tensor.shape), tensor.item()), options)
@@ -326,12 +344,12 @@ class Tracer(TorchDispatchMode):
 
     def _read_on_host(self, func: Any, args: Any, where: Location | None) -> Any:
         tensor = args[0]
-        if func is aten._local_scalar_dense.default and tensor.numel() == 1 and tensor.dtype.is_floating_point:
-            if id(tensor) in self.host_scalars or innermost_is_optimizer():
-                value = self._value(tensor, func, where)
-                node = self.tape.graph.call_function(func, (value.node,))
-                node.meta["where"] = where
-                return symbolic(Scalar(self.world, text=None, value=1.0, node=node))
+        is_number = func is aten._local_scalar_dense.default and tensor.dtype.is_floating_point
+        if is_number and (id(tensor) in self.host_scalars or innermost_is_optimizer()):
+            value = self._value(tensor, func, where)
+            node = self.tape.graph.call_function(func, (value.node,))
+            node.meta["where"] = where
+            return symbolic(Scalar(self.world, text=None, value=1.0, node=node))
         raise self.refuse(
             _name(func).replace("_local_scalar_dense", "item"),
             "reads a tensor's value on the host, which a recording cannot wait for",
@@ -352,6 +370,35 @@ class Tracer(TorchDispatchMode):
 
 
 _KEEP_ON_DEVICE = "return the tensor and read it after the call, or keep the computation in tensors (torch.where)"
+
+
+def _unusual(tensor: torch.Tensor) -> str | None:
+    """What makes a tensor more than memory, shape and stride; None for a plain one."""
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout)
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return type(tensor).__name__
+    if tensor.is_conj() or tensor.is_neg():
+        return "tensor that is conjugated or negated when read"
+    return "quantized tensor" if tensor.is_quantized else None
+
+
+def _wants_grad(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
+
+
+def _differentiable_targets(func: Any, args: Any) -> Iterator[torch.Tensor]:
+    """The tensors that autograd would give a history: those an in-place operator writes and returns."""
+    is_foreach = func._schema.name.startswith("aten::_foreach")
+    for position, argument in enumerate(func._schema.arguments):
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if is_written and position < len(args) and (is_foreach or _is_returned(func, argument)):
+            yield from (leaf for leaf in _leaves(args[position]) if isinstance(leaf, torch.Tensor))
+
+
+def _is_returned(func: Any, argument: Any) -> bool:
+    names = argument.alias_info.before_set
+    return any(out.alias_info is not None and out.alias_info.before_set == names for out in func._schema.returns)
 
 
 def _leaves(value: Any) -> list[Any]:

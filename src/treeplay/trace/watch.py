@@ -6,6 +6,7 @@ or change the user's real memory, so each is refused here with its line, or done
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,6 +33,9 @@ _READS = {
         "__int__",
         "__complex__",
         "__contains__",
+        "apply_",
+        "map_",
+        "map2_",
     )
     if hasattr(_TENSOR, name)
 }
@@ -39,7 +43,8 @@ _PRINTS = {name: getattr(_TENSOR, name) for name in ("__repr__", "__format__", "
 _HOOKS = {
     name: getattr(_TENSOR, name) for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 }
-_SETTERS = {_TENSOR.data.__set__: "data", _TENSOR.requires_grad.__set__: "requires_grad"}
+_ATTRIBUTES: Mapping[str, Any] = vars(torch._C.TensorBase)
+_SETTERS = {_ATTRIBUTES[name].__set__: name for name in ("data", "requires_grad")}
 _BACKWARD = (torch.autograd.backward, torch.autograd.grad, _TENSOR.backward)
 _HOST = {*_READS.values(), *_PRINTS.values()}
 
@@ -73,6 +78,8 @@ class WatchFunctions(TorchFunctionMode):
             self._set(_SETTERS[func], args)
         elif func is _TENSOR.requires_grad_:
             self._set("requires_grad", (args[0], args[1] if len(args) > 1 else kwargs.get("requires_grad", True)))
+        elif func is _TENSOR.detach_ and not isinstance(args[0], FakeTensor):
+            self._detach(args[0])
         elif func in _HOOKS.values() and not isinstance(args[0], FakeTensor):
             raise self.tracer.refuse(
                 func.__name__, "puts a hook on a tensor that outlives the call", "register the hook once, outside"
@@ -89,7 +96,7 @@ class WatchFunctions(TorchFunctionMode):
                 "return the tensor and print it after the call",
             )
         raise self.tracer.refuse(
-            func.__name__,
+            func.__name__.strip("_") if func.__name__.endswith("__") else func.__name__,
             "reads a tensor's memory on the host, which a recording cannot wait for",
             "return the tensor and read it after the call",
         )
@@ -103,6 +110,12 @@ class WatchFunctions(TorchFunctionMode):
                 f"{name} = ...",
                 f"reassigns `{name}` of a tensor that outlives the call",
                 "use an in-place operation (p.copy_(...) under torch.no_grad()), or do it outside of the program",
+            )
+
+    def _detach(self, target: torch.Tensor) -> None:
+        if target.requires_grad:
+            raise self.tracer.refuse(
+                "detach_", "takes a tensor that outlives the call out of its graph", "use detach(), or do it outside"
             )
 
     def _note_backward(self, args: Any, kwargs: Any) -> None:
@@ -132,5 +145,5 @@ def mark_upstream(node: Any, found: dict[int, Any]) -> None:
         waiting.extend(following for following, _ in current.next_functions)
 
 
-_DATA_GET = _TENSOR.data.__get__
-_GRAD_GET = _TENSOR.grad.__get__
+_DATA_GET = _ATTRIBUTES["data"].__get__
+_GRAD_GET = _ATTRIBUTES["grad"].__get__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
 from typing import Any
 
@@ -28,6 +29,9 @@ def make_key(call: Call) -> Hashable:
     except TypeError:
         raise Refusal(_unhashable(call)) from None
     return key
+
+
+_KEYWORD = re.compile(r"^kwargs\['(\w+)'\]")
 
 
 def _is_strided(leaf: Any) -> bool:
@@ -65,8 +69,7 @@ def describe(call: Call) -> dict[str, str]:
     """The call's arguments by name, as text."""
     parts = {}
     for path, leaf in zip(paths(call.structure), call.leaves, strict=True):
-        name = shown(path).removeprefix("kwargs['").removesuffix("']") if "kwargs[" in shown(path) else shown(path)
-        parts[name] = str(TensorSpec.of(leaf)) if _is_strided(leaf) else _short(leaf)
+        parts[_KEYWORD.sub(r"\1", shown(path))] = str(TensorSpec.of(leaf)) if _is_strided(leaf) else _short(leaf)
     return parts
 
 

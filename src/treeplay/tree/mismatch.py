@@ -43,7 +43,7 @@ def _mismatches(signature: Signature, call: Call) -> Iterator[Mismatch]:
 
 def _arguments(signature: Signature, call: Call) -> Iterator[Mismatch]:
     if call.structure != signature.arguments:
-        yield Mismatch("arguments", "another structure", "this structure")
+        yield Mismatch("arguments", "the containers and keys of the first call", "another structure")
         return
     names = paths(call.structure)
     for path, leaf, recorded in zip(names, call.leaves, signature.leaves, strict=True):

@@ -144,7 +144,9 @@ class _Emitter(Writer):
         if not is_known:
             self.require(f"type({value}) is {self.constant(structure.cls)}")
         count = len(structure.parts)
-        if not structure.is_named:
+        if structure.keys and not structure.is_named:
+            self.require(f"tuple({value}) == {self.constant(structure.keys)}")  # names and their order
+        elif not structure.is_named:
             self.require(f"len({value}) == {count}" if count else f"not {value}")
         for index, part in enumerate(structure.parts):
             variable = f"{value}_{index}"
@@ -169,9 +171,12 @@ class _Emitter(Writer):
         """The condition that a Python value is the recorded one, of the same type."""
         if recorded is None or isinstance(recorded, bool):
             return f"{value} is {recorded}"
+        if isinstance(recorded, (float, complex)):
+            # Bit by bit: 0.0 is not -0.0, and a NaN is a NaN.
+            return f"(type({value}) is {self.constant(type(recorded))} and repr({value}) == {repr(recorded)!r})"
         constant = self.literal(recorded)
         same = f"(type({value}) is {self.constant(type(recorded))} and {value} == {constant})"
-        return same if isinstance(recorded, (int, float, str)) else f"({value} is {constant} or {same})"
+        return same if isinstance(recorded, (int, str)) else f"({value} is {constant} or {same})"
 
     def conditions(self) -> None:
         for watch in self.signature.identities:

@@ -1,0 +1,28 @@
+"""Each test finds the process-wide tables empty (a warning given once is given to it), the same random state, one thread.
+
+One thread, because sums of another number of threads may round differently, and tests compare bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def fresh_process_state(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.module.__name__.endswith("test_layers"):  # which needs no torch
+        yield
+        return
+    import torch
+
+    from treeplay import observe
+
+    observe.reset()
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    observe.reset()

@@ -1,0 +1,83 @@
+"""Containers taken apart and put together are equal to what they were."""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treeplay.facts.structure import flatten, paths, unflatten
+
+Point = collections.namedtuple("Point", ["x", "y"])
+
+
+@dataclass(frozen=True)
+class Box:
+    inside: Any
+    name: Any = None
+
+
+@dataclass
+class Derived:
+    base: int
+    twice: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.twice = 2 * self.base
+
+
+LEAVES = st.one_of(st.none(), st.integers(), st.text(max_size=3), st.builds(frozenset))
+KEYS = st.one_of(st.text(max_size=3), st.integers())
+VALUES = st.recursive(
+    LEAVES,
+    lambda parts: st.one_of(
+        st.lists(parts, max_size=3),
+        st.lists(parts, max_size=3).map(tuple),
+        st.dictionaries(KEYS, parts, max_size=3),
+        st.builds(Point, parts, parts),
+        st.builds(Box, parts, parts),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=100, derandomize=True, deadline=None)
+@given(VALUES)
+def test_taken_apart_and_put_together_it_is_the_same(value: Any) -> None:
+    leaves, structure = flatten(value)
+    again = unflatten(structure, leaves)
+    assert again == value and type(again) is type(value)
+    assert flatten(again) == (leaves, structure)
+    assert hash(structure) == hash(flatten(again)[1]) and len(paths(structure)) == len(leaves)
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(VALUES)
+def test_a_path_leads_to_its_leaf(value: Any) -> None:
+    leaves, structure = flatten(value)
+    for path, leaf in zip(paths(structure), leaves, strict=True):
+        assert eval("value" + path[1:]) is leaf
+
+
+def test_the_order_of_keys_is_part_of_the_structure() -> None:
+    assert flatten({"a": 1, "b": 2})[1] != flatten({"b": 2, "a": 1})[1]
+
+
+def test_other_containers_are_leaves() -> None:
+    for value in ({1, 2}, collections.OrderedDict(a=1), collections.deque([1]), Derived(3), Box):
+        assert flatten(value)[0] == [value]
+
+
+def test_paths_read_like_code() -> None:
+    value = {"batch": [1, (2, Box(3))], 4: Point(5, 6)}
+    assert paths(flatten(value)[1]) == [
+        "$['batch'][0]",
+        "$['batch'][1][0]",
+        "$['batch'][1][1].inside",
+        "$['batch'][1][1].name",
+        "$[4][0]",
+        "$[4][1]",
+    ]

@@ -1,0 +1,51 @@
+"""The private parts of torch that lowering uses exist and behave."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from treeplay.lower.aten import torch_private as aten_private
+from treeplay.lower.compiler import find_compiler
+
+aten = torch.ops.aten
+
+
+def test_operators_below_autograd_leave_no_history() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    with aten_private.ExcludeKeys(aten_private.keys_above_operators()):
+        made = aten_private.direct(aten.mul.Tensor)(weight, weight)
+    assert not made.requires_grad and made.tolist() == [1.0, 1.0]
+
+
+def test_memory_is_made_and_versions_are_moved() -> None:
+    made = aten_private.empty_strided_host((2, 3), (3, 1), torch.float64)
+    assert made.shape == (2, 3) and made.dtype is torch.float64
+    aten_private.increment_version([made])
+    assert made._version == 1
+
+
+def test_python_bindings_of_an_operator_are_found() -> None:
+    found = dict(aten_private.python_functions("mul"))
+    assert any(torch.equal(function(torch.ones(2), 3.0), torch.full((2,), 3.0)) for function in found.values())
+    assert not dict(aten_private.python_functions("no_such_operator"))
+
+
+def test_gradients_are_on_for_an_operator_and_off_again() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    with torch.no_grad():
+        assert aten_private.with_gradients_on(aten.mul.Tensor)(weight, weight).requires_grad
+        assert not torch.is_grad_enabled()
+
+
+@pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")
+def test_inductor_compiles_a_graph_of_fakes() -> None:
+    from treeplay.lower import torch_private
+
+    with FakeTensorMode(), torch.no_grad():
+        fakes = [torch.ones(4)]
+        module = make_fx(lambda x: (x * 2 - 1,), torch_private.decompositions(), tracing_mode="real")(*fakes)
+    run = torch_private.compile_graph(module, fakes, eager_random=False, is_small=True)
+    assert torch.equal(run([torch.full((4,), 3.0)])[0], torch.full((4,), 5.0))

@@ -1,0 +1,262 @@
+"""Numbers never freeze unnoticed: watched where they can be, refused where they cannot."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import treeplay
+from support import assert_same, jit
+
+SCALE = 2.0
+_step_count = 0
+
+
+class Config:
+    rate = 3.0  # a number that the class gives to its instances
+
+    def __init__(self) -> None:
+        self.scale = 2.0
+        self.mode = "double"
+        self.unused = 0
+
+
+def test_a_global_number_is_watched() -> None:
+    global SCALE
+    jitted = jit(lambda x: x * SCALE - 1)
+    for value in (2.0, 2.0, 2.0, 5.0, 5.0, 5.0, 2.0):
+        SCALE = value
+        x = torch.randn(3)
+        assert_same(jitted(x), x * value - 1)
+    assert jitted.statistics().recordings == 2
+    assert "SCALE" in jitted.explain()
+
+
+@pytest.mark.parametrize("second", [3, 3.0, True])
+def test_a_closure_number_is_watched_with_its_type(second: Any) -> None:
+    factor: Any = 2
+    jitted = jit(lambda x: x * factor)
+    for value in (2, 2, 2, second, second, second):
+        factor = value
+        assert_same(jitted(torch.ones(2, dtype=torch.int64)), torch.ones(2, dtype=torch.int64) * value)
+
+
+def test_attributes_flags_and_strings_are_watched() -> None:
+    config = Config()
+
+    def use(x: torch.Tensor) -> torch.Tensor:
+        return x * config.scale * config.rate - (1 if config.mode == "double" else 7)
+
+    jitted = jit(use)
+    for change in ({}, {}, {"scale": 5.0}, {}, {"mode": "other"}, {}, {"rate": 1.0}, {}):
+        vars(config).update(change)
+        x = torch.randn(3)
+        assert_same(jitted(x), use(x))
+    config.unused = 9
+    before = jitted.statistics().replays
+    jitted(torch.ones(3))
+    assert jitted.statistics().replays == before + 1
+
+
+def test_a_class_attribute_is_watched() -> None:
+    class Scaled(nn.Module):
+        scale = 2.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    jitted = jit(Scaled())
+    for scale in (2.0, 2.0, 2.0, 3.0):
+        Scaled.scale = scale
+        assert_same(jitted(torch.ones(2)), torch.full((2,), scale))
+
+
+def test_numbers_in_dicts_and_short_lists_are_watched() -> None:
+    options, limits = {"scale": 2.0, "name": "a"}, [1.0, 5.0]
+    jitted = jit(lambda x: (x * options["scale"]).clamp(limits[0], limits[1]))
+    for scale, limit in ((2.0, 1.0), (2.0, 1.0), (3.0, 1.0), (3.0, 1.0), (3.0, 2.0)):
+        options["scale"], limits[0] = scale, limit
+        x = torch.randn(4) * 3
+        assert_same(jitted(x), (x * scale).clamp(limit, 5.0))
+
+
+def test_a_list_that_grows_outside_of_the_program_does_not_matter() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.losses: list[float] = []
+            self.weight = torch.ones(2)
+
+        def step(self, x: torch.Tensor) -> torch.Tensor:
+            return x - self.weight
+
+    trainer = Trainer()
+    jitted = jit(trainer.step)
+    for call in range(6):
+        jitted(torch.ones(2))
+        trainer.losses.append(float(call))
+    assert jitted.statistics().replays == 5
+
+
+def test_a_number_may_return_to_an_earlier_value_without_a_new_recording() -> None:
+    scale = 1.0
+    jitted = jit(lambda x: x * scale)
+    for call in range(12):
+        scale = float(call % 3)
+        assert_same(jitted(torch.ones(2)), torch.full((2,), scale))
+    assert jitted.statistics().recordings == 3
+
+
+def test_a_number_that_always_changes_ends_in_eager_calls() -> None:
+    scale = 0.0
+    jitted = jit(lambda x: x * scale, on_refusal="eager")
+    with treeplay.settings.changed(max_rerecordings=4), pytest.warns(UserWarning, match="scale"):
+        for call in range(12):
+            scale = float(call)
+            assert_same(jitted(torch.ones(2)), torch.full((2,), scale))
+    assert jitted.statistics().refusals == 1
+
+
+def test_a_counter_of_the_program_is_refused_and_counts_each_call_once() -> None:
+    global _step_count
+    _step_count = 0
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        global _step_count
+        _step_count += 1
+        return x * _step_count
+
+    jitted = jit(step, on_refusal="eager")
+    with pytest.warns(UserWarning, match="_step_count: the program changes a Python value from 1 to 2"):
+        for call in range(1, 5):
+            assert_same(jitted(torch.ones(2)), torch.full((2,), float(call)))
+    assert _step_count == 4
+
+
+@pytest.mark.parametrize("where", ["attribute", "closure", "list", "dict", "function", "class"])
+def test_a_counter_anywhere_is_refused_and_put_back(where: str) -> None:
+    class Holder:
+        count = 0
+
+    holder, counts, table, cell = Holder(), [0], {"count": 0}, 0
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        nonlocal cell
+        if where == "attribute":
+            holder.count += 1
+        elif where == "closure":
+            cell += 1
+        elif where == "list":
+            counts[0] += 1
+        elif where == "dict":
+            table["count"] += 1
+        elif where == "function":
+            step.count += 1  # type: ignore[attr-defined]
+        else:
+            Holder.count += 1
+        return x - 1
+
+    step.count = 0  # type: ignore[attr-defined]
+    jitted = jit(step)
+    jitted(torch.ones(2))
+    for _ in range(2):
+        with pytest.raises(treeplay.Refusal, match="changes a Python value from 1 to 2") as caught:
+            jitted(torch.ones(2))
+        assert "tensor" in caught.value.advice
+    made = {
+        "attribute": holder.count,
+        "closure": cell,
+        "list": counts[0],
+        "dict": table["count"],
+        "function": step.count,  # type: ignore[attr-defined]
+        "class": Holder.count,
+    }
+    assert made[where] == 1
+
+
+def test_a_number_that_only_the_program_knows_is_refused_with_its_line() -> None:
+    counter = itertools.count(1)
+    numbers = {"take": lambda: hidden_count(counter)}
+    jitted = jit(lambda x: x * numbers["take"]())
+    jitted(torch.ones(2))
+    with pytest.raises(treeplay.Refusal) as caught:
+        jitted(torch.ones(2))
+    assert caught.value.where is not None
+
+
+def hidden_count(counter: Any) -> int:
+    return next(counter)
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: random.randint(0, 10**6), lambda: random.gauss(0, 1)])
+def test_python_random_numbers_are_refused_and_drawn_once(draw: Any) -> None:
+    jitted = jit(lambda x: x * draw(), on_refusal="eager")
+    random.seed(3)
+    expected = [draw() for _ in range(4)]
+    random.seed(3)
+    with pytest.warns(UserWarning, match="eagerly"):
+        found = [jitted(torch.ones(1, dtype=torch.float64)) for _ in range(4)]
+    assert_same(found, [torch.ones(1, dtype=torch.float64) * number for number in expected])
+
+
+def test_a_clock_is_refused() -> None:
+    import time
+
+    jitted = jit(lambda x: x * time.perf_counter())
+    jitted(torch.ones(2))
+    with pytest.raises(treeplay.Refusal, match=r"is given the number .* in the first call and .* in the second"):
+        jitted(torch.ones(2))
+
+
+def test_a_returned_number_that_changes_is_refused() -> None:
+    import time
+
+    jitted = jit(lambda x: (x - 1, time.perf_counter()), on_refusal="eager")
+    with pytest.warns(UserWarning, match="the program returns"):
+        assert len({jitted(torch.ones(2))[1] for _ in range(4)}) == 4
+
+
+def test_a_hyper_parameter_returned_as_a_number_is_refused() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+    def step(x: torch.Tensor) -> float:
+        model(x).sum().backward()
+        optimizer.step()
+        return optimizer.param_groups[0]["lr"] * 2
+
+    jitted = jit(step, on_refusal="eager")
+    with pytest.warns(UserWarning, match="hyper-parameter"):
+        for _ in range(3):
+            assert jitted(torch.ones(1, 2)) == 1.0
+
+
+def test_a_step_counter_in_a_tensor_is_the_cure() -> None:
+    steps = torch.zeros(())
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        steps.add_(1)
+        return x / steps - 1
+
+    jitted = jit(step)
+    for call in range(1, 6):
+        x = torch.randn(2)
+        assert_same(jitted(x), x / call - 1)
+    assert jitted.statistics().replays == 4
+
+
+def test_an_enum_is_watched_by_identity() -> None:
+    class Mode(enum.Enum):
+        ADD = 1
+        TAKE = 2
+
+    mode = Mode.ADD
+    jitted = jit(lambda x: x + 1 if mode is Mode.ADD else x - 1)
+    for value in (Mode.ADD, Mode.ADD, Mode.TAKE, Mode.TAKE, Mode.ADD):
+        mode = value
+        assert_same(jitted(torch.ones(2)), torch.ones(2) + (1 if value is Mode.ADD else -1))

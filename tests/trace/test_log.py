@@ -1,0 +1,61 @@
+"""Two runs of one program are compared line by line before their numbers are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treeplay.facts.location import Location
+from treeplay.trace.log import SYMBOLIC, Entry, first_difference, numbers_in, result_entry
+
+
+def entry(op: str, line: int, *numbers: Any) -> Entry:
+    return Entry(op, Location("program.py", line), numbers)
+
+
+def test_equal_runs_have_no_difference() -> None:
+    run = [entry("mul", 1, 2.0), entry("add", 2, 1)]
+    assert first_difference(run, list(run)) is None
+
+
+@pytest.mark.parametrize(("was", "now"), [(1.0, 2.0), (1, 2), (True, False), (0.0, float("nan"))])
+def test_a_number_that_differs_is_named_with_its_line(was: Any, now: Any) -> None:
+    reason = first_difference([entry("mul", 7, was)], [entry("mul", 7, now)])
+    assert reason is not None and reason.op == "mul" and reason.where == Location("program.py", 7)
+    assert repr(was) in reason.why and repr(now) in reason.why and reason.advice
+
+
+@pytest.mark.parametrize(("was", "now"), [(1.0, SYMBOLIC), (SYMBOLIC, 2.0), (float("nan"), float("nan")), (2, 2.0)])
+def test_symbols_and_nans_are_no_difference(was: Any, now: Any) -> None:
+    assert first_difference([entry("mul", 7, was)], [entry("mul", 7, now)]) is None
+
+
+def test_operators_that_only_one_run_has_are_skipped() -> None:
+    first = [entry("zeros", 1, 3.0), entry("mul", 2, 5.0), entry("add", 3, 1.0)]
+    second = [entry("mul", 2, 5.0), entry("clone", 2), entry("add", 3, 2.0)]
+    reason = first_difference(first, second)
+    assert reason is not None and reason.op == "add"
+
+
+def test_numbers_are_found_in_nested_arguments() -> None:
+    assert list(numbers_in(((1, [2.5, None]), {"a": True, "b": "text"}))) == [1, 2.5, True]
+
+
+def test_a_result_that_differs_says_so() -> None:
+    reason = first_difference([result_entry({"n": 3})], [result_entry({"n": 4})])
+    assert reason is not None and reason.op == "result" and "returns 3 in the first call and 4" in reason.why
+
+
+@settings(max_examples=50, derandomize=True, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), max_size=12), st.data())
+def test_a_changed_number_is_found_in_any_aligned_run(lines: list[tuple[int, int]], data: Any) -> None:
+    run = [entry("op", line, number) for line, number in lines]
+    assert first_difference(run, list(run)) is None
+    if run:
+        index = data.draw(st.integers(0, len(run) - 1))
+        changed = [*run[:index], entry("op", lines[index][0], 99), *run[index + 1 :]]
+        reason = first_difference(run, changed)
+        assert reason is not None and "99" in reason.why

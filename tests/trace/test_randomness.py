@@ -1,0 +1,43 @@
+"""Generators: going back to an earlier state is noticed, drawing on is not."""
+
+from __future__ import annotations
+
+import torch
+
+from treeplay.trace.randomness import Generators, generator_in
+
+
+def test_drawing_on_is_no_change() -> None:
+    generators = Generators([])
+    for _ in range(3):
+        assert not generators.was_set(torch.default_generator)
+        generators.draw(torch.default_generator)
+    assert not generators.any_was_set()
+    generators.restore()
+
+
+def test_an_earlier_state_put_back_is_noticed() -> None:
+    own = torch.Generator()
+    generators = Generators([own])
+    before = own.get_state()
+    generators.draw(own)
+    own.set_state(before)
+    assert generators.was_set(own) and generators.any_was_set()
+    generators.restore()
+
+
+def test_seeding_is_noticed_and_everything_is_put_back() -> None:
+    own = torch.Generator().manual_seed(3)
+    states = torch.get_rng_state(), own.get_state()
+    generators = Generators([own])
+    torch.manual_seed(5)
+    generators.draw(own)
+    assert generators.was_set(torch.default_generator) and not generators.was_set(own)
+    generators.restore()
+    assert torch.equal(torch.get_rng_state(), states[0]) and torch.equal(own.get_state(), states[1])
+
+
+def test_the_generator_of_an_operator_is_the_one_it_is_given() -> None:
+    own = torch.Generator()
+    assert generator_in([1, own, None]) is own and generator_in([1]) is torch.default_generator
+    assert not Generators([]).is_known(own) and Generators([own]).is_known(own)

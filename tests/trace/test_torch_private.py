@@ -1,0 +1,72 @@
+"""The private parts of torch that tracing uses exist and behave."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from treeplay.trace import torch_private
+
+
+def test_active_modes_and_transforms_are_seen() -> None:
+    seen = []
+    assert not torch_private.is_mode_active()
+    with FakeTensorMode():
+        assert torch_private.is_mode_active()
+    with torch.device("meta"):
+        assert torch_private.is_mode_active()
+    with torch.device("cpu"):
+        assert not torch_private.is_mode_active()
+    with TorchDispatchMode():
+        assert torch_private.is_mode_active()
+    torch.func.vmap(lambda x: seen.append(torch_private.is_mode_active()) or x)(torch.ones(2))
+    assert seen == [True] and not torch_private.is_mode_active()
+
+
+def test_version_counters_can_be_read_and_put_back() -> None:
+    tensor = torch.ones(2)
+    tensor.add_(1)
+    assert torch_private.version_of(tensor) == 1
+    torch_private.set_version(tensor, 0)
+    assert torch_private.version_of(tensor) == 0
+    with torch.inference_mode():
+        inference = torch.ones(2)
+    assert torch_private.version_of(inference) == 0
+    torch_private.set_version(inference, 5)
+
+
+def test_a_call_hook_sees_every_module() -> None:
+    seen: list[nn.Module] = []
+    model = nn.Sequential(nn.ReLU())
+    handle = torch_private.register_call_hook(lambda module, args: seen.append(module))
+    model(torch.ones(1))
+    handle.remove()
+    model(torch.ones(1))
+    assert seen == [model, model[0]]
+
+
+def test_hooks_are_counted_and_global_ones_can_be_seen() -> None:
+    before = torch_private.hooks_made()
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert torch_private.hooks_made() > before and sum(map(len, torch_private.global_hook_tables())) == 1
+    handle.remove()
+    assert sum(map(len, torch_private.global_hook_tables())) == 0
+
+
+def test_dynamo_is_off_for_a_while() -> None:
+    ran: list[bool] = []
+
+    @torch.compile(backend="eager")
+    def part(x: torch.Tensor) -> torch.Tensor:
+        ran.append(torch.compiler.is_compiling())
+        return x + 1
+
+    with torch_private.dynamo_off():
+        part(torch.ones(1))
+    assert ran == [False]
+    with pytest.raises(ValueError, match="as told"), torch_private.dynamo_off():
+        raise ValueError("as told")
+    assert not torch_private.is_dynamo_tracing()

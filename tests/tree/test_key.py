@@ -1,0 +1,81 @@
+"""Keys: equal for calls that may share a recording, different for all others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from treeplay.errors import Refusal
+from treeplay.facts.structure import flatten
+from treeplay.trace.jit import Call
+from treeplay.tree.key import describe, label_of, make_key, shown, varying
+
+
+def call(*args: Any, **kwargs: Any) -> Call:
+    leaves, structure = flatten((args, kwargs))
+    return Call(args, kwargs, leaves, structure)
+
+
+def test_values_of_tensors_do_not_matter() -> None:
+    assert make_key(call(torch.ones(2), a=[3])) == make_key(call(torch.zeros(2), a=[3]))
+
+
+DIFFERENT = [
+    (call(torch.ones(2)), call(torch.ones(3))),
+    (call(torch.ones(2, 3)), call(torch.ones(3, 2).t())),
+    (call(torch.ones(2)), call(torch.ones(2).double())),
+    (call(torch.ones(2)), call(torch.ones(2, requires_grad=True))),
+    (call(1), call(1.0)),
+    (call(1), call(True)),
+    (call(0.0), call(-0.0)),
+    (call("a"), call(b"a")),
+    (call([1]), call((1,))),
+    (call(a=1), call(1)),
+    (call({"a": 1, "b": 2}), call({"b": 2, "a": 1})),
+    (call(1j), call(-1j)),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_everything_else_does(one: Call, other: Call) -> None:
+    assert make_key(one) != make_key(other)
+
+
+def test_a_nan_is_a_nan() -> None:
+    assert make_key(call(float("nan"))) == make_key(call(float("nan")))
+
+
+def test_modes_of_the_thread_are_part_of_the_key() -> None:
+    keys = [make_key(call(1))]
+    with torch.no_grad():
+        keys.append(make_key(call(1)))
+    with torch.inference_mode():
+        keys.append(make_key(call(1)))
+    with torch.autocast("cpu", torch.bfloat16):
+        keys.append(make_key(call(1)))
+    with torch.autocast("cpu", torch.float16):
+        keys.append(make_key(call(1)))
+    assert len(set(keys)) == 5
+
+
+def test_what_cannot_be_hashed_is_named() -> None:
+    with pytest.raises(Refusal, match=r"argument args\[1\]\['deep'\]: a static argument of type set"):
+        make_key(call(1, {"deep": {1}}))
+
+
+def test_sparse_tensors_and_large_objects_have_short_names() -> None:
+    text = label_of(call(torch.eye(2).to_sparse(), x=torch.ones(2, 3), y="a" * 100, z=None))
+    assert text == "args[0]=<Tensor>, x=float32[2, 3], y=<str>, z=None"
+    assert label_of(call()) == "no arguments"
+
+
+def test_what_varies_is_named_even_in_a_later_dimension() -> None:
+    calls = [describe(call(torch.ones(2, n), mode="a", rest=[n % 2])) for n in range(3)]
+    assert varying(calls) == "args[0], rest[0]"
+
+
+@pytest.mark.parametrize(("path", "text"), [("$[0][1]", "args[1]"), ("$[1]['x'].y", "kwargs['x'].y"), ("$", "$")])
+def test_paths_are_shown_as_a_user_would_write_them(path: str, text: str) -> None:
+    assert shown(path) == text

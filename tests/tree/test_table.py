@@ -1,0 +1,71 @@
+"""Entries by key: the least recently used goes first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treeplay.trace.survey import Survey
+from treeplay.tree.decide import Phase
+from treeplay.tree.table import Entry, Observation, Recording, Table
+
+
+def recording(name: str = "") -> Recording:
+    nothing: Any = None
+    return Recording(nothing, nothing, nothing, "aten", 0, 0, name, {})
+
+
+def used(table: Table, *keys: str) -> None:
+    for key in keys:
+        table.entry(key, lambda key=key: {"x": key})  # type: ignore[misc]
+
+
+def test_an_entry_is_made_once_and_is_new() -> None:
+    table = Table()
+    first = table.entry("a", lambda: {"x": "1"})
+    assert table.entry("a", lambda: pytest.fail("made already")) is first
+    assert (first.phase, first.label, len(table)) == (Phase.NEW, "x=1", 1)
+    assert Entry({}).label == "no arguments"
+
+
+def test_the_least_recently_used_entry_is_dropped() -> None:
+    table = Table()
+    used(table, "a", "b", "c", "a", "d")
+    assert [entry.label for entry in table.evict(2)] == ["x=b", "x=c"]
+    assert [entry.label for entry in table] == ["x=a", "x=d"]
+
+
+def test_recordings_count_against_the_limit_and_the_newest_entry_stays() -> None:
+    table = Table()
+    used(table, "a", "b")
+    for entry in table:
+        entry.recordings += [recording("1"), recording("2")]
+    assert [entry.label for entry in table.evict(3)] == ["x=a"]
+    assert table.recordings == 2
+    assert not table.evict(1) and [r.source for r in next(iter(table)).recordings] == ["2"]
+
+
+def test_an_observation_fits_as_long_as_its_values_hold() -> None:
+    entry, options = Entry({}), {"scale": 1}
+    from treeplay.trace.survey import survey
+
+    entry.observations.append(Observation([], survey(lambda: options["scale"])))
+    assert entry.observation() is entry.observations[0]
+    options["scale"] = 2
+    assert entry.observation() is None
+    entry.observations.append(Observation([], Survey()))
+    assert entry.observation() is entry.observations[1]
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(st.lists(st.sampled_from("abcdefgh"), max_size=30), st.integers(1, 5))
+def test_what_is_left_is_what_was_used_last(keys: list[str], most: int) -> None:
+    table = Table()
+    for key in keys:
+        used(table, key)
+        table.evict(most)
+    latest = list(dict.fromkeys(reversed(keys)))[:most]
+    assert [entry.label for entry in table] == [f"x={key}" for key in reversed(latest)]

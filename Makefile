@@ -10,7 +10,8 @@ demo: $(READY)
 	$(BIN)/treeplay demo
 
 test: $(READY)
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 -q
 

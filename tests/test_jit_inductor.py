@@ -65,19 +65,7 @@ def test_kept_results_and_aliases_are_eagers() -> None:
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in kept)
 
 
-@pytest.mark.parametrize(
-    "lower",
-    [
-        "auto",
-        pytest.param(
-            "inductor",
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="plan.choose compiles arguments that share written memory where inductor is asked for",
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("lower", ["auto", "inductor"])
 def test_arguments_that_share_written_memory_are_right(lower: Any) -> None:
     def shift(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         target.mul_(2)

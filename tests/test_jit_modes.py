@@ -231,7 +231,6 @@ def test_a_generator_given_as_an_argument_is_used() -> None:
         assert_same(jitted(torch.zeros(3), given[which]), torch.zeros(3) - torch.rand(3, generator=twins[which]))
 
 
-@pytest.mark.xfail(strict=True, reason="small programs are replayed on one thread, which rounds batch norm otherwise")
 def test_the_number_of_threads_does_not_change_a_result() -> None:
     model = nn.BatchNorm1d(4)
     twin, jitted = copy.deepcopy(model), jit(model)

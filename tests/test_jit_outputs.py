@@ -254,7 +254,6 @@ def test_a_program_may_return_nothing_or_numbers_that_never_change() -> None:
         assert jitted(torch.ones(2)) == (2, "name", None, torch.float32, torch.Size([2]))
 
 
-@pytest.mark.xfail(strict=True, reason="torch's own named results are refused: nothing makes them anew after a replay")
 def test_the_result_of_max_keeps_its_type() -> None:
     jitted = jit(lambda x: x.max(0))
     for _ in range(4):

@@ -113,7 +113,7 @@ def test_random_numbers_are_fresh_and_reproducible_by_default():
 
 
 def test_written_state_is_reported_to_autograd():
-    m1, _, _, m2, _, replayed = twins(
+    _, _, _, m2, _, replayed = twins(
         lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4)), lambda p: torch.optim.SGD(p, 0.1)
     )
     x, y = torch.randn(2, 3), torch.randint(0, 4, (2,))

@@ -102,9 +102,7 @@ def test_O14_auto_tolerance_follows_the_precision(dtype, inside, outside):
     assert not same(ref.to(dtype), (ref * (1 + outside)).to(dtype), tol="auto")
 
 
-@pytest.mark.parametrize(
-    ("dtype", "atol"), [(torch.float64, 1e-7), (torch.float32, 1e-5), (torch.float16, 1e-5)]
-)
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-7), (torch.float32, 1e-5), (torch.float16, 1e-5)])
 def test_O14_auto_tolerance_near_zero(dtype, atol):
     zero = torch.zeros(1, dtype=dtype)
     assert same(zero, zero + 0.9 * atol, tol="auto")

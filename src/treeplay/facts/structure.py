@@ -36,6 +36,11 @@ def is_namedtuple(cls: type) -> bool:
     return issubclass(cls, tuple) and hasattr(cls, "_fields")
 
 
+def is_named_result(cls: type) -> bool:
+    """Whether `cls` is the class of one of torch's own named results, such as that of `x.max(0)`."""
+    return issubclass(cls, tuple) and hasattr(cls, "n_sequence_fields") and cls.__module__ == "torch.return_types"
+
+
 def is_dataclass_value(value: Any) -> bool:
     """Whether `value` is a dataclass instance that its constructor can make again from its fields."""
     return (
@@ -58,7 +63,7 @@ def _take_apart(value: Any, leaves: list[Any]) -> Leaf | Structure:
         return Structure(cls, names, tuple(_take_apart(getattr(value, name), leaves) for name in names))
     if cls is dict:
         return Structure(cls, tuple(value), tuple(_take_apart(part, leaves) for part in value.values()))
-    if cls in (list, tuple) or is_namedtuple(cls):
+    if cls in (list, tuple) or is_namedtuple(cls) or is_named_result(cls):
         return Structure(cls, (), tuple(_take_apart(part, leaves) for part in value))
     leaves.append(value)
     return Leaf(len(leaves) - 1)

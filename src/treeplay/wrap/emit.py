@@ -144,7 +144,7 @@ class _Emitter(Writer):
         if not is_known:
             self.require(f"type({value}) is {self.constant(structure.cls)}")
         count = len(structure.parts)
-        if structure.keys and not structure.is_named:
+        if structure.cls is dict and count and not is_known:
             self.require(f"tuple({value}) == {self.constant(structure.keys)}")  # names and their order
         elif not structure.is_named:
             self.require(f"len({value}) == {count}" if count else f"not {value}")
@@ -326,6 +326,8 @@ class _Emitter(Writer):
             return f"[{', '.join(parts)}]"
         if is_namedtuple(structure.cls):
             return f"{self.constant(structure.cls)}({', '.join(parts)})"
+        if structure.cls is not tuple:  # one of torch's named results, made of a tuple
+            return f"{self.constant(structure.cls)}({self.tuple(parts)})"
         return self.tuple(parts)
 
 

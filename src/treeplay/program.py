@@ -20,9 +20,10 @@ from treeplay import driver
 from treeplay.errors import ArgumentError, ArgumentTypeError
 from treeplay.facts.statistics import KeyFacts, RecordingFacts, Statistics
 from treeplay.plan.choose import LOWERINGS
-from treeplay.trace.torch_private import is_mode_active
+from treeplay.trace.torch_private import is_dynamo_watching, is_mode_active, without_dynamo
 from treeplay.tree.manager import Manager
 from treeplay.tree.table import Entry, Recording
+from treeplay.wrap.load import hide_from_dynamo
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,12 +62,7 @@ class Jitted(Generic[P, R]):
         return Manager(self.__wrapped__, record, name=self._name, on_refusal=self._on_refusal)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if is_mode_active():
-            return self.__wrapped__(*args, **kwargs)
-        with self._lock:
-            return cast(R, self._manager.call(args, kwargs))
-
-    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]
+        return cast(R, _call(self, args, kwargs))
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._attribute = name
@@ -127,6 +123,19 @@ def _is_at_its_name(program: Any) -> bool:
     for name in getattr(program, "__qualname__", "<none>").split("."):
         found = getattr(found, name, None)
     return found is program
+
+
+def _call(jitted: Jitted[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call, in a function of its own, so that `torch.compile` breaks its graph here instead of tracing the manager."""
+    if is_dynamo_watching():
+        return without_dynamo(_call)(jitted, args, kwargs)
+    if is_mode_active():
+        return jitted.__wrapped__(*args, **kwargs)
+    with jitted._lock:
+        return jitted._manager.call(args, kwargs)
+
+
+hide_from_dynamo(_call)
 
 
 def _statistics(manager: Manager) -> Statistics:

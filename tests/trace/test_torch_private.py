@@ -69,4 +69,18 @@ def test_dynamo_is_off_for_a_while() -> None:
     assert ran == [False]
     with pytest.raises(ValueError, match="as told"), torch_private.dynamo_off():
         raise ValueError("as told")
-    assert not torch_private.is_dynamo_tracing()
+    assert not torch_private.is_dynamo_watching()
+
+
+def test_dynamo_looks_away_where_it_is_told_to() -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def look() -> None:
+        seen.append((torch_private.is_dynamo_watching(), torch.compiler.is_compiling()))
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        torch_private.without_dynamo(look)()
+        return x + 1
+
+    torch.compile(program, backend="eager")(torch.ones(1))
+    assert seen == [(False, False)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import torch
 from torch.nn.modules import module as _module
@@ -34,9 +34,19 @@ def _is_cpu_default(mode: object) -> bool:
     return isinstance(mode, DeviceContext) and mode.device.type == "cpu"
 
 
-def is_dynamo_tracing() -> bool:
-    """Whether `torch.compile` is tracing the caller."""
-    return bool(torch.compiler.is_dynamo_compiling())
+_frame_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
+
+
+def is_dynamo_watching() -> bool:
+    """Whether `torch.compile` would look at each Python function that is called from here."""
+    return _frame_callback() is not None
+
+
+def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, with `torch.compile` looking away while it runs."""
+    from torch._dynamo import disable  # imported already where it is watching
+
+    return cast("Callable[..., Any]", disable(function))
 
 
 def version_of(tensor: torch.Tensor) -> int:

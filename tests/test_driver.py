@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import treeplay
+from treeplay import driver
+from treeplay.lower.compiler import Compiler
 from treeplay.observe import compile_records, counters, records
 
 
@@ -39,3 +41,16 @@ def test_a_program_on_another_device_is_refused_with_its_line():
     with pytest.raises(treeplay.Refusal, match="tensor on meta") as caught:
         jitted(x)
     assert caught.value.where.file == __file__
+
+
+def test_a_lowering_that_fails_is_passed_over_and_named(monkeypatch):
+    def fails(graph, **options):
+        raise treeplay.LoweringError("cannot take this graph")
+
+    monkeypatch.setattr(driver, "lower_inductor", fails)
+    monkeypatch.setattr(driver, "find_compiler", lambda: Compiler("/usr/bin/c++", "found"))
+    jitted = treeplay.jit(lambda x: x * 3 - 1)
+    for _ in range(3):
+        assert torch.equal(jitted(torch.ones(2)), torch.full((2,), 2.0))
+    assert jitted.statistics().keys[0].recordings[0].lowering == "aten"
+    assert "passed over inductor: cannot take this graph" in jitted.explain()

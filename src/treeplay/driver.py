@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -124,17 +125,23 @@ def make_plan(traced: Trace, inputs: list[torch.Tensor], lower: str) -> Plan:
 
 
 def make_lowered(traced: Trace, plan: Plan) -> Lowered:
-    """Lower the graph by the first lowering of the plan that takes it."""
-    problems = []
+    """Lower the graph by the first lowering of the plan that takes it; what the others said is kept in its details."""
+    problems: list[str] = []
     for name in plan.lowerings:
         try:
-            if name == "inductor":
-                return lower_inductor(traced.graph, eager_random=settings.eager_random, is_small=plan.is_small)
-            return lower_aten(traced.graph, plan_arena(traced.graph))
+            lowered = _lower(name, traced, plan)
         except LoweringError as error:
             counters.add("lowering failed", name)
             problems.append(f"{name}: {error}")
+        else:
+            return replace(lowered, details={**lowered.details, "passed over": tuple(problems)})
     raise Refusal(Reason(op="lower", why="; ".join(problems), advice='try lower="aten", or keep the program eager'))
+
+
+def _lower(name: str, traced: Trace, plan: Plan) -> Lowered:
+    if name == "inductor":
+        return lower_inductor(traced.graph, eager_random=settings.eager_random, is_small=plan.is_small)
+    return lower_aten(traced.graph, plan_arena(traced.graph))
 
 
 def make_recording(

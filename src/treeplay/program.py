@@ -179,6 +179,7 @@ def _recording_facts(recording: Recording) -> RecordingFacts:
         scratch_bytes=recording.scratch_bytes,
         replays=recording.replays,
         seconds=dict(recording.seconds),
+        passed_over=recording.details.get("passed over", ()),
     )
 
 

@@ -21,6 +21,7 @@ class RecordingFacts:
     scratch_bytes: int
     replays: int
     seconds: dict[str, float] = field(default_factory=dict)
+    passed_over: tuple[str, ...] = ()  # lowerings that were tried first, and why they could not take the graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,4 +34,5 @@ def describe(recording: RecordingFacts) -> list[str]:
         f"{recording.written} written in place, {recording.slots} slots; {recording.operators} operators, "
         f"{recording.scratch_bytes} bytes of scratch held",
         f"  recorded in {total:.2f} s ({stages})",
+        *(f"  passed over {problem.splitlines()[0]}" for problem in recording.passed_over),
     ]

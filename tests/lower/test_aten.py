@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import treeplay
 from treeplay.errors import LoweringError
 from treeplay.facts.signature import Argument, Built, Constant, Fresh, Same, Static, View
 from treeplay.facts.structure import flatten, unflatten
@@ -556,3 +557,21 @@ def replay(tensors, numbers):
         return (sum_default, )
 """
     )
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.huber_loss, F.smooth_l1_loss, F.soft_margin_loss])
+def test_a_loss_that_is_not_returned_does_not_outgrow_its_memory(loss, capfd):
+    weight = torch.randn(3, 2, requires_grad=True)
+
+    def step(x, y):
+        weight.grad = None
+        loss(x @ weight, y).backward()
+
+    jitted = treeplay.jit(step, lower="aten", on_refusal="raise")
+    for _ in range(4):
+        x, y = torch.randn(4, 3), torch.randn(4, 2).sign()
+        step(x, y)
+        expected = weight.grad.clone()
+        jitted(x, y)
+        assert torch.equal(weight.grad, expected)
+    assert "resized" not in capfd.readouterr().err

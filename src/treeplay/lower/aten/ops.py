@@ -100,6 +100,8 @@ def out_form(op: OpOverload) -> OutForm | None:
     Only kernels written for it count: torch generates an `out` overload for every operator without one, which
     allocates a result, copies it and frees it, and so costs more than the functional form.
     """
+    if _reduces_a_loss(op):
+        return None
     target, more = _SYNONYMS.get(op, (op, ()))
     packet = target._overloadpacket
     for name in packet.overloads():
@@ -108,6 +110,12 @@ def out_form(op: OpOverload) -> OutForm | None:
         if outs and torch.Tag.generated not in candidate.tags:
             return OutForm(candidate, target, outs, more)
     return None
+
+
+def _reduces_a_loss(op: OpOverload) -> bool:
+    """A loss resizes its `out` to one loss an element before it reduces: given memory would be outgrown."""
+    is_backward = "backward" in op._schema.name
+    return not is_backward and any(argument.name == "reduction" for argument in op._schema.arguments)
 
 
 def _outs_added(op: OpOverload, candidate: OpOverload) -> tuple[str, ...]:

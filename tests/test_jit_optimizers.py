@@ -72,6 +72,8 @@ def test_a_rarer_optimizer_is_right_whether_it_records_or_not(name: str, foreach
     cls = {cls.__name__.lower(): cls for cls in vars(torch.optim).values() if isinstance(cls, type)}.get(name)
     if cls is None:
         pytest.skip(f"this torch has no {name}")
+    if name == "adafactor" and torch.cuda.is_available() and torch.__version__ < "2.12":
+        pytest.skip("eager Adafactor of this torch raises KeyError: 'capturable' where there is a GPU")
     options: dict[str, Any] = {} if name == "muon" else {"foreach": foreach}
     net = nn.Linear(3, 2, bias=False)
     pair = Twins(training, net, cls(net.parameters(), lr=0.01, **options), on_refusal="eager")

@@ -299,3 +299,85 @@ def test_the_settings_refuse_what_they_do_not_know() -> None:
     with pytest.raises(treeplay.ArgumentError), treeplay.settings.changed(max_rerecordings=3, nonsense=1):
         pass
     assert treeplay.settings.max_rerecordings == before
+
+
+def test_threads_that_record_programs_of_their_own_do_not_disturb_each_other() -> None:
+    wrong: list[Any] = []
+
+    def work(number: int) -> None:
+        model = nn.Linear(4, 4)
+        for scale in range(6):
+            jitted = treeplay.jit(lambda x, scale=scale: model(x).detach() * scale, lower="aten")
+            for _ in range(4):
+                x = torch.randn(2, 4)
+                if not torch.equal(jitted(x), model(x).detach() * scale):
+                    wrong.append(number)
+            facts = jitted.statistics()
+            if facts.refusals or facts.recordings != 1:
+                wrong.append([(key.refusal, key.rerecorded_because) for key in facts.keys])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_random_numbers_drawn_by_another_thread_refuse_nothing() -> None:
+    done = threading.Event()
+
+    def draw() -> None:
+        while not done.is_set():
+            torch.randn(3)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        jitted = jit(lambda x: x + torch.zeros(3).uniform_() * 0)
+        for _ in range(4):
+            assert_same(jitted(torch.ones(3)), torch.ones(3))
+    finally:
+        done.set()
+        thread.join()
+    assert jitted.statistics().replays == 3
+
+
+def test_a_program_that_waits_for_a_thread_that_records_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treeplay.trace.jit._MOST_SECONDS_WAITED", 0.05)
+    inner = treeplay.jit(lambda x: x * 2, lower="aten")
+    inner(torch.ones(2))
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=inner, args=(torch.ones(2),))
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive()
+        return x + 1
+
+    jitted = jit(outer)
+    for _ in range(3):
+        assert_same(jitted(torch.ones(2)), torch.full((2,), 2.0))
+    assert_same(inner(torch.ones(2)), torch.full((2,), 2.0))
+    assert inner.statistics().refusals == 0
+
+
+def test_a_backward_into_the_callers_graph_is_refused_and_left_alone() -> None:
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    other.load_state_dict(model.state_dict())
+    jitted = treeplay.jit(lambda loss: loss.backward(), lower="aten")
+    with pytest.warns(UserWarning, match="made before the call"):
+        for _ in range(4):
+            x = torch.randn(4, 3)
+            jitted(model(x).pow(2).sum())
+            other(x).pow(2).sum().backward()
+            assert_same(model.weight.grad, other.weight.grad)
+            assert type(model.weight.grad) is torch.Tensor
+
+
+def test_a_gradient_with_respect_to_a_tensor_of_the_callers_graph_is_recorded() -> None:
+    jitted = jit(lambda x: torch.autograd.grad((x**3).sum(), x)[0])
+    for _ in range(4):
+        x = torch.randn(3, requires_grad=True) * 2
+        assert_same(jitted(x), (3 * x**2).detach())
+        x.sum().backward()  # the caller's graph is whole

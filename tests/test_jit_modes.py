@@ -150,6 +150,44 @@ def test_under_vmap_and_grad_it_is_the_plain_program() -> None:
     assert torch.allclose(torch.func.grad(jitted)(x[0]), 3 * (x[0] * 3).cos())
 
 
+def _loss(model: Any, params: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.func.functional_call(model, params, (x,)).pow(2).sum()
+
+
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        lambda f, p, x: torch.func.grad(f)(p, x),
+        lambda f, p, x: torch.func.vmap(torch.func.grad(f), (None, 0))(p, x),
+        lambda f, p, x: torch.func.vjp(f, p, x)[1](torch.ones(())),
+        lambda f, p, x: torch.func.jacrev(f, 1)(p, x),
+        lambda f, p, x: torch.func.jacfwd(f, 1)(p, x),
+        lambda f, p, x: torch.func.hessian(f, 1)(p, x[0]),
+    ],
+    ids=["grad", "per sample", "vjp", "jacrev", "jacfwd", "hessian"],
+)
+def test_function_transforms_inside_the_program_are_recorded(transformed: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    params = {name: value.detach().clone() for name, value in model.named_parameters()}
+
+    def step(x: torch.Tensor) -> Any:
+        return transformed(lambda p, v: _loss(model, p, v), params, x)
+
+    jitted = jit(step)
+    for _ in range(4):
+        x = torch.randn(5, 3)
+        assert_same(jitted(x), step(x))
+        params["0.bias"].add_(0.1)
+    assert jitted.statistics().replays == 3
+
+
+def test_forward_mode_is_refused_by_its_name() -> None:
+    jitted = jit(lambda x: torch.func.jvp(torch.sin, (x,), (x,)))
+    jitted(torch.ones(2))
+    with pytest.raises(treeplay.Refusal, match="forward-mode"):
+        jitted(torch.ones(2))
+
+
 def test_vmap_and_grad_inside_the_program_are_recorded_or_refused() -> None:
     def per_sample(x: torch.Tensor) -> torch.Tensor:
         return torch.func.vmap(torch.func.grad(lambda v: (v * 3).sin().sum()))(x) - x

@@ -261,3 +261,36 @@ def test_a_transformer_layer_trains_as_in_eager() -> None:
     pair = Twins(training, model, table, optimizer)
     pair.calls(4, lambda: (torch.randint(11, (2, 5)),))
     assert pair.statistics.replays == 3
+
+
+def test_a_module_that_the_program_makes_is_part_of_it() -> None:
+    def made(x: torch.Tensor) -> torch.Tensor:
+        return nn.Linear(3, 2)(x).detach()
+
+    step = Twins(lambda: made)
+    step.calls(4, lambda: (torch.randn(5, 3),))
+    assert step.statistics.replays == 3
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12, batch_first=True), 2),
+        lambda: nn.MultiheadAttention(8, 2, batch_first=True),
+    ],
+    ids=["transformer", "attention"],
+)
+def test_layers_take_the_large_operator_that_they_take_eagerly(make: Any) -> None:
+    model = make().eval()
+
+    def step(x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            return model(x, x, x)[0] if isinstance(model, nn.MultiheadAttention) else model(x)
+
+    jitted = jit(step)
+    for _ in range(4):
+        x = torch.randn(4, 7, 8)
+        found, expected = jitted(x), step(x)
+        assert_same(found, expected)
+        assert found.stride() == expected.stride()
+    assert jitted.statistics().replays == 3

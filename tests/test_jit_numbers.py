@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import itertools
 import random
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -260,3 +261,126 @@ def test_an_enum_is_watched_by_identity() -> None:
     for value in (Mode.ADD, Mode.ADD, Mode.TAKE, Mode.TAKE, Mode.ADD):
         mode = value
         assert_same(jitted(torch.ones(2)), torch.ones(2) + (1 if value is Mode.ADD else -1))
+
+
+class Helper:
+    """Stands beside the program; its methods read numbers of their own."""
+
+    factor = 2.0
+
+    def __init__(self) -> None:
+        self.scale = SCALE
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+    def __getitem__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+    def attribute(self, x: torch.Tensor) -> torch.Tensor:
+        return self._inner(x)
+
+    def _inner(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale * self.factor
+
+    def a_global(self, x: torch.Tensor) -> torch.Tensor:
+        return x * SCALE
+
+    @property
+    def a_property(self) -> float:
+        return self.scale
+
+    @staticmethod
+    def static(x: torch.Tensor) -> torch.Tensor:
+        return x * SCALE
+
+    @classmethod
+    def of_class(cls, x: torch.Tensor) -> torch.Tensor:
+        return x * cls.factor
+
+
+class Inherited(Helper):
+    def attribute(self, x: torch.Tensor) -> torch.Tensor:
+        return super().attribute(x)
+
+
+_helper, _heir = Helper(), Inherited()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: _helper(x),
+        lambda x: _helper[x],
+        lambda x: _helper.attribute(x),
+        lambda x: _heir.attribute(x),
+        lambda x: _helper.a_global(x),
+        lambda x: x * _helper.a_property,
+        lambda x: Helper.static(x),
+        lambda x: Helper.of_class(x),
+        lambda x: Helper().attribute(x),
+    ],
+    ids=["call", "item", "attribute", "super", "global", "property", "static", "class", "made inside"],
+)
+def test_numbers_that_methods_of_helpers_read_are_watched(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    jitted = jit(program)
+    for value in (2.0, 3.0):
+        monkeypatch.setitem(globals(), "SCALE", value)
+        for target in (_helper, _heir):
+            monkeypatch.setattr(target, "scale", value)
+        monkeypatch.setattr(Helper, "factor", value)
+        for _ in range(3):
+            assert_same(jitted(torch.ones(2)), program(torch.ones(2)))
+    assert jitted.statistics().recordings == 2
+
+
+def test_a_number_that_hangs_on_a_parameter_is_watched() -> None:
+    model = nn.Linear(2, 2)
+    model.weight.rate = 2.0
+    jitted = jit(lambda x: x * model.weight.rate)
+    for value in (2.0, 3.0):
+        model.weight.rate = value
+        for _ in range(3):
+            assert_same(jitted(torch.ones(2)), torch.full((2,), value))
+    assert jitted.statistics().recordings == 2
+
+
+class Growing:
+    def __init__(self) -> None:
+        self.rows = torch.zeros(8)
+        self.filled = 0
+
+    def __len__(self) -> int:
+        return self.filled
+
+    def push(self, value: float) -> None:
+        self.rows[self.filled] = value
+        self.filled += 1
+
+
+def test_numbers_of_methods_that_the_program_does_not_use_cost_nothing() -> None:
+    growing = Growing()
+    jitted = jit(lambda x: x + growing.rows.sum())
+    for call in range(6):
+        growing.push(call)
+        assert_same(jitted(torch.ones(2)), torch.ones(2) + sum(range(call + 1)))
+    assert jitted.statistics().recordings == 1
+
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+    factor: ClassVar[float] = 2.0
+
+    def scaled(self) -> torch.Tensor:
+        return self.x * self.factor * SCALE
+
+
+@pytest.mark.parametrize("what", ["factor", "SCALE"])
+def test_numbers_that_methods_of_an_argument_read_are_watched(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    jitted = jit(lambda batch: batch.scaled())
+    for value in (2.0, 3.0):
+        monkeypatch.setitem(globals(), "SCALE", value) if what == "SCALE" else monkeypatch.setattr(Batch, what, value)
+        for _ in range(3):
+            assert_same(jitted(Batch(torch.ones(2))), Batch(torch.ones(2)).scaled())
+    assert jitted.statistics().recordings == 2

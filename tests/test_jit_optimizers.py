@@ -219,6 +219,16 @@ def test_unfreezing_between_calls_is_noticed() -> None:
     pair.calls(4, batch)
 
 
+def test_freezing_and_unfreezing_in_turns_leaves_no_stale_gradient() -> None:
+    net = model()
+    pair = Twins(training, net, torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=0.1))
+    for call in range(12):
+        for owners in (pair.owners, pair.eager_owners):
+            owners[0][0].weight.requires_grad_(call % 4 < 2)
+        pair.call(*batch())
+    assert pair.statistics.replays >= 4
+
+
 def test_tied_parameters_get_one_update() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import treeplay
 from support import assert_same, jit
 
 
@@ -284,3 +285,64 @@ def test_no_result_shares_memory_with_scratch_or_state() -> None:
             found.fill_(float("nan"))
         assert not weight.isnan().any()
         assert_same(jitted(x), use(x))
+
+
+def test_a_new_leaf_in_the_memory_of_something_else_is_a_leaf() -> None:
+    def leaves(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        return x.detach().requires_grad_(), y.requires_grad_(), y.detach(), y.detach()[1:].requires_grad_()
+
+    jitted = jit(leaves)
+    for _ in range(4):
+        x = torch.randn(3)
+        found, expected = jitted(x), leaves(x)
+        assert_same(found, expected)
+        assert [t.requires_grad for t in found] == [t.requires_grad for t in expected] == [True, True, False, True]
+        assert all(t.is_leaf for t in found)
+        assert found[0].data_ptr() == x.data_ptr()
+        assert found[1].data_ptr() == found[2].data_ptr() == found[3].data_ptr() - 4
+
+
+@pytest.mark.parametrize("make", [lambda x: nn.Parameter(x * 2), lambda x: nn.Buffer(x * 2), nn.Parameter])
+def test_a_parameter_that_the_program_makes_is_refused(make: Any) -> None:
+    def making(x: torch.Tensor) -> torch.Tensor:
+        return make(x)  # type: ignore[no-any-return]
+
+    jitted = jit(making)
+    jitted(torch.ones(2))
+    with pytest.raises(treeplay.Refusal, match="replay makes only plain tensors") as caught:
+        jitted(torch.ones(2))
+    assert caught.value.where is not None and caught.value.where.function == "making"
+    assert type(treeplay.jit(making)(torch.ones(2))) is type(making(torch.ones(2)))
+
+
+@dataclass
+class Doubling:
+    value: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self.value = self.value * 2
+
+
+@dataclass
+class Tagged:
+    value: torch.Tensor
+
+
+def test_a_dataclass_that_its_constructor_would_change_is_refused() -> None:
+    jitted = jit(Doubling)
+    jitted(torch.ones(2))
+    with pytest.raises(treeplay.Refusal, match="constructor of Doubling"):
+        jitted(torch.ones(2))
+
+
+def test_a_dataclass_with_more_than_its_fields_is_refused() -> None:
+    def tagged(x: torch.Tensor) -> Tagged:
+        found = Tagged(x * 2)
+        found.tag = x + 1  # type: ignore[attr-defined]
+        return found
+
+    jitted = jit(tagged)
+    jitted(torch.ones(2))
+    with pytest.raises(treeplay.Refusal, match="a Tagged that the program makes"):
+        jitted(torch.ones(2))

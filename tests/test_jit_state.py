@@ -286,6 +286,29 @@ def test_a_replaced_function_of_the_program_is_noticed() -> None:
     assert_same(jitted(x), torch.tanh(x) - 1)
 
 
+class Doubled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def other(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+@pytest.mark.parametrize("name", ["forward", "other"])
+def test_a_replaced_method_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Doubled()
+    jitted = jit((lambda x: module(x)) if name == "forward" else (lambda x: module.other(x)))
+    for _ in range(3):
+        assert_same(jitted(torch.ones(2)), torch.full((2,), 2.0))
+    monkeypatch.setattr(Doubled, name, lambda self, x: x * 3)
+    for _ in range(3):
+        assert_same(jitted(torch.ones(2)), torch.full((2,), 3.0))
+    if name == "forward":
+        module.forward = lambda x: x * 4  # type: ignore[method-assign]
+        for _ in range(3):
+            assert_same(jitted(torch.ones(2)), torch.full((2,), 4.0))
+
+
 def test_a_tensor_that_was_none_is_noticed() -> None:
     class Masked:
         mask: torch.Tensor | None = None

@@ -64,7 +64,7 @@ def run_stages(
 ) -> Recording:
     """The stages in order; `seconds` takes the time of each as it ends."""
     with _timed("trace", seconds):
-        traced = trace(program, call)
+        traced = trace(program, call, is_exact=lower == "aten")
     with _timed("compare", seconds):
         difference = first_difference(first_run, traced.log)
     if difference is not None:
@@ -135,7 +135,8 @@ def make_lowered(traced: Trace, plan: Plan) -> Lowered:
             problems.append(f"{name}: {error}")
         else:
             return replace(lowered, details={**lowered.details, "passed over": tuple(problems)})
-    raise Refusal(Reason(op="lower", why="; ".join(problems), advice='try lower="aten", or keep the program eager'))
+    other = "" if "aten" in plan.lowerings else 'try lower="aten", or '
+    raise Refusal(Reason(op="lower", why="; ".join(problems), advice=f"{other}keep the program eager"))
 
 
 def _lower(name: str, traced: Trace, plan: Plan) -> Lowered:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from treeplay.trace.hooks import Hooks, has_hooks
+from treeplay.trace.hooks import Hooks, has_hooks, ours
 
 
 def test_hooks_elsewhere_do_not_matter() -> None:
@@ -42,3 +42,12 @@ def test_a_tensor_tells_whether_hooks_hang_on_it() -> None:
     assert has_hooks(parameter)
     handle.remove()
     assert not has_hooks(parameter)
+
+
+def test_hooks_of_a_trace_in_another_thread_are_none_of_a_programs() -> None:
+    hooks = Hooks([], [], [])
+    handle = nn.modules.module.register_module_forward_pre_hook(ours(lambda *_: None))
+    while_traced = Hooks([], [], [])
+    assert hooks.are_the_same
+    handle.remove()
+    assert hooks.are_the_same and while_traced.are_the_same

@@ -41,3 +41,20 @@ def test_the_generator_of_an_operator_is_the_one_it_is_given() -> None:
     own = torch.Generator()
     assert generator_in([1, own, None]) is own and generator_in([1]) is torch.default_generator
     assert not Generators([]).is_known(own) and Generators([own]).is_known(own)
+
+
+def test_numbers_drawn_elsewhere_are_no_change() -> None:
+    generators = Generators([])
+    torch.randn(2)
+    generators.draw(torch.default_generator)
+    torch.randn(2)
+    assert not generators.any_was_set()
+    generators.restore()
+
+
+def test_seeding_as_before_is_noticed_too() -> None:
+    torch.manual_seed(3)
+    generators = Generators([])
+    torch.manual_seed(3)
+    assert generators.was_set(torch.default_generator)
+    generators.restore()

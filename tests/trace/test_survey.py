@@ -118,7 +118,7 @@ def test_a_method_reaches_its_self_and_the_methods_it_calls() -> None:
     holder = Holder()
     found = survey(holder.run)
     assert labels(found, holder.tensor) == ["self.tensor"] and labels(found, weight) == ["weight"]
-    assert watched(found) == {"self.scale": 2.0}
+    assert watched(found) == {"self.scale": 2.0, Holder.inner.__qualname__: Holder.inner}
 
 
 def test_slots_class_attributes_and_function_attributes_are_found() -> None:

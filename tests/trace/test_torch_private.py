@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeplay.trace import torch_private
@@ -84,3 +85,16 @@ def test_dynamo_looks_away_where_it_is_told_to() -> None:
 
     torch.compile(program, backend="eager")(torch.ones(1))
     assert seen == [(False, False)]
+
+
+def test_native_layers_say_no_of_plain_tensors_in_this_thread_only() -> None:
+    x, unusual = (torch.ones(1), None), (torch.ones(1).as_subclass(Other),)
+    before = torch.overrides.has_torch_function
+    with torch_private.native_layers(), TorchFunctionMode():
+        assert not torch.overrides.has_torch_function(x)
+        assert torch.overrides.has_torch_function(unusual)
+    assert torch.overrides.has_torch_function is before
+
+
+class Other(torch.Tensor):
+    pass

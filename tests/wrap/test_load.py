@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import linecache
 import traceback
 
 from treeplay.facts.source import Source
@@ -22,3 +24,14 @@ def test_names_are_the_functions_own():
     first = load_source(Source("test", "def run():\n    return value\n", {"value": 1}, "run"))
     second = load_source(Source("test", "def run():\n    return value\n", {"value": 2}, "run"))
     assert (first(), second()) == (1, 2)
+
+
+def test_the_text_of_a_function_goes_with_it():
+    def kept() -> int:
+        return sum(file.startswith("<treeplay short-lived") for file in linecache.cache)
+
+    functions = [load_source(Source("short-lived", "def run():\n    return 1\n", {}, "run")) for _ in range(3)]
+    assert kept() == 3
+    functions.clear()
+    gc.collect()
+    assert kept() == 0

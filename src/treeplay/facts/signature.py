@@ -100,7 +100,7 @@ class Same:
 class View:
     """A view of another result or input: shape, stride and offset in elements of the storage's start.
 
-    `is_detached`: it needs no gradient although what it is a view of does.
+    `is_detached`: it has no part in the graph of what it is a view of. `requires_grad`: it is a leaf of its own.
     """
 
     of: Fresh | Same
@@ -108,6 +108,7 @@ class View:
     stride: tuple[int, ...]
     offset: int
     is_detached: bool = False
+    requires_grad: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,12 +42,12 @@ def is_named_result(cls: type) -> bool:
 
 
 def is_dataclass_value(value: Any) -> bool:
-    """Whether `value` is a dataclass instance that its constructor can make again from its fields."""
-    return (
-        dataclasses.is_dataclass(value)
-        and not isinstance(value, type)
-        and all(field.init for field in dataclasses.fields(value))
-    )
+    """Whether `value` is a dataclass instance with its fields and nothing else, all of them taken by its constructor."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return False
+    fields = dataclasses.fields(value)
+    has_more = not getattr(value, "__dict__", {}).keys() <= {field.name for field in fields}
+    return not has_more and all(field.init for field in fields)
 
 
 def flatten(value: Any) -> tuple[list[Any], Leaf | Structure]:
@@ -79,6 +79,13 @@ def unflatten(structure: Leaf | Structure, leaves: list[Any]) -> Any:
     if structure.cls is dict:
         return dict(zip(structure.keys, parts, strict=True))
     return structure.cls(*parts) if is_namedtuple(structure.cls) else structure.cls(parts)
+
+
+def classes_in(structure: Leaf | Structure) -> set[type]:
+    """The classes of the containers in `structure`."""
+    if isinstance(structure, Leaf):
+        return set()
+    return {structure.cls}.union(*(classes_in(part) for part in structure.parts))
 
 
 def paths(structure: Leaf | Structure, start: str = "$") -> list[str]:

@@ -113,7 +113,8 @@ def _number_watches(run: Run) -> Iterator[Watch]:
 
 
 def _hook_watch(run: Run) -> Watch:
-    hooks = Hooks(run.called.values(), run.stepped.values(), _leaves_of_backward(run))
+    lasting = [module for key, module in run.called.items() if key in run.found.modules]  # others the program makes
+    hooks = Hooks(lasting, run.stepped.values(), _leaves_of_backward(run))
     return Watch(root(hooks, "hooks").child(How.ATTRIBUTE, hooks, "are_the_same", "the hooks are the same"), True)
 
 
@@ -136,12 +137,13 @@ def _optimizer_watches(run: Run) -> Iterator[Watch]:
 
 
 def _absent_grads(run: Run) -> Iterator[Watch]:
-    """Leaves that had no gradient: with one, backward would add to it, and an optimizer would not pass them over."""
+    """Leaves that had no gradient: with one, backward would add to it, and an optimizer would not pass them over (frozen
+    ones neither)."""
     used = dict(run.watch.grads_read)
     used |= {id(tensor): tensor for tensor in _leaves_of_backward(run)}
     for tensor in used.values():
         places = run.found.tensor_at(tensor)
-        if tensor.requires_grad and places and run.snapshot.had_no_grad(tensor):
+        if places and run.snapshot.had_no_grad(tensor):
             yield Watch(places[0].child(How.GRAD, tensor, None, f"{places[0]}.grad"), None)
 
 

@@ -6,12 +6,14 @@ it has moved, or where there are hooks that may be removed, are the tables compa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 
 from treeplay.trace.torch_private import global_hook_tables, hooks_made
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _MODULE = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OPTIMIZER = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -43,7 +45,19 @@ class Hooks:
 
     def _now(self) -> list[Any]:
         tables = [getattr(owner, name, None) for owner, names in self._owners for name in names]
-        return [(index, *table) for index, table in enumerate([*global_hook_tables(), *tables]) if table]
+        everywhere = [_without_ours(table) for table in global_hook_tables()]
+        return [(index, *table) for index, table in enumerate([*everywhere, *tables]) if table]
+
+
+def ours(hook: F) -> F:
+    """Mark a hook that is there only while treeplay traces, in whichever thread: it is none of a program's."""
+    hook.is_treeplays = True  # type: ignore[attr-defined]
+    return hook
+
+
+def _without_ours(table: dict[int, Any]) -> list[int]:
+    # A copy, which is made in one step: another thread may add its hook meanwhile.
+    return [key for key, hook in table.copy().items() if not hasattr(hook, "is_treeplays")]
 
 
 def has_hooks(tensor: torch.Tensor) -> bool:

@@ -23,8 +23,9 @@ from treeplay.facts.location import Location
 from treeplay.facts.place import How, Place, root
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Number, Signature
-from treeplay.facts.structure import Leaf, Structure
+from treeplay.facts.structure import Leaf, Structure, classes_in
 from treeplay.trace.conditions import make_signature
+from treeplay.trace.hooks import ours
 from treeplay.trace.location import is_users
 from treeplay.trace.log import Entry, result_entry
 from treeplay.trace.prune import prune
@@ -33,9 +34,18 @@ from treeplay.trace.results import Results
 from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.survey import PLAIN, Survey, survey
-from treeplay.trace.torch_private import dynamo_off, register_call_hook
+from treeplay.trace.torch_private import dynamo_off, native_layers, register_call_hook
 from treeplay.trace.tracer import Tracer
 from treeplay.trace.watch import WatchFunctions
+
+# A trace moves the process's random generators and puts them back: one at a time. But a traced program may wait for a
+# thread that wants to trace, so no thread waits for long.
+_turns = threading.Lock()
+_MOST_SECONDS_WAITED = 2.0
+
+
+class Busy(Exception):
+    """Another thread traces: this call runs eagerly, and a later one is traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +85,23 @@ class Run:
     stepped: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
 
 
-def trace(program: Callable[..., Any], call: Call) -> Trace:
+def trace(program: Callable[..., Any], call: Call, *, is_exact: bool = True) -> Trace:
     """Run `program` once on fakes and write down what it does.
 
-    Raises `Refusal` if it cannot be recorded. The caller's tensors, slots, random state and modes are as before, also
-    after an exception.
+    `is_exact`: layers take the operators that they take eagerly, also where a compiler would rather have smaller ones.
+    Raises `Refusal` if it cannot be recorded, and `Busy` if another thread traces for long. The caller's tensors, slots,
+    random state and modes are as before, also after an exception.
     """
+    if not _turns.acquire(timeout=_MOST_SECONDS_WAITED):
+        raise Busy
+    try:
+        with native_layers() if is_exact else contextlib.nullcontext():
+            return _trace(program, call)
+    finally:
+        _turns.release()
+
+
+def _trace(program: Callable[..., Any], call: Call) -> Trace:
     found = survey_call(program, call)
     _find_arguments(found, call)
     _check_iterators(program, found)
@@ -98,34 +119,47 @@ def trace(program: Callable[..., Any], call: Call) -> Trace:
         snapshot.restore()
         tracer.forget()
         run.watch.forget()
+        run.called.clear()  # a module that the program made may go now
+        run.stepped.clear()
     _check_no_leak(tracer)
     return made
 
 
 def survey_call(program: Callable[..., Any], call: Call) -> Survey:
     """What `program` can reach besides the tensors it is given."""
-    return survey(program, [leaf for leaf in call.leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))])
+    objects = [leaf for leaf in call.leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))]
+    return survey(program, [*objects, *classes_in(call.structure)])
 
 
 def _check_iterators(program: Callable[..., Any], found: Survey) -> None:
     if not found.iterators:
         return
-    code = getattr(getattr(program, "__func__", program), "__code__", None)
     raise Refusal(
         Reason(
             op=str(found.iterators[0]),
             why=f"is a {type(found.iterators[0].read()).__name__} that the program can take items from; a recording "
             "would not, and a trace would use one up",
             advice="take the item outside and pass it as an argument",
-            where=Location(code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None,
+            where=_home_of(program),
         )
     )
+
+
+def _home_of(program: Any) -> Location | None:
+    """Where the source of `program` begins."""
+    if isinstance(program, torch.nn.Module):
+        program = program.forward
+    elif not hasattr(program, "__code__") and not hasattr(program, "__func__"):
+        program = getattr(program, "func", vars(type(program)).get("__call__"))
+    code = getattr(getattr(program, "__func__", program), "__code__", None)
+    return Location(code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None
 
 
 def _traced(program: Callable[..., Any], call: Call, run: Run) -> Trace:
     run.numbers = _make_numbers_symbolic(run)
     with _noticing(run), dynamo_off(), _autocast_cache_apart(), run.tracer, run.watch:
         result = _run(program, call)
+    run.tracer.home = _home_of(program)
     if run.tracer.tape.refusal is not None:  # the program swallowed it
         raise Refusal(run.tracer.tape.refusal)
     _check_global_state(run.tracer, run.snapshot)
@@ -215,7 +249,7 @@ def _noticing(run: Run) -> Iterator[None]:
                 "make the optimizer reachable there, so that its state and its learning rate can be followed",
             )
 
-    hooks = [register_call_hook(on_call), register_optimizer_step_pre_hook(on_step)]
+    hooks = [register_call_hook(ours(on_call)), register_optimizer_step_pre_hook(ours(on_step))]
     try:
         yield
     finally:

@@ -22,8 +22,10 @@ class Generators:
     def __init__(self, known: Iterable[torch.Generator]) -> None:
         every = [torch.default_generator, *known]
         self._before = {address_of(generator): (generator, generator.get_state()) for generator in every}
-        self._expected = {key: state for key, (_, state) in self._before.items()}
+        self._expected: dict[int, int] = {}
         self._drawn = 0
+        for generator in every:
+            self.draw(generator)
 
     def is_known(self, generator: torch.Generator) -> bool:
         """Whether `generator` was there before the trace."""
@@ -31,17 +33,18 @@ class Generators:
 
     def was_set(self, generator: torch.Generator) -> bool:
         """Whether the program gave `generator` another state since the last random operator."""
-        return not torch.equal(generator.get_state(), self._expected[address_of(generator)])
+        return generator.initial_seed() != self._expected[address_of(generator)]
 
     def any_was_set(self) -> bool:
         """Whether that is so for any of them."""
         return any(self.was_set(generator) for generator, _ in self._before.values())
 
     def draw(self, generator: torch.Generator) -> None:
-        """Move `generator` on, as a run would, so that going back to an earlier state shows."""
+        """Give `generator` a seed of its own, so that going back to an earlier state shows; numbers that another thread
+        draws meanwhile leave it as it is."""
         self._drawn += 1
         generator.manual_seed(_SEED + self._drawn)
-        self._expected[address_of(generator)] = generator.get_state()
+        self._expected[address_of(generator)] = generator.initial_seed()
 
     def restore(self) -> None:
         """Put every generator back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from types import FunctionType
 from typing import Any
@@ -13,7 +14,7 @@ from treeplay.errors import Refusal
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Built, Fresh, Ref, Same, Static, View
 from treeplay.facts.spec import TensorSpec
-from treeplay.facts.structure import Leaf, Structure, flatten
+from treeplay.facts.structure import Leaf, Structure, classes_in, flatten, unflatten
 from treeplay.trace.survey import PLAIN, Survey
 from treeplay.trace.tracer import Tracer, Value, storage_of
 from treeplay.trace.watch import WatchFunctions
@@ -31,6 +32,7 @@ class Results:
         self.outputs: list[torch.fx.Node] = []
         self._refs: dict[int, Ref] = {}
         self._bases: dict[torch.fx.Node, int] = {}
+        self._leaves: set[int] = set()  # outputs that will require gradients
         self._inputs: dict[int, list[int]] = {}
         for index, seen in enumerate(tracer.tape.inputs):
             self._inputs.setdefault(storage_of(seen.value.fake), []).append(index)
@@ -60,17 +62,35 @@ class Results:
 
     def of_call(self, result: Any) -> tuple[Leaf | Structure, tuple[Ref, ...]]:
         """The structure of the program's result and a reference for each of its leaves."""
-        leaves, structure = flatten(result)
+        leaves, structure = self._take_apart(result)
         return structure, tuple(self.ref(leaf) for leaf in leaves)
 
     def value(self, stored: Any) -> Ref | Built:
         """A reference to something the program stored: a tensor, or a container with tensors in it."""
-        leaves, structure = flatten(stored)
+        leaves, structure = self._take_apart(stored)
         refs = tuple(self.ref(leaf) for leaf in leaves)
         return refs[0] if leaves and leaves[0] is stored else Built(structure, refs)
 
+    def _take_apart(self, value: Any) -> tuple[list[Any], Leaf | Structure]:
+        leaves, structure = flatten(value)
+        for cls in classes_in(structure):
+            if dataclasses.is_dataclass(cls) and not _is_made_again(leaves, structure):
+                raise self.tracer.refuse(
+                    "result",
+                    f"the constructor of {cls.__name__} does not give a result like this one back from its fields",
+                    "return its tensors, and make the object after the call",
+                )
+        return leaves, structure
+
     def _tensor(self, tensor: torch.Tensor) -> Ref:
         value = self.tracer.values.get(id(tensor))
+        if isinstance(tensor, (torch.nn.Parameter, torch.nn.Buffer)) and not self.tracer.is_known(tensor):
+            raise self.tracer.refuse(
+                "result",
+                f"returns or stores a {'Parameter' if isinstance(tensor, torch.nn.Parameter) else 'Buffer'} that it makes, "
+                "and a replay makes only plain tensors",
+                "make it outside of the program, and write to it inside",
+            )
         if value is None:
             if not self.tracer.is_known(tensor):
                 raise self.tracer.refuse(
@@ -102,8 +122,9 @@ class Results:
         base = seen.value
         if base.fake.dtype != value.fake.dtype:
             raise self._dtype_view(value)
-        is_detached = seen.tensor.requires_grad and torch.is_grad_enabled() and not tensor.requires_grad
-        return _view(Same(index), value.fake, base.node, is_detached=is_detached)
+        is_apart = not tensor.requires_grad or tensor.grad_fn is None
+        is_detached = seen.tensor.requires_grad and torch.is_grad_enabled() and is_apart
+        return _view(Same(index), value.fake, base.node, is_detached=is_detached, requires_grad=_is_new_leaf(tensor))
 
     def _fresh(self, tensor: torch.Tensor, value: Value) -> Ref:
         birth = self.tracer.births[storage_of(value.fake)]
@@ -120,8 +141,12 @@ class Results:
         index = self._bases.setdefault(birth, len(self.outputs))
         if is_first:
             self.outputs.append(birth)
-        base = Fresh(index, requires_grad=is_whole and tensor.requires_grad and tensor.grad_fn is None)
-        return base if is_whole and is_first else _view(base, value.fake, birth)
+        requires_grad = _is_new_leaf(tensor)
+        if is_whole and is_first:
+            self._leaves |= {index} if requires_grad else set()
+            return Fresh(index, requires_grad)
+        is_detached = index in self._leaves
+        return _view(Fresh(index), value.fake, birth, is_detached=is_detached, requires_grad=requires_grad)
 
     def _check_history(self, tensor: torch.Tensor, value: Value) -> None:
         if tensor.grad_fn is None or self.watch.reaches_consumed(tensor):
@@ -148,12 +173,27 @@ class Results:
         )
 
 
+def _is_made_again(leaves: list[Any], structure: Leaf | Structure) -> bool:
+    """Whether constructors, given the fields, leave them as they are (`__post_init__` may not)."""
+    try:
+        again, same = flatten(unflatten(structure, leaves))
+    except Exception:  # the user's constructor may raise anything
+        return False
+    return same == structure and all(new is old for new, old in zip(again, leaves, strict=True))
+
+
 def _contains(base: torch.Tensor, view: torch.Tensor) -> bool:
     start, end = base.storage_offset(), base.storage_offset() + TensorSpec.of(base).nbytes // base.dtype.itemsize
     size = TensorSpec.of(view).nbytes // view.dtype.itemsize
     return start <= view.storage_offset() and view.storage_offset() + size <= end
 
 
-def _view(of: Fresh | Same, fake: torch.Tensor, base: torch.fx.Node, *, is_detached: bool = False) -> View:
+def _is_new_leaf(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad and tensor.grad_fn is None
+
+
+def _view(
+    of: Fresh | Same, fake: torch.Tensor, base: torch.fx.Node, *, is_detached: bool = False, requires_grad: bool = False
+) -> View:
     offset = fake.storage_offset() - base.meta["offset"]
-    return View(of, tuple(fake.shape), tuple(fake.stride()), offset, is_detached)
+    return View(of, tuple(fake.shape), tuple(fake.stride()), offset, is_detached, requires_grad)

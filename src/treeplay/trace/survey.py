@@ -37,6 +37,10 @@ _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_ba
 _MODULE_OWN = frozenset(vars(torch.nn.Module())) - set(_MODULE_HOOKS)
 # Objects of these have nothing of the program's; but namespaces of the standard library hold settings.
 _LIBRARIES = (sys.stdlib_module_names - {"types", "argparse"}) | {"torch", "treeplay", "numpy"}
+# Methods that code calls without naming them.
+_OPERATORS = "neg abs add radd iadd sub rsub isub mul rmul imul truediv rtruediv pow rpow matmul rmatmul"
+_PROTOCOLS = "call enter exit iter next getitem setitem getattr getattribute get set torch_function"
+_IMPLICIT = frozenset(f"__{name}__" for names in (_OPERATORS, _PROTOCOLS) for name in names.split())
 _ENTERED = ("torch.optim", "torch.amp", "torch.distributions", "torch.nn")
 
 Container = dict[Any, Any] | list[Any] | set[Any] | collections.deque[Any]
@@ -112,6 +116,9 @@ class _Walk:
         self.candidates: list[tuple[Names, Place, Any]] = []
         self.iterators: list[tuple[Names, Place]] = []
         self.entered: set[tuple[ModuleType, CodeType]] = set()
+        self.classes: list[type] = []  # the user's own
+        self.methods: set[tuple[type, str]] = set()  # of these classes that are watched
+        self.named: set[type] = set()  # classes that code names, and so may make instances of
 
     def enter(self, value: Any, place: Place, needs: Names) -> None:
         if isinstance(value, torch.Tensor):
@@ -119,8 +126,11 @@ class _Walk:
             return
         if _is_watchable(value) and place.how is not How.ROOT:
             self.candidates.append((needs, place, value))
-        if isinstance(value, type) and not _is_users_class(value):
-            return
+        if isinstance(value, type):
+            if not _is_users_class(value):
+                return
+            if place.how is not How.ROOT:
+                self.named.add(value)
         if not isinstance(value, (*PLAIN, BuiltinFunctionType)) and id(value) not in self.seen:
             self.seen.add(id(value))
             self.found.kept.append(value)
@@ -132,6 +142,8 @@ class _Walk:
                 self.found.is_complete = False
                 break
             self._visit(*self.waiting.popleft())
+            if not self.waiting:
+                self._enter_methods()
         any_names = self.names | self.called
         self.found.watched = [
             (place, value)
@@ -159,6 +171,9 @@ class _Walk:
         places.append(place)
         if len(places) == 1:
             self.found.kept.append(tensor)
+            for name, value in vars(tensor).items():
+                if isinstance(value, PLAIN):
+                    self.enter(value, place.child(How.ATTRIBUTE, tensor, name, f"{place}.{name}"), frozenset({name}))
             if tensor.is_leaf and tensor.grad is not None:
                 self._tensor(tensor.grad, place.child(How.GRAD, tensor, None, f"{place}.grad"))
 
@@ -182,6 +197,9 @@ class _Walk:
             for hook in module.__dict__[table].values():
                 self.enter(hook, root(hook, f"a hook of {place}"), needs)
         self._methods(type(module), "forward")
+        if _origin(type(module)) is _ALWAYS:  # it may be given another one, as may its class
+            forward = place.child(How.ATTRIBUTE, module, "forward", f"{place}.forward")
+            self.candidates.append((_ALWAYS, forward, module.forward))
         self._attributes(module, place, needs, skip=_MODULE_OWN - {"training"})
 
     def _methods(self, cls: type, entry: str) -> None:
@@ -190,6 +208,21 @@ class _Walk:
             self._read_names(method)
             if is_users(method.__code__.co_filename):
                 self.enter(method, root(method, method.__qualname__), _ALWAYS)
+
+    def _enter_methods(self) -> None:
+        """Enter the methods of the user's own classes that code met so far names, or that Python calls by itself."""
+        names = self.names | self.called
+        for cls in self.classes:
+            for name, entry in vars(cls).items():
+                is_called = name in _IMPLICIT or (name == "__init__" and cls in self.named)
+                is_called = is_called or (name == "__len__" and "len" in names)
+                method = _function_of(entry)
+                if method is not None and (name in names or is_called):
+                    self.enter(method, root(method, method.__qualname__), _ALWAYS)
+                    if method is entry and (cls, name) not in self.methods:
+                        self.methods.add((cls, name))
+                        place = root(cls, cls.__qualname__).child(How.ATTRIBUTE, cls, name, method.__qualname__)
+                        self.candidates.append((_ALWAYS, place, entry))
 
     def _read_names(self, function: FunctionType) -> None:
         self.names |= values_in(function.__code__) | strings_in(function.__code__)
@@ -223,6 +256,8 @@ class _Walk:
 
     def _class(self, cls: type, place: Place, needs: Names) -> None:
         self.found.objects[id(cls)] = place
+        if _origin(cls) is _ALWAYS:
+            self.classes.append(cls)
         for name, _ in _data_of(cls):
             self._single(place.child(How.ATTRIBUTE, cls, name, f"{place}.{name}"), _origin(cls) | {name})
 
@@ -376,6 +411,13 @@ def _origin(cls: type) -> Names:
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     is_interactive = cls.__module__ == "__main__"  # which may have no file
     return _ALWAYS if is_interactive or (file is not None and is_own(file)) else _FOREIGN
+
+
+def _function_of(entry: Any) -> FunctionType | None:
+    """The user's function behind an entry of a class: a method, a property, a static or a jitted method."""
+    for name in ("__func__", "fget", "func", "__wrapped__"):
+        entry = getattr(entry, name, None) or entry
+    return entry if isinstance(entry, FunctionType) and is_own(entry.__code__.co_filename) else None
 
 
 def _data_of(cls: type) -> list[tuple[str, Any]]:

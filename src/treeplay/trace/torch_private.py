@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as _module
 from torch.optim import optimizer as _optimizer
 from torch.overrides import _get_current_function_mode_stack
@@ -47,6 +49,34 @@ def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     from torch._dynamo import disable  # imported already where it is watching
 
     return cast("Callable[..., Any]", disable(function))
+
+
+@contextlib.contextmanager
+def native_layers() -> Iterator[None]:
+    """Layers that take one large operator in evaluation do so although a function mode is active in this thread.
+
+    They ask `has_torch_function`, which says yes to anything under a mode; here it says so only of unusual tensors.
+    """
+    original, thread = torch.overrides.has_torch_function, threading.get_ident()
+
+    def has_torch_function(args: Iterable[Any]) -> bool:
+        if threading.get_ident() == thread:
+            args = tuple(item for item in args if type(item) not in _USUAL)
+        return bool(args) and original(args)
+
+    torch.overrides.has_torch_function = has_torch_function
+    try:
+        yield
+    finally:
+        torch.overrides.has_torch_function = original
+
+
+_USUAL = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor, type(None))
+
+
+def is_of_transform(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` is what a function transform (`grad`, `vmap`) wraps another in; it ends with the transform."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def version_of(tensor: torch.Tensor) -> int:

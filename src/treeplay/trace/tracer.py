@@ -43,6 +43,8 @@ aten = torch.ops.aten
 _HOST_READS = frozenset(
     {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.item.default}
 )
+# What `make_dual` asks first; neither can run on fakes.
+_FORWARD_MODE = frozenset({aten.is_same_size.default, aten._make_dual.default})
 _LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
 
 
@@ -83,6 +85,7 @@ class Tracer(TorchDispatchMode):
     def __init__(self, is_known: Callable[[torch.Tensor], bool], generators: Generators) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.generators = generators
+        self.home: Location | None = None  # of the program as a whole, once it has run
         self.tape = Tape(torch.fx.Graph())
         self.world = ScalarWorld(self.tape.graph)
         self.fake_mode = FakeTensorMode()
@@ -97,7 +100,7 @@ class Tracer(TorchDispatchMode):
 
     def refuse(self, op: str, why: str, advice: str, where: Location | None = None) -> Refusal:
         """Note the first refusal, so that a program which swallows exceptions is refused all the same."""
-        reason = Reason(op=op, why=why, advice=advice, where=where or user_location())
+        reason = Reason(op=op, why=why, advice=advice, where=where or self.home or user_location())
         if self.tape.refusal is None:
             self.tape.refusal = reason
         return Refusal(reason)
@@ -150,6 +153,10 @@ class Tracer(TorchDispatchMode):
             with self.fake_mode:
                 return func(*args, **kwargs)
         where = user_location()
+        if func in _FORWARD_MODE:
+            raise self.refuse(
+                _name(func), "starts forward-mode derivatives", "use reverse mode: torch.func.vjp or jacrev", where
+            )
         if func in _HOST_READS:
             return self._read_on_host(func, args, where)
         self.tape.log.append(Entry(str(func), where, tuple(numbers_in((args, kwargs))), call_site()))

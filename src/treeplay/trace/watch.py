@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from treeplay.trace.torch_private import is_of_transform
 from treeplay.trace.tracer import Tracer
 
 _TENSOR = torch.Tensor
@@ -85,6 +86,8 @@ class WatchFunctions(TorchFunctionMode):
                 func.__name__, "puts a hook on a tensor that outlives the call", "register the hook once, outside"
             )
         elif func in _BACKWARD:
+            inputs = args[1] if func is torch.autograd.grad and len(args) > 1 else kwargs.get("inputs")
+            self._check_graph(_tensors(_outputs(args, kwargs)), _tensors(inputs))
             self._note_backward(args, kwargs)
         return func(*args, **kwargs)
 
@@ -103,13 +106,15 @@ class WatchFunctions(TorchFunctionMode):
 
     def _set(self, name: str, args: Any) -> None:
         target, value = args[0], args[1]
-        if name == "requires_grad" and target.requires_grad == bool(value):
+        if name == "requires_grad" and (target.requires_grad == bool(value) or is_of_transform(target)):
             return
         if name == "data" or not isinstance(target, FakeTensor):
             raise self.tracer.refuse(
                 f"{name} = ...",
                 f"reassigns `{name}` of a tensor that outlives the call",
-                "use an in-place operation (p.copy_(...) under torch.no_grad()), or do it outside of the program",
+                "use an in-place operation (p.copy_(...) under torch.no_grad()), or do it outside of the program"
+                if name == "data"
+                else "do it once, outside of the program; inside, leave tensors out of a backward by detach() or inputs=...",
             )
 
     def _detach(self, target: torch.Tensor) -> None:
@@ -122,16 +127,44 @@ class WatchFunctions(TorchFunctionMode):
         self.tracer.tape.uses_backward = True
         if kwargs.get("retain_graph") or kwargs.get("create_graph"):
             return
-        roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs", ()))
-        for tensor in roots if isinstance(roots, (list, tuple)) else (roots,):
-            if isinstance(tensor, torch.Tensor):
-                mark_upstream(tensor.grad_fn, self.consumed)
+        for tensor in _tensors(_outputs(args, kwargs)):
+            mark_upstream(tensor.grad_fn, self.consumed)
+
+    def _check_graph(self, roots: list[torch.Tensor], ends: list[torch.Tensor]) -> None:
+        """Refuse a backward into a graph that was there before the call: it would be consumed, its leaves written to."""
+        given = [value.handle for value in self.tracer.values.values() if value.is_input]
+        given += [tensor for tensor in roots if not (isinstance(tensor, FakeTensor) or is_of_transform(tensor))]
+        stops = [tensor.grad_fn for tensor in ends]  # it goes no further than to these
+        foreign = [tensor.grad_fn for tensor in given if tensor.grad_fn is not None and tensor.grad_fn not in stops]
+        if not foreign:
+            return
+        reached: dict[int, Any] = {}
+        for tensor in roots:
+            mark_upstream(tensor.grad_fn, reached)
+        if any(id(node) in reached for node in foreign):
+            raise self.tracer.refuse(
+                "backward",
+                "goes back into a graph that was made before the call, which a trace must leave as it is",
+                "make the whole graph inside the program, or pass tensor.detach()",
+            )
 
     def reaches_consumed(self, tensor: torch.Tensor) -> bool:
         """Whether a backward through `tensor` would meet a part that the program's own backward has freed."""
         found: dict[int, Any] = {}
         mark_upstream(tensor.grad_fn, found)
         return any(key in self.consumed for key in found)
+
+
+def _outputs(args: Any, kwargs: Any) -> Any:
+    """What a backward starts from."""
+    return args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors of what may be one tensor or several."""
+    return [
+        item for item in (value if isinstance(value, (list, tuple)) else (value,)) if isinstance(item, torch.Tensor)
+    ]
 
 
 def mark_upstream(node: Any, found: dict[int, Any]) -> None:

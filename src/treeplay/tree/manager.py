@@ -19,7 +19,7 @@ from treeplay.facts.refusal import Reason
 from treeplay.facts.structure import flatten
 from treeplay.observe import counters, warn_once
 from treeplay.settings import settings
-from treeplay.trace.jit import Call, survey_call
+from treeplay.trace.jit import Busy, Call, survey_call
 from treeplay.trace.observe import Observer
 from treeplay.tree.decide import Action, CallFacts, Phase, decide
 from treeplay.tree.key import describe, make_key, varying
@@ -155,6 +155,8 @@ class Manager:
         try:
             recording = self.record(call, seen.log)
             out = recording.call(call.args, call.kwargs)
+        except Busy:
+            return self._eager(entry, call)
         except ProgramRaised as raised:
             return self._run_to_tell(entry, raised, call)
         except Refusal as refusal:

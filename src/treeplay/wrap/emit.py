@@ -297,11 +297,12 @@ class _Emitter(Writer):
                 return self.inputs[index]
             case Static(value):
                 return self.literal(value)
-            case View(of, shape, stride, offset, is_detached):
+            case View(of, shape, stride, offset, is_detached, requires_grad):
                 base = self.ref(of)
                 start = str(offset) if isinstance(of, Fresh) else f"{base}.storage_offset() + {offset}"
                 source = f"{base}.detach()" if is_detached else base
-                return self.once(key, f"{source}.as_strided({shape}, {stride}, {start})")
+                mark = ".requires_grad_()" if requires_grad else ""
+                return self.once(key, f"{source}.as_strided({shape}, {stride}, {start}){mark}")
 
     def once(self, key: Any, expression: str) -> str:
         """A variable for an expression that must give one object however often it is used."""

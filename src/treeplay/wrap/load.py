@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import sys
+import weakref
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -25,6 +26,7 @@ def load_source(source: Source) -> Callable[..., Any]:
     exec(compile(source.text, file, "exec"), scope)
     function: Callable[..., Any] = scope[source.entry]
     hide_from_dynamo(function)
+    weakref.finalize(function, linecache.cache.pop, file, None).atexit = False
     return function
 
 

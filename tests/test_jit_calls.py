@@ -6,6 +6,7 @@ import collections
 import copy
 import functools
 import pickle
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -272,3 +273,19 @@ def test_the_call_function_can_be_read() -> None:
     for _ in range(2):
         jitted(torch.ones(2))
     assert jitted.sources()[0].startswith("def replay(args, kwargs):")
+
+
+def test_ordered_dicts_come_and_go_as_such() -> None:
+    def swap(parts: OrderedDict[str, torch.Tensor]) -> OrderedDict[str, torch.Tensor]:
+        first, second = parts.values()
+        return OrderedDict(difference=first - 2 * second, first=first)
+
+    jitted = jit(swap)
+    for _ in range(4):
+        parts = OrderedDict(a=torch.randn(2), b=torch.randn(2))
+        found = jitted(parts)
+        assert type(found) is OrderedDict
+        assert list(found) == ["difference", "first"]
+        assert found["first"] is parts["a"]
+        assert_same(found["difference"], parts["a"] - 2 * parts["b"])
+    assert jitted.statistics().replays == 3

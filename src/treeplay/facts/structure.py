@@ -1,4 +1,4 @@
-"""Nested containers taken apart and put together: dict, list, tuple, namedtuple and dataclass.
+"""Nested containers taken apart and put together: dict, OrderedDict, list, tuple, namedtuple and dataclass.
 
 {"a": t, "b": (t2, 3)}  ->  leaves [t, t2, 3] and Structure(dict, ("a", "b"), (leaf 0, Structure(tuple, ...)))
 """
@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
+
+DICTS = (dict, OrderedDict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ def _take_apart(value: Any, leaves: list[Any]) -> Leaf | Structure:
     if is_dataclass_value(value):
         names = tuple(field.name for field in dataclasses.fields(value))
         return Structure(cls, names, tuple(_take_apart(getattr(value, name), leaves) for name in names))
-    if cls is dict:
+    if cls in DICTS:
         return Structure(cls, tuple(value), tuple(_take_apart(part, leaves) for part in value.values()))
     if cls in (list, tuple) or is_namedtuple(cls) or is_named_result(cls):
         return Structure(cls, (), tuple(_take_apart(part, leaves) for part in value))
@@ -76,8 +79,8 @@ def unflatten(structure: Leaf | Structure, leaves: list[Any]) -> Any:
     parts = [unflatten(part, leaves) for part in structure.parts]
     if structure.is_named:
         return structure.cls(**dict(zip(structure.keys, parts, strict=True)))
-    if structure.cls is dict:
-        return dict(zip(structure.keys, parts, strict=True))
+    if structure.cls in DICTS:
+        return structure.cls(zip(structure.keys, parts, strict=True))
     return structure.cls(*parts) if is_namedtuple(structure.cls) else structure.cls(parts)
 
 

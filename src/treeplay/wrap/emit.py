@@ -39,7 +39,7 @@ from treeplay.facts.signature import (
 )
 from treeplay.facts.source import Source
 from treeplay.facts.spec import TensorSpec
-from treeplay.facts.structure import Leaf, Structure, is_namedtuple
+from treeplay.facts.structure import DICTS, Leaf, Structure, is_namedtuple
 from treeplay.wrap.writer import Writer
 
 
@@ -144,7 +144,7 @@ class _Emitter(Writer):
         if not is_known:
             self.require(f"type({value}) is {self.constant(structure.cls)}")
         count = len(structure.parts)
-        if structure.cls is dict and count and not is_known:
+        if structure.cls in DICTS and count and not is_known:
             self.require(f"tuple({value}) == {self.constant(structure.keys)}")  # names and their order
         elif not structure.is_named:
             self.require(f"len({value}) == {count}" if count else f"not {value}")
@@ -320,9 +320,10 @@ class _Emitter(Writer):
         if structure.is_named:
             fields = ", ".join(f"{name}={part}" for name, part in zip(structure.keys, parts, strict=True))
             return f"{self.constant(structure.cls)}({fields})"
-        if structure.cls is dict:
+        if structure.cls in DICTS:
             pairs = zip(structure.keys, parts, strict=True)
-            return "{" + ", ".join(f"{self.literal(key)}: {part}" for key, part in pairs) + "}"
+            display = "{" + ", ".join(f"{self.literal(key)}: {part}" for key, part in pairs) + "}"
+            return display if structure.cls is dict else f"{self.constant(structure.cls)}({display})"
         if structure.cls is list:
             return f"[{', '.join(parts)}]"
         if is_namedtuple(structure.cls):

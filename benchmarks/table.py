@@ -89,7 +89,7 @@ def notes(results: list[Result]) -> list[str]:
         '"compile" is `torch.compile(model)`, "+ opt" adds `torch.compile(optimizer.step)`.',
         "\"vs best peer\": the fastest peer's time divided by treeplay's, with the middle half of the rounds.",
         '"third call after": from a cold start with empty caches, treeplay / the peer that compiles most.',
-        "\"own share\": of a warm call, what treeplay spends around the compiled artifact.",
+        '"own share": of a warm call, what treeplay spends around the compiled artifact.',
         f"The process grows by at most {max(grown, 0):,} KiB over {calls:,} warm calls.",
         f"{where['processor']}, {where['cores']} cores, {where['threads']} threads; torch {where['torch']},",
         f"Python {where['python']}, treeplay {where['treeplay']}, {str(where['date'])[:10]}.",

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from treeplay.facts.place import How, Place
-from treeplay.trace.survey import Survey, survey
+from treeplay.trace.found import Survey
+from treeplay.trace.survey import survey
 
 weight = torch.ones(1)
 unnamed = torch.ones(1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treeplay.trace.survey import Survey
+from treeplay.trace.found import Survey
 from treeplay.tree.decide import Phase
 from treeplay.tree.table import Entry, Observation, Recording, Table
 

@@ -25,7 +25,7 @@ from treeplay.facts.signature import (
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import Leaf, Structure, paths
 from treeplay.trace.hooks import Hooks, has_hooks
-from treeplay.trace.tracer import InputSeen, storage_of
+from treeplay.trace.tape import InputSeen, storage_of
 
 if TYPE_CHECKING:
     from treeplay.trace.jit import Call, Run

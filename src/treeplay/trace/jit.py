@@ -25,6 +25,7 @@ from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Number, Signature
 from treeplay.facts.structure import Leaf, Structure, classes_in
 from treeplay.trace.conditions import make_signature
+from treeplay.trace.found import PLAIN, Survey
 from treeplay.trace.hooks import ours
 from treeplay.trace.location import is_users
 from treeplay.trace.log import Entry, result_entry
@@ -33,7 +34,7 @@ from treeplay.trace.randomness import Generators
 from treeplay.trace.results import Results
 from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
-from treeplay.trace.survey import PLAIN, Survey, survey
+from treeplay.trace.survey import survey
 from treeplay.trace.torch_private import dynamo_off, native_layers, register_call_hook
 from treeplay.trace.tracer import Tracer
 from treeplay.trace.watch import WatchFunctions

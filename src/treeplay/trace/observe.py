@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeplay.trace.location import call_site, user_location
 from treeplay.trace.log import Entry, numbers_in, result_entry
-from treeplay.trace.tracer import content
+from treeplay.trace.tape import content
 
 aten = torch.ops.aten
 _UNLOGGED = frozenset({aten._local_scalar_dense.default, aten.detach.default})

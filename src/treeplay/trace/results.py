@@ -15,8 +15,9 @@ from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Built, Fresh, Ref, Same, Static, View
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import Leaf, Structure, classes_in, flatten, unflatten
-from treeplay.trace.survey import PLAIN, Survey
-from treeplay.trace.tracer import Tracer, Value, storage_of
+from treeplay.trace.found import PLAIN, Survey
+from treeplay.trace.tape import Value, storage_of
+from treeplay.trace.tracer import Tracer
 from treeplay.trace.watch import WatchFunctions
 
 _FROZEN = (*PLAIN, torch.Size, torch.dtype, torch.device, torch.layout, enum.Enum, type, FunctionType, range, frozenset)

@@ -9,10 +9,10 @@ import torch
 from treeplay.facts.place import How
 from treeplay.facts.signature import Number, Static, Write
 from treeplay.facts.structure import flatten
+from treeplay.trace.found import GONE
 from treeplay.trace.results import Results
 from treeplay.trace.scalars import scalar_of
 from treeplay.trace.snapshot import Change, Snapshot
-from treeplay.trace.survey import GONE
 from treeplay.trace.tracer import Tracer
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from treeplay.facts.place import How, Place
-from treeplay.trace.survey import GONE, Container, Survey, content_of
+from treeplay.trace.found import GONE, Container, Survey, content_of
 from treeplay.trace.torch_private import set_version, version_of
 
 

@@ -15,18 +15,16 @@ import functools
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
 from treeplay.facts.place import How, Place, root
-from treeplay.facts.signature import Gone
+from treeplay.trace.found import GONE, PLAIN, Container, Survey, content_of
 from treeplay.trace.location import is_own, is_users
 from treeplay.trace.names import methods_used, names_in, stores_in, strings_in, values_in
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _NUMBERS = (bool, int, float, complex)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 _CONSTANTS = (enum.Enum, torch.dtype, torch.device, torch.Size)
@@ -43,8 +41,6 @@ _PROTOCOLS = "call enter exit iter next getitem setitem getattr getattribute get
 _IMPLICIT = frozenset(f"__{name}__" for names in (_OPERATORS, _PROTOCOLS) for name in names.split())
 _ENTERED = ("torch.optim", "torch.amp", "torch.distributions", "torch.nn")
 
-Container = dict[Any, Any] | list[Any] | set[Any] | collections.deque[Any]
-
 
 class _Mark(enum.Enum):
     """Stands among the names on the way to a value."""
@@ -57,37 +53,6 @@ Names = frozenset[str | _Mark]
 _ALWAYS: Names = frozenset()
 _FOREIGN: Names = frozenset({_Mark.FOREIGN})
 _NEVER: Names = frozenset({_Mark.NEVER})
-GONE = Gone()
-
-
-@dataclass(slots=True)
-class Survey:
-    """What was found. Tables are keyed by `id`; `kept` holds every object so that no id is used twice.
-
-    `watched`: plain values and functions that the program reads, with what they are now. `cells`: single places that the
-    program may rebind, with their contents (`GONE` where there is nothing). `iterators`: a trace would use them up.
-    """
-
-    tensors: dict[int, list[Place]] = field(default_factory=dict)
-    objects: dict[int, Place] = field(default_factory=dict)
-    modules: dict[int, torch.nn.Module] = field(default_factory=dict)
-    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
-    generators: dict[int, torch.Generator] = field(default_factory=dict)
-    watched: list[tuple[Place, Any]] = field(default_factory=list)
-    containers: dict[int, Container] = field(default_factory=dict)
-    container_places: dict[int, Place] = field(default_factory=dict)
-    cells: list[tuple[Place, Any]] = field(default_factory=list)
-    iterators: list[Place] = field(default_factory=list)
-    kept: list[Any] = field(default_factory=list)
-    is_complete: bool = True
-
-    def tensor_at(self, tensor: torch.Tensor) -> list[Place]:
-        """Where `tensor` was found, the first place first; empty where it was not."""
-        return self.tensors.get(id(tensor), [])
-
-    def changed(self) -> Place | None:
-        """A plain value that the program reads and that is no longer what it was, or None."""
-        return next((place for place, value in self.watched if not _same(content_of(place), value)), None)
 
 
 def survey(program: Any, extra: Iterable[Any] = ()) -> Survey:
@@ -435,15 +400,3 @@ def _wrapped_by(value: Any) -> Any:
     if isinstance(table, dict) and "__wrapped__" in table:
         return table["__wrapped__"]
     return value.__wrapped__ if isinstance(getattr(type(value), "__wrapped__", None), property) else None
-
-
-def content_of(place: Place) -> Any:
-    """What is at `place` now, `GONE` if there is nothing."""
-    try:
-        return place.read()
-    except (KeyError, IndexError, AttributeError, ValueError):
-        return GONE
-
-
-def _same(now: Any, before: Any) -> bool:
-    return now is before or (type(now) is type(before) and bool(now == before))

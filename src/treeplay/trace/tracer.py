@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,6 +37,16 @@ from treeplay.trace.log import Entry, numbers_in
 from treeplay.trace.randomness import Generators, generator_in
 from treeplay.trace.scalar_ops import takes_symbolic_numbers
 from treeplay.trace.scalars import Scalar, ScalarWorld, scalar_of, symbolic
+from treeplay.trace.tape import (
+    InputSeen,
+    Tape,
+    Value,
+    content,
+    differentiable_targets,
+    leaves_of,
+    storage_of,
+    wants_grad,
+)
 
 aten = torch.ops.aten
 _HOST_READS = frozenset(
@@ -46,37 +55,6 @@ _HOST_READS = frozenset(
 # What `make_dual` asks first; neither can run on fakes.
 _FORWARD_MODE = frozenset({aten.is_same_size.default, aten._make_dual.default})
 _LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
-
-
-@dataclass(eq=False, slots=True)
-class Value:
-    """A tensor of the trace: the fake that was computed, the handle Python holds, and its node in the graph."""
-
-    fake: torch.Tensor
-    handle: torch.Tensor
-    node: torch.fx.Node
-    is_input: bool
-
-
-@dataclass(eq=False, slots=True)
-class InputSeen:
-    """A real tensor that the program used: an argument, state, or a constant it made from Python numbers."""
-
-    tensor: torch.Tensor
-    value: Value
-    is_constant: bool = False
-
-
-@dataclass(slots=True)
-class Tape:
-    """What a finished trace wrote down. Fakes are alive only as long as the tracer is."""
-
-    graph: torch.fx.Graph
-    inputs: list[InputSeen] = field(default_factory=list)
-    log: list[Entry] = field(default_factory=list)
-    mutated: set[int] = field(default_factory=set)  # fake storages that an operator wrote to
-    refusal: Reason | None = None
-    uses_backward: bool = False
 
 
 class Tracer(TorchDispatchMode):
@@ -174,7 +152,7 @@ class Tracer(TorchDispatchMode):
 
     def _settle(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         """The operator to record for the one called: the same, but for a few that hide what they do."""
-        if any(scalar_of(leaf) is not None for leaf in _leaves((args, kwargs))) and not takes_symbolic_numbers(func):
+        if any(scalar_of(leaf) is not None for leaf in leaves_of((args, kwargs))) and not takes_symbolic_numbers(func):
             # This operator wants a plain number: today's value, guarded.
             args, kwargs = tree_map(lambda leaf: float(leaf) if scalar_of(leaf) else leaf, (args, dict(kwargs)))
         if func is aten.native_batch_norm.default and args[3] is not None and args[5]:
@@ -196,8 +174,8 @@ class Tracer(TorchDispatchMode):
                 "use the form without the underscore, and return its result",
                 where,
             )
-        if torch.is_grad_enabled() and any(_wants_grad(leaf) for leaf in _leaves((args, kwargs))):
-            for target in _differentiable_targets(func, args):
+        if torch.is_grad_enabled() and any(wants_grad(leaf) for leaf in leaves_of((args, kwargs))):
+            for target in differentiable_targets(func, args):
                 owner = target._base if target._base is not None else target
                 if not isinstance(owner, FakeTensor):
                     raise self.refuse(
@@ -307,14 +285,14 @@ class Tracer(TorchDispatchMode):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             target = args[position] if position < len(args) else kwargs.get(argument.name)
-            for leaf in _leaves(target):
+            for leaf in leaves_of(target):
                 if isinstance(leaf, torch.Tensor):
                     self.tape.mutated.add(storage_of(leaf))
 
     def _wrap(self, func: Any, out: Any, node: Any, args: Any, kwargs: Any, fake_args: Any, fake_kwargs: Any) -> Any:
         handles = {
             id(fake): real
-            for real, fake in zip(_leaves((args, kwargs)), _leaves((fake_args, fake_kwargs)), strict=True)
+            for real, fake in zip(leaves_of((args, kwargs)), leaves_of((fake_args, fake_kwargs)), strict=True)
             if isinstance(fake, torch.Tensor)
         }
         if isinstance(out, torch.Tensor):
@@ -390,42 +368,5 @@ def _unusual(tensor: torch.Tensor) -> str | None:
     return "quantized tensor" if tensor.is_quantized else None
 
 
-def _wants_grad(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
-
-
-def _differentiable_targets(func: Any, args: Any) -> Iterator[torch.Tensor]:
-    """The tensors that autograd would give a history: those an in-place operator writes and returns."""
-    is_foreach = func._schema.name.startswith("aten::_foreach")
-    for position, argument in enumerate(func._schema.arguments):
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
-        if is_written and position < len(args) and (is_foreach or _is_returned(func, argument)):
-            yield from (leaf for leaf in _leaves(args[position]) if isinstance(leaf, torch.Tensor))
-
-
-def _is_returned(func: Any, argument: Any) -> bool:
-    names = argument.alias_info.before_set
-    return any(out.alias_info is not None and out.alias_info.before_set == names for out in func._schema.returns)
-
-
-def _leaves(value: Any) -> list[Any]:
-    if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in _leaves(item)]
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in _leaves(item)]
-    return [value]
-
-
 def _name(func: Any) -> str:
     return str(getattr(func, "_overloadpacket", func)).removeprefix("aten.")
-
-
-def content(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The values of a small constant, so that one which changes from call to call is seen."""
-    flat = tensor.detach().flatten()[:64]
-    return tuple(flat.tolist())
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """The identity of a tensor's storage while it is alive."""
-    return int(tensor.untyped_storage()._cdata)

@@ -12,8 +12,8 @@ from treeplay.errors import Refusal
 from treeplay.facts.refusal import Reason
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import paths
+from treeplay.trace.found import PLAIN
 from treeplay.trace.jit import Call
-from treeplay.trace.survey import PLAIN
 from treeplay.wrap.emit import Ambience
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from treeplay.facts.plan import Plan
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Signature
-from treeplay.trace.survey import Survey
+from treeplay.trace.found import Survey
 from treeplay.tree.decide import Phase
 from treeplay.tree.key import as_line
 

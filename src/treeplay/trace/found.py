@@ -1,0 +1,58 @@
+"""What a survey finds: places of tensors, objects and plain values, and how to ask what is there now."""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from treeplay.facts.place import Place
+from treeplay.facts.signature import Gone
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+Container = dict[Any, Any] | list[Any] | set[Any] | collections.deque[Any]
+GONE = Gone()
+
+
+@dataclass(slots=True)
+class Survey:
+    """What was found. Tables are keyed by `id`; `kept` holds every object so that no id is used twice.
+
+    `watched`: plain values and functions that the program reads, with what they are now. `cells`: single places that the
+    program may rebind, with their contents (`GONE` where there is nothing). `iterators`: a trace would use them up.
+    """
+
+    tensors: dict[int, list[Place]] = field(default_factory=dict)
+    objects: dict[int, Place] = field(default_factory=dict)
+    modules: dict[int, torch.nn.Module] = field(default_factory=dict)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    generators: dict[int, torch.Generator] = field(default_factory=dict)
+    watched: list[tuple[Place, Any]] = field(default_factory=list)
+    containers: dict[int, Container] = field(default_factory=dict)
+    container_places: dict[int, Place] = field(default_factory=dict)
+    cells: list[tuple[Place, Any]] = field(default_factory=list)
+    iterators: list[Place] = field(default_factory=list)
+    kept: list[Any] = field(default_factory=list)
+    is_complete: bool = True
+
+    def tensor_at(self, tensor: torch.Tensor) -> list[Place]:
+        """Where `tensor` was found, the first place first; empty where it was not."""
+        return self.tensors.get(id(tensor), [])
+
+    def changed(self) -> Place | None:
+        """A plain value that the program reads and that is no longer what it was, or None."""
+        return next((place for place, value in self.watched if not _same(content_of(place), value)), None)
+
+
+def content_of(place: Place) -> Any:
+    """What is at `place` now, `GONE` if there is nothing."""
+    try:
+        return place.read()
+    except (KeyError, IndexError, AttributeError, ValueError):
+        return GONE
+
+
+def _same(now: Any, before: Any) -> bool:
+    return now is before or (type(now) is type(before) and bool(now == before))

@@ -318,3 +318,17 @@ def test_an_unknown_option_names_the_known_ones(argument: dict[str, Any]) -> Non
 def test_what_is_not_callable_is_refused_at_once() -> None:
     with pytest.raises(treeplay.ArgumentTypeError, match="found int"):
         treeplay.jit(3)  # type: ignore[call-overload]
+
+
+def test_a_program_that_reaches_too_much_to_watch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treeplay.trace.survey._MOST_OBJECTS", 20)
+    records = [[index] for index in range(30)]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * len(records) - 1
+
+    jitted = jit(program, on_refusal="raise")
+    jitted(torch.ones(2))
+    with pytest.raises(treeplay.Refusal, match="too many objects") as caught:
+        jitted(torch.ones(2))
+    assert caught.value.where is not None and caught.value.where.function == "program"

@@ -105,6 +105,7 @@ def trace(program: Callable[..., Any], call: Call, *, is_exact: bool = True) -> 
 def _trace(program: Callable[..., Any], call: Call) -> Trace:
     found = survey_call(program, call)
     _find_arguments(found, call)
+    _check_complete(program, found)
     _check_iterators(program, found)
     generators = Generators(found.generators.values())
     snapshot = Snapshot(found, call.tensors)
@@ -130,6 +131,19 @@ def survey_call(program: Callable[..., Any], call: Call) -> Survey:
     """What `program` can reach besides the tensors it is given."""
     objects = [leaf for leaf in call.leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))]
     return survey(program, [*objects, *classes_in(call.structure)])
+
+
+def _check_complete(program: Callable[..., Any], found: Survey) -> None:
+    if found.is_complete:
+        return
+    raise Refusal(
+        Reason(
+            op="state",
+            why="the program reaches too many objects to watch them all, so a change of one could go unnoticed",
+            advice="keep large collections of Python objects out of its closure, globals and `self`; pass what it needs",
+            where=_home_of(program),
+        )
+    )
 
 
 def _check_iterators(program: Callable[..., Any], found: Survey) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from treeplay.errors import ProgramRaised, Refusal
+from treeplay.errors import InternalError, ProgramRaised, Refusal
 from treeplay.facts.mismatch import Mismatch
 from treeplay.facts.refusal import Reason
 from treeplay.facts.structure import flatten
@@ -112,7 +112,8 @@ class Manager:
             case Action.OBSERVE:
                 return self._observe(entry, call)
             case Action.RECORD:
-                assert seen is not None  # what the decision rests on
+                if seen is None:
+                    raise InternalError("a call was to be recorded that was not observed")
                 return self._record(entry, call, seen)
             case Action.REFUSE:
                 return self._refused(entry, Refusal(_too_often(self.name, entry)), call)

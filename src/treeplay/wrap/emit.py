@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from treeplay.errors import InternalError
 from treeplay.facts.place import How, Place
 from treeplay.facts.signature import (
     Alias,
@@ -131,7 +132,8 @@ class _Emitter(Writer):
             self.require(f"get_autocast_dtype('cpu') is {self.constant(self.ambience.autocast)}")
 
     def arguments(self, structure: Leaf | Structure) -> None:
-        assert isinstance(structure, Structure)
+        if isinstance(structure, Leaf):
+            raise InternalError("a call's arguments are a pair of args and kwargs, not a leaf")
         args, kwargs = structure.parts
         self.take_apart("args", args, is_known=True)
         self.take_apart("kwargs", kwargs, is_known=True)

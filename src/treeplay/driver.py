@@ -63,6 +63,21 @@ def run_stages(
     name: str,
 ) -> Recording:
     """The stages in order; `seconds` takes the time of each as it ends."""
+    traced, inputs, plan = run_front(program, call, first_run, seconds, lower=lower)
+    with _timed("lower", seconds):
+        lowered = make_lowered(traced, plan)
+    # Another number of threads adds up in another order; only a compiled graph's arithmetic is free to.
+    is_alone = plan.is_small and lowered.name == "inductor"
+    with _timed("record", seconds):
+        recorded = HostDevice().record(lowered.run, scratch_bytes=lowered.scratch_bytes, is_small=is_alone)
+    with _timed("wrap", seconds):
+        return make_recording(traced, plan, lowered, recorded, call, inputs, seconds, name)
+
+
+def run_front(
+    program: Callable[..., Any], call: Call, first_run: list[Entry], seconds: dict[str, float], *, lower: str
+) -> tuple[Trace, list[torch.Tensor], Plan]:
+    """The stages up to the plan, which compile and record nothing: the trace, today's inputs, and the plan."""
     with _timed("trace", seconds):
         traced = trace(program, call, is_exact=lower == "aten")
     with _timed("compare", seconds):
@@ -72,15 +87,7 @@ def run_stages(
     check_devices(traced)
     inputs = current_inputs(traced.signature, call)
     with _timed("plan", seconds):
-        plan = make_plan(traced, inputs, lower)
-    with _timed("lower", seconds):
-        lowered = make_lowered(traced, plan)
-    # Another number of threads adds up in another order; only a compiled graph's arithmetic is free to.
-    is_alone = plan.is_small and lowered.name == "inductor"
-    with _timed("record", seconds):
-        recorded = HostDevice().record(lowered.run, scratch_bytes=lowered.scratch_bytes, is_small=is_alone)
-    with _timed("wrap", seconds):
-        return make_recording(traced, plan, lowered, recorded, call, inputs, seconds, name)
+        return traced, inputs, make_plan(traced, inputs, lower)
 
 
 def check_devices(traced: Trace) -> None:

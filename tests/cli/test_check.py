@@ -136,3 +136,17 @@ def test_the_program_runs_eagerly_once(command: Command, write_program: WritePro
     import sys
 
     assert sys.modules["programs_of_a_user"].state.tolist() == [1.0]
+
+
+def test_a_program_on_another_device_cannot_be_recorded(command: Command, write_program: WriteProgram) -> None:
+    program = write_program("import torch\n\ndef triple(x):\n    return x * 3 - 1\n")
+    result = command("check", f"{program}:triple", "--args", "torch.ones(2, device='meta')")
+    assert result.exit_code == 1, result.output
+    assert "tensor on meta" in result.stdout
+
+
+def test_a_returned_value_that_changes_cannot_be_recorded(command: Command, write_program: WriteProgram) -> None:
+    program = write_program("import time\nimport torch\n\ndef stamped(x):\n    return x, time.perf_counter_ns()\n")
+    result = command("check", f"{program}:stamped", "--args", "torch.ones(2)")
+    assert result.exit_code == 1, result.output
+    assert "cannot be recorded" in result.stdout

@@ -23,9 +23,8 @@ from treeplay.facts.plan import Plan
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Argument, Input, Signature, State
 from treeplay.facts.structure import flatten
-from treeplay.trace.jit import Call, Trace, trace
-from treeplay.trace.log import first_difference
-from treeplay.trace.observe import Observer
+from treeplay.trace.jit import Call, Trace
+from treeplay.trace.observe import observe
 from treeplay.tree.key import label_of, make_key
 
 _MOST_SHOWN = 6
@@ -79,22 +78,11 @@ def examine(target: Target) -> Answer:
     call = Call(target.args, {}, leaves, structure)
     try:
         make_key(call)
-        log = _run_eagerly(target)
-        traced = trace(target.program, call)
-        difference = first_difference(log, traced.log)
+        _, log = with_user_errors(f"{target.name}, run eagerly,", lambda: observe(target.program, call))
+        traced, _, plan = driver.run_front(target.program, call, log, {}, lower="auto")
     except Refusal as refusal:
         return Answer(call, reason=_without_callers(refusal.reason))
-    if difference is not None:
-        return Answer(call, reason=_without_callers(difference))
-    inputs = driver.current_inputs(traced.signature, call)
-    return Answer(call, traced=traced, plan=driver.make_plan(traced, inputs, "auto"))
-
-
-def _run_eagerly(target: Target) -> list[Any]:
-    observer = Observer()
-    with observer:
-        with_user_errors(f"{target.name}, run eagerly,", lambda: target.program(*target.args))
-    return observer.log
+    return Answer(call, traced=traced, plan=plan)
 
 
 def _without_callers(reason: Reason) -> Reason:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from treeplay.trace.jit import Call
 from treeplay.trace.location import call_site, user_location
 from treeplay.trace.log import Entry, numbers_in, result_entry
 from treeplay.trace.tape import content
@@ -32,6 +34,11 @@ class Observer(TorchDispatchMode):
             self.log.append(Entry(str(func), where, tuple(numbers_in((args, kwargs))), call_site()))
         return func(*args, **kwargs)
 
-    def note_result(self, result: Any) -> None:
-        """End the log with the plain values that the program returned."""
-        self.log.append(result_entry(result))
+
+def observe(program: Callable[..., Any], call: Call) -> tuple[Any, list[Entry]]:
+    """Run `program` eagerly: its result, and the log, which ends with the plain values that it returned."""
+    observer = Observer()
+    with observer:
+        result = program(*call.args, **call.kwargs)
+    observer.log.append(result_entry(result))
+    return result, observer.log

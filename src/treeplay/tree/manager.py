@@ -20,7 +20,7 @@ from treeplay.facts.structure import flatten
 from treeplay.observe import counters, warn_once
 from treeplay.settings import settings
 from treeplay.trace.jit import Busy, Call, survey_call
-from treeplay.trace.observe import Observer
+from treeplay.trace.observe import observe
 from treeplay.tree.decide import Action, CallFacts, Phase, decide
 from treeplay.tree.key import describe, make_key, varying
 from treeplay.tree.mismatch import first_mismatch
@@ -132,12 +132,9 @@ class Manager:
             self._note_cause(entry, call)
         entry.eager_calls += 1
         self.tally.eager += 1
-        observer = Observer()
-        with observer:
-            out = self.program(*call.args, **call.kwargs)
-        observer.note_result(out)
+        out, log = observe(self.program, call)
         # What the program itself counts up is as it leaves it: the trace finds such changes and names their line.
-        entry.observations.append(Observation(observer.log, survey_call(self.program, call)))
+        entry.observations.append(Observation(log, survey_call(self.program, call)))
         entry.phase = Phase.RECORDED if entry.recordings else Phase.OBSERVED
         self._evict()
         return out

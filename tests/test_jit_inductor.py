@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treeplay
+from support import training
 from treeplay.lower.compiler import find_compiler
 
 pytestmark = pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")
@@ -18,17 +19,6 @@ pytestmark = pytest.mark.skipif(find_compiler().path is None, reason="needs a C+
 
 def compiled(program: Any) -> Any:
     return treeplay.jit(program, lower="inductor", on_refusal="raise")
-
-
-def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
 
 
 def test_a_whole_step_with_batch_norm_and_adamw_is_close_to_eager() -> None:

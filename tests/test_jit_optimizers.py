@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treeplay
-from support import Twins, jit
+from support import Twins, jit, training
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -40,17 +40,6 @@ def model() -> nn.Module:
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(4, 3), torch.randn(4, 2)
-
-
-def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
 
 
 def twins(make: Callable[..., torch.optim.Optimizer], **options: Any) -> Twins:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treeplay
-from support import Twins, assert_same, assert_same_state, jit
+from support import Twins, assert_same, assert_same_state, jit, training
 
 
 def net() -> nn.Module:
@@ -22,17 +22,6 @@ def net() -> nn.Module:
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(4, 3), torch.randn(4, 2)
-
-
-def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
 
 
 def pair_of(make: Callable[..., Any] | None = None) -> Twins:

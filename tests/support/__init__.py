@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 import treeplay
@@ -17,6 +19,19 @@ Step = Callable[..., Any]
 def jit(program: Any, **options: Any) -> Any:
     """`treeplay.jit` as most tests want it: operators as they are, and a refusal is an error."""
     return treeplay.jit(program, **{"lower": "aten", "on_refusal": "raise", **options})
+
+
+def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    """A whole training step over mean squared errors."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
 
 
 def assert_same(found: Any, expected: Any, what: str = "result") -> None:

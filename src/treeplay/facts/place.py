@@ -49,6 +49,13 @@ class Place:
             case How.GRAD:
                 return self.holder.grad
 
+    def read_or(self, default: Any) -> Any:
+        """The value here now, or `default` if there is none."""
+        try:
+            return self.read()
+        except (KeyError, IndexError, AttributeError, ValueError):
+            return default
+
     def write(self, value: Any) -> None:
         """Put `value` here."""
         match self.how:
@@ -68,7 +75,9 @@ class Place:
         """Whether the step starts from its parent's value of the day, not from an object that must stay the same."""
         if self.parent is None or self.how is How.ROOT or self.parent.how is How.ROOT:
             return False
-        return self.how is How.GRAD or isinstance(self.holder, (list, tuple)) or self.holder is _value(self.parent)
+        return (
+            self.how is How.GRAD or isinstance(self.holder, (list, tuple)) or self.holder is self.parent.read_or(None)
+        )
 
     def child(self, how: How, holder: Any, key: Any, label: str) -> Place:
         """A place one step further."""
@@ -81,10 +90,3 @@ class Place:
 def root(value: Any, label: str) -> Place:
     """A place that is a constant of the program."""
     return Place(How.ROOT, value, None, None, label)
-
-
-def _value(place: Place) -> Any:
-    try:
-        return place.read()
-    except (KeyError, IndexError, AttributeError, ValueError):
-        return None

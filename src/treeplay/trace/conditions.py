@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from treeplay.facts.signature import (
     Write,
 )
 from treeplay.facts.spec import TensorSpec
-from treeplay.facts.structure import Leaf, Structure, paths
+from treeplay.facts.structure import DICTS, Leaf, Structure, paths
 from treeplay.trace.hooks import Hooks, has_hooks
 from treeplay.trace.tape import InputSeen, storage_of
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from treeplay.trace.jit import Call, Run
 
 _CONTAINERS = (dict, list, tuple)
-_DICTS = (dict, collections.OrderedDict)  # not an optimizer's state, which grows by itself
 _VALUES = (torch.Tensor, torch.SymFloat, int, float, complex, str, bytes, type(None))
 
 
@@ -128,9 +126,7 @@ def _leaves_of_backward(run: Run) -> list[torch.Tensor]:
 def _optimizer_watches(run: Run) -> Iterator[Watch]:
     """Plain values of the groups of each optimizer that stepped (its floats are inputs, not watched)."""
     for optimizer in run.stepped.values():
-        groups = run.found.objects[id(optimizer)].child(How.ITEM, vars(optimizer), "param_groups", "param_groups")
-        for index, group in enumerate(optimizer.param_groups):
-            here = groups.child(How.ITEM, optimizer.param_groups, index, f"param_groups[{index}]")
+        for here, group in run.found.groups_of(optimizer):
             for name, value in group.items():
                 if value is None or isinstance(value, (bool, int, str)):
                     yield Watch(here.child(How.ITEM, group, name, f"{here}[{name!r}]"), value)
@@ -163,9 +159,10 @@ def _on_the_way(places: Iterable[Place], run: Run) -> tuple[tuple[Watch, ...], t
     for place in places:
         step: Place | None = place
         while step is not None:
-            value = _read(step)
+            value = step.read_or(None)
             if isinstance(value, _CONTAINERS):
-                is_users_dict = type(value) in _DICTS and step.how is not How.ROOT and id(value) not in groups
+                # An optimizer's state is of another class: it grows by itself.
+                is_users_dict = type(value) in DICTS and step.how is not How.ROOT and id(value) not in groups
                 if isinstance(value, list) or is_users_dict:
                     lengths.setdefault(id(value), Watch(step, len(value)))
             elif step.how not in (How.ROOT, How.ARGUMENT) and not isinstance(value, _VALUES):
@@ -180,10 +177,3 @@ def _on_the_way(places: Iterable[Place], run: Run) -> tuple[tuple[Watch, ...], t
             holder = Place(How.ROOT, module._modules, None, None, f"{run.found.objects[key]}'s submodules")
             lengths.setdefault(id(module._modules), Watch(holder, len(module._modules)))
     return tuple(identities.values()), tuple(lengths.values())
-
-
-def _read(place: Place) -> Any:
-    try:
-        return place.read()
-    except (KeyError, IndexError, AttributeError, ValueError):
-        return None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from treeplay.facts.place import Place
+from treeplay.facts.place import How, Place
 from treeplay.facts.signature import Gone
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -41,17 +42,15 @@ class Survey:
         """Where `tensor` was found, the first place first; empty where it was not."""
         return self.tensors.get(id(tensor), [])
 
+    def groups_of(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Place, dict[str, Any]]]:
+        """The parameter groups of an optimizer that was found, each with its place."""
+        place = self.objects[id(optimizer)].child(How.ITEM, vars(optimizer), "param_groups", "param_groups")
+        for index, group in enumerate(optimizer.param_groups):
+            yield place.child(How.ITEM, optimizer.param_groups, index, f"param_groups[{index}]"), group
+
     def changed(self) -> Place | None:
         """A plain value that the program reads and that is no longer what it was, or None."""
-        return next((place for place, value in self.watched if not _same(content_of(place), value)), None)
-
-
-def content_of(place: Place) -> Any:
-    """What is at `place` now, `GONE` if there is nothing."""
-    try:
-        return place.read()
-    except (KeyError, IndexError, AttributeError, ValueError):
-        return GONE
+        return next((place for place, value in self.watched if not _same(place.read_or(GONE), value)), None)
 
 
 def _same(now: Any, before: Any) -> bool:

@@ -222,12 +222,9 @@ def _make_numbers_symbolic(run: Run) -> list[Number]:
         return run.tracer.add_scalar(numbers[-1].name, value)
 
     for optimizer in run.found.optimizers:
-        table = vars(optimizer)
-        groups = run.found.objects[id(optimizer)].child(How.ITEM, table, "param_groups", "param_groups")
-        for index, group in enumerate(optimizer.param_groups):
-            here = groups.child(How.ITEM, optimizer.param_groups, index, f"param_groups[{index}]")
+        for here, group in run.found.groups_of(optimizer):
             for name, value in list(group.items()):
-                place = here.child(How.ITEM, group, name, f"param_groups[{index}][{name!r}]")
+                place = here.child(How.ITEM, group, name, f"{here}[{name!r}]")
                 if type(value) is float:
                     group[name] = symbol(place, value)
                 elif type(value) is tuple and value and all(type(item) is float for item in value):

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from treeplay.facts.place import How, Place
-from treeplay.trace.found import GONE, Container, Survey, content_of
+from treeplay.trace.found import GONE, Container, Survey
 from treeplay.trace.torch_private import set_version, version_of
 
 
@@ -52,7 +52,7 @@ class Snapshot:
         for container, place, before in self._containers:
             yield from _compare(container, place, before)
         for place, content in self._cells:
-            now = content_of(place)
+            now = place.read_or(GONE)
             if now is not content:
                 yield Change(place, content, now)
         for tensor, grad in self._grads.values():
@@ -79,7 +79,7 @@ class Snapshot:
         for container, _, before in self._containers:
             _put_back(container, before)
         for place, content in self._cells:
-            if content_of(place) is not content:
+            if place.read_or(GONE) is not content:
                 _remove(place) if content is GONE else place.write(content)
         for tensor, grad in self._grads.values():
             if tensor.grad is not grad:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from treeplay.facts.place import How, Place, root
-from treeplay.trace.found import GONE, PLAIN, Container, Survey, content_of
+from treeplay.trace.found import GONE, PLAIN, Container, Survey
 from treeplay.trace.location import is_own, is_users
 from treeplay.trace.names import methods_used, names_in, stores_in, strings_in, values_in
 
@@ -228,7 +228,7 @@ class _Walk:
 
     def _single(self, place: Place, needs: Names) -> None:
         """A place of its own, which is in no container that is put back as a whole."""
-        value = content_of(place)
+        value = place.read_or(GONE)
         self.found.cells.append((place, value))
         if value is not GONE:
             self.enter(value, place, needs)

@@ -285,7 +285,7 @@ class _Emitter(Writer):
         """The variable of the tensor whose gradient `place` is."""
         for index, item in enumerate(self.signature.inputs):
             source = item.source
-            if isinstance(source, State) and _value_of(source.place) is place.holder:
+            if isinstance(source, State) and source.place.read_or(None) is place.holder:
                 return self.inputs[index]
         return self.base(place)
 
@@ -333,10 +333,3 @@ class _Emitter(Writer):
         if structure.cls is not tuple:  # one of torch's named results, made of a tuple
             return f"{self.constant(structure.cls)}({self.tuple(parts)})"
         return self.tuple(parts)
-
-
-def _value_of(place: Place) -> Any:
-    try:
-        return place.read()
-    except (KeyError, IndexError, AttributeError, ValueError):
-        return None

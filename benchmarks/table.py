@@ -1,6 +1,7 @@
-"""The newest result file as a table in README.md: `python -m benchmarks.table`, or `--check` that it is current.
+"""The newest results as tables in README.md: `python -m benchmarks.table`, or `--check` that they are current.
 
-The table stands between two markers, `<!-- benchmarks -->` and `<!-- /benchmarks -->`; nothing else is touched.
+A GPU's table comes first, then the CPU's. They stand between two markers, `<!-- benchmarks -->` and `<!-- /benchmarks -->`;
+nothing else is touched.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.gpu import table as gpu_table
+from benchmarks.gpu.programs import PROGRAMS as GPU_PROGRAMS
 from benchmarks.machine import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -33,6 +36,18 @@ def newest_result(folder: Path = RESULTS) -> Path:
     if not files:
         raise TableError(f"there is no CPU result file in {folder}; make one with: python -m benchmarks.run")
     return max(files, key=lambda path: str(_environment(path)["date"]))
+
+
+def newest_gpu_results(folder: Path = RESULTS) -> list[Result]:
+    """The last measurement of each GPU program, whichever file it is in: a run may be split into parts."""
+    newest: dict[str, Result] = {}
+    for path in folder.glob("*.json"):
+        for result in json.loads(path.read_text()):
+            if result.get("environment", {}).get("device") == "cuda":
+                known = newest.get(result["program"])
+                if known is None or known["environment"]["date"] < result["environment"]["date"]:
+                    newest[result["program"]] = result
+    return [newest[program.name] for program in GPU_PROGRAMS if program.name in newest]
 
 
 def _environment(path: Path) -> dict[str, Any]:
@@ -105,36 +120,47 @@ def with_table(text: str, table: str) -> str:
     return f"{before}{START}\n{table}\n{END}{after}"
 
 
-def update(readme: Path, results: list[Result], *, only_check: bool) -> bool:
-    """Put the table into `readme`, or only look; whether it was current."""
+def all_tables(folder: Path = RESULTS) -> str:
+    """What stands between the markers."""
+    gpu, cpu = newest_gpu_results(folder), json.loads(newest_result(folder).read_text())
+    tables = [as_markdown(cpu)]
+    if gpu:
+        tables = [
+            f"On a GPU ({gpu[0]['environment'].get('gpu')}):\n\n{gpu_table.as_markdown(gpu)}",
+            "On a CPU:",
+            *tables,
+        ]
+    return "\n\n".join(tables)
+
+
+def update(readme: Path, tables: str, *, only_check: bool) -> bool:
+    """Put the tables into `readme`, or only look; whether they were current."""
     if not readme.is_file():
         raise TableError(f"there is no file {readme}")
     old = readme.read_text(encoding="utf-8")
-    new = with_table(old, as_markdown(results))
+    new = with_table(old, tables)
     if not only_check and new != old:
         readme.write_text(new, encoding="utf-8")
     return new == old
 
 
 def main() -> int:
-    """Write the table, or check it."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.table", description="The benchmark table in README.md.")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the table is not current")
+    """Write the tables, or check them."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.table", description="The benchmark tables in README.md."
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the tables are not current")
     words = parser.parse_args()
     try:
-        path = newest_result()
-        was_current = update(README, json.loads(path.read_text()), only_check=words.check)
+        was_current = update(README, all_tables(), only_check=words.check)
     except TableError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    shown = path.relative_to(ROOT)
-    if was_current:
-        print(f"the table in {README.name} shows {shown}")
-    elif words.check:
-        print(f"error: the table in {README.name} does not show {shown}; run: make table", file=sys.stderr)
+    shown = RESULTS.relative_to(ROOT)
+    if words.check and not was_current:
+        print(f"error: the tables in {README.name} do not show {shown}; run: make table", file=sys.stderr)
         return 1
-    else:
-        print(f"the table in {README.name} now shows {shown}")
+    print(f"the tables in {README.name} {'' if was_current else 'now '}show {shown}")
     return 0
 
 

@@ -9,7 +9,8 @@ from torch import nn
 import treeplay
 
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1))
+device = "cuda" if torch.cuda.is_available() else "cpu"  # the same step is recorded on either
+model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1)).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=1000)
 
@@ -26,7 +27,7 @@ def step(points: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 for number in range(1000):
-    points = torch.rand(64, 2) * 2 - 1
+    points = torch.rand(64, 2, device=device) * 2 - 1
     loss = step(points, torch.sin(3 * points).prod(1, keepdim=True))
     schedule.step()  # outside of the step: the learning rate is an input of the recording, like the batch
     if number % 250 == 0 or number == 999:

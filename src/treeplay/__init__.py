@@ -11,13 +11,16 @@ def step(x, y):
     return loss
 """
 
+from treeplay import graphs
 from treeplay.errors import (
     ArgumentError,
     ArgumentTypeError,
+    CaptureFailed,
     InternalError,
     LoweringError,
     Refusal,
     TreeplayError,
+    UsageError,
 )
 from treeplay.program import Jitted, jit, reset
 from treeplay.settings import settings
@@ -27,11 +30,14 @@ __version__ = "0.1.0"
 __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
+    "CaptureFailed",
     "InternalError",
     "Jitted",
     "LoweringError",
     "Refusal",
     "TreeplayError",
+    "UsageError",
+    "graphs",
     "jit",
     "reset",
     "settings",

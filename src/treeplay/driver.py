@@ -6,45 +6,56 @@ trace ─▶ compare ─▶ plan ─▶ lower ─▶ record ─▶ wrap ─▶ R
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from treeplay.device.host import HostDevice
-from treeplay.device.protocol import Recorded
-from treeplay.errors import LoweringError, Refusal
+from treeplay.device.protocol import Body, Device, Recorded, Replay, Work
+from treeplay.errors import CaptureFailed, LoweringError, Refusal
 from treeplay.facts.overlap import overlapping, overlaps_itself
+from treeplay.facts.place import How
 from treeplay.facts.plan import Plan
 from treeplay.facts.record import RecordingMade
 from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Argument, Constant, Signature
+from treeplay.facts.signature import Argument, Built, Constant, Fresh, Input, Ref, Signature, State, View
+from treeplay.generated import load_source
 from treeplay.lower.aten import lower_aten
-from treeplay.lower.compiler import find_compiler
+from treeplay.lower.compiler import find_compiler, find_gpu_compiler
 from treeplay.lower.inductor import lower_inductor
 from treeplay.lower.lowered import Lowered
+from treeplay.lower.stream import lower_for_stream
 from treeplay.observe import compile_records, counters, phase
 from treeplay.plan.arena import plan_arena
 from treeplay.plan.choose import choose
+from treeplay.plan.devices import CPU, device_of, move_state, settle
 from treeplay.plan.work import is_small
 from treeplay.settings import settings
 from treeplay.trace.jit import Call, Trace, trace
 from treeplay.trace.log import Entry, first_difference
+from treeplay.trace.opaque import Prepared, prepare
+from treeplay.trace.randomness import is_own
 from treeplay.tree.key import label_of
 from treeplay.tree.table import Recording
 from treeplay.wrap import torch_private
 from treeplay.wrap.apart import Apart
 from treeplay.wrap.emit import Ambience, Parts, emit_call
-from treeplay.wrap.load import load_source
+
+_BUMPED = ("inductor", "capture")  # lowerings that write behind autograd's back, which has to be told
 
 
 def record(program: Callable[..., Any], call: Call, first_run: list[Entry], *, lower: str, name: str) -> Recording:
     """Make a recording of `program` for calls like `call`. Has no effect on any tensor; raises `Refusal`."""
     seconds: dict[str, float] = {}
     try:
-        recording = run_stages(program, call, first_run, seconds, lower=lower, name=name)
+        if lower == "capture":
+            recording = run_opaque(program, call, seconds, name=name)
+        else:
+            recording = run_stages(program, call, first_run, seconds, lower=lower, name=name)
     except Refusal as refusal:
         compile_records.add(_refused(name, call, seconds, refusal.reason), direction="refused")
         raise
@@ -63,47 +74,100 @@ def run_stages(
     name: str,
 ) -> Recording:
     """The stages in order; `seconds` takes the time of each as it ends."""
-    traced, inputs, plan = run_front(program, call, first_run, seconds, lower=lower)
+    front = run_front(program, call, first_run, seconds, lower=lower)
     with _timed("lower", seconds):
-        lowered = make_lowered(traced, plan)
-    # Another number of threads adds up in another order; only a compiled graph's arithmetic is free to.
-    is_alone = plan.is_small and lowered.name == "inductor"
+        lowered = make_lowered(front)
     with _timed("record", seconds):
-        recorded = HostDevice().record(lowered.run, scratch_bytes=lowered.scratch_bytes, is_small=is_alone)
+        recorded = device_for(front.device).record(make_work(front, lowered, name))
     with _timed("wrap", seconds):
-        return make_recording(traced, plan, lowered, recorded, call, inputs, seconds, name)
+        signature = front.traced.signature
+        inputs = move_state(signature, front.moving, front.inputs, front.device)
+        moved = tuple(signature.inputs[index] for index in front.moving)
+        return make_recording(signature, front.plan, lowered, recorded, call, inputs, seconds, name, moved)
+
+
+def run_opaque(program: Callable[..., Any], call: Call, seconds: dict[str, float], *, name: str) -> Recording:
+    """The stages for a program that is recorded as it runs: nothing is traced, planned or lowered."""
+    with _timed("prepare", seconds):
+        prepared = prepare(program, call)
+        device = device_for(prepared.device)
+        tensors = list(prepared.tensors)
+        _rehearse(device, prepared)
+        signature, kept = prepared.signature()
+        # What autograd is told of as written; the recording itself takes every input to be.
+        inputs = tuple(replace(item, is_mutated=at in prepared.counted) for at, item in enumerate(signature.inputs))
+        signature = replace(signature, inputs=inputs)
+    with _timed("record", seconds):
+        recorded = device.record(
+            Work(
+                name=name,
+                run=prepared.plain,
+                body=prepared.run,
+                names=tuple(str(item) for item in signature.inputs),
+                mutated=frozenset(range(len(inputs))),
+                state=_state_of(signature),
+                fixed=frozenset(range(len(inputs))) - frozenset(prepared.movable),
+                slots=slot_outputs(signature),
+                generators=tuple(generator for generator in prepared.generators if is_own(generator)),
+                is_opaque=True,
+            )
+        )
+    with _timed("wrap", seconds):
+        plan = Plan(("capture",), "asked for")
+        lowered = Lowered("capture", prepared.plain)
+        inputs_now = [tensors[at] for at in kept]
+        return make_recording(signature, plan, lowered, recorded, call, inputs_now, seconds, name)
+
+
+def _rehearse(device: Device, prepared: Prepared) -> None:
+    try:
+        device.rehearse(prepared.run, prepared.tensors)
+    except CaptureFailed as failed:
+        raise Refusal(failed.reason) from failed
+
+
+def _state_of(signature: Signature) -> frozenset[int]:
+    return frozenset(at for at, item in enumerate(signature.inputs) if not isinstance(item.source, Argument))
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """What the stages before the first compilation give: the trace, its device, today's inputs, and the plan.
+
+    `moving`: indices of the inputs that are on the CPU and move to the device with the recording.
+    """
+
+    traced: Trace
+    device: torch.device
+    moving: tuple[int, ...]
+    inputs: list[torch.Tensor]
+    plan: Plan
 
 
 def run_front(
     program: Callable[..., Any], call: Call, first_run: list[Entry], seconds: dict[str, float], *, lower: str
-) -> tuple[Trace, list[torch.Tensor], Plan]:
-    """The stages up to the plan, which compile and record nothing: the trace, today's inputs, and the plan."""
+) -> Front:
+    """The stages up to the plan, which compile and record nothing."""
     with _timed("trace", seconds):
         traced = trace(program, call, is_exact=lower == "aten")
     with _timed("compare", seconds):
         difference = first_difference(first_run, traced.log)
     if difference is not None:
         raise Refusal(difference)
-    check_devices(traced)
-    inputs = current_inputs(traced.signature, call)
     with _timed("plan", seconds):
-        return traced, inputs, make_plan(traced, inputs, lower)
+        device = device_of(traced)
+        traced, moving = settle(traced, device)
+        inputs = current_inputs(traced.signature, call)
+        return Front(traced, device, moving, inputs, make_plan(traced, inputs, lower, device))
 
 
-def check_devices(traced: Trace) -> None:
-    """Refuse a program with tensors elsewhere than on the CPU, by the first operator that makes or reads one."""
-    for node in traced.graph.nodes:
-        spec = node.meta.get("spec")
-        if spec is not None and spec.device.type != "cpu":
-            user = next(iter(node.users), node) if node.op == "placeholder" else node
-            raise Refusal(
-                Reason(
-                    op=f"tensor on {spec.device}",
-                    why="this version records programs on the CPU only",
-                    advice="run it without jit there, or move the model and the data to the CPU",
-                    where=user.meta.get("where"),
-                )
-            )
+def device_for(device: torch.device) -> Device:
+    """What records there."""
+    if device == CPU:
+        return HostDevice()
+    from treeplay.device.cuda.device import CudaDevice
+
+    return CudaDevice(device)
 
 
 def current_inputs(signature: Signature, call: Call) -> list[torch.Tensor]:
@@ -119,41 +183,100 @@ def current_inputs(signature: Signature, call: Call) -> list[torch.Tensor]:
     return tensors
 
 
-def make_plan(traced: Trace, inputs: list[torch.Tensor], lower: str) -> Plan:
+def make_plan(traced: Trace, inputs: list[torch.Tensor], lower: str, device: torch.device) -> Plan:
     """Gather the facts and choose the lowering."""
     signature = traced.signature
     return choose(
         wanted=lower,
-        compiler=find_compiler().path,
+        compiler=(find_compiler() if device == CPU else find_gpu_compiler()).path,
         shared=overlapping(inputs, signature.mutated),
         folded=[index for index in signature.mutated if overlaps_itself(inputs[index])],
         is_small=is_small(traced.graph),
     )
 
 
-def make_lowered(traced: Trace, plan: Plan) -> Lowered:
+def make_lowered(front: Front) -> Lowered:
     """Lower the graph by the first lowering of the plan that takes it; what the others said is kept in its details."""
     problems: list[str] = []
-    for name in plan.lowerings:
+    for name in front.plan.lowerings:
         try:
-            lowered = _lower(name, traced, plan)
+            lowered = _lower(name, front)
         except LoweringError as error:
             counters.add("lowering failed", name)
             problems.append(f"{name}: {error}")
         else:
             return replace(lowered, details={**lowered.details, "passed over": tuple(problems)})
-    other = "" if "aten" in plan.lowerings else 'try lower="aten", or '
+    other = "" if "aten" in front.plan.lowerings else 'try lower="aten", or '
     raise Refusal(Reason(op="lower", why="; ".join(problems), advice=f"{other}keep the program eager"))
 
 
-def _lower(name: str, traced: Trace, plan: Plan) -> Lowered:
+def _lower(name: str, front: Front) -> Lowered:
+    graph = front.traced.graph
     if name == "inductor":
-        return lower_inductor(traced.graph, eager_random=settings.eager_random, is_small=plan.is_small)
-    return lower_aten(traced.graph, plan_arena(traced.graph))
+        return lower_inductor(
+            graph, device=front.device, eager_random=settings.eager_random, is_small=front.plan.is_small
+        )
+    return lower_aten(graph, plan_arena(graph)) if front.device == CPU else lower_for_stream(graph, front.device)
+
+
+def make_work(front: Front, lowered: Lowered, name: str) -> Work:
+    """What the device has to know about the lowered callable."""
+    signature = front.traced.signature
+    return Work(
+        name=name,
+        run=lowered.run,
+        body=lowered.body or _without_numbers(lowered.run),
+        vector=lowered.vector,
+        names=tuple(str(item) for item in signature.inputs),
+        mutated=frozenset(signature.mutated),
+        slots=slot_outputs(signature),
+        tells=lowered.tells,
+        draws=bool(front.traced.generators),
+        state=_state_of(signature),
+        generators=tuple(generator for generator in front.traced.generators if is_own(generator)),
+        scratch_bytes=lowered.scratch_bytes,
+        # Another number of threads adds up in another order; only a compiled graph's arithmetic is free to.
+        is_small=front.plan.is_small and lowered.name == "inductor",
+    )
+
+
+def slot_outputs(signature: Signature) -> dict[int, int]:
+    """Outputs that only become the gradient of an input, which the graph does not read, and the index of that input."""
+    used: Counter[int] = Counter()
+    for ref in signature.refs:
+        used.update(_outputs_of(ref))
+    for write in signature.writes:
+        for ref in write.value.refs if isinstance(write.value, Built) else (write.value,):
+            used.update(_outputs_of(ref))
+    leaves: dict[int, int] = {}
+    read = set()
+    for index, item in enumerate(signature.inputs):
+        if isinstance(item.source, State):
+            read.add(str(item.source.place))
+            leaves[id(item.source.place.read_or(None))] = index
+    return {
+        write.value.index: leaves[id(write.place.holder)]
+        for write in signature.writes
+        if isinstance(write.value, Fresh)
+        and write.place.how is How.GRAD
+        and used[write.value.index] == 1
+        and not write.value.requires_grad
+        and id(write.place.holder) in leaves
+        and str(write.place) not in read
+    }
+
+
+def _outputs_of(ref: Ref) -> list[int]:
+    of = ref.of if isinstance(ref, View) else ref
+    return [of.index] if isinstance(of, Fresh) else []
+
+
+def _without_numbers(run: Replay) -> Body:
+    return lambda tensors: run(tensors, ())
 
 
 def make_recording(
-    traced: Trace,
+    signature: Signature,
     plan: Plan,
     lowered: Lowered,
     recorded: Recorded,
@@ -161,9 +284,10 @@ def make_recording(
     inputs: list[torch.Tensor],
     seconds: dict[str, float],
     name: str,
+    moved: tuple[Input, ...] = (),
 ) -> Recording:
     """Write the call function around what was recorded."""
-    signature, ambience = traced.signature, Ambience.now()
+    ambience = Ambience.now()
     is_compiled = lowered.name == "inductor"
     checked = call.tensors + [
         tensor
@@ -174,7 +298,7 @@ def make_recording(
         run=recorded.replay,
         check=torch_private.tensor_check(checked) if checked else None,
         is_apart=Apart.of(signature, inputs, is_compiled=is_compiled, shared=plan.shared),
-        increment_version=torch_private.increment_version if is_compiled else None,
+        increment_version=torch_private.increment_version if lowered.name in _BUMPED else None,
         set_grad_enabled=torch_private.set_grad_enabled,
         disable_autocast=torch_private.DisableAutocast,
     )
@@ -185,7 +309,9 @@ def make_recording(
         plan=plan,
         lowering=lowered.name,
         operators=lowered.operators,
-        scratch_bytes=recorded.scratch_bytes,
+        launch=recorded.facts,
+        free=recorded.free,
+        moved=moved,
         source=source.text,
         seconds=seconds,
         details=lowered.details,

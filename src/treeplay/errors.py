@@ -49,6 +49,10 @@ class Refusal(TreeplayError, RuntimeError):
         return self.reason.advice
 
 
+class TooEarly(Refusal):
+    """This call cannot be recorded, and a later one can: it makes what the others will only change."""
+
+
 class ProgramRaised(Refusal):
     """The program raised while it ran without data. Whether that is its own doing, only an eager run can tell.
 
@@ -58,6 +62,43 @@ class ProgramRaised(Refusal):
     def __init__(self, reason: Reason, *, is_own: bool) -> None:
         super().__init__(reason)
         self.is_own = is_own
+
+
+class UsageError(TreeplayError, RuntimeError):
+    """A function was called in a state, on a stream or in an order in which it cannot be (the caller's to mend)."""
+
+
+class CaptureFailed(TreeplayError, RuntimeError):
+    """A capture was broken by what it contains (the program's to mend). Nothing of it has run.
+
+    `reason` is the plain fact; `op`, `where` and `advice` are its fields:
+
+        with treeplay.graphs.graph(g):
+            x.sum().item()                # CaptureFailed: item: reads a tensor's value on the host ...
+    """
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+    @property
+    def op(self) -> str:
+        """The operation that cannot be captured."""
+        return self.reason.op
+
+    @property
+    def where(self) -> Location | None:
+        """The user's line, where it is known."""
+        return self.reason.where
+
+    @property
+    def advice(self) -> str:
+        """What to change so that the work can be captured."""
+        return self.reason.advice
+
+
+class StaleOutput(TreeplayError, RuntimeError):
+    """Memory of a recording was to be read after a later replay reused it (the caller's to mend: copy it in time)."""
 
 
 class LoweringError(TreeplayError, RuntimeError):

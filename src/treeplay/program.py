@@ -19,17 +19,19 @@ import torch
 from treeplay import driver
 from treeplay.errors import ArgumentError, ArgumentTypeError
 from treeplay.facts.statistics import KeyFacts, RecordingFacts, Statistics
+from treeplay.generated import hide_from_dynamo
 from treeplay.plan.choose import LOWERINGS
+from treeplay.trace.observe import observe
+from treeplay.trace.opaque import plain_run
 from treeplay.trace.torch_private import is_dynamo_watching, is_mode_active, without_dynamo
 from treeplay.tree.manager import Manager
 from treeplay.tree.table import Entry, Recording
-from treeplay.wrap.load import hide_from_dynamo
 
 P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M", bound=torch.nn.Module)
 OnRefusal = Literal["eager", "raise"]
-Lower = Literal["auto", "inductor", "aten"]
+Lower = Literal["auto", "inductor", "aten", "capture"]
 
 _programs: weakref.WeakSet[Jitted[Any, Any]] = weakref.WeakSet()
 
@@ -59,7 +61,8 @@ class Jitted(Generic[P, R]):
         def record(call: Any, log: list[Any]) -> Recording:
             return driver.record(self.__wrapped__, call, log, lower=self._lower, name=self._name)
 
-        return Manager(self.__wrapped__, record, name=self._name, on_refusal=self._on_refusal)
+        watch = plain_run if self._lower == "capture" else observe
+        return Manager(self.__wrapped__, record, watch, name=self._name, on_refusal=self._on_refusal)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return cast(R, _call(self, args, kwargs))
@@ -165,7 +168,7 @@ def _key_facts(entry: Entry) -> KeyFacts:
 
 
 def _recording_facts(recording: Recording) -> RecordingFacts:
-    signature = recording.signature
+    signature, launch = recording.signature, recording.launch()
     return RecordingFacts(
         kind=signature.kind.value,
         lowering=recording.lowering,
@@ -176,10 +179,11 @@ def _recording_facts(recording: Recording) -> RecordingFacts:
         written=len(signature.mutated),
         slots=len(signature.writes),
         outputs=signature.outputs,
-        scratch_bytes=recording.scratch_bytes,
+        scratch_bytes=launch.scratch_bytes,
         replays=recording.replays,
-        seconds=dict(recording.seconds),
+        seconds=recording.seconds | launch.seconds,
         passed_over=recording.details.get("passed over", ()),
+        launch=launch,
     )
 
 
@@ -201,8 +205,10 @@ def jit(program: Any = None, *, lower: Lower = "auto", on_refusal: OnRefusal = "
     their shapes, strides, dtypes and devices, and all Python values, are part of the key. State it reaches (parameters,
     buffers, optimizer state, gradients, tensors of its closure) is updated in place, as eager would.
 
-    `lower`: "inductor" compiles, "aten" runs the operators from a static plan, "auto" picks. `on_refusal`: "eager" runs a
-    program that cannot be recorded as it is, with one warning; "raise" raises `treeplay.Refusal`.
+    `lower`: "inductor" compiles, "aten" runs the operators from a static plan, "auto" picks between these. "capture" does not
+    trace: the program's own kernels are recorded as it launches them (Triton, extensions, a compiled model inside).
+    `on_refusal`: "eager" runs a program that cannot be recorded as it is, with one warning; "raise" raises
+    `treeplay.Refusal`.
 
     Without `program` it returns a decorator. For a module it returns a module of the same class that shares its
     parameters, its `state_dict` keys and its train/eval mode.

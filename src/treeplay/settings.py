@@ -27,6 +27,10 @@ class Settings:
     eager_random: bool = False
     """Compiled recordings draw the very random numbers that eager would, at some cost in speed."""
 
+    memory_budget_bytes: int = 32 * 2**30
+    """What recordings on one GPU may hold together: scratch memory, graphs and buffers. Above it, those launched least go;
+    they are recorded again when they are called. The newest recording always stays."""
+
     def __setattr__(self, name: str, value: Any) -> None:
         known = {field.name: field.type for field in fields(self)}
         if name not in known:

@@ -16,6 +16,14 @@ from treeplay.cli.digits import BATCH, HELD_OUT, batches, load_digits
 from treeplay.cli.training import make_eager, score
 
 Command = Callable[..., Any]
+WRONG_OPTIONS = [
+    ["--steps", 1],
+    ["--lower", "none"],
+    ["--json", "/there/is/no/folder/x.json"],
+    ["--device", "mps"],
+    ["--device", "gpu"],
+    ["--device", "cuda:99"],
+]
 
 
 @pytest.fixture
@@ -44,7 +52,7 @@ def test_without_a_compiler_it_says_why_it_is_lowered_as_it_is(
     monkeypatch.setenv("CXX", "no-such-compiler")
     result = command("demo", "--steps", 5)
     assert result.exit_code == 0, result.output
-    assert "aten: there is no C++ compiler" in result.stdout
+    assert "aten: there is no compiler" in result.stdout
     refused = command("demo", "--steps", 5, "--peers")
     assert refused.exit_code == 2
     assert "torch.compile needs a C++ compiler" in refused.stderr
@@ -54,7 +62,7 @@ def test_without_a_compiler_it_says_why_it_is_lowered_as_it_is(
 def test_a_disagreement_is_told_and_ends_with_an_error(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     real = training._make
     seeds = iter([0, 1])  # the two networks start from different weights
-    monkeypatch.setattr(training, "_make", lambda seed: real(next(seeds)))
+    monkeypatch.setattr(training, "_make", lambda seed, device: real(next(seeds), device))
     result = command("demo", "--steps", 5, "--lower", "aten")
     assert result.exit_code == 1
     assert "the losses differ by more than" in result.stdout
@@ -69,11 +77,26 @@ def test_a_missing_scikit_learn_is_one_message(command: Command, monkeypatch: py
 
 
 @pytest.mark.usefixtures("_digits")
-@pytest.mark.parametrize("words", [["--steps", 1], ["--lower", "none"], ["--json", "/there/is/no/folder/x.json"]])
+@pytest.mark.parametrize("words", WRONG_OPTIONS)
 def test_an_option_that_cannot_be_is_an_error(command: Command, words: list[Any]) -> None:
     result = command("demo", *words)
     assert result.exit_code == 2
     assert "Traceback" not in result.output
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.usefixtures("_digits")
+def test_it_trains_both_ways_on_a_gpu_and_they_agree(command: Command, tmp_path: Path) -> None:
+    path, allowed = tmp_path / "demo.json", torch.backends.cudnn.allow_tf32
+    result = command("demo", "--device", "cuda", "--steps", 40, "--json", path)
+    assert result.exit_code == 0, result.output
+    assert "all 40 losses agree" in result.stdout
+    assert torch.cuda.get_device_name(0) in result.stdout
+    assert torch.backends.cudnn.allow_tf32 is allowed
+    written = json.loads(path.read_text())
+    assert (written["device"], written["agree"], written["statistics"]["eager_calls"]) == ("cuda:0", True, 1)
+    assert written["statistics"]["keys"][0]["recordings"][0]["launch"]["stage"] == "recorded"
 
 
 @pytest.mark.usefixtures("_digits")

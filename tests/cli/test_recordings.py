@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
 from rich.console import Console
 
 from treeplay.cli.recordings import recordings_tree
+from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.statistics import KeyFacts, RecordingFacts, Statistics
 
 RECORDING = RecordingFacts(
@@ -49,3 +53,28 @@ def test_refusals_and_new_recordings_give_their_reason() -> None:
     assert "[x]: refused" in text
     assert "recorded anew: p: another address" in text
     assert "item: [reads] a value" in text
+
+
+@pytest.mark.parametrize(
+    ("launch", "line"),
+    [
+        (
+            LaunchFacts(
+                "cuda:0",
+                "recorded",
+                nodes=45,
+                policy={"a": "pinned (2 sites)", "b": "patched (1 sites)", "c": "pinned"},
+            ),
+            "cuda:0: 45 graph nodes; tensors 2 pinned, 1 patched; 0 bytes copied per call",
+        ),
+        (
+            LaunchFacts("cuda:0", "recorded", nodes=1, policy={"a": "copied: [x]"}, copied_bytes_per_call=4096),
+            "cuda:0: 1 graph nodes; tensors 1 copied; 4,096 bytes copied per call",
+        ),
+        (LaunchFacts("cuda:0", "warming"), "cuda:0: warming"),
+        (LaunchFacts("cuda:0", "not recorded", why="item: [reads] a value"), "not recorded: item: [reads] a value"),
+    ],
+)
+def test_a_graph_tells_how_it_finds_its_tensors(launch: LaunchFacts, line: str) -> None:
+    recording = dataclasses.replace(RECORDING, launch=launch)
+    assert line in shown(KeyFacts("args[0]=float32[4]", "recorded", 1, (recording,), None, ()))

@@ -18,7 +18,7 @@ from treeplay.plan.work import is_small
         ({"wanted": "inductor", "compiler": None}, ("inductor",), "asked for"),
         ({"wanted": "inductor", "compiler": "g++", "shared": [(0, 1)]}, ("aten",), "share memory"),
         ({"wanted": "auto", "compiler": "g++"}, ("inductor", "aten"), "compiled with g++"),
-        ({"wanted": "auto", "compiler": None}, ("aten",), "there is no C++ compiler"),
+        ({"wanted": "auto", "compiler": None}, ("aten",), "there is no compiler"),
         ({"wanted": "auto", "compiler": "g++", "shared": [(0, 1)]}, ("aten",), "share memory"),
         ({"wanted": "auto", "compiler": "g++", "folded": [2]}, ("aten",), "overlaps itself"),
     ],

@@ -55,7 +55,7 @@ def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    packed = tensor.flatten().clone().as_strided((tensor.numel(),), (1,))
+    packed = tensor.flatten().cpu().clone().as_strided((tensor.numel(),), (1,))
     return bytes(packed.view(torch.uint8).numpy()) if tensor.numel() else b""
 
 
@@ -71,6 +71,8 @@ def state_of(*owners: Any) -> Iterator[tuple[str, Any]]:
             for name, tensor in [*owner.named_parameters(), *owner.named_buffers()]:
                 yield f"{position}.{name}", tensor
                 yield f"{position}.{name}.grad", tensor.grad
+        elif isinstance(owner, torch.amp.GradScaler):
+            yield f"{position}.scaler", owner.state_dict()
         elif isinstance(owner, torch.Tensor):
             yield f"{position}", owner
             yield f"{position}.grad", owner.grad if owner.is_leaf else None

@@ -39,7 +39,8 @@ def test_seeding_is_noticed_and_everything_is_put_back() -> None:
 
 def test_the_generator_of_an_operator_is_the_one_it_is_given() -> None:
     own = torch.Generator()
-    assert generator_in([1, own, None]) is own and generator_in([1]) is torch.default_generator
+    cpu = torch.device("cpu")
+    assert generator_in([1, own, None], cpu) is own and generator_in([1], cpu) is torch.default_generator
     assert not Generators([]).is_known(own) and Generators([own]).is_known(own)
 
 

@@ -213,3 +213,14 @@ def test_a_place_reads_and_writes_what_it_stands_for() -> None:
     assert (place.read(), table["a"], str(place)) == (5, 5, "table['a']")
     with pytest.raises(AttributeError, match="cannot be assigned"):
         Place(How.ROOT, table, None, None, "table").write(1)
+
+
+def test_the_globals_that_an_object_keeps_are_not_entered() -> None:
+    class Kernel:
+        def __init__(self) -> None:
+            self.namespace = globals()
+            self.weight = torch.ones(2)
+
+    kernel = Kernel()
+    found = survey(lambda x: x * kernel.weight)
+    assert id(kernel.weight) in found.tensors and id(globals()) not in found.containers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -98,3 +100,74 @@ def test_native_layers_say_no_of_plain_tensors_in_this_thread_only() -> None:
 
 class Other(torch.Tensor):
     pass
+
+
+def test_a_scaled_step_is_replaced_for_a_while() -> None:
+    seen: list[Any] = []
+
+    def step(optimizer: Any, found: Any, args: Any, kwargs: Any) -> str:
+        seen.append((optimizer, list(found), args, kwargs))
+        return "stepped"
+
+    weight = torch.ones(2, requires_grad=True)
+    optimizer, scaler = torch.optim.SGD([weight], lr=1.0), torch.amp.GradScaler("cpu")
+    is_meant = [True]
+    with torch_private.scaled_step_replaced(step, lambda: is_meant[0]):
+        for _ in range(2):
+            scaler.scale(weight.sum()).backward()
+            result = scaler.step(optimizer)
+            scaler.update()
+            is_meant[0] = False
+    assert result is None and weight[0] != 1  # not meant: torch's own step
+    [(who, found, args, kwargs)] = seen
+    assert who is optimizer and found[0].item() == 0.0 and (args, kwargs) == ((), {})
+    before = weight.detach().clone()
+    scaler.scale(weight.sum()).backward()
+    scaler.step(optimizer)
+    assert not torch.equal(weight, before) and len(seen) == 1
+
+
+def test_torch_functions_are_unwatched_in_a_block() -> None:
+    heard: list[Any] = []
+
+    class Listener(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            heard.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Listener():
+        torch.ones(1)
+        with torch_private.functions_unwatched():
+            torch.ones(1) + 1
+    assert len(heard) == 1
+
+
+def test_autocast_is_read_and_put_back() -> None:
+    before = torch_private.autocast_state()
+    entered = torch.autocast("cpu", torch.float16, cache_enabled=False)
+    entered.__enter__()
+    assert torch_private.autocast_state() != before
+    torch_private.set_autocast_state(before)
+    assert torch_private.autocast_state() == before and not torch.is_autocast_enabled("cpu")
+
+
+def test_a_graph_is_used_up_by_its_backward() -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            (x,) = ctx.saved_tensors
+            return grad * 2 * x
+
+    for made in (lambda: (weight * weight).sum(), lambda: weight.exp().sum(), lambda: Own.apply(weight).sum()):
+        for retain_graph in (True, False):
+            loss = made()
+            assert not torch_private.is_used_up(loss.grad_fn)
+            loss.backward(retain_graph=retain_graph)
+            assert torch_private.is_used_up(loss.grad_fn) is not retain_graph

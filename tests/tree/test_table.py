@@ -15,7 +15,7 @@ from treeplay.tree.table import Entry, Observation, Recording, Table
 
 def recording(name: str = "") -> Recording:
     nothing: Any = None
-    return Recording(nothing, nothing, nothing, "aten", 0, 0, name, {})
+    return Recording(nothing, nothing, nothing, "aten", 0, name, {}, nothing, lambda: None)
 
 
 def used(table: Table, *keys: str) -> None:

@@ -79,7 +79,8 @@ def examine(target: Target) -> Answer:
     try:
         make_key(call)
         _, log = with_user_errors(f"{target.name}, run eagerly,", lambda: observe(target.program, call))
-        traced, _, plan = driver.run_front(target.program, call, log, {}, lower="auto")
+        front = driver.run_front(target.program, call, log, {}, lower="auto")
+        traced, plan = front.traced, front.plan
     except Refusal as refusal:
         return Answer(call, reason=_without_callers(refusal.reason))
     return Answer(call, traced=traced, plan=plan)

@@ -8,12 +8,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from treeplay.cli.devices import drain_of, find_device, full_float32
 from treeplay.cli.digits import Digits, batches, load_digits
 from treeplay.cli.doctor import gather
 from treeplay.cli.outcome import NO, CommandError
@@ -33,7 +35,7 @@ from treeplay.cli.training import (
 )
 from treeplay.facts.statistics import Statistics
 from treeplay.facts.verdict import Verdict
-from treeplay.lower.compiler import find_compiler
+from treeplay.lower.compiler import find_compiler, find_gpu_compiler
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +46,7 @@ class Outcome:
     scores: list[Score]
     losses: Verdict
     statistics: Statistics
+    device: torch.device
 
     @property
     def is_good(self) -> bool:
@@ -56,6 +59,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the first weights and of the batches.")] = 0,
     peers: Annotated[bool, typer.Option("--peers", help="Also train under torch.compile, for its time.")] = False,
     lower: Annotated[Lower, typer.Option(help="How to lower the recorded step.")] = "auto",
+    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda or cuda:0.")] = "cpu",
     json_path: Annotated[Path | None, typer.Option("--json", metavar="PATH", help="Also write a JSON file.")] = None,
 ) -> None:
     """Train a small network on handwritten digits, eagerly and replayed, and compare.
@@ -66,8 +70,8 @@ def demo(
     console = Console()
     if json_path is not None and not json_path.absolute().parent.is_dir():
         raise CommandError(f"--json {json_path}: there is no folder {json_path.absolute().parent}")
-    digits = load_digits()
-    outcome = run(digits, steps=steps, seed=seed, peers=peers, lower=lower)
+    where = find_device(device)
+    outcome = run(load_digits().to(where), steps=steps, seed=seed, peers=peers, lower=lower)
     _print(console, outcome)
     if json_path is not None:
         _write_json(json_path, as_plain(outcome, steps=steps, seed=seed))
@@ -77,24 +81,26 @@ def demo(
 
 
 def run(digits: Digits, *, steps: int, seed: int, peers: bool, lower: Lower) -> Outcome:
-    """Train and compare. Raises `Refusal` if the step cannot be recorded."""
-    replayed, jitted = make_replayed(seed, lower)
-    learners = [make_eager(seed), replayed]
+    """Train and compare, where the digits are. Raises `Refusal` if the step cannot be recorded."""
+    device = digits.images.device
+    replayed, jitted = make_replayed(seed, lower, device)
+    learners = [make_eager(seed, device), replayed]
     if peers:
-        _need_compiler()
-        learners.append(make_peer(seed))
+        _need_compiler(device)
+        learners.append(make_peer(seed, device))
     data = list(batches(digits, steps=steps, seed=seed))
-    for _ in _shown(train(learners, data, jitted), steps):
-        pass
-    scores = [score(learner.network, digits) for learner in learners]
-    return Outcome(learners, scores, agreement(*learners[:2]), jitted.statistics())
+    with full_float32():
+        for _ in _shown(train(learners, data, jitted, drain_of(device)), steps):
+            pass
+        scores = [score(learner.network, digits) for learner in learners]
+    return Outcome(learners, scores, agreement(*learners[:2]), jitted.statistics(), device)
 
 
-def _need_compiler() -> None:
-    compiler = find_compiler()
+def _need_compiler(device: torch.device) -> None:
+    compiler, name = (find_compiler(), "a C++ compiler") if device.type == "cpu" else (find_gpu_compiler(), "Triton")
     if compiler.path is None:
         raise CommandError(
-            f"torch.compile needs a C++ compiler, and {compiler.why}\n  to mend install one, or leave out --peers"
+            f"torch.compile needs {name}, and {compiler.why}\n  to mend install one, or leave out --peers"
         )
 
 
@@ -119,7 +125,8 @@ def _print(console: Console, outcome: Outcome) -> None:
 
 def _table(outcome: Outcome) -> Table:
     eager, first = outcome.learners[0], outcome.scores[0]
-    table = Table(title=f"{len(eager.losses)} training steps, {first.total} held-out digits")
+    title = f"{len(eager.losses)} training steps on {_named(outcome.device)}, {first.total} held-out digits"
+    table = Table(title=title)
     table.add_column("")
     for name in ("held-out loss", "accuracy", "µs per step", "vs eager"):
         table.add_column(name, justify="right")
@@ -127,6 +134,10 @@ def _table(outcome: Outcome) -> Table:
         time, speed = _times(learner, eager)
         table.add_row(learner.name, f"{result.loss:.5f}", f"{result.accuracy:.2%}", time, speed)
     return table
+
+
+def _named(device: torch.device) -> str:
+    return "the CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def _times(learner: Learner, eager: Learner) -> tuple[str, str]:
@@ -139,7 +150,7 @@ def _times(learner: Learner, eager: Learner) -> tuple[str, str]:
 def _conclusions(outcome: Outcome) -> list[tuple[str, str]]:
     eager, replayed = outcome.learners[:2]
     lines = [(f"lowered by {lowering}", "") for lowering in _lowerings(outcome.statistics)]
-    lines.append(("times are medians of the steps after the recording was made", "dim"))
+    lines.append(("times are medians of the steps after the recording was made, each until its loss is there", "dim"))
     largest = f"largest difference {largest_difference(eager, replayed):.1e}"
     if outcome.losses:
         lines.append((f"all {len(eager.losses)} losses agree within {TOLERANCE:g} ({largest})", "green"))
@@ -165,6 +176,7 @@ def as_plain(outcome: Outcome, *, steps: int, seed: int) -> dict[str, Any]:
     return {
         "steps": steps,
         "seed": seed,
+        "device": str(outcome.device),
         "agree": outcome.is_good,
         "tolerance": TOLERANCE,
         "largest_difference": largest_difference(eager, replayed),

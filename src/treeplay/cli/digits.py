@@ -25,6 +25,11 @@ class Digits:
     held_out_images: torch.Tensor
     held_out_labels: torch.Tensor
 
+    def to(self, device: torch.device) -> Digits:
+        """The same digits on a device."""
+        kept = self.images.to(device), self.labels.to(device)
+        return Digits(*kept, self.held_out_images.to(device), self.held_out_labels.to(device))
+
 
 def load_digits() -> Digits:
     """The data set, always split in the same way. Raises `CommandError` where scikit-learn is missing."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import platform
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -12,12 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 import treeplay
+from treeplay.cli.devices import why_no_cuda
 from treeplay.device.host import HostDevice
-from treeplay.lower.compiler import find_compiler
+from treeplay.lower.compiler import find_compiler, find_gpu_compiler
 from treeplay.plan.choose import choose
 from treeplay.settings import Settings, settings
 
-_GPU = "this version records on the CPU only; programs with CUDA tensors run eagerly"
+_DRIVER = Path("/proc/driver/nvidia/version")
+_NO_BINDINGS = "copied, not patched: cuda-bindings is not installed (pip install 'treeplay[cuda]')"
 
 
 def doctor(
@@ -51,12 +55,38 @@ def gather() -> dict[str, dict[str, Any]]:
 
 
 def _cuda() -> dict[str, Any]:
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    """What there is for recording on GPUs, and what is lost without the parts that are not there."""
+    missing = why_no_cuda()
+    found: dict[str, Any] = {"available": missing is None, "built for": torch.version.cuda}
+    if missing is not None:
+        return {**found, "why not": missing}
+    compiler, bindings = find_gpu_compiler(), _version("cuda-bindings")
+    plan = choose(wanted="auto", compiler=compiler.path, shared=(), folded=())
     return {
-        "built for": torch.version.cuda,
-        "devices": [torch.cuda.get_device_name(index) for index in range(count)],
-        "recording": _GPU,
+        **found,
+        "devices": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "driver": _driver(),
+        "Triton": _version("triton"),
+        "lowering": f"{plan.lowerings[0]}: {plan.why if compiler.path else compiler.why}",
+        "cuda-bindings": bindings,
+        "inputs that move": "patched into the launch" if bindings else _NO_BINDINGS,
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _driver() -> str | None:
+    """The NVIDIA driver's version, where the system tells it."""
+    try:
+        words = _DRIVER.read_text(encoding="utf-8").split()
+    except OSError:
+        return None
+    return next((word for word in words if word[0].isdigit() and "." in word), None)
 
 
 def as_table(facts: dict[str, dict[str, Any]]) -> Table:

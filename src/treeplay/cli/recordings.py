@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+
 from rich.markup import escape
 from rich.tree import Tree
 
+from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.statistics import KeyFacts, RecordingFacts, Statistics
 
 
@@ -34,7 +38,19 @@ def _add_recording(branch: Tree, recording: RecordingFacts) -> None:
     leaf.add(f"{recording.tensors} tensors and {recording.numbers} numbers in, {recording.outputs} tensors out")
     leaf.add(f"{recording.written} tensors written in place, {recording.slots} slots")
     leaf.add(f"{recording.operators} operators, {recording.scratch_bytes:,} bytes of scratch")
+    if recording.launch.stage != "bound":
+        leaf.add(launched(recording.launch))
     leaf.add(recorded_in(recording))
+
+
+def launched(launch: LaunchFacts) -> str:
+    """How a graph is launched: its size, how it finds its tensors, and what it copies."""
+    if launch.stage != "recorded":
+        return f"{launch.device}: {launch.stage}" + (f": {escape(launch.why)}" if launch.why else "")
+    policies = Counter(re.split(r"\W", policy, maxsplit=1)[0] for policy in launch.policy.values())
+    found = ", ".join(f"{policies[name]} {name}" for name in ("pinned", "patched", "copied") if policies[name])
+    nodes = f"{launch.device}: {launch.nodes} graph nodes"
+    return f"{nodes}; tensors {found or 'none'}; {launch.copied_bytes_per_call:,} bytes copied per call"
 
 
 def recorded_in(recording: RecordingFacts) -> str:

@@ -25,6 +25,7 @@ from treeplay.program import Jitted
 Batch = tuple[torch.Tensor, torch.Tensor]
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Lower = Literal["auto", "inductor", "aten"]
+CPU = torch.device("cpu")
 
 TOLERANCE = 1e-4
 _FIRST_STEPS = 3  # never timed: first calls build things, whoever makes them
@@ -62,39 +63,46 @@ class Score:
         return self.correct / self.total
 
 
-def make_eager(seed: int) -> Learner:
+def make_eager(seed: int, device: torch.device = CPU) -> Learner:
     """Plain PyTorch."""
-    network, optimizer = _make(seed)
+    network, optimizer = _make(seed, device)
     return Learner("eager", network, optimizer, _training_step(network, network, optimizer))
 
 
-def make_replayed(seed: int, lower: Lower) -> tuple[Learner, Jitted[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+def make_replayed(
+    seed: int, lower: Lower, device: torch.device = CPU
+) -> tuple[Learner, Jitted[[torch.Tensor, torch.Tensor], torch.Tensor]]:
     """The whole step under `treeplay.jit`; a step that cannot be recorded raises `Refusal`."""
-    network, optimizer = _make(seed)
+    network, optimizer = _make(seed, device)
     step = treeplay.jit(_training_step(network, network, optimizer), lower=lower, on_refusal="raise")
     return Learner("treeplay", network, optimizer, step), step
 
 
-def make_peer(seed: int) -> Learner:
+def make_peer(seed: int, device: torch.device = CPU) -> Learner:
     """The network under `torch.compile`, the rest of the step as it is."""
-    network, optimizer = _make(seed)
+    network, optimizer = _make(seed, device)
     step = _training_step(network, torch.compile(network), optimizer)
     return Learner("torch.compile", network, optimizer, step)
 
 
-def train(learners: list[Learner], data: list[Batch], jitted: Jitted[..., torch.Tensor]) -> Iterator[int]:
+def train(
+    learners: list[Learner], data: list[Batch], jitted: Jitted[..., torch.Tensor], drain: Callable[[], None]
+) -> Iterator[int]:
     """Train all learners batch by batch; gives the number of each finished step.
 
     The learning rate falls from step to step, outside of the program: for a recording it is an input like the batch.
-    A step in which `jitted` ran eagerly or recorded is not timed.
+    A step is over when `drain` returns, which waits for the device. A step in which `jitted` ran eagerly or recorded is
+    not timed.
     """
     for number, batch in enumerate(data, start=1):
         rate = _FIRST_RATE + (_LAST_RATE - _FIRST_RATE) * number / len(data)
         for learner in learners:
             learner.optimizer.param_groups[0]["lr"] = rate
             before = _unsettled(jitted)
+            drain()
             start = perf_counter()
             loss = learner.step(*batch)
+            drain()
             seconds = perf_counter() - start
             learner.losses.append(loss.detach())
             if number > _FIRST_STEPS and _unsettled(jitted) == before:
@@ -124,10 +132,10 @@ def score(network: nn.Module, digits: Digits) -> Score:
     return Score(float(loss), correct, len(digits.held_out_labels))
 
 
-def _make(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+def _make(seed: int, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
     with keep_rng():
         torch.manual_seed(seed)
-        network = make_network()
+        network = make_network().to(device)
     return network, torch.optim.SGD(network.parameters(), lr=_FIRST_RATE, momentum=0.9)
 
 
@@ -146,9 +154,11 @@ def _training_step(network: nn.Module, forward: Callable[..., torch.Tensor], opt
     return step
 
 
-def _unsettled(jitted: Jitted[..., torch.Tensor]) -> int:
+def _unsettled(jitted: Jitted[..., torch.Tensor]) -> tuple[int, tuple[str, ...]]:
+    """What changes in a call that is no plain replay: on a GPU a recording runs unrecorded once, then is captured."""
     facts = jitted.statistics()
-    return facts.eager_calls + facts.recordings
+    stages = tuple(recording.launch.stage for key in facts.keys for recording in key.recordings)
+    return facts.eager_calls + facts.recordings, stages
 
 
 def _ignore(message: str) -> None:

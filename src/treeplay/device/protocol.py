@@ -2,22 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from treeplay.facts.launch import LaunchFacts
+
+Body = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 Replay = Callable[[list[torch.Tensor], Sequence[float]], Sequence[torch.Tensor]]
+
+
+class Births(Protocol):
+    """Told by a body, while it is captured, when it makes tensors."""
+
+    def now(self) -> int:
+        """How much has been captured so far."""
+
+    def born(self, tensor: torch.Tensor, at: int) -> None:
+        """`tensor` was made when `at` was captured: what is captured before does not touch it."""
+
+
+class Fill(Protocol):
+    """Numbers that a body reads from a tensor."""
+
+    tensor: torch.Tensor
+
+    def fill(self, values: Sequence[float]) -> None:
+        """Bring the tensor up to `values`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a device is asked to make replayable.
+
+    `run` takes tensors and numbers. `body` is what of it a stream capture can take: over the tensors, and
+    `vector.tensor` behind them where numbers come in; while `tells` lasts, it tells of the tensors that it makes.
+    `names` of the tensors are for people. `mutated` are the tensors that it writes, `state` those that usually stay where
+    they are; of these, `pinned` are found by the body itself, so that no others may stand in for them. `slots` are outputs
+    that nobody is given: each becomes the gradient of the tensor whose index it names.
+    `fixed` are read where they lie, whatever `body` is given for them.
+    `generators` are drawn from besides the default one, which is drawn from unless `draws` is false.
+    """
+
+    name: str
+    run: Replay
+    body: Body
+    vector: Fill | None = None
+    names: tuple[str, ...] = ()
+    mutated: frozenset[int] = frozenset()
+    state: frozenset[int] = frozenset()
+    pinned: frozenset[int] = frozenset()
+    fixed: frozenset[int] = frozenset()
+    slots: Mapping[int, int] = field(default_factory=dict)
+    tells: Callable[[Births], AbstractContextManager[None]] | None = None
+    generators: tuple[torch.Generator, ...] = ()
+    draws: bool = True
+    is_opaque: bool = False  # `body` is the user's code, to be recorded as it runs
+    scratch_bytes: int = 0
+    is_small: bool = False  # no operator of it is worth more than one thread of the host
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a device made of a callable: `replay` launches it again; `scratch_bytes` is what it holds meanwhile."""
+    """What a device made of some work: `replay` launches it again; `facts` tells what that takes by now."""
 
     replay: Replay
-    scratch_bytes: int
-    device: str
+    facts: Callable[[], LaunchFacts]
+    free: Callable[[], None]
 
 
 class Device(Protocol):
@@ -25,11 +79,11 @@ class Device(Protocol):
 
     name: str
 
-    def record(self, run: Replay, *, scratch_bytes: int, is_small: bool = False) -> Recorded:
-        """Make `run` replayable. Must have no effect on the tensors it will be given.
+    def record(self, work: Work) -> Recorded:
+        """Make `work` replayable. Must have no effect on the tensors it will be given."""
 
-        `is_small`: no operator of it is worth more than one thread of the host.
-        """
+    def rehearse(self, body: Body, tensors: Sequence[torch.Tensor]) -> None:
+        """Record `body` over `tensors` and throw the recording away; nothing of it shows on a tensor."""
 
     def facts(self) -> dict[str, Any]:
         """What `treeplay doctor` says of the device."""

@@ -34,6 +34,7 @@ class Place:
     key: Any
     parent: Place | None
     label: str
+    _anew: bool | None = None
 
     def read(self) -> Any:
         """The value here now; raises KeyError, IndexError, AttributeError or ValueError if there is none."""
@@ -41,6 +42,8 @@ class Place:
             case How.ROOT | How.ARGUMENT:
                 return self.holder
             case How.ITEM:
+                if isinstance(self.holder, dict) and self.key not in self.holder:
+                    raise KeyError(self.key)  # a defaultdict would make one
                 return self.holder[self.key]
             case How.ATTRIBUTE:
                 return getattr(self.holder, self.key)
@@ -72,7 +75,15 @@ class Place:
 
     @property
     def is_read_anew(self) -> bool:
-        """Whether the step starts from its parent's value of the day, not from an object that must stay the same."""
+        """Whether the step starts from its parent's value of the day, not from an object that must stay the same.
+
+        Decided when it is first asked, while the program is as it was traced.
+        """
+        if self._anew is None:
+            object.__setattr__(self, "_anew", self._starts_from_its_parent())
+        return bool(self._anew)
+
+    def _starts_from_its_parent(self) -> bool:
         if self.parent is None or self.how is How.ROOT or self.parent.how is How.ROOT:
             return False
         return (

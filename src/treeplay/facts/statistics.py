@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from treeplay.facts.launch import LaunchFacts
+
 
 @dataclass(frozen=True, slots=True)
 class RecordingFacts:
@@ -22,6 +24,7 @@ class RecordingFacts:
     replays: int
     seconds: dict[str, float] = field(default_factory=dict)
     passed_over: tuple[str, ...] = ()  # lowerings that were tried first, and why they could not take the graph
+    launch: LaunchFacts = field(default_factory=lambda: LaunchFacts("cpu", "bound"))
 
 
 @dataclass(frozen=True, slots=True)

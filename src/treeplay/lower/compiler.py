@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -30,3 +31,13 @@ def find_compiler() -> Compiler:
         if path:
             return Compiler(path, f"{name} is on $PATH")
     return Compiler(None, f"none of {', '.join(candidates)} is on $PATH")
+
+
+def find_gpu_compiler() -> Compiler:
+    """Triton, which compiles for GPUs, and the C compiler that it needs for its launchers."""
+    if importlib.util.find_spec("triton") is None:
+        return Compiler(None, "Triton is not installed")
+    path = next(
+        (found for name in (os.environ.get("CC"), "gcc", "clang", "cc") if name and (found := shutil.which(name))), None
+    )
+    return Compiler(path and f"Triton and {path}", "Triton is installed" if path else "Triton needs a C compiler")

@@ -15,9 +15,11 @@ import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
 from treeplay.facts.spec import TensorSpec
 from treeplay.trace.scalar_ops import FORMULAS
+from treeplay.trace.tape import leaves_of
 
 aten = torch.ops.aten
 
@@ -33,6 +35,7 @@ class Tensors(torch.fx.Interpreter):
     """Runs a traced graph with 0-dim float64 tensors in the places of symbolic numbers.
 
     `known` numbers are not computed here: those in `slots` are elements of a vector, given after the other inputs.
+    `formulas` stand for operators, whatever they are given. With `forgets`, values are dropped after their last use.
     """
 
     def __init__(
@@ -41,30 +44,54 @@ class Tensors(torch.fx.Interpreter):
         scalars: Collection[torch.fx.Node],
         known: Collection[torch.fx.Node],
         slots: Mapping[torch.fx.Node, int],
+        *,
+        formulas: Mapping[Any, Callable[..., Any]] | None = None,
+        forgets: bool = False,
     ) -> None:
-        super().__init__(torch.fx.GraphModule({}, graph), garbage_collect_values=False)
+        super().__init__(torch.fx.GraphModule({}, graph), garbage_collect_values=forgets)
         self._elements: dict[int, torch.Tensor] = {}
         # The interpreter walks a copy of the graph: sets of nodes are kept by name.
         self.scalars = {node.name for node in scalars}
         self.known = {node.name for node in known}
         self.slots = {node.name: index for node, index in slots.items()}
+        self.formulas = formulas or {}
         self.vector: torch.Tensor | None = None
+        self.births: Births | None = None
 
     def with_vector(self, *inputs: torch.Tensor) -> Any:
         """Run over the graph's tensor inputs, followed by the vector of numbers if there are any."""
         *tensors, self.vector = inputs if self.slots else (*inputs, None)
-        return self.run(*tensors)  # number placeholders are known: they take no argument
+        try:
+            return self.run(*tensors)  # number placeholders are known: they take no argument
+        finally:
+            self.env.clear()
+            self._elements.clear()
 
     def run_node(self, n: torch.fx.Node) -> Any:
         if n.name in self.known:
             return self._element(self.slots[n.name]) if n.name in self.slots else None
         if n.op != "call_function":
             return super().run_node(n)
+        if self.births is None:
+            return self._call(n)
+        before = self.births.now()
+        given = {
+            _storage(leaf) for leaf in leaves_of(self.fetch_args_kwargs_from_env(n)) if isinstance(leaf, torch.Tensor)
+        }
+        value = self._call(n)
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, torch.Tensor) and _storage(tensor) not in given:  # else a view, or written in place
+                self.births.born(tensor, before)
+        return value
+
+    def _call(self, n: torch.fx.Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if n.target is aten.detach.default:
             return args[0]
         if n.name in self.scalars:
             return self._number(n, args)
+        if n.target in self.formulas:
+            return self.formulas[n.target](*args, **kwargs)
         if any(argument.name in self.scalars for argument in n.all_input_nodes) and n.target in FORMULAS:
             return FORMULAS[n.target](*args, **kwargs)
         return n.target(*args, **kwargs)  # type: ignore[operator]
@@ -79,6 +106,10 @@ class Tensors(torch.fx.Interpreter):
         value = args[0].to(torch.float64).reshape(()) if is_read else n.target(*args)  # type: ignore[operator]
         feeds_tensors = any(user.name not in self.scalars for user in n.users)
         return settled(value) if feeds_tensors else value  # type: ignore[no-any-return]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def scalar_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.fx
 
 from treeplay.facts.source import Source
+from treeplay.generated import load_source
 from treeplay.lower.functional import scalar_nodes
-from treeplay.wrap.load import load_source
 
 _SIGNS: dict[Any, str] = {
     operator.add: "+",
@@ -41,6 +42,22 @@ class Numbers:
     slots: dict[torch.fx.Node, int]
     size: int
     compute: Callable[[Sequence[float]], Sequence[float]]
+
+
+class Vector:
+    """The known numbers where kernels read them: float64, filled anew only when a number has changed."""
+
+    def __init__(self, numbers: Numbers, device: torch.device) -> None:
+        self._compute = numbers.compute
+        self._last: Sequence[float] | None = None
+        self.tensor = torch.zeros(numbers.size, dtype=torch.float64, device=device)
+
+    def fill(self, values: Sequence[float]) -> None:
+        """Bring the vector up to `values`, in the order of the current stream."""
+        if values != self._last:
+            # A small pageable copy is staged before it returns: nothing waits, and the source may go.
+            self.tensor.copy_(torch.tensor(self._compute(values), dtype=torch.float64), non_blocking=True)
+            self._last = values
 
 
 def split_numbers(graph: torch.fx.Graph) -> Numbers:

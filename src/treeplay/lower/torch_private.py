@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -15,16 +17,25 @@ from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from treeplay.device.protocol import Births
 from treeplay.lower.functional import settled
 
 _OPTIONS: dict[str, Any] = {
-    "cpp_wrapper": True,
     "triton.cudagraphs": False,
     # The call function has checked every tensor by then; in the artifact each check costs a string stream.
     "size_asserts": False,
     "alignment_asserts": False,
+}
+_HOST_OPTIONS: dict[str, Any] = {
+    "cpp_wrapper": True,
     # The wrapper is compiled beside the kernels, with less optimization: a fifth less time, at the same speed.
     "cpp_wrapper_build_separate": True,
+}
+_GPU_OPTIONS: dict[str, Any] = {
+    # Small kernels that do not depend on each other (an optimizer's, one for each parameter) become one launch.
+    "combo_kernels": True,
+    # The allocator does that as well, and then memory that a result lies in was the result's alone.
+    "allow_buffer_reuse": False,
 }
 
 
@@ -41,11 +52,18 @@ def _settled(value: Any) -> Any:
 
 
 def compile_graph(
-    module: torch.fx.GraphModule, fakes: Sequence[torch.Tensor], *, eager_random: bool, is_small: bool
+    module: torch.fx.GraphModule,
+    fakes: Sequence[torch.Tensor],
+    *,
+    device: torch.device,
+    eager_random: bool,
+    is_small: bool,
 ) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
     """Inductor's artifact for a functional graph, without the layers that torch puts around it."""
     known = inductor_config.get_config_copy()  # releases of torch differ in what can be set
-    options = {name: value for name, value in _OPTIONS.items() if name in known}
+    is_host = device.type == "cpu"
+    wanted = _OPTIONS | (_HOST_OPTIONS if is_host else _GPU_OPTIONS)
+    options = {name: value for name, value in wanted.items() if name in known}
     options["fallback_random"] = eager_random
     if is_small:
         options["cpp.threads"] = 1
@@ -57,6 +75,46 @@ def compile_graph(
         torch._C._DisableAutocast(),
         torch.no_grad(),
     ):
-        compiled = compile_fx_inner(joint_graph_passes(module), fakes, cpp_wrapper=True, is_inference=True)
+        compiled = compile_fx_inner(joint_graph_passes(module), fakes, cpp_wrapper=is_host, is_inference=True)
     call: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]] | None = getattr(compiled, "current_callable", None)
     return call or compiled
+
+
+@contextlib.contextmanager
+def telling(artifact: Callable[..., Any], births: Births) -> Iterator[None]:
+    """While this lasts, the artifact tells of each buffer that its wrapper allocates."""
+    names = _names_of_wrapper(artifact)
+    if names is None:
+        yield
+        return
+    allocate = names[_ALLOCATE]
+
+    def allocate_and_tell(*args: Any) -> torch.Tensor:
+        before = births.now()
+        made: torch.Tensor = allocate(*args)
+        births.born(made, before)
+        return made
+
+    names[_ALLOCATE] = allocate_and_tell
+    try:
+        yield
+    finally:
+        names[_ALLOCATE] = allocate
+
+
+_ALLOCATE = "empty_strided_cuda"
+
+
+def _names_of_wrapper(artifact: Any) -> dict[str, Any] | None:
+    """The global names of the Python wrapper that Inductor wrote, found behind what it is wrapped in."""
+    waiting, seen = [artifact], set()
+    while waiting:
+        current = waiting.pop()
+        current = getattr(current, "__func__", current)
+        if not isinstance(current, FunctionType) or id(current) in seen:
+            continue
+        seen.add(id(current))
+        if _ALLOCATE in current.__globals__:
+            return current.__globals__
+        waiting += [cell.cell_contents for cell in current.__closure__ or ()]
+    return None

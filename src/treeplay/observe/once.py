@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -17,7 +18,8 @@ import torch
 KEPT_TEXTS = 4096
 """How many texts are remembered, those seen last; one that was forgotten may be said again."""
 
-_OUR_FOLDERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
+# What a context manager of ours raises and warns comes through `contextlib`.
+_OUR_FOLDERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", contextlib.__file__)
 _OUR_PACKAGES = ("treeplay", "torch")
 
 
@@ -58,8 +60,23 @@ def warn_once(text: str, *, category: type[Warning] = UserWarning) -> None:
 
     The warning names the line that called into treeplay: the nearest frame outside treeplay and torch.
     """
-    if not warned.add(text):
-        return
+    if warned.add(text):
+        _warn(text, category)
+
+
+def warn_here(text: str, *, category: type[Warning] = UserWarning) -> None:
+    """Warn of `text` each time, at the line that called into treeplay."""
+    _warn(text, category)
+
+
+def print_once(*values: object, sep: str = " ", end: str = "\n", file: TextIO | None = None) -> None:
+    """`print` what has not been printed this way before; two sets of values are one if they read the same."""
+    text = sep.join(map(str, values))
+    if printed.add(text):
+        print(text, end=end, file=file)
+
+
+def _warn(text: str, category: type[Warning]) -> None:
     frame = _users_frame()
     warnings.warn_explicit(
         text,
@@ -69,13 +86,6 @@ def warn_once(text: str, *, category: type[Warning] = UserWarning) -> None:
         module=frame.f_globals.get("__name__", "<unknown>"),
         registry=frame.f_globals.setdefault("__warningregistry__", {}),
     )
-
-
-def print_once(*values: object, sep: str = " ", end: str = "\n", file: TextIO | None = None) -> None:
-    """`print` what has not been printed this way before; two sets of values are one if they read the same."""
-    text = sep.join(map(str, values))
-    if printed.add(text):
-        print(text, end=end, file=file)
 
 
 def _users_frame() -> FrameType:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from treeplay.facts.plan import Plan
 
-LOWERINGS = ("auto", "inductor", "aten")
+LOWERINGS = ("auto", "inductor", "aten", "capture")
 
 
 def choose(
@@ -37,5 +37,5 @@ def _lowerings(wanted: str, compiler: str | None, is_shared: bool, is_folded: bo
     if wanted == "inductor":
         return ("inductor",), "asked for"
     if compiler is None:
-        return ("aten",), "there is no C++ compiler"
+        return ("aten",), "there is no compiler"
     return ("inductor", "aten"), f"compiled with {compiler}"

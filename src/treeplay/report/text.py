@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.statistics import KeyFacts, RecordingFacts, Statistics
+
+_MOST_LISTED = 5
 
 
 def explanation(statistics: Statistics) -> str:
@@ -24,8 +29,27 @@ def _key(key: KeyFacts) -> list[str]:
     return lines
 
 
+def _launch(launch: LaunchFacts) -> list[str]:
+    """How a GPU launches it: nothing for the host, where the recording is the compiled program itself."""
+    if launch.stage == "bound":
+        return []
+    if launch.stage != "recorded":
+        return [f"  on {launch.device}: {launch.stage}" + (f": {launch.why}" if launch.why else "")]
+    kinds = Counter(policy.partition(" (")[0].partition(":")[0] for policy in launch.policy.values())
+    copied = [f"  {name} is {policy}" for name, policy in launch.policy.items() if policy.startswith("copied")]
+    return [
+        f"  on {launch.device}: one launch of {launch.nodes} nodes; "
+        + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        + f"; {launch.copied_bytes_per_call:,} bytes copied per call, {launch.patched} moves of pinned tensors; "
+        + f"{launch.exec_bytes:,} bytes of graph",
+        *([f"  {launch.why}"] if launch.why else []),
+        *copied[:_MOST_LISTED],
+        *([f"  and {len(copied) - _MOST_LISTED} more"] if len(copied) > _MOST_LISTED else []),
+    ]
+
+
 def describe(recording: RecordingFacts) -> list[str]:
-    """One recording on three lines."""
+    """One recording on a few lines."""
     total = sum(recording.seconds.values())
     stages = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in recording.seconds.items() if seconds >= 0.005)
     return [
@@ -33,6 +57,7 @@ def describe(recording: RecordingFacts) -> list[str]:
         f"  {recording.tensors} tensors and {recording.numbers} numbers in, {recording.outputs} out, "
         f"{recording.written} written in place, {recording.slots} slots; {recording.operators} operators, "
         f"{recording.scratch_bytes} bytes of scratch held",
+        *_launch(recording.launch),
         f"  recorded in {total:.2f} s ({stages})",
         *(f"  passed over {problem.splitlines()[0]}" for problem in recording.passed_over),
     ]

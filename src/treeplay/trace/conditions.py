@@ -24,9 +24,11 @@ from treeplay.facts.signature import (
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import DICTS, Leaf, Structure, paths
 from treeplay.trace.hooks import Hooks, has_hooks
+from treeplay.trace.scaling import idle_scalers
 from treeplay.trace.tape import InputSeen, storage_of
 
 if TYPE_CHECKING:
+    from treeplay.trace.found import Survey
     from treeplay.trace.jit import Call, Run
 
 _CONTAINERS = (dict, list, tuple)
@@ -50,13 +52,13 @@ def make_signature(
     places = [*_state_places(inputs), *(number.place for number in numbers)]
     places += [watch.place.parent for watch in watches if watch.place.parent is not None]
     places += [run.found.objects[key] for key in run.called if key in run.found.objects]
-    places += [write.place for write in writes]
-    identities, lengths = _on_the_way(places, run)
+    places += [write.place.parent for write in writes if write.place.parent is not None]
+    identities, lengths = on_the_way(places, run.found, run.called, _leaves_of_backward(run))
     is_step = tape.uses_backward or bool(run.stepped)
     return Signature(
         kind=Kind.WHOLE_STEP if is_step else Kind.INFERENCE,
         arguments=call.structure,
-        leaves=_leaves(call),
+        leaves=leaves_of_call(call),
         inputs=inputs,
         numbers=numbers,
         guards=tuple(run.tracer.world.guards.values()),
@@ -83,7 +85,8 @@ def _input(seen: InputSeen, index: int, call: Call, names: list[str], run: Run) 
     return Input(str(first), State(first, tuple(places[1:])), spec, mutated)
 
 
-def _leaves(call: Call) -> tuple[Any, ...]:
+def leaves_of_call(call: Call) -> tuple[Any, ...]:
+    """The leaves of a call's arguments as a signature has them."""
     first: dict[int, int] = {}
     leaves: list[Any] = []
     for index, leaf in enumerate(call.leaves):
@@ -151,12 +154,16 @@ def _state_places(inputs: Iterable[Input]) -> Iterator[Place]:
             yield from item.source.also
 
 
-def _on_the_way(places: Iterable[Place], run: Run) -> tuple[tuple[Watch, ...], tuple[Watch, ...]]:
-    """Objects and containers between the roots and `places`: the former must stay, the latter keep their length."""
+def on_the_way(
+    places: Iterable[Place], found: Survey, called: dict[int, torch.nn.Module], hooked: Iterable[torch.Tensor]
+) -> tuple[tuple[Watch, ...], tuple[Watch, ...]]:
+    """Objects and containers between the roots and `places`: the former must stay, the latter keep their length. So must
+    the submodules of `called` modules, the tables of scalers, and those of the tensors `hooked` that have hooks."""
     identities: dict[int, Watch] = {}
     lengths: dict[int, Watch] = {}
-    groups = {id(group) for optimizer in run.found.optimizers for group in optimizer.param_groups}
-    for place in places:
+    groups = {id(group) for optimizer in found.optimizers for group in optimizer.param_groups}
+    idle = tuple(idle_scalers(found))
+    for place in (*places, *(watch.place.parent for watch in idle)):
         step: Place | None = place
         while step is not None:
             value = step.read_or(None)
@@ -168,12 +175,11 @@ def _on_the_way(places: Iterable[Place], run: Run) -> tuple[tuple[Watch, ...], t
             elif step.how not in (How.ROOT, How.ARGUMENT) and not isinstance(value, _VALUES):
                 identities.setdefault(id(value), Watch(step, value))
             step = step.parent
-    for tensor in _leaves_of_backward(run):
+    for tensor in hooked:
         if has_hooks(tensor):
-            place = run.found.tensor_at(tensor)[0]
-            identities[id(tensor)] = Watch(place, tensor)
-    for key, module in run.called.items():
-        if module._modules and key in run.found.objects:
-            holder = Place(How.ROOT, module._modules, None, None, f"{run.found.objects[key]}'s submodules")
+            identities[id(tensor)] = Watch(found.tensor_at(tensor)[0], tensor)
+    for key, module in called.items():
+        if module._modules and key in found.objects:
+            holder = Place(How.ROOT, module._modules, None, None, f"{found.objects[key]}'s submodules")
             lengths.setdefault(id(module._modules), Watch(holder, len(module._modules)))
-    return tuple(identities.values()), tuple(lengths.values())
+    return tuple(identities.values()), (*lengths.values(), *idle)

@@ -17,6 +17,19 @@ Container = dict[Any, Any] | list[Any] | set[Any] | collections.deque[Any]
 GONE = Gone()
 
 
+@dataclass(frozen=True, slots=True)
+class Scaler:
+    """A `GradScaler`, and its table of optimizers that stepped since its last update (None in one that is off)."""
+
+    scaler: Any
+    place: Place
+    table: dict[Any, Any] | None
+    was_idle: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "was_idle", self.table is not None and not self.table)
+
+
 @dataclass(slots=True)
 class Survey:
     """What was found. Tables are keyed by `id`; `kept` holds every object so that no id is used twice.
@@ -29,6 +42,7 @@ class Survey:
     objects: dict[int, Place] = field(default_factory=dict)
     modules: dict[int, torch.nn.Module] = field(default_factory=dict)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    scalers: list[Scaler] = field(default_factory=list)
     generators: dict[int, torch.Generator] = field(default_factory=dict)
     watched: list[tuple[Place, Any]] = field(default_factory=list)
     containers: dict[int, Container] = field(default_factory=dict)

@@ -18,7 +18,7 @@ import torch
 import torch.fx
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from treeplay.errors import ProgramRaised, Refusal
+from treeplay.errors import ProgramRaised, Refusal, TooEarly
 from treeplay.facts.location import Location
 from treeplay.facts.place import How, Place, root
 from treeplay.facts.refusal import Reason
@@ -32,6 +32,7 @@ from treeplay.trace.log import Entry, result_entry
 from treeplay.trace.prune import prune
 from treeplay.trace.randomness import Generators
 from treeplay.trace.results import Results
+from treeplay.trace.skipping import steps_may_be_skipped
 from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.survey import survey
@@ -71,6 +72,7 @@ class Trace:
     graph: torch.fx.Graph
     signature: Signature
     log: list[Entry] = field(repr=False)
+    generators: tuple[torch.Generator, ...] = ()  # those it draws from
 
 
 @dataclass(slots=True)
@@ -90,8 +92,8 @@ def trace(program: Callable[..., Any], call: Call, *, is_exact: bool = True) -> 
     """Run `program` once on fakes and write down what it does.
 
     `is_exact`: layers take the operators that they take eagerly, also where a compiler would rather have smaller ones.
-    Raises `Refusal` if it cannot be recorded, and `Busy` if another thread traces for long. The caller's tensors, slots,
-    random state and modes are as before, also after an exception.
+    Raises `Refusal` if it cannot be recorded (`TooEarly` if a later call can be), and `Busy` if another thread traces for
+    long. The caller's tensors, slots, random state and modes are as before, also after an exception.
     """
     if not _turns.acquire(timeout=_MOST_SECONDS_WAITED):
         raise Busy
@@ -103,10 +105,7 @@ def trace(program: Callable[..., Any], call: Call, *, is_exact: bool = True) -> 
 
 
 def _trace(program: Callable[..., Any], call: Call) -> Trace:
-    found = survey_call(program, call)
-    _find_arguments(found, call)
-    _check_complete(program, found)
-    _check_iterators(program, found)
+    found = survey_to_record(program, call)
     generators = Generators(found.generators.values())
     snapshot = Snapshot(found, call.tensors)
     tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators)
@@ -115,7 +114,8 @@ def _trace(program: Callable[..., Any], call: Call) -> Trace:
         made = _traced(program, call, run)
     except Refusal as refusal:
         # The program may have turned a refusal into an exception of its own: the first one counts.
-        raise (tracer.tape.refusal and Refusal(tracer.tape.refusal)) or refusal from refusal.__cause__
+        kind = TooEarly if tracer.tape.is_too_early else Refusal
+        raise (tracer.tape.refusal and kind(tracer.tape.refusal)) or refusal from refusal.__cause__
     finally:
         generators.restore()
         snapshot.restore()
@@ -133,6 +133,15 @@ def survey_call(program: Callable[..., Any], call: Call) -> Survey:
     return survey(program, [*objects, *classes_in(call.structure)])
 
 
+def survey_to_record(program: Callable[..., Any], call: Call) -> Survey:
+    """What a recording can depend on, arguments included; raises `Refusal` where that cannot be followed."""
+    found = survey_call(program, call)
+    _find_arguments(found, call)
+    _check_complete(program, found)
+    _check_iterators(program, found)
+    return found
+
+
 def _check_complete(program: Callable[..., Any], found: Survey) -> None:
     if found.is_complete:
         return
@@ -141,7 +150,7 @@ def _check_complete(program: Callable[..., Any], found: Survey) -> None:
             op="state",
             why="the program reaches too many objects to watch them all, so a change of one could go unnoticed",
             advice="keep large collections of Python objects out of its closure, globals and `self`; pass what it needs",
-            where=_home_of(program),
+            where=home_of(program),
         )
     )
 
@@ -155,12 +164,12 @@ def _check_iterators(program: Callable[..., Any], found: Survey) -> None:
             why=f"is a {type(found.iterators[0].read()).__name__} that the program can take items from; a recording "
             "would not, and a trace would use one up",
             advice="take the item outside and pass it as an argument",
-            where=_home_of(program),
+            where=home_of(program),
         )
     )
 
 
-def _home_of(program: Any) -> Location | None:
+def home_of(program: Any) -> Location | None:
     """Where the source of `program` begins."""
     if isinstance(program, torch.nn.Module):
         program = program.forward
@@ -172,9 +181,12 @@ def _home_of(program: Any) -> Location | None:
 
 def _traced(program: Callable[..., Any], call: Call, run: Run) -> Trace:
     run.numbers = _make_numbers_symbolic(run)
-    with _noticing(run), dynamo_off(), _autocast_cache_apart(), run.tracer, run.watch:
+    # Modes belong to a thread: the backward of a GPU's tensors must not go to another one.
+    one_thread = torch.autograd.set_multithreading_enabled(False)
+    skipping = steps_may_be_skipped(run.tracer, run.snapshot)
+    with _noticing(run), dynamo_off(), one_thread, autocast_cache_apart(), skipping, run.tracer, run.watch:
         result = _run(program, call)
-    run.tracer.home = _home_of(program)
+    run.tracer.home = home_of(program)
     if run.tracer.tape.refusal is not None:  # the program swallowed it
         raise Refusal(run.tracer.tape.refusal)
     _check_global_state(run.tracer, run.snapshot)
@@ -182,12 +194,12 @@ def _traced(program: Callable[..., Any], call: Call, run: Run) -> Trace:
     results = Results(run.tracer, run.watch, run.found)
     # Results first: a tensor that is returned and stored is one output.
     structure, refs = results.of_call(result)
-    writes = find_writes(run.snapshot, results, run.numbers, run.tracer)
+    writes = find_writes(run.snapshot, results, run.numbers)
     tape = run.tracer.tape
     tape.graph.output(tuple(results.outputs))
     prune(tape.graph)
     signature = make_signature(run, call, structure, refs, writes, len(results.outputs))
-    return Trace(tape.graph, signature, tape.log)
+    return Trace(tape.graph, signature, tape.log, tuple(tape.generators.values()))
 
 
 def _run(program: Callable[..., Any], call: Call) -> Any:
@@ -270,7 +282,7 @@ def _noticing(run: Run) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _autocast_cache_apart() -> Iterator[None]:
+def autocast_cache_apart() -> Iterator[None]:
     """Casts that autocast keeps are real before and fake inside; neither may be met on the other side."""
     torch.clear_autocast_cache()
     try:
@@ -289,6 +301,8 @@ def _check_global_state(tracer: Tracer, snapshot: Snapshot) -> None:
         )
     if snapshot.grad_mode_changed():
         raise tracer.refuse("grad mode", "the program leaves the grad mode changed", "use torch.no_grad() as a context")
+    if snapshot.autocast_changed():
+        raise tracer.refuse("autocast", "the program leaves autocast changed", "use torch.autocast(...) as a context")
 
 
 def _check_no_leak(tracer: Tracer) -> None:

@@ -1,45 +1,19 @@
-"""Finds the line of the user's source that is running: the innermost frame that is neither torch's nor ours."""
+"""Finds the line that is running: the user's, or the innermost that is not plumbing, torch's own included."""
 
 from __future__ import annotations
 
 import os
 import sys
-import sysconfig
-from functools import lru_cache
 from types import FrameType
 
 import torch
 
-from treeplay.facts.location import Location
+from treeplay.observe.lines import is_own, is_users, user_location
+
+__all__ = ["call_site", "innermost_is_optimizer", "is_own", "is_users", "user_location"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
-_SITE = tuple({sysconfig.get_paths()["purelib"] + os.sep, sysconfig.get_paths()["platlib"] + os.sep})
-
-
-@lru_cache(maxsize=4096)
-def is_users(file: str) -> bool:
-    """Whether a source file is the user's or a third party's, not torch's, ours or the standard library's."""
-    if file.startswith(("<frozen", "<treeplay", "<string>", _TORCH, _OURS)):
-        return False
-    return file.startswith(_SITE) or not file.startswith(_STDLIB)
-
-
-@lru_cache(maxsize=4096)
-def is_own(file: str) -> bool:
-    """Whether a source file is the user's own, not that of an installed package."""
-    return is_users(file) and not file.startswith(_SITE)
-
-
-def user_location() -> Location | None:
-    """Where the user's program is right now, or None outside of it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_users(frame.f_code.co_filename):
-            return Location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-        frame = frame.f_back
-    return None
 
 
 def innermost_is_optimizer() -> bool:

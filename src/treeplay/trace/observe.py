@@ -38,7 +38,7 @@ class Observer(TorchDispatchMode):
 def observe(program: Callable[..., Any], call: Call) -> tuple[Any, list[Entry]]:
     """Run `program` eagerly: its result, and the log, which ends with the plain values that it returned."""
     observer = Observer()
-    with observer:
+    with torch.autograd.set_multithreading_enabled(False), observer:  # the mode belongs to this thread
         result = program(*call.args, **call.kwargs)
     observer.log.append(result_entry(result))
     return result, observer.log

@@ -20,7 +20,7 @@ class Generators:
     """Generators that outlive the call. `restore` puts them back as they were before the trace."""
 
     def __init__(self, known: Iterable[torch.Generator]) -> None:
-        every = [torch.default_generator, *known]
+        every = [torch.default_generator, *_of_gpus(), *known]
         self._before = {address_of(generator): (generator, generator.get_state()) for generator in every}
         self._expected: dict[int, int] = {}
         self._drawn = 0
@@ -52,7 +52,20 @@ class Generators:
             generator.set_state(state)
 
 
-def generator_in(arguments: Iterable[Any]) -> torch.Generator:
-    """The generator that an operator with these arguments draws from."""
+def _of_gpus() -> Iterable[torch.Generator]:
+    """The default generators of the GPUs, if this process uses any."""
+    return torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+
+
+def generator_in(arguments: Iterable[Any], device: torch.device) -> torch.Generator:
+    """The generator that an operator with these arguments draws from for a result on `device`."""
     given = (leaf for leaf in arguments if isinstance(leaf, torch.Generator))
-    return next(given, torch.default_generator)
+    if device.type != "cuda":
+        return next(given, torch.default_generator)
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return next(given, torch.cuda.default_generators[index])
+
+
+def is_own(generator: torch.Generator) -> bool:
+    """Whether a generator is the user's, not one that torch has for a device."""
+    return all(address_of(generator) != address_of(known) for known in (torch.default_generator, *_of_gpus()))

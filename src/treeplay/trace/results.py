@@ -2,96 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-from types import FunctionType
-from typing import Any
-
 import torch
 import torch.fx
 
 from treeplay.errors import Refusal
 from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Built, Fresh, Ref, Same, Static, View
+from treeplay.facts.signature import Fresh, Ref, Same, View
 from treeplay.facts.spec import TensorSpec
-from treeplay.facts.structure import Leaf, Structure, classes_in, flatten, unflatten
-from treeplay.trace.found import PLAIN, Survey
+from treeplay.trace.found import Survey
+from treeplay.trace.references import References
 from treeplay.trace.tape import Value, storage_of
 from treeplay.trace.tracer import Tracer
 from treeplay.trace.watch import WatchFunctions
 
-_FROZEN = (*PLAIN, torch.Size, torch.dtype, torch.device, torch.layout, enum.Enum, type, FunctionType, range, frozenset)
 
-
-class Results:
+class Results(References):
     """Collects the graph's outputs while references to them are made."""
 
     def __init__(self, tracer: Tracer, watch: WatchFunctions, found: Survey) -> None:
+        super().__init__(found, tracer.refuse)
         self.tracer = tracer
         self.watch = watch
-        self._lasting = {id(value) for value in found.kept}
         self.outputs: list[torch.fx.Node] = []
-        self._refs: dict[int, Ref] = {}
         self._bases: dict[torch.fx.Node, int] = {}
         self._leaves: set[int] = set()  # outputs that will require gradients
         self._inputs: dict[int, list[int]] = {}
         for index, seen in enumerate(tracer.tape.inputs):
             self._inputs.setdefault(storage_of(seen.value.fake), []).append(index)
 
-    def ref(self, leaf: Any) -> Ref:
-        """A reference to a leaf of the program's result, or of what it stored."""
-        if not isinstance(leaf, torch.Tensor):
-            if isinstance(leaf, (torch.SymFloat, torch.SymBool)):
-                raise self.tracer.refuse(
-                    "result", "returns a hyper-parameter as a number", "read it from the optimizer"
-                )
-            return self._static(leaf)
-        known = self._refs.get(id(leaf))
-        if known is None:
-            known = self._refs[id(leaf)] = self._tensor(leaf)
-        return known
-
-    def _static(self, value: Any) -> Static:
-        if not isinstance(value, _FROZEN) and id(value) not in self._lasting:
-            raise self.tracer.refuse(
-                "result",
-                f"a {type(value).__name__} that the program makes is among the results, and a replay makes only tensors "
-                "and the containers dict, OrderedDict, list, tuple, namedtuple and dataclass",
-                "return its tensors, and make the object after the call",
-            )
-        return Static(value)
-
-    def of_call(self, result: Any) -> tuple[Leaf | Structure, tuple[Ref, ...]]:
-        """The structure of the program's result and a reference for each of its leaves."""
-        leaves, structure = self._take_apart(result)
-        return structure, tuple(self.ref(leaf) for leaf in leaves)
-
-    def value(self, stored: Any) -> Ref | Built:
-        """A reference to something the program stored: a tensor, or a container with tensors in it."""
-        leaves, structure = self._take_apart(stored)
-        refs = tuple(self.ref(leaf) for leaf in leaves)
-        return refs[0] if leaves and leaves[0] is stored else Built(structure, refs)
-
-    def _take_apart(self, value: Any) -> tuple[list[Any], Leaf | Structure]:
-        leaves, structure = flatten(value)
-        for cls in classes_in(structure):
-            if dataclasses.is_dataclass(cls) and not _is_made_again(leaves, structure):
-                raise self.tracer.refuse(
-                    "result",
-                    f"the constructor of {cls.__name__} does not give a result like this one back from its fields",
-                    "return its tensors, and make the object after the call",
-                )
-        return leaves, structure
-
     def _tensor(self, tensor: torch.Tensor) -> Ref:
         value = self.tracer.values.get(id(tensor))
-        if isinstance(tensor, (torch.nn.Parameter, torch.nn.Buffer)) and not self.tracer.is_known(tensor):
-            raise self.tracer.refuse(
-                "result",
-                f"returns or stores a {'Parameter' if isinstance(tensor, torch.nn.Parameter) else 'Buffer'} that it makes, "
-                "and a replay makes only plain tensors",
-                "make it outside of the program, and write to it inside",
-            )
+        self.check_class(tensor)
         if value is None:
             if not self.tracer.is_known(tensor):
                 raise self.tracer.refuse(
@@ -172,15 +113,6 @@ class Results:
             "return a copy of it (.clone())",
             value.node.meta.get("where"),
         )
-
-
-def _is_made_again(leaves: list[Any], structure: Leaf | Structure) -> bool:
-    """Whether constructors, given the fields, leave them as they are (`__post_init__` may not)."""
-    try:
-        again, same = flatten(unflatten(structure, leaves))
-    except Exception:  # the user's constructor may raise anything
-        return False
-    return same == structure and all(new is old for new, old in zip(again, leaves, strict=True))
 
 
 def _contains(base: torch.Tensor, view: torch.Tensor) -> bool:

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from treeplay.trace.fused import FUSED
+
 aten = torch.ops.aten
 Tensor = torch.Tensor
 
@@ -129,6 +131,20 @@ def _for_each(formula: Callable[..., Any], *, in_place: bool) -> Callable[..., A
     return run
 
 
+# Of a fused optimizer's numbers, only the learning rate has an overload that takes it as a tensor.
+
+
+def _by_tensor_lr(packet: str) -> Callable[..., Any]:
+    operator = _overload(f"{packet}.tensor_lr")
+
+    def run(params: Sequence[Tensor], *rest: Any, lr: Any, **named: Any) -> Any:
+        if params:
+            return operator(params, *rest, lr=lr.to(torch.float32), **named)
+        return None
+
+    return run
+
+
 def _table() -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = {}
     for name, formula in _POINTWISE.items():
@@ -141,6 +157,9 @@ def _table() -> dict[Any, Callable[..., Any]]:
             table[_overload(f"_foreach_{packet}_.{overload}")] = _for_each(formula, in_place=True)
     table[_overload("clamp.default")] = _clamp
     table[_overload("clamp_.default")] = _in_place(_clamp)
+    for packet in FUSED:
+        if _overload(f"{packet}.tensor_lr") is not None:
+            table[_overload(f"{packet}.default")] = _by_tensor_lr(packet)
     table.pop(None, None)
     return table
 
@@ -148,6 +167,9 @@ def _table() -> dict[Any, Callable[..., Any]]:
 FORMULAS: dict[Any, Callable[..., Any]] = _table()
 
 
-def takes_symbolic_numbers(op: Any) -> bool:
-    """Whether a symbolic number may be passed to `op`."""
-    return op in FORMULAS
+_ONLY_LR = frozenset(_overload(f"{packet}.default") for packet in FUSED) - {None}
+
+
+def takes_symbolic_number(op: Any, name: str | None) -> bool:
+    """Whether a symbolic number may be passed to `op` as its argument `name` (None for one given by position)."""
+    return op in FORMULAS and (op not in _ONLY_LR or name == "lr")

@@ -10,20 +10,20 @@ from treeplay.facts.place import How
 from treeplay.facts.signature import Number, Static, Write
 from treeplay.facts.structure import flatten
 from treeplay.trace.found import GONE
-from treeplay.trace.results import Results
+from treeplay.trace.references import References
 from treeplay.trace.scalars import scalar_of
+from treeplay.trace.scaling import is_bookkeeping
 from treeplay.trace.snapshot import Change, Snapshot
-from treeplay.trace.tracer import Tracer
 
 
-def find_writes(snapshot: Snapshot, results: Results, numbers: list[Number], tracer: Tracer) -> tuple[Write, ...]:
+def find_writes(snapshot: Snapshot, results: References, numbers: list[Number]) -> tuple[Write, ...]:
     """The writes that make a replay leave what the program would; refuses changes that a replay cannot make."""
     ours = {number.name for number in numbers}
     writes = []
     for change in snapshot.changes():
-        if _is_our_symbol(change, ours):
+        if _is_our_symbol(change, ours) or is_bookkeeping(change, results.found):
             continue
-        writes.append(_write(change, results, tracer))
+        writes.append(_write(change, results))
     return tuple(writes)
 
 
@@ -38,7 +38,7 @@ def _is_our_symbol(change: Change, ours: set[str]) -> bool:
     )
 
 
-def _write(change: Change, results: Results, tracer: Tracer) -> Write:
+def _write(change: Change, results: References) -> Write:
     if change.after is GONE and change.place.how is not How.ITEM:
         pass  # a replay removes entries of dictionaries only
     elif change.after is None or change.after is GONE:
@@ -46,7 +46,7 @@ def _write(change: Change, results: Results, tracer: Tracer) -> Write:
             return Write(change.place, Static(change.after))
     elif _has_tensors(change.after):
         return Write(change.place, results.value(change.after))
-    raise tracer.refuse(
+    raise results.refuse(
         str(change.place),
         f"the program changes a Python value from {_short(change.before)} to {_short(change.after)} on each call, "
         "and a replay runs no Python",

@@ -18,7 +18,7 @@ import torch
 
 from treeplay.facts.place import How, Place
 from treeplay.trace.found import GONE, Container, Survey
-from treeplay.trace.torch_private import set_version, version_of
+from treeplay.trace.torch_private import autocast_state, set_autocast_state, set_version, version_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,14 @@ class Snapshot:
         self._containers = [
             (container, found.container_places[key], container.copy()) for key, container in found.containers.items()
         ]
-        self._cells = list(found.cells)
+        self._cells = [(place, place.read_or(GONE)) for place, _ in found.cells]
         tensors: dict[int, torch.Tensor] = {id(tensor): tensor for tensor in arguments}
         tensors |= {id(value): value for value in found.kept if isinstance(value, torch.Tensor)}
         self._grads = {id(tensor): (tensor, tensor.grad) for tensor in tensors.values() if tensor.is_leaf}
         tensors |= {id(grad): grad for _, grad in self._grads.values() if grad is not None}
         self._versions = [(tensor, version_of(tensor)) for tensor in tensors.values()]
         self._grad_mode = torch.is_grad_enabled()
+        self._autocast = autocast_state()
         self._random = _random_states()
 
     def changes(self) -> Iterator[Change]:
@@ -74,8 +75,12 @@ class Snapshot:
         """Whether the program left the grad mode other than it found it."""
         return torch.is_grad_enabled() != self._grad_mode
 
-    def restore(self) -> None:
-        """Put everything back as it was; safe to call more than once."""
+    def autocast_changed(self) -> bool:
+        """Whether the program left autocast other than it found it."""
+        return autocast_state() != self._autocast
+
+    def restore(self, *, versions: bool = True) -> None:
+        """Put everything back as it was, `versions` of tensors too unless they were written; safe to call more than once."""
         for container, _, before in self._containers:
             _put_back(container, before)
         for place, content in self._cells:
@@ -84,9 +89,11 @@ class Snapshot:
         for tensor, grad in self._grads.values():
             if tensor.grad is not grad:
                 tensor.grad = grad
-        for tensor, version in self._versions:
+        for tensor, version in self._versions if versions else ():
             set_version(tensor, version)
         torch.set_grad_enabled(self._grad_mode)
+        if self.autocast_changed():
+            set_autocast_state(self._autocast)
         _put_random_states(self._random)
 
 
@@ -122,7 +129,10 @@ def _compare(container: Any, place: Place, before: Any) -> Iterator[Change]:
         for key in [*before, *(key for key in container if key not in before)]:
             old, new = before.get(key, GONE), container.get(key, GONE)
             if old is not new:
-                yield Change(place.child(How.ITEM, container, key, f"{place}.{key}"), old, new)
+                shown = (
+                    key if isinstance(key, (str, int)) else f"<{type(key).__name__}>"
+                )  # a tensor's text is its values
+                yield Change(place.child(How.ITEM, container, key, f"{place}.{shown}"), old, new)
     elif len(container) != len(before):
         yield Change(place, f"{len(before)} items", f"{len(container)} items")
     elif not isinstance(container, list):

@@ -24,6 +24,7 @@ from treeplay.facts.place import How, Place, root
 from treeplay.trace.found import GONE, PLAIN, Container, Survey
 from treeplay.trace.location import is_own, is_users
 from treeplay.trace.names import methods_used, names_in, stores_in, strings_in, values_in
+from treeplay.trace.scaling import find_scaler, settings_of
 
 _NUMBERS = (bool, int, float, complex)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
@@ -34,7 +35,7 @@ _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MODULE_OWN = frozenset(vars(torch.nn.Module())) - set(_MODULE_HOOKS)
 # Objects of these have nothing of the program's; but namespaces of the standard library hold settings.
-_LIBRARIES = (sys.stdlib_module_names - {"types", "argparse"}) | {"torch", "treeplay", "numpy"}
+_LIBRARIES = (sys.stdlib_module_names - {"types", "argparse"}) | {"torch", "treeplay", "numpy", "triton"}
 # Methods that code calls without naming them.
 _OPERATORS = "neg abs add radd iadd sub rsub isub mul rmul imul truediv rtruediv pow rpow matmul rmatmul"
 _PROTOCOLS = "call enter exit iter next getitem setitem getattr getattribute get set torch_function"
@@ -265,6 +266,11 @@ class _Walk:
             self._of_class(value, place)
         self._slots(value, place, origin)
 
+    def _scaler(self, scaler: Any, place: Place, needs: Names) -> None:
+        self.found.scalers.append(find_scaler(scaler, place))
+        self.candidates += [(_ALWAYS, *setting) for setting in settings_of(scaler, place)]
+        self._instance(scaler, place, needs)
+
     def _generator(self, generator: torch.Generator, place: Place, needs: Names) -> None:
         self.found.generators[id(generator)] = generator
         self.found.objects[id(generator)] = place
@@ -272,6 +278,8 @@ class _Walk:
     # --- containers -----------------------------------------------------------------------------------------
 
     def _container(self, values: Any, place: Place, needs: Names) -> None:
+        if isinstance(values, dict) and "__builtins__" in values and "__name__" in values:
+            return  # globals, which are entered by name, from the functions that use them
         if isinstance(values, (dict, list, set, collections.deque)):
             self._keep(values, place)
         if isinstance(values, dict):
@@ -357,6 +365,7 @@ class _Walk:
         (CellType, _cell),
         (type, _class),
         (torch.Generator, _generator),
+        (torch.amp.GradScaler, _scaler),
         (ModuleType, _nothing),
     )
 

@@ -40,7 +40,9 @@ class Tape:
     inputs: list[InputSeen] = field(default_factory=list)
     log: list[Entry] = field(default_factory=list)
     mutated: set[int] = field(default_factory=set)  # fake storages that an operator wrote to
+    generators: dict[int, torch.Generator] = field(default_factory=dict)  # by identity, those that operators drew from
     refusal: Reason | None = None
+    is_too_early: bool = False  # the refusal is of this call, not of later ones
     uses_backward: bool = False
 
 

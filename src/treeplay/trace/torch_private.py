@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.modules import module as _module
 from torch.optim import optimizer as _optimizer
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils.hooks import RemovableHandle
+
+from treeplay.device.host.torch_private import native_layers as native_layers
 
 
 def is_mode_active() -> bool:
@@ -51,32 +52,37 @@ def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     return cast("Callable[..., Any]", disable(function))
 
 
-@contextlib.contextmanager
-def native_layers() -> Iterator[None]:
-    """Layers that take one large operator in evaluation do so although a function mode is active in this thread.
-
-    They ask `has_torch_function`, which says yes to anything under a mode; here it says so only of unusual tensors.
-    """
-    original, thread = torch.overrides.has_torch_function, threading.get_ident()
-
-    def has_torch_function(args: Iterable[Any]) -> bool:
-        if threading.get_ident() == thread:
-            args = tuple(item for item in args if type(item) not in _USUAL)
-        return bool(args) and original(args)
-
-    torch.overrides.has_torch_function = has_torch_function
-    try:
-        yield
-    finally:
-        torch.overrides.has_torch_function = original
-
-
-_USUAL = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor, type(None))
+functions_unwatched: Callable[[], contextlib.AbstractContextManager[None]] = torch._C.DisableTorchFunction
+"""A context in which no torch function mode is told of the calls in it."""
 
 
 def is_of_transform(tensor: torch.Tensor) -> bool:
     """Whether `tensor` is what a function transform (`grad`, `vmap`) wraps another in; it ends with the transform."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def is_used_up(node: Any) -> bool:
+    """Whether a backward has freed what a graph kept, at an autograd node or at one that it leads to."""
+    waiting, seen = [node], set()
+    while waiting:
+        current = waiting.pop()
+        if current is None or current in seen:
+            continue
+        seen.add(current)
+        if _is_freed(current):
+            return True
+        waiting.extend(following for following, _ in current.next_functions)
+    return False
+
+
+def _is_freed(node: Any) -> bool:
+    for name in dir(node):
+        if name.startswith("_saved_") or name == "saved_tensors":
+            try:
+                getattr(node, name)
+            except RuntimeError:
+                return True
+    return False
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -88,6 +94,32 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
     """Put a version counter back."""
     if not tensor.is_inference() and tensor._version != version:
         torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+def autocast_state() -> tuple[Any, ...]:
+    """What autocast does in this thread: per kind of device whether it is on and to which dtype it casts; its cache."""
+    kinds = ((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_DEVICES)
+    return (*kinds, torch.is_autocast_cache_enabled(), _autocast_nesting())
+
+
+def _autocast_nesting() -> int:
+    nesting = int(torch.autocast_increment_nesting()) - 1
+    torch.autocast_decrement_nesting()
+    return nesting
+
+
+def set_autocast_state(state: tuple[Any, ...]) -> None:
+    """Put autocast back."""
+    *kinds, is_cached, nesting = state
+    for kind, (is_enabled, dtype) in zip(_AUTOCAST_DEVICES, kinds, strict=True):
+        torch.set_autocast_enabled(kind, is_enabled)
+        torch.set_autocast_dtype(kind, dtype)
+    torch.set_autocast_cache_enabled(is_cached)
+    for _ in range(_autocast_nesting(), nesting, -1):  # contexts that were entered and not left
+        torch.autocast_decrement_nesting()
 
 
 register_call_hook = _module.register_module_forward_pre_hook
@@ -128,3 +160,21 @@ def dynamo_off() -> Iterator[None]:
 def address_of(generator: torch.Generator) -> int:
     """What identifies a generator: operators are given another Python object of the same one."""
     return int(generator._cdata)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def scaled_step_replaced(step: Callable[..., Any], is_meant: Callable[[], bool]) -> Iterator[None]:
+    """Where `GradScaler.step` would ask on the host whether an optimizer may step, `step(optimizer, found, args, kwargs)` is
+    called instead, with the tensors that hold the answer, if `is_meant()`."""
+    original = GradScaler._maybe_opt_step
+
+    def maybe_step(self: Any, optimizer: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        if not is_meant():
+            return original(self, optimizer, state, *args, **kwargs)
+        return step(optimizer, state["found_inf_per_device"].values(), args, kwargs)
+
+    GradScaler._maybe_opt_step = maybe_step  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        GradScaler._maybe_opt_step = original  # type: ignore[method-assign]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -32,10 +32,11 @@ from treeplay.errors import Refusal
 from treeplay.facts.location import Location
 from treeplay.facts.refusal import Reason
 from treeplay.facts.spec import TensorSpec
+from treeplay.trace.fused import torchs_own
 from treeplay.trace.location import call_site, innermost_is_optimizer, user_location
 from treeplay.trace.log import Entry, numbers_in
 from treeplay.trace.randomness import Generators, generator_in
-from treeplay.trace.scalar_ops import takes_symbolic_numbers
+from treeplay.trace.scalar_ops import takes_symbolic_number
 from treeplay.trace.scalars import Scalar, ScalarWorld, scalar_of, symbolic
 from treeplay.trace.tape import (
     InputSeen,
@@ -47,6 +48,7 @@ from treeplay.trace.tape import (
     storage_of,
     wants_grad,
 )
+from treeplay.trace.torch_private import address_of
 
 aten = torch.ops.aten
 _HOST_READS = frozenset(
@@ -71,6 +73,7 @@ class Tracer(TorchDispatchMode):
         self.is_known = is_known
         self.host_scalars: set[int] = set()
         self.births: dict[int, torch.fx.Node] = {}  # fake storage -> the node that made it
+        self.on_write: Callable[[Value], None] | None = None  # told of each tensor that an operator writes to
         self.fakes: list[weakref.ref[torch.Tensor]] = []
         self._bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._kept: list[Any] = []
@@ -124,7 +127,7 @@ class Tracer(TorchDispatchMode):
     # --- operators ------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        func, kwargs = torchs_own(func), kwargs or {}
         if func.namespace == "profiler":
             return func(*args, **kwargs)
         if func.namespace == "prim":  # C++ asks a fake for its device; raising there would end the process
@@ -147,14 +150,18 @@ class Tracer(TorchDispatchMode):
         out = self._run_fake(func, fake_args, fake_kwargs, where)
         node = self.tape.graph.call_function(func, node_args, node_kwargs)
         node.meta["where"] = where
-        self._note_writes(func, fake_args, fake_kwargs)
+        self._note_writes(func, args, kwargs)
         return self._wrap(func, out, node, args, kwargs, fake_args, fake_kwargs)
 
     def _settle(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         """The operator to record for the one called: the same, but for a few that hide what they do."""
-        if any(scalar_of(leaf) is not None for leaf in leaves_of((args, kwargs))) and not takes_symbolic_numbers(func):
-            # This operator wants a plain number: today's value, guarded.
-            args, kwargs = tree_map(lambda leaf: float(leaf) if scalar_of(leaf) else leaf, (args, dict(kwargs)))
+        # Where an operator wants a plain number it gets today's value, guarded.
+        if not takes_symbolic_number(func, None):
+            args = _with_plain_numbers(args)
+        kwargs = {
+            name: value if takes_symbolic_number(func, name) else _with_plain_numbers(value)
+            for name, value in kwargs.items()
+        }
         if func is aten.native_batch_norm.default and args[3] is not None and args[5]:
             # Its schema does not say that it writes the running statistics; this one's does.
             return aten._native_batch_norm_legit.default, args, kwargs
@@ -186,7 +193,7 @@ class Tracer(TorchDispatchMode):
                     )
 
     def _draw(self, func: Any, arguments: tuple[Any, ...], where: Location | None) -> None:
-        generator = generator_in(arguments)
+        generator = generator_in(leaves_of(list(arguments)), _device_of(arguments))
         if not self.generators.is_known(generator):
             raise self.refuse(
                 _name(func),
@@ -203,6 +210,7 @@ class Tracer(TorchDispatchMode):
                 where,
             )
         self.generators.draw(generator)
+        self.tape.generators[address_of(generator)] = generator
 
     def _run_fake(self, func: Any, args: Any, kwargs: Any, where: Location | None) -> Any:
         try:
@@ -287,7 +295,10 @@ class Tracer(TorchDispatchMode):
             target = args[position] if position < len(args) else kwargs.get(argument.name)
             for leaf in leaves_of(target):
                 if isinstance(leaf, torch.Tensor):
-                    self.tape.mutated.add(storage_of(leaf))
+                    value = self.values[id(leaf)]
+                    self.tape.mutated.add(storage_of(value.fake))
+                    if self.on_write is not None:
+                        self.on_write(value)
 
     def _wrap(self, func: Any, out: Any, node: Any, args: Any, kwargs: Any, fake_args: Any, fake_kwargs: Any) -> Any:
         handles = {
@@ -352,6 +363,21 @@ class Tracer(TorchDispatchMode):
     def leaked(self) -> bool:
         """Whether a fake outlived the trace: the program put it somewhere that the survey did not see."""
         return any(ref() is not None for ref in self.fakes)
+
+
+def _with_plain_numbers(value: Any) -> Any:
+    if not any(scalar_of(leaf) is not None for leaf in leaves_of(value)):
+        return value
+    return tree_map(lambda leaf: float(leaf) if scalar_of(leaf) is not None else leaf, value)
+
+
+def _device_of(arguments: Iterable[Any]) -> torch.device:
+    """Where an operator with these arguments computes: on a device that it is given, else with its first tensor."""
+    leaves = leaves_of(list(arguments))
+    named = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
+    return next(
+        iter([*named, *(leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor))]), torch.device("cpu")
+    )
 
 
 _KEEP_ON_DEVICE = "return the tensor and read it after the call, or keep the computation in tensors (torch.where)"

@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from treeplay.trace.fused import with_symbolic_rate
 from treeplay.trace.torch_private import is_of_transform
 from treeplay.trace.tracer import Tracer
 
@@ -89,7 +90,7 @@ class WatchFunctions(TorchFunctionMode):
             inputs = args[1] if func is torch.autograd.grad and len(args) > 1 else kwargs.get("inputs")
             self._check_graph(_tensors(_outputs(args, kwargs)), _tensors(inputs))
             self._note_backward(args, kwargs)
-        return func(*args, **kwargs)
+        return with_symbolic_rate(func, kwargs)(*args, **kwargs)
 
     def _refuse_read(self, func: Any, args: Any) -> None:
         if func in _PRINTS.values():

@@ -13,22 +13,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from treeplay.errors import InternalError, ProgramRaised, Refusal
+from treeplay.errors import InternalError, ProgramRaised, Refusal, TooEarly
 from treeplay.facts.mismatch import Mismatch
 from treeplay.facts.refusal import Reason
 from treeplay.facts.structure import flatten
 from treeplay.observe import counters, warn_once
 from treeplay.settings import settings
 from treeplay.trace.jit import Busy, Call, survey_call
-from treeplay.trace.observe import observe
 from treeplay.tree.decide import Action, CallFacts, Phase, decide
 from treeplay.tree.key import describe, make_key, varying
 from treeplay.tree.mismatch import first_mismatch
+from treeplay.tree.moved import bring_back
 from treeplay.tree.table import Entry, Observation, Recording, Table
 from treeplay.wrap.emit import MISS
 
+Observe = Callable[[Callable[..., Any], Call], tuple[Any, list[Any]]]
 Record = Callable[[Call, list[Any]], Recording]
 CallFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+_MOST_WAITS = 16  # calls that are too early to record, before a program is refused
 
 
 def _never(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -49,9 +51,12 @@ class Tally:
 class Manager:
     """Owns a program's table of recordings. Not safe for threads: its owner takes turns."""
 
-    def __init__(self, program: Callable[..., Any], record: Record, *, name: str, on_refusal: str) -> None:
+    def __init__(
+        self, program: Callable[..., Any], record: Record, observe: Observe, *, name: str, on_refusal: str
+    ) -> None:
         self.program = program
         self.record = record
+        self.observe = observe
         self.name = name
         self.on_refusal = on_refusal
         self.table = Table()
@@ -90,6 +95,8 @@ class Manager:
         entry = self.table.entry(key, lambda: describe(call))
         for recording in reversed(entry.recordings):
             out = recording.call(args, kwargs)
+            if out is MISS and bring_back(recording.moved):
+                out = recording.call(args, kwargs)
             if out is not MISS:
                 self._replayed(recording)
                 return out
@@ -132,7 +139,7 @@ class Manager:
             self._note_cause(entry, call)
         entry.eager_calls += 1
         self.tally.eager += 1
-        out, log = observe(self.program, call)
+        out, log = self.observe(self.program, call)
         # What the program itself counts up is as it leaves it: the trace finds such changes and names their line.
         entry.observations.append(Observation(log, survey_call(self.program, call)))
         entry.phase = Phase.RECORDED if entry.recordings else Phase.OBSERVED
@@ -155,6 +162,9 @@ class Manager:
             out = recording.call(call.args, call.kwargs)
         except Busy:
             return self._eager(entry, call)
+        except TooEarly as early:
+            entry.waits += 1
+            return self._eager(entry, call) if entry.waits < _MOST_WAITS else self._refused(entry, early, call)
         except ProgramRaised as raised:
             return self._run_to_tell(entry, raised, call)
         except Refusal as refusal:

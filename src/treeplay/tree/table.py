@@ -7,9 +7,10 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.plan import Plan
 from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Signature
+from treeplay.facts.signature import Input, Signature
 from treeplay.trace.found import Survey
 from treeplay.tree.decide import Phase
 from treeplay.tree.key import as_line
@@ -24,11 +25,13 @@ class Recording:
     plan: Plan
     lowering: str
     operators: int
-    scratch_bytes: int
     source: str
     seconds: dict[str, float]
+    launch: Callable[[], LaunchFacts]  # how the device launches it by now
+    free: Callable[[], None]  # gives back what the device holds for it; a later call records anew
     replays: int = 0
     details: dict[str, Any] = field(default_factory=dict)
+    moved: tuple[Input, ...] = ()  # state that moved to the device with the recording
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,11 +53,17 @@ class Entry:
     reason: Reason | None = None
     eager_calls: int = 0
     rerecordings: int = 0
+    waits: int = 0  # calls that were too early to record
     causes: list[str] = field(default_factory=list)
 
     def observation(self) -> Observation | None:
         """That of a call with the plain values of today, or None."""
         return next((seen for seen in self.observations if seen.found.changed() is None), None)
+
+    def free(self) -> None:
+        """Give back what devices hold for the recordings."""
+        for recording in self.recordings:
+            recording.free()
 
     @property
     def label(self) -> str:
@@ -92,12 +101,18 @@ class Table:
         dropped = []
         while len(self._entries) > 1 and (len(self._entries) > most or self.recordings > most):
             _, entry = self._entries.popitem(last=False)
+            entry.free()
             dropped.append(entry)
         newest = next(reversed(self._entries.values()), None)
         if newest is not None and len(newest.recordings) > most:
-            del newest.recordings[: len(newest.recordings) - most]
+            surplus = len(newest.recordings) - most
+            for recording in newest.recordings[:surplus]:
+                recording.free()
+            del newest.recordings[:surplus]
         return dropped
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget everything, and give back what devices hold for it."""
+        for entry in self:
+            entry.free()
         self._entries.clear()

@@ -54,13 +54,17 @@ class Miss:
 MISS = Miss()
 
 
+_KINDS = ("cpu", "cuda")
+
+
 @dataclass(frozen=True, slots=True)
 class Ambience:
     """What surrounds a call and belongs to its key: modes of the thread that change what operators do."""
 
     grad_enabled: bool
     inference: bool
-    autocast: torch.dtype | None
+    autocast: tuple[tuple[str, torch.dtype], ...]  # device types under autocast, and what it casts to there
+    autocast_cache: bool  # whether each weight is cast once: then the gradients of its uses are added up as cast
     default_dtype: torch.dtype
 
     @classmethod
@@ -69,7 +73,10 @@ class Ambience:
         return cls(
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
-            torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None,
+            autocast := tuple(
+                (kind, torch.get_autocast_dtype(kind)) for kind in _KINDS if torch.is_autocast_enabled(kind)
+            ),
+            bool(autocast) and torch.is_autocast_cache_enabled(),
             torch.get_default_dtype(),
         )
 
@@ -127,9 +134,12 @@ class _Emitter(Writer):
             f"is_grad_enabled() is {self.ambience.grad_enabled} and "
             f"get_default_dtype() is {self.constant(self.ambience.default_dtype)}"
         )
-        if self.ambience.autocast is not None:
+        for kind, dtype in self.ambience.autocast:
             self.names["get_autocast_dtype"] = torch.get_autocast_dtype
-            self.require(f"get_autocast_dtype('cpu') is {self.constant(self.ambience.autocast)}")
+            self.require(f"get_autocast_dtype({kind!r}) is {self.constant(dtype)}")
+        if self.ambience.autocast:
+            self.names["is_autocast_cache_enabled"] = torch.is_autocast_cache_enabled
+            self.require(f"is_autocast_cache_enabled() is {self.ambience.autocast_cache}")
 
     def arguments(self, structure: Leaf | Structure) -> None:
         if isinstance(structure, Leaf):
@@ -243,7 +253,7 @@ class _Emitter(Writer):
     def call(self) -> None:
         numbers = self.tuple(number.name for number in self.signature.numbers if number.is_input)
         call = f"out = run([{', '.join(self.inputs)}], {numbers})"
-        if self.ambience.autocast is not None:
+        if self.ambience.autocast:
             self.names["disable_autocast"] = self.parts.disable_autocast
             lines = ["with disable_autocast():", f"    {call}"]
         else:

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-from treeplay.device.protocol import Recorded, Replay
+from treeplay.device.host.taped import Taped, record_tape
+from treeplay.device.protocol import Body, Recorded, Replay, Work
+from treeplay.facts.launch import LaunchFacts
 
 
 def on_one_thread(run: Replay) -> Replay:
@@ -38,9 +40,20 @@ class HostDevice:
 
     name = "cpu"
 
-    def record(self, run: Replay, *, scratch_bytes: int, is_small: bool = False) -> Recorded:
-        """Bind `run`; executes nothing. A small program is replayed on the caller's thread alone."""
-        return Recorded(on_one_thread(run) if is_small else run, scratch_bytes, self.name)
+    def record(self, work: Work) -> Recorded:
+        """Bind the work; executes nothing. Small work is replayed on the caller's thread alone.
+
+        Opaque work is recorded at its first replay: a tape of the operators that the user's code runs.
+        """
+        if work.is_opaque:
+            taped = Taped(work)
+            return Recorded(taped, taped.facts, taped.free)
+        facts = LaunchFacts(self.name, "bound", scratch_bytes=work.scratch_bytes)
+        return Recorded(on_one_thread(work.run) if work.is_small else work.run, lambda: facts, lambda: None)
+
+    def rehearse(self, body: Body, tensors: Sequence[torch.Tensor]) -> None:
+        """Record `body` on a tape, which puts back what it writes, and drop the tape."""
+        record_tape(body, tensors)
 
     def facts(self) -> dict[str, Any]:
         """Cores, threads and the vector instructions that torch uses."""

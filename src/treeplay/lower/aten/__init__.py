@@ -13,13 +13,13 @@ import torch.fx
 
 from treeplay.errors import LoweringError
 from treeplay.facts.arena import ArenaPlan
+from treeplay.generated import load_source
 from treeplay.lower.aten.emit import Emitter
 from treeplay.lower.aten.memory import Cells, Memory
 from treeplay.lower.aten.numbers import NumberText
 from treeplay.lower.aten.storage import Home, survey_storages
 from treeplay.lower.aten.text import Text
 from treeplay.lower.lowered import Lowered
-from treeplay.wrap.load import load_source
 
 
 def lower_aten(graph: torch.fx.Graph, plan: ArenaPlan) -> Lowered:

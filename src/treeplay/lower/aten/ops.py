@@ -1,46 +1,48 @@
-"""What schemas and tags say of ATen operators: an operator goes in, a fact for the arena plan comes out. Runs nothing.
+"""What the arena plan must know of ATen operators, beyond what every device asks (`device.host.operators`).
 
-The exceptions that no schema tells are the four small tables at the top.
+The exceptions that no schema tells are the small tables at the top.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-import torch
 from torch._ops import OpOverload
 
-aten = torch.ops.aten
-
-# Memory with no defined contents: in an arena there is nothing to run.
-EMPTY = frozenset(
-    {
-        aten.empty.memory_format,
-        aten.empty_like.default,
-        aten.empty_strided.default,
-        aten.empty_permuted.default,
-        aten.new_empty.default,
-        aten.new_empty_strided.default,
-    }
+from treeplay.device.host.operators import (
+    COPIES,
+    EMPTY,
+    KEEPS_FOR_BACKWARD,
+    OutForm,
+    aten,
+    is_inplace_view,
+    is_random,
+    is_written,
+    out_form,
+    returns_count,
 )
+
+__all__ = [
+    "CELLS",
+    "COPIES",
+    "EMPTY",
+    "KEEPS_FOR_BACKWARD",
+    "OutForm",
+    "aten",
+    "fill_value",
+    "is_inplace_view",
+    "is_pure",
+    "is_random",
+    "is_written",
+    "needs_only_memory",
+    "out_form",
+    "returns_count",
+]
+
 # Memory with one number in it, by the position of the number or the number itself: in an arena, a fill.
 _FILL_VALUES: dict[Any, int] = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2}
 _FILL_ZERO = frozenset({aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default})
 _FILL_ONE = frozenset({aten.ones.default, aten.ones_like.default, aten.new_ones.default})
-# A new tensor with the values of its first argument: in an arena, a copy. Their own `out` overloads allocate first.
-COPIES = frozenset({aten.clone.default, aten._to_copy.default})
-# Functional operators that torch defines as another one with more arguments, where only the other has an `out` form.
-_SYNONYMS: dict[Any, tuple[Any, tuple[Any, ...]]] = {
-    aten.relu.default: (aten.clamp_min.default, (0,)),
-    aten.sum.default: (aten.sum.dim_IntList, ([], False)),
-    aten.mean.default: (aten.mean.dim, ([], False)),
-    **{getattr(aten, name).Scalar: (getattr(aten, name).Tensor, ()) for name in ("add", "sub", "mul", "div")},
-}
-# Operators whose kernels ask whether gradients are on, to decide whether to keep what their backward needs: the
-# position of the result that is only there then.
-KEEPS_FOR_BACKWARD: dict[Any, int] = {aten.mkldnn_rnn_layer.default: 3} if hasattr(aten, "mkldnn_rnn_layer") else {}
 # Operators that take a tensor (or tensors) and a number, and the overload that takes the number as a tensor.
 CELLS: dict[OpOverload, OpOverload] = {
     **{
@@ -54,80 +56,9 @@ CELLS: dict[OpOverload, OpOverload] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class OutForm:
-    """The overload of an operator that writes into given tensors, and the names of those arguments in order.
-
-    `base` is the functional operator it is the form of; `more` are arguments to put after the traced operator's own.
-    """
-
-    op: OpOverload
-    base: OpOverload
-    outs: tuple[str, ...]
-    more: tuple[Any, ...] = ()
-
-
-def is_written(argument: Any) -> bool:
-    """Whether an operator writes to this argument of its schema."""
-    return argument.alias_info is not None and argument.alias_info.is_write
-
-
-def returns_count(op: OpOverload) -> int | None:
-    """How many tensors an operator returns, or None where the number depends on the call."""
-    kinds = [str(item.type) for item in op._schema.returns]
-    return len(kinds) if kinds and all(kind == "Tensor" for kind in kinds) else None
-
-
-def is_random(op: OpOverload) -> bool:
-    """Whether an operator may draw from a random generator."""
-    return torch.Tag.nondeterministic_seeded in op.tags
-
-
-def is_inplace_view(op: Any) -> bool:
-    """Whether an operator changes the shape or the memory of the very tensor that it is given."""
-    return torch.Tag.inplace_view in op.tags
-
-
 def is_pure(op: OpOverload) -> bool:
     """Whether equal arguments give equal results, and nothing else happens."""
     return not op._schema.is_mutable and not is_random(op) and op not in EMPTY
-
-
-@lru_cache(maxsize=4096)
-def out_form(op: OpOverload) -> OutForm | None:
-    """The `out` overload that does the same work as `op` without allocating, if there is one.
-
-    Only kernels written for it count: torch generates an `out` overload for every operator without one, which
-    allocates a result, copies it and frees it, and so costs more than the functional form.
-    """
-    if _reduces_a_loss(op):
-        return None
-    target, more = _SYNONYMS.get(op, (op, ()))
-    packet = target._overloadpacket
-    for name in packet.overloads():
-        candidate = getattr(packet, name)
-        outs = _outs_added(target, candidate)
-        if outs and torch.Tag.generated not in candidate.tags:
-            return OutForm(candidate, target, outs, more)
-    return None
-
-
-def _reduces_a_loss(op: OpOverload) -> bool:
-    """A loss resizes its `out` to one loss an element before it reduces: given memory would be outgrown."""
-    is_backward = "backward" in op._schema.name
-    return not is_backward and any(argument.name == "reduction" for argument in op._schema.arguments)
-
-
-def _outs_added(op: OpOverload, candidate: OpOverload) -> tuple[str, ...]:
-    own = {argument.name: str(argument.type) for argument in op._schema.arguments}
-    added = [argument for argument in candidate._schema.arguments if argument.name not in own]
-    shared = {argument.name: str(argument.type) for argument in candidate._schema.arguments if argument.name in own}
-    fits = (
-        shared == own
-        and len(added) == returns_count(op)
-        and all(is_written(argument) and argument.kwarg_only and str(argument.type) == "Tensor" for argument in added)
-    )
-    return tuple(argument.name for argument in added) if fits else ()
 
 
 def fill_value(op: OpOverload, args: tuple[Any, ...]) -> Any:

@@ -7,7 +7,7 @@ import linecache
 import traceback
 
 from treeplay.facts.source import Source
-from treeplay.wrap.load import load_source
+from treeplay.generated import load_source
 
 
 def test_a_traceback_shows_the_generated_line():

@@ -1,0 +1,1 @@
+"""CUDA devices. Importing this asks nothing of CUDA and creates no context."""

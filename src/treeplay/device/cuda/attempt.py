@@ -1,0 +1,147 @@
+"""One capture of a body, and everything about it that relocation wants to know."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from treeplay.device.cuda import driver, torch_private
+from treeplay.device.cuda.capture import capturing
+from treeplay.device.cuda.history import allocations
+from treeplay.device.cuda.lane import Lane
+from treeplay.device.cuda.nodes import read_nodes
+from treeplay.device.protocol import Work
+from treeplay.facts.nodes import Captured, Placed
+
+
+@dataclass(eq=False)
+class Attempt:
+    """A captured graph, not yet instantiated, and its outputs in pool memory. `leave` gives its claim on the pool back."""
+
+    graph: torch.cuda.CUDAGraph
+    outputs: list[torch.Tensor]
+    leave: Callable[[], Any]
+    births: dict[int, int] = field(default_factory=dict)  # of outputs by index: nodes before belong to others
+    captured: Captured | None = None  # None where nodes cannot be read
+
+    def drop(self) -> None:
+        """Give graph and memory back."""
+        self.outputs.clear()
+        self.graph.reset()
+        self.leave()
+
+
+def attempt(
+    work: Work,
+    tensors: Sequence[torch.Tensor],
+    lane: Lane,
+    *,
+    cloned: Collection[int] = (),
+    movable: Sequence[int] | None = None,
+) -> Attempt:
+    """Capture the body over `tensors`; executes nothing.
+
+    Outputs at `cloned` are copied as the last thing that is captured, so that they lie in memory of their own. With
+    `movable`, the indices of the tensors that may move, the nodes are read. Raises `CaptureFailed`, or what the body raises.
+    """
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    for generator in work.generators:
+        graph.register_generator_state(generator)
+    pool = lane.enter()
+    made = None
+    try:
+        with (
+            allocations(lane.device, pool) as seen,
+            spared_generator(lane.device, is_drawn_from=work.draws) as spare,
+            capturing(graph, device=lane.device, pool=pool, gives_back_caches=False),
+            torch.no_grad(),
+        ):
+            spare()
+            births = Marks(lane.device)
+            with work.tells(births) if work.tells is not None else nullcontext():
+                outputs = list(work.body(list(tensors)))
+            for index in cloned:
+                before = births.now()
+                outputs[index] = outputs[index].clone()
+                births.born(outputs[index], before)
+        made = Attempt(graph, outputs, lane.leave, births.of(outputs))
+        made.leave = weakref.finalize(made, lane.leave)  # once, also if nobody drops it
+        if movable is not None:
+            made.captured = Captured(
+                read_nodes(graph.raw_cuda_graph()),
+                tuple(_placed(index, tensors[index]) for index in movable),
+                tuple(_placed(index, outputs[index]) for index in in_own_memory(outputs)),
+                seen.blocks,
+            )
+    except BaseException:
+        if made is None:
+            lane.leave()
+        else:
+            made.drop()
+        raise
+    return made
+
+
+class Marks:
+    """How many nodes there were when memory was allocated, by its address. The last that was made at an address counts."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch_private.native("_cuda_getCurrentRawStream")(device.index)
+        self._at: dict[int, int] = {}
+
+    def now(self) -> int:
+        """How many nodes there are."""
+        graph = driver.captured_graph(self._stream)
+        return driver.count_nodes(graph) if graph is not None else 0
+
+    def born(self, tensor: torch.Tensor, at: int) -> None:
+        """Note a tensor in memory of its own."""
+        self._at[tensor.untyped_storage().data_ptr()] = at
+
+    def of(self, outputs: Sequence[torch.Tensor]) -> dict[int, int]:
+        """What was noted of the outputs, by their index."""
+        places = {index: output.untyped_storage().data_ptr() for index, output in enumerate(outputs)}
+        return {index: self._at[place] for index, place in places.items() if place in self._at}
+
+
+@contextmanager
+def spared_generator(device: torch.device, *, is_drawn_from: bool) -> Iterator[Callable[[], None]]:
+    """Keep the default generator out of a capture that does not draw from it.
+
+    While a capture has it, nobody else in the process can draw random numbers on that device. So the capture begins with
+    another one in its place; what this yields puts it back, and is called when the capture has begun.
+    """
+    if is_drawn_from:
+        yield lambda: None
+        return
+    generator = torch.cuda.default_generators[device.index]
+    own = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
+
+    def put_back() -> None:
+        generator.graphsafe_set_state(own)
+
+    try:
+        yield put_back
+    finally:
+        put_back()
+
+
+def in_own_memory(outputs: Sequence[torch.Tensor]) -> list[int]:
+    """The outputs that have a storage of their own, and begin where it begins."""
+    storages = [output.untyped_storage()._cdata for output in outputs]
+    return [
+        index
+        for index, output in enumerate(outputs)
+        if output.is_cuda and output.numel() and output.storage_offset() == 0 and storages.count(storages[index]) == 1
+    ]
+
+
+def _placed(index: int, tensor: torch.Tensor) -> Placed:
+    storage = tensor.untyped_storage()
+    return Placed(index, tensor.data_ptr(), storage.nbytes(), storage.data_ptr())

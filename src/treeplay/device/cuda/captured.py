@@ -1,0 +1,322 @@
+"""From a body and its tensors to a graph that can be launched with other tensors.
+
+capture (tensors where they are) ─▶ capture (decoys) ─▶ capture (other decoys) ─▶ table of what can move
+   └─ something cannot: it gets a buffer, or a captured copy, and all is captured again
+─▶ instantiate ─▶ patcher ─▶ the launch function
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from treeplay.device.cuda import torch_private
+from treeplay.device.cuda.attempt import Attempt, attempt
+from treeplay.device.cuda.decoys import make_decoys
+from treeplay.device.cuda.history import device_ranges
+from treeplay.device.cuda.lane import Lane, union_bytes
+from treeplay.device.cuda.launch import (
+    Copied,
+    Move,
+    Parts,
+    Patched,
+    Result,
+    Unplaced,
+    disable,
+    emit_launch,
+    launches_of,
+)
+from treeplay.device.cuda.patch import Patcher, build_patcher
+from treeplay.device.cuda.verify import unfaithful_nodes
+from treeplay.device.protocol import Replay, Work
+from treeplay.errors import InternalError
+from treeplay.facts.launch import LaunchFacts
+from treeplay.facts.nodes import Block
+from treeplay.facts.spec import TensorSpec
+from treeplay.generated import load_source
+from treeplay.relocate import Relocation, Row, relocate
+
+_MOST_ROUNDS = 3
+_BYTES_PER_NODE = 2048
+
+
+@dataclass(slots=True)
+class Found:
+    """What captures have shown: inputs that need a `buffer` and outputs that need a captured copy, each with the reason."""
+
+    buffered: dict[int, str] = field(default_factory=dict)
+    cloned: dict[int, str] = field(default_factory=dict)
+    table: Relocation | None = None
+    why_fixed: str | None = None  # why nothing at all can move
+
+
+@dataclass(eq=False)
+class Captured:
+    """A graph, the function that launches it, and what both keep alive. Its owner calls `free`."""
+
+    work: Work
+    made: Attempt
+    lane: Lane
+    found: Found
+    buffers: dict[int, torch.Tensor]
+    rows: dict[int, Row]
+    patcher: Patcher | None
+    addresses: list[int]
+    launch: Replay
+    exec_bytes: int
+    seconds: dict[str, float]
+    moves: int = 0
+    is_held: bool = True
+    _launches_seen: int = 0
+
+    @property
+    def launches(self) -> int:
+        """Launches since this was last set to 0."""
+        return launches_of(self.launch) - self._launches_seen
+
+    @launches.setter
+    def launches(self, count: int) -> None:
+        self._launches_seen = launches_of(self.launch) - count
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The scratch memory that it uses while it runs."""
+        captured = self.made.captured
+        return (captured.blocks or ()) if captured is not None else ()
+
+    @property
+    def own_bytes(self) -> int:
+        """What it holds besides: the instantiated graph, and buffers."""
+        return self.exec_bytes + sum(TensorSpec.of(buffer).nbytes for buffer in self.buffers.values())
+
+    def let_go(self) -> None:
+        """Give everything back; the next launch finds that it has to be captured again."""
+        self.free()
+
+    def facts(self) -> LaunchFacts:
+        """A snapshot of how it is launched."""
+        captured = self.made.captured
+        copied = sum(TensorSpec.of(buffer).nbytes for buffer in self.buffers.values())
+        return LaunchFacts(
+            str(self.lane.device),
+            "recorded",
+            why=self.found.why_fixed,
+            nodes=len(captured.nodes) if captured is not None else 0,
+            scratch_bytes=union_bytes(self.blocks),
+            exec_bytes=self.exec_bytes,
+            copied_bytes_per_call=copied,
+            patched=self.moves,
+            policy=self._policy(),
+            seconds=dict(self.seconds),
+        )
+
+    def _policy(self) -> dict[str, str]:
+        names = self.work.names
+        policy = {}
+        for at, name in enumerate(names):
+            if at in self.buffers:
+                policy[name] = f"copied: {self.found.buffered[at]}"
+            elif at in self.rows:
+                kind = "pinned" if at in self.work.state else "patched"
+                policy[name] = f"{kind} ({len(self.rows[at].sites)} sites)"
+            else:
+                policy[name] = "pinned"
+        return policy | {f"out[{at}]": f"copied: {why}" for at, why in self.found.cloned.items()}
+
+    def move_state(self, tensors: list[torch.Tensor]) -> None:
+        """State that seldom moves has moved: its new addresses go into the graph; `Unplaced` if they cannot."""
+        moves = []
+        for at in range(len(tensors)):
+            address = tensors[at].data_ptr()
+            if at not in self.work.state or address == self.addresses[at]:
+                continue
+            if at not in self.rows or not self.rows[at].accepts(address):
+                raise Unplaced
+            moves.append((at, address))
+        if self.patcher is None:
+            raise Unplaced
+        self.patcher.move_many((self.rows[at], address) for at, address in moves)
+        for at, address in moves:
+            self.addresses[at] = address
+        self.moves += len(moves)
+
+    def free(self) -> None:
+        """Give graph and memory back. What is still running with the buffers keeps them until it is done."""
+        with self.lane.lock:
+            if not self.is_held:
+                return
+            self.is_held = False
+            disable(self.launch)
+            for buffer in self.buffers.values():
+                self.lane.keep_for_last_replay(buffer)
+            self.buffers = {}
+            self.made.drop()
+
+
+def capture_work(work: Work, tensors: Sequence[torch.Tensor], lane: Lane, plain: Replay) -> Captured:
+    """Capture the body of `work` over `tensors`; executes nothing. Raises `CaptureFailed`, or what the body raises.
+
+    `plain` runs the work as it is; it is called where a tensor lies so that the graph cannot read it.
+    """
+    seconds: dict[str, float] = {}
+    start = time.perf_counter()
+    found = Found()
+    buffers: dict[int, torch.Tensor] = {}
+    for _ in range(_MOST_ROUNDS):
+        buffers = {at: buffers.get(at, _buffer(tensors[at])) for at in found.buffered}
+        made = _capture_and_prove(work, tensors, lane, found, buffers, seconds)
+        if not _learned(work, found):
+            break
+        made.drop()
+    else:
+        raise InternalError("captures went on showing other things that cannot move")
+    try:
+        return _instantiated(work, tensors, lane, found, buffers, made, plain, seconds, start)
+    except BaseException:
+        made.drop()
+        raise
+
+
+def _capture_and_prove(
+    work: Work,
+    tensors: Sequence[torch.Tensor],
+    lane: Lane,
+    found: Found,
+    buffers: dict[int, torch.Tensor],
+    seconds: dict[str, float],
+) -> Attempt:
+    """The capture to be replayed, after two more with every movable tensor elsewhere; notes the table in `found`."""
+    own = [work.vector.tensor] if work.vector is not None else []
+    movable = [
+        at for at, tensor in enumerate(tensors) if at not in buffers and at not in work.pinned and tensor.numel()
+    ]
+    given = [buffers.get(at, tensor) for at, tensor in enumerate(tensors)]
+    before = time.perf_counter()
+    made = attempt(work, [*given, *own], lane, cloned=found.cloned, movable=movable)
+    seconds["capture"] = time.perf_counter() - before
+    others: list[Attempt] = []
+    try:
+        for seed in (1, 2):
+            decoys = make_decoys([tensors[at] for at in movable], seed=seed)
+            elsewhere = list(given)
+            for at, decoy in zip(movable, decoys, strict=True):
+                elsewhere[at] = decoy
+            others.append(attempt(work, [*elsewhere, *own], lane, cloned=found.cloned, movable=movable))
+        captures = [one.captured for one in (made, *others) if one.captured is not None]
+        found.table = relocate(captures, ranges=device_ranges())
+    except BaseException:
+        made.drop()
+        raise
+    finally:
+        for other in others:
+            other.drop()
+    seconds["proof"] = time.perf_counter() - before - seconds["capture"]
+    return made
+
+
+def _learned(work: Work, found: Found) -> bool:
+    """Note what cannot move and needs another way; whether there is something new."""
+    known = (len(found.buffered), len(found.cloned))
+    if found.table is None:
+        return False
+    for row in found.table.tensors:
+        if not row.is_patchable and row.index not in work.state:
+            found.buffered[row.index] = str(row.reason)
+    for row in found.table.outputs:
+        if not row.is_patchable and row.index not in found.cloned:
+            found.cloned[row.index] = str(row.reason)
+    return known != (len(found.buffered), len(found.cloned))
+
+
+def _instantiated(
+    work: Work,
+    tensors: Sequence[torch.Tensor],
+    lane: Lane,
+    found: Found,
+    buffers: dict[int, torch.Tensor],
+    made: Attempt,
+    plain: Replay,
+    seconds: dict[str, float],
+    start: float,
+) -> Captured:
+    before = time.perf_counter()
+    free_before = torch.cuda.mem_get_info(lane.device)[0]
+    made.graph.instantiate()
+    taken = free_before - torch.cuda.mem_get_info(lane.device)[0]
+    # The driver takes memory in large pieces, so most graphs seem to take none: then what they take on average counts.
+    nodes = len(made.captured.nodes) if made.captured is not None else 0
+    exec_bytes = max(taken, nodes * _BYTES_PER_NODE)
+    patcher = None
+    rows: dict[int, Row] = {}
+    out_rows: dict[int, Row] = {}
+    if found.table is not None:
+        patcher = build_patcher(made.graph.raw_cuda_graph(), made.graph.raw_cuda_graph_exec(), found.table)
+        bad = unfaithful_nodes(patcher)
+        if bad:
+            raise InternalError(f"nodes do not stay what they are when they are set: {bad}")
+        rows = {row.index: row for row in found.table.tensors if row.is_patchable}
+        out_rows = {
+            row.index: since(row, made.births.get(row.index, 0)) for row in found.table.outputs if row.is_patchable
+        }
+    seconds["instantiate"] = time.perf_counter() - before
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    captured = Captured(work, made, lane, found, buffers, rows, patcher, addresses, plain, exec_bytes, seconds)
+    captured.launch = load_source(emit_launch(_parts(captured, tensors, out_rows, plain), work.name))
+    seconds["record all"] = time.perf_counter() - start
+    lane.hold(captured)
+    return captured
+
+
+def _parts(captured: Captured, tensors: Sequence[torch.Tensor], out_rows: dict[int, Row], plain: Replay) -> Parts:
+    work, rows, patcher = captured.work, captured.rows, captured.patcher
+    steady = tuple(at for at, tensor in enumerate(tensors) if at in work.state and tensor.numel())
+
+    def mover(row: Row) -> Move:
+        if patcher is None:
+            raise InternalError("nothing can be moved without a patcher")
+        return patcher.mover(row)
+
+    def result(at: int, output: torch.Tensor) -> Result:
+        row, spec = out_rows.get(at), TensorSpec.of(output)
+        if row is not None:
+            return Result(spec, row.address, mover(row), leaf=work.slots.get(at))
+        return Result(spec, 0, None, output if output.numel() else None)
+
+    return Parts(
+        lane=captured.lane,
+        replay=torch_private.replay_of(captured.made.graph),
+        plain=plain,
+        vector=work.vector,
+        steady=steady,
+        addresses=captured.addresses,
+        moved=captured.move_state,
+        patched=tuple(
+            Patched(at, row.address, mover(row), row.alignment, row.residue, at in work.mutated)
+            for at, row in rows.items()
+            if at not in work.state and row.sites
+        ),
+        copied=tuple(Copied(at, buffer, at in work.mutated) for at, buffer in captured.buffers.items()),
+        results=tuple(result(at, output) for at, output in enumerate(captured.made.outputs)),
+        align=aligned,
+    )
+
+
+def since(row: Row, node: int) -> Row:
+    """The row without sites before a node: those are of other tensors, dead by then, in the memory it was captured with."""
+    return replace(row, sites=tuple(site for site in row.sites if site.node >= node))
+
+
+def _buffer(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def aligned(tensor: torch.Tensor, residue: int, modulus: int) -> torch.Tensor:
+    """A copy of `tensor` at an address that leaves `residue` when divided by `modulus`."""
+    spec = TensorSpec.of(tensor)
+    room = torch.empty(spec.nbytes + modulus + tensor.element_size(), dtype=torch.uint8, device=tensor.device)
+    shift = (residue - room.data_ptr()) % modulus
+    copy = room[shift : shift + spec.nbytes].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+    return copy.copy_(tensor)

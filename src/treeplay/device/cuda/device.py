@@ -1,0 +1,40 @@
+"""Records on an NVIDIA GPU: a callable is run once as it is, then captured as a CUDA graph, then launched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from treeplay.device.cuda.attempt import attempt
+from treeplay.device.cuda.lane import lane_of
+from treeplay.device.cuda.recording import CudaRecording
+from treeplay.device.protocol import Body, Recorded, Work
+from treeplay.errors import InternalError
+
+
+def _never(tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+    raise InternalError("a rehearsal is never run")
+
+
+class CudaDevice:
+    """One GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.name = str(device)
+
+    def record(self, work: Work) -> Recorded:
+        """Take the work; its first replay runs it unrecorded, the second records it."""
+        recording = CudaRecording(work, lane_of(self.device))
+        return Recorded(recording, recording.facts, recording.free)
+
+    def rehearse(self, body: Body, tensors: Sequence[torch.Tensor]) -> None:
+        """Capture `body` and drop the graph: what its Python does has been seen, and nothing has run."""
+        attempt(Work("rehearsal", _never, body), tensors, lane_of(self.device)).drop()
+
+    def facts(self) -> dict[str, Any]:
+        """Name, memory and compute capability."""
+        found = torch.cuda.get_device_properties(self.device)
+        return {"name": found.name, "memory": found.total_memory, "capability": f"{found.major}.{found.minor}"}

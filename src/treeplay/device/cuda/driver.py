@@ -1,0 +1,64 @@
+"""What the driver knows of captures and their graphs, and torch does not tell."""
+
+from __future__ import annotations
+
+from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
+
+from treeplay.device.cuda.node_calls import KERNEL, KINDS, MEMCPY, MEMSET, call, function
+from treeplay.device.cuda.nodes import handles_of
+
+_RELAXED = 2
+_NOT_CAPTURING, _CAPTURING = 0, 1  # a broken capture has status 2
+_VERBOSE = 1
+_NAMES = {KERNEL: "kernel", MEMCPY: "memcpy", MEMSET: "memset", **KINDS}
+
+
+def is_capturing(stream: int) -> bool:
+    """Whether a stream is in a capture, a broken one included."""
+    status = c_int()
+    call("cuStreamIsCapturing", stream, byref(status))
+    return status.value != _NOT_CAPTURING
+
+
+def begin_capture(stream: int) -> None:
+    """Put a stream into a capture that nothing can break."""
+    call("cuStreamBeginCapture_v2", stream, _RELAXED)
+
+
+def end_capture(stream: int) -> None:
+    """Take a stream out of its capture, broken or not, and drop what was captured."""
+    graph = c_void_p()
+    code = function("cuStreamEndCapture")(stream, byref(graph))
+    if code == 0 and graph.value:
+        call("cuGraphDestroy", graph)
+    # Any other code tells that the capture was broken, and that it is over.
+
+
+def captured_graph(stream: int) -> int | None:
+    """The raw graph that the capture of a stream is writing; None if it is broken or there is none."""
+    status, number, graph = c_int(), c_uint64(), c_void_p()
+    found = function("cuStreamGetCaptureInfo_v2")(stream, byref(status), byref(number), byref(graph), None, None)
+    return graph.value if found == 0 and status.value == _CAPTURING else None
+
+
+def count_nodes(graph: int) -> int:
+    """How many nodes a graph has."""
+    nodes = c_size_t()
+    call("cuGraphGetNodes", graph, None, byref(nodes))
+    return nodes.value
+
+
+def node_kinds(graph: int) -> list[str]:
+    """The kind of each node of a graph that exists."""
+    return [_kind(node) for node in handles_of(graph)]
+
+
+def print_dot(graph: int, path: str) -> None:
+    """Write a graph as DOT text, with all that the driver knows of each node."""
+    call("cuGraphDebugDotPrint", graph, path.encode(), _VERBOSE)
+
+
+def _kind(node: int) -> str:
+    kind = c_int()
+    call("cuGraphNodeGetType", node, byref(kind))
+    return _NAMES.get(kind.value, f"kind {kind.value}")

@@ -1,0 +1,125 @@
+"""What the recordings of one GPU share: scratch memory, and the order of replays that sharing it needs.
+
+Two recordings of one pool use the same scratch memory, so their replays must not overlap. On one stream they cannot; a
+replay on another stream than the last one first waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+
+from treeplay.facts.nodes import Block
+from treeplay.observe import counters
+from treeplay.settings import settings
+
+Token = tuple[int, int]
+
+
+class Held(Protocol):
+    """A recording, as the lane counts it. `launches` since memory was last looked at; `let_go` gives it all back."""
+
+    launches: int
+    is_held: bool
+
+    @property
+    def blocks(self) -> Sequence[Block]: ...
+
+    @property
+    def own_bytes(self) -> int: ...
+
+    def let_go(self) -> None: ...
+
+
+class Lane:
+    """The pool of one device and the stream of its last replay. `lock` is held while a replay is issued."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.lock = threading.RLock()
+        self.stream: int | None = None  # of the last replay, as the driver's handle
+        self._token: Token | None = None
+        self._users = 0
+        self._held: list[weakref.ref[Held]] = []
+
+    def enter(self) -> Token:
+        """The pool for one more graph. An emptied pool is not used again: its memory is on its way back."""
+        with self.lock:
+            if self._token is None:
+                self._token = torch.cuda.graph_pool_handle()
+            self._users += 1
+            return self._token
+
+    def leave(self) -> None:
+        """A graph has gone."""
+        with self.lock:
+            self._users -= 1
+            if self._users == 0:
+                self._token = None
+
+    def hold(self, newest: Held) -> None:
+        """Keep count of a recording, and let the least used go while all together hold more than they may."""
+        with self.lock:
+            self._held.append(weakref.ref(newest))
+            for held in self._least_used():
+                if self.held_bytes() <= settings.memory_budget_bytes:
+                    break
+                if held is not newest:
+                    held.let_go()
+                    counters.add("recordings dropped", "memory")
+            for held in self._least_used():
+                held.launches = 0
+
+    def held_bytes(self) -> int:
+        """What recordings hold now: the scratch memory that any of them uses counts once."""
+        held = self._least_used()
+        return union_bytes(block for one in held for block in one.blocks) + sum(one.own_bytes for one in held)
+
+    def _least_used(self) -> list[Held]:
+        alive = [held for ref in self._held if (held := ref()) is not None and held.is_held]
+        self._held = [weakref.ref(held) for held in alive]
+        return sorted(alive, key=lambda held: held.launches)
+
+    def order(self, stream: int) -> None:
+        """Make `stream`, the current one, wait for the last replay, which was on another."""
+        if self.stream is not None:
+            event = torch.cuda.Event()
+            event.record(stream_at(self.stream, self.device))
+            torch.cuda.current_stream(self.device).wait_event(event)
+        self.stream = stream
+
+    def keep_for_last_replay(self, tensor: torch.Tensor) -> None:
+        """Keep the memory of a tensor that is let go from being used anew before the last replay is done with it."""
+        if self.stream is not None:
+            tensor.record_stream(stream_at(self.stream, self.device))
+
+
+def union_bytes(blocks: Iterable[Block]) -> int:
+    """Bytes that are in at least one block."""
+    total, end = 0, 0
+    for block in sorted(blocks, key=lambda block: block.address):
+        total += max(0, block.end - max(block.address, end))
+        end = max(end, block.end)
+    return total
+
+
+def stream_at(handle: int, device: torch.device) -> torch.cuda.Stream:
+    """The stream with this handle."""
+    return torch.cuda.ExternalStream(handle, device) if handle else torch.cuda.default_stream(device)
+
+
+_lanes: dict[int, Lane] = {}
+_making = threading.Lock()
+
+
+def lane_of(device: torch.device) -> Lane:
+    """The lane of a device, made on first use; it lives as long as the process."""
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    with _making:
+        if index not in _lanes:
+            _lanes[index] = Lane(torch.device("cuda", index))
+        return _lanes[index]

@@ -1,0 +1,216 @@
+"""The function that launches a captured graph: straight-line text, made from what was found out while it was captured.
+
+def launch(tensors, numbers):
+    with lock:                                    one replay of a device at a time is issued
+        stream = current_stream(0)
+        if stream != lane.stream: order(stream)   recordings share scratch memory
+        fill(numbers)
+        if not are_at(tensors, ...): moved(...)   state that stays where it is: one native question
+        p = tensors[0].data_ptr()
+        if p != a0: ...                           arguments that move: their address goes into the graph
+        out0 = empty_strided(...)                 results: new tensors, whose address goes into the graph
+        replay()
+    return (out0,)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from treeplay.device.cuda import torch_private
+from treeplay.device.cuda.lane import Lane
+from treeplay.device.protocol import Fill, Replay
+from treeplay.facts.source import Source
+from treeplay.facts.spec import TensorSpec
+
+Move = Callable[[int], None]
+
+
+class Unplaced(Exception):
+    """A tensor lies where the graph cannot read it (its alignment is another), or the graph has gone."""
+
+
+def disable(launch: Replay) -> None:
+    """Make a launch function fall back for good: its graph goes. The caller holds the lane's lock."""
+
+    def gone(index: int) -> int:
+        raise Unplaced
+
+    launch.__globals__["current_stream"] = gone  # the first thing it asks with the lock in its hands
+
+
+def launches_of(launch: Replay) -> int:
+    """How often a launch function has launched."""
+    return int(launch.__globals__["launches"])
+
+
+@dataclass(frozen=True, slots=True)
+class Patched:
+    """An input whose address goes into the graph when it moves. `modulus` and `residue`: how it has to be aligned."""
+
+    index: int
+    address: int
+    move: Move
+    modulus: int
+    residue: int
+    is_mutated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """An input that is read from (and if it is written, written to) a buffer of the recording's."""
+
+    index: int
+    buffer: torch.Tensor
+    is_mutated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An output: a new tensor on each replay, to whose address the graph writes; or `held` by the graph and copied.
+
+    One that only becomes the gradient of the tensor at `leaf` replaces what the last replay has left there: if nobody
+    else has a hold on that, the graph writes to it again.
+    """
+
+    spec: TensorSpec
+    address: int
+    move: Move | None
+    held: torch.Tensor | None = None
+    leaf: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a launch consists of.
+
+    `addresses` of all inputs; `steady` are those that seldom move, asked about in one go; `moved` is called if one has.
+    """
+
+    lane: Lane
+    replay: Callable[[], None]
+    plain: Replay
+    vector: Fill | None
+    steady: tuple[int, ...]
+    addresses: list[int]
+    moved: Callable[[list[torch.Tensor]], None]
+    patched: tuple[Patched, ...]
+    copied: tuple[Copied, ...]
+    results: tuple[Result, ...]
+    align: Callable[[torch.Tensor, int, int], torch.Tensor]
+
+
+def emit_launch(parts: Parts, name: str) -> Source:
+    """The launch function of these parts."""
+    names: dict[str, Any] = {
+        "lane": parts.lane,
+        "lock": parts.lane.lock,
+        "order": parts.lane.order,
+        "current_stream": torch_private.native("_cuda_getCurrentRawStream"),
+        "replay": parts.replay,
+        "plain": parts.plain,
+        "Unplaced": Unplaced,
+    }
+    state = ["launches"]
+    names["launches"] = 0
+    body = [f"stream = current_stream({parts.lane.device.index})", "if stream != lane.stream:", "    order(stream)"]
+    if parts.vector is not None:
+        names["fill"] = parts.vector.fill
+        body.append("fill(numbers)")
+    if parts.steady:
+        names |= {
+            "are_at": torch_private.native("_tensors_data_ptrs_at_indices_equal"),
+            "addresses": parts.addresses,
+            "steady": list(parts.steady),
+        }
+        names["moved"] = parts.moved
+        body += ["if not are_at(tensors, addresses, steady):", "    moved(tensors)"]
+    for item in parts.patched:
+        body += _patched(item, names, state, parts)
+    for copied in parts.copied:
+        names[f"buffer{copied.index}"] = copied.buffer
+        body.append(f"buffer{copied.index}.copy_(tensors[{copied.index}])")
+    for position, result in enumerate(parts.results):
+        body += _result(position, result, names, state)
+    body += ["replay()", "launches += 1"]
+    for copied in parts.copied:
+        if copied.is_mutated:
+            body.append(f"tensors[{copied.index}].copy_(buffer{copied.index})")
+    for position, result in enumerate(parts.results):
+        if result.held is not None:
+            body.append(f"out{position} = held{position}.clone()")
+    outputs = "".join(f"out{position}, " for position in range(len(parts.results)))
+    lines = ["def launch(tensors, numbers):"]
+    lines += [
+        f"    global {', '.join(state)}",
+        "    try:",
+        "        with lock:",
+        *(f"            {line}" for line in body),
+    ]
+    lines += ["    except Unplaced:", "        return plain(tensors, numbers)", f"    return ({outputs})"]
+    return Source(f"launch {name}", "\n".join(lines) + "\n", names, entry="launch")
+
+
+def _patched(item: Patched, names: dict[str, Any], state: list[str], parts: Parts) -> list[str]:
+    at, move = f"at{item.index}", f"move{item.index}"
+    names |= {at: item.address, move: item.move}
+    state.append(at)
+    lines = [f"p = tensors[{item.index}].data_ptr()", f"if p != {at}:"]
+    if item.modulus > 1:
+        lines.append(f"    if p % {item.modulus} != {item.residue}:")
+        if item.is_mutated:
+            lines.append("        raise Unplaced")
+        else:
+            names["align"] = parts.align
+            lines += [f"        aligned{item.index} = align(tensors[{item.index}], {item.residue}, {item.modulus})"]
+            lines += [f"        p = aligned{item.index}.data_ptr()"]
+    return [*lines, f"    {move}(p)", f"    {at} = p"]
+
+
+def _result(position: int, result: Result, names: dict[str, Any], state: list[str]) -> list[str]:
+    if result.held is not None:
+        names[f"held{position}"] = result.held
+        return []
+    names[f"dtype{position}"] = result.spec.dtype
+    if torch.is_inference_mode_enabled():
+        names |= {"empty_strided": torch.empty_strided, "device": result.spec.device}
+        make = f"empty_strided({result.spec.shape}, {result.spec.stride}, dtype=dtype{position}, device=device)"
+    else:
+        names["empty"] = torch_private.empty_on_gpu()
+        make = f"empty({result.spec.shape}, {result.spec.stride}, dtype{position})"
+    if result.move is None:  # it has no elements
+        return [f"out{position} = {make}"]
+    at, move = f"out_at{position}", f"out_move{position}"
+    names |= {at: result.address, move: result.move}
+    state.append(at)
+    lines = [
+        f"out{position} = {make}",
+        f"p = out{position}.data_ptr()",
+        f"if p != {at}:",
+        f"    {move}(p)",
+        f"    {at} = p",
+    ]
+    return lines if result.leaf is None else _again(position, result.leaf, lines, names, state)
+
+
+def _again(position: int, leaf: int, lines: list[str], names: dict[str, Any], state: list[str]) -> list[str]:
+    """Lines that take the tensor of the last replay if at most its slot has it, and make a new one as `lines` do if not."""
+    kept, memory = f"kept{position}", f"memory{position}"
+    loose, in_slot = torch_private.counts_of_ours()
+    names |= {kept: None, memory: 0, "references": sys.getrefcount, "loose": loose, "in_slot": in_slot}
+    names["users"] = torch_private.native("_storage_Use_Count")
+    state += [kept, memory]
+    return [
+        f"counts = (references({kept}), {kept}._use_count(), users({memory})) if {kept} is not None else None",
+        f"if counts == loose or (counts == in_slot and tensors[{leaf}].grad is {kept}):",
+        f"    out{position} = {kept}",
+        "else:",
+        *(f"    {line}" for line in lines),
+        f"    {kept} = out{position}",
+        f"    {memory} = out{position}.untyped_storage()._cdata",
+    ]

@@ -1,0 +1,181 @@
+"""Reads the nodes of a captured graph: a raw graph goes in, `facts.nodes` come out. Changes nothing.
+
+Edges are not read: what a recording needs to know is which words hold addresses, and those are in the nodes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+
+from treeplay.device.cuda.node_calls import (
+    KERNEL,
+    KINDS,
+    MEMCPY,
+    MEMORY_KINDS,
+    MEMORY_TYPE_OF_POINTER,
+    MEMSET,
+    PACKED_BUFFER,
+    PACKED_SIZE,
+    KernelParams,
+    MemcpyEnd,
+    MemcpyParams,
+    MemsetParams,
+    call,
+    function,
+)
+from treeplay.errors import InternalError
+from treeplay.facts.nodes import Kernel, Memcpy, Memset, Node, Other
+
+HOST = 1
+_MAX_CONTENT_BYTES = 1 << 20
+
+Shapes = dict[int, tuple[str, tuple[int, ...]]]
+
+
+def read_nodes(graph: int) -> tuple[Node, ...]:
+    """The nodes of a raw graph, in order of creation."""
+    shapes: Shapes = {}
+    return tuple(read_node(handle, shapes) for handle in handles_of(graph))
+
+
+def handles_of(graph: int) -> list[int]:
+    """The handles of the nodes of a raw graph, in the order of `read_nodes`."""
+    count = c_size_t()
+    call("cuGraphGetNodes", graph, None, byref(count))
+    handles = (c_void_p * count.value)()
+    call("cuGraphGetNodes", graph, handles, byref(count))
+    return [handle or 0 for handle in handles]
+
+
+def read_node(handle: int, shapes: Shapes) -> Node:
+    """One node. `shapes` remembers names and sizes of parameters by function."""
+    kind = c_int()
+    call("cuGraphNodeGetType", handle, byref(kind))
+    if kind.value == KERNEL:
+        return read_kernel(handle, shapes)
+    if kind.value == MEMCPY:
+        return read_memcpy(handle)
+    if kind.value == MEMSET:
+        return read_memset(handle)
+    return Other(KINDS.get(kind.value, f"node of kind {kind.value}"))
+
+
+def kernel_params(handle: int) -> KernelParams:
+    """The parameters of a kernel node; what they point to belongs to the node."""
+    params = KernelParams()
+    call("cuGraphKernelNodeGetParams_v2", handle, byref(params))
+    return params
+
+
+def memcpy_params(handle: int) -> MemcpyParams:
+    """The parameters of a memcpy node."""
+    params = MemcpyParams()
+    call("cuGraphMemcpyNodeGetParams", handle, byref(params))
+    return params
+
+
+def memset_params(handle: int) -> MemsetParams:
+    """The parameters of a memset node."""
+    params = MemsetParams()
+    call("cuGraphMemsetNodeGetParams", handle, byref(params))
+    return params
+
+
+def read_kernel(handle: int, shapes: Shapes) -> Kernel:
+    """A kernel node with the bytes of its parameters."""
+    params = kernel_params(handle)
+    called = function_of(params)
+    if called not in shapes:
+        shapes[called] = name_of(called), param_sizes(called)
+    name, sizes = shapes[called]
+    packed = packed_buffer(params)
+    if packed is not None:
+        buffers: tuple[bytes, ...] = (ctypes.string_at(*packed),)
+    else:
+        pointers = (c_void_p * len(sizes)).from_address(params.params) if sizes else ()
+        buffers = tuple(ctypes.string_at(pointer, size) for pointer, size in zip(pointers, sizes, strict=True))
+    grid, block = tuple(params.grid), tuple(params.block)
+    return Kernel(name, called, grid, block, params.shared_bytes, buffers, is_packed=packed is not None)
+
+
+def read_memcpy(handle: int) -> Memcpy:
+    """A memcpy node; of a small source in pinned memory also what it holds now."""
+    params = memcpy_params(handle)
+    source, destination = params.source, params.destination
+    layout = (*_end_layout(source), *_end_layout(destination), params.width_bytes, params.height, params.depth)
+    content = None
+    if source.kind == HOST or _is_pinned(end_address(source)):
+        content = _content(source.host or source.device, params)
+    return Memcpy(
+        end_address(source),
+        end_address(destination),
+        MEMORY_KINDS.get(source.kind, "unknown") if content is None else "host",
+        MEMORY_KINDS.get(destination.kind, "unknown"),
+        layout,
+        content,
+    )
+
+
+def read_memset(handle: int) -> Memset:
+    """A memset node."""
+    params = memset_params(handle)
+    return Memset(params.destination, params.value, params.element_bytes, params.width, params.height, params.pitch)
+
+
+def function_of(params: KernelParams) -> int:
+    """The handle of the function that a kernel node launches."""
+    if params.func:
+        return int(params.func)
+    found = c_void_p()
+    call("cuKernelGetFunction", byref(found), params.kern)
+    return found.value or 0
+
+
+def name_of(called: int) -> str:
+    """The (mangled) name of a function."""
+    name = c_char_p()
+    call("cuFuncGetName", byref(name), called)
+    return (name.value or b"").decode(errors="replace")
+
+
+def param_sizes(called: int) -> tuple[int, ...]:
+    """The size of each parameter of a function; an index after the last is refused by the driver."""
+    ask, offset, size = function("cuFuncGetParamInfo"), c_size_t(), c_size_t()
+    sizes: list[int] = []
+    while ask(called, len(sizes), byref(offset), byref(size)) == 0:
+        sizes.append(size.value)
+    return tuple(sizes)
+
+
+def packed_buffer(params: KernelParams) -> tuple[int, int] | None:
+    """Address and size of the one buffer that holds all parameters, where the node has one."""
+    if params.params or not params.extra:
+        return None
+    marks = (c_void_p * 5).from_address(params.extra)
+    found = {marks[0]: marks[1] or 0, marks[2]: marks[3] or 0}  # the two come in either order
+    if set(found) != {PACKED_BUFFER, PACKED_SIZE} or marks[4]:
+        raise InternalError(f"parameters of a kernel node are packed in an unknown way: {list(marks)}")
+    return found[PACKED_BUFFER], c_size_t.from_address(found[PACKED_SIZE]).value
+
+
+def end_address(end: MemcpyEnd) -> int:
+    """The address of one end of a copy, in whichever memory it is."""
+    return int(end.host or 0) if end.kind == HOST else int(end.device or end.array or 0)
+
+
+def _end_layout(end: MemcpyEnd) -> tuple[int, ...]:
+    return (end.x, end.y, end.z, end.lod, end.pitch, end.height)
+
+
+def _is_pinned(address: int) -> bool:
+    kind = c_uint()
+    code = function("cuPointerGetAttribute")(byref(kind), MEMORY_TYPE_OF_POINTER, address)
+    return code == 0 and kind.value == HOST
+
+
+def _content(address: int, params: MemcpyParams) -> bytes | None:
+    is_flat = params.height <= 1 and params.depth <= 1
+    if not is_flat or params.width_bytes > _MAX_CONTENT_BYTES or not _is_pinned(address):
+        return None
+    return ctypes.string_at(address + params.source.x, params.width_bytes)

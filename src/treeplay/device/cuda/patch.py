@@ -1,0 +1,133 @@
+"""Moves tensors in an instantiated graph: addresses go in, words of its nodes change. What is in flight is not touched.
+
+    patcher = build_patcher(graph, executable, table)
+    move = patcher.mover(table.tensors[0])                  a function of one address: writes and issues at once
+    move(tensor.data_ptr())
+    move_all = patcher.mover(*table.tensors)                of several: a node that holds more than one is issued once
+    patcher.move_many([(row, address), ...])                any of them, in a cold place
+
+All memory that is written is the patcher's own: copies of the nodes' parameters, which the driver copies again when they are
+issued. The graph must outlive the patcher, and a caller holds the recording's lock.
+
+Issuing a node costs about a microsecond, so a mover is straight-line generated code:
+
+    def move(address0):
+        word0.value = address0 + 256
+        code = set3(executable, node3, params3)
+        if code: raise failed('cuGraphExecKernelNodeSetParams_v2', code)
+
+Where many nodes change, it is cheaper to change them in the graph and to update the whole executable from it. Then the graph
+must know also what was issued to the executable alone before: `stale` are the nodes that it does not know of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from ctypes import addressof, byref, c_uint64
+from dataclasses import dataclass, field
+from typing import Any
+
+from treeplay.device.cuda.node_calls import UpdateResult, failed, function
+from treeplay.device.cuda.nodes import handles_of
+from treeplay.device.cuda.own_nodes import OwnNode, own_node
+from treeplay.facts.source import Source
+from treeplay.generated import load_source
+from treeplay.relocate import Relocation, Row, Site
+from treeplay.relocate.policy import MEASURED, Costs, is_update_cheaper
+
+Move = Callable[..., None]
+
+
+@dataclass(eq=False, slots=True)
+class Patcher:
+    """An instantiated graph whose tensors can be moved. Made by `build_patcher`; owns the memory that it writes."""
+
+    graph: int
+    executable: int
+    table: Relocation
+    nodes: dict[int, OwnNode]
+    words: dict[Site, c_uint64]
+    costs: Costs = MEASURED
+    stale: set[int] = field(default_factory=set)
+    result: UpdateResult = field(default_factory=UpdateResult)
+    _movers: dict[tuple[Row, ...], Move] = field(default_factory=dict)
+
+    def mover(self, *rows: Row) -> Move:
+        """A function that moves tensors or outputs to the addresses it is given, in the order of `rows`."""
+        found = self._movers.get(rows)
+        if found is None:
+            found = self._movers[rows] = load_source(self.source(*rows))
+        return found
+
+    def move_many(self, moves: Iterable[tuple[Row, int]]) -> None:
+        """Move several at once."""
+        moves = list(moves)
+        self.mover(*(row for row, _ in moves))(*(address for _, address in moves))
+
+    def source(self, *rows: Row) -> Source:
+        """The text of `mover`."""
+        arguments = ", ".join(f"address{number}" for number in range(len(rows)))
+        names: dict[str, Any] = {"failed": failed, "executable": self.executable}
+        lines = [f"def move({arguments}):", *self._writes(rows, names)]
+        nodes = sorted({node for row in rows for node in row.nodes})
+        lines += self._updates(nodes, names) if self._is_update(nodes) else self._issues(nodes, names)
+        return Source(f"mover of {len(rows)}", "\n".join([*lines, "    return"]) + "\n", names, entry="move")
+
+    def catch_up(self) -> None:
+        """Tell the graph what was issued to the executable alone."""
+        for index in sorted(self.stale):
+            self.nodes[index].set_template()
+        self.stale.clear()
+
+    def _writes(self, rows: Sequence[Row], names: dict[str, Any]) -> Iterator[str]:
+        for number, (argument, site) in enumerate((at, site) for at, row in enumerate(rows) for site in row.sites):
+            names[f"word{number}"] = self.words[site]
+            addend = f" + {site.addend}" if site.addend else ""
+            yield f"    word{number}.value = address{argument}{addend}"
+
+    def _issues(self, nodes: Sequence[int], names: dict[str, Any]) -> Iterator[str]:
+        """Set nodes of the executable one by one."""
+        for index in nodes:
+            node = self.nodes[index]
+            self._name(index, node.calls.set_executable, names)
+            rest = "".join(f", {value:#x}" for value in node.calls.rest)
+            yield f"    code = set{index}(executable, node{index}, params{index}{rest})"
+            yield f"    if code: raise failed({node.calls.set_executable!r}, code)"
+        if nodes and self._is_update(self.nodes):  # else the graph is never asked
+            names |= {"stale": self.stale.update, "nodes": tuple(nodes)}
+            yield "    stale(nodes)"
+
+    def _updates(self, nodes: Sequence[int], names: dict[str, Any]) -> Iterator[str]:
+        """Set nodes of the graph, and update the executable from it."""
+        names |= {"stale": self.stale, "catch_up": self.catch_up, "graph": self.graph}
+        names |= {"update": function(_UPDATE), "result": byref(self.result)}
+        yield "    if stale: catch_up()"
+        for index in nodes:
+            call = self.nodes[index].calls.set_template
+            self._name(index, call, names)
+            yield f"    code = set{index}(node{index}, params{index})"
+            yield f"    if code: raise failed({call!r}, code)"
+        yield "    code = update(executable, graph, result)"
+        yield f"    if code: raise failed({_UPDATE!r}, code)"
+
+    def _name(self, index: int, call: str, names: dict[str, Any]) -> None:
+        node = self.nodes[index]
+        names |= {f"set{index}": function(call), f"node{index}": node.handle, f"params{index}": addressof(node.params)}
+
+    def _is_update(self, nodes: Collection[int]) -> bool:
+        return is_update_cheaper(len(nodes), self.table.nodes, self.costs)
+
+
+_UPDATE = "cuGraphExecUpdate_v2"
+
+
+def build_patcher(graph: int, executable: int, table: Relocation, *, costs: Costs = MEASURED) -> Patcher:
+    """A patcher of an instantiated graph, by the raw handles of the graph and of what was instantiated from it.
+
+    The graph must outlive it; both must be as they were captured.
+    """
+    handles = handles_of(graph)
+    sites = [site for row in table.rows for site in row.sites]
+    nodes = {index: own_node(handles[index]) for index in sorted({site.node for site in sites})}
+    words = {site: nodes[site.node].word(site.buffer, site.offset) for site in sites}
+    return Patcher(graph, executable, table, nodes, words, costs)

@@ -1,0 +1,85 @@
+"""One piece of work on its way to a graph.
+
+    WARMING ── runs as it is: kernels compile, libraries set up ──▶ RECORDING ── captured ──▶ RECORDED: launched
+                                                                         └── cannot be ──▶ PLAIN: runs as it is
+
+Each call's effects happen once whichever way it goes: a capture executes nothing, and what follows it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from treeplay.device.cuda.captured import Captured, capture_work
+from treeplay.device.cuda.lane import Lane
+from treeplay.device.protocol import Replay, Work
+from treeplay.errors import CaptureFailed
+from treeplay.facts.launch import LaunchFacts
+from treeplay.observe import counters, warn_once
+from treeplay.settings import settings
+
+Tensors = list[torch.Tensor]
+
+
+class CudaRecording:
+    """Callable like the work it records. Its owner takes turns; recordings of one device order themselves by the lane."""
+
+    def __init__(self, work: Work, lane: Lane) -> None:
+        self._work = work
+        self._lane = lane
+        self._captured: Captured | None = None
+        self._unplaced_calls = 0
+        self._stage: Replay = self._warm
+        self._facts = LaunchFacts(str(lane.device), "warming")
+
+    def __call__(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        return self._stage(tensors, numbers)
+
+    def facts(self) -> LaunchFacts:
+        """How it is launched by now."""
+        return self._captured.facts() if self._captured is not None else self._facts
+
+    def free(self) -> None:
+        """Give the graph and its memory back; a later call starts anew."""
+        if self._captured is not None:
+            self._captured.free()
+            self._captured = None
+        self._stage = self._record
+        self._facts = replace(self._facts, stage="warming")
+
+    def _warm(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        out = self._work.run(tensors, numbers)
+        self._stage = self._record
+        return out
+
+    def _record(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        try:
+            captured = capture_work(self._work, tensors, self._lane, self._unplaced)
+        except (CaptureFailed, torch.OutOfMemoryError) as error:
+            self._give_up(error)
+            return self._work.run(tensors, numbers)
+        self._captured = captured
+        self._stage = captured.launch
+        return captured.launch(tensors, numbers)
+
+    def _unplaced(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        """A tensor lies where the graph cannot read it: captured anew a few times, then such calls run as they are."""
+        if self._captured is None or not self._captured.is_held:  # it was let go to make room
+            self._captured = None
+            return self._record(tensors, numbers)
+        counters.add("not launched", "a tensor lies where the graph cannot read it")
+        self._unplaced_calls += 1
+        if self._unplaced_calls <= settings.max_rerecordings:
+            self.free()
+            return self._record(tensors, numbers)
+        return self._work.run(tensors, numbers)
+
+    def _give_up(self, error: Exception) -> None:
+        why = str(error).splitlines()[0]
+        self._stage = self._work.run
+        self._facts = replace(self._facts, stage="not recorded", why=why)
+        counters.add("not recorded", type(error).__name__)
+        warn_once(f"treeplay runs {self._work.name} unrecorded: {why}")

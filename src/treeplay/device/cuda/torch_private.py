@@ -1,0 +1,145 @@
+"""The private parts of torch that the CUDA device uses, in one place, each covered by a test that it exists and behaves.
+
+On builds without CUDA some of these names exist as dummies that raise when called: ask `is_built` first.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+
+from treeplay.errors import InternalError
+
+
+def is_built() -> bool:
+    """Whether this torch was built with CUDA."""
+    return bool(torch.backends.cuda.is_built())
+
+
+def clear_library_workspaces() -> None:
+    """Free the scratch memory that cuBLAS keeps per handle and stream; it is made anew where it is next needed."""
+    torch._C._cuda_clearCublasWorkspaces()
+
+
+def give_back_pinned_memory() -> None:
+    """Give cached pinned host memory back to the system."""
+    torch._C._host_emptyCache()
+
+
+def end_capture(graph: torch.cuda.CUDAGraph) -> None:
+    """End the capture on the current stream, with torch's bookkeeping: allocation, generators, the graph's state."""
+    torch._C._CUDAGraph.capture_end(graph)
+
+
+def new_pool() -> tuple[int, int]:
+    """A token of a pool that nobody has."""
+    first, second = torch.cuda.graph_pool_handle()
+    return int(first), int(second)
+
+
+def begin_allocating_to_pool(index: int, pool: tuple[int, int]) -> None:
+    """Give what this thread allocates on a device to a pool, and claim it once."""
+    torch._C._cuda_beginAllocateCurrentThreadToPool(index, pool)
+
+
+def end_allocating_to_pool(index: int, pool: tuple[int, int]) -> None:
+    """Stop giving a device's allocations to a pool; an error if that was not so."""
+    torch._C._cuda_endAllocateToPool(index, pool)
+
+
+def release_pool(index: int, pool: tuple[int, int]) -> None:
+    """Take back one claim on a pool of a device. Its memory goes when the last claim and the last tensor have gone."""
+    torch._C._cuda_releasePool(index, pool)
+
+
+def has_context(index: int) -> bool:
+    """Whether this process has a CUDA context on a device, without making one."""
+    return is_built() and bool(torch._C._cuda_hasPrimaryContext(index))  # type: ignore[attr-defined]
+
+
+_NATIVE = ("_cuda_getCurrentRawStream", "_tensors_data_ptrs_at_indices_equal", "_storage_Use_Count")
+
+
+def native(name: str) -> Callable[..., Any]:
+    """A native function that a launch calls without anything in between.
+
+    `_cuda_getCurrentRawStream(index) -> int`: the handle of a device's current stream.
+    `_tensors_data_ptrs_at_indices_equal(tensors, addresses, indices) -> bool`: whether these tensors lie there.
+    `_storage_Use_Count(storage) -> int`: how many tensors (and wrappers) share a storage.
+    """
+    if name not in _NATIVE:
+        raise InternalError(f"{name} is not among the native functions that are tested for")
+    found: Callable[..., Any] = getattr(torch._C, name)
+    return found
+
+
+def is_recording_history() -> bool:
+    """Whether somebody records the allocator's history."""
+    return bool(torch._C._cuda_isHistoryEnabled())
+
+
+def start_history(max_entries: int) -> None:
+    """Record the allocator's history from here on, without tracebacks; what was recorded before is dropped."""
+    torch.cuda.memory._record_memory_history("all", context=None, max_entries=max_entries, clear_history=True)
+
+
+def stop_history() -> None:
+    """Record the allocator's history no longer."""
+    torch.cuda.memory._record_memory_history(None)
+
+
+def read_history(index: int) -> list[dict[str, Any]]:
+    """What was recorded of a device's allocator: actions with `action`, `addr`, `size` and `stream`."""
+    traces: list[list[dict[str, Any]]] = torch.cuda.memory._snapshot()["device_traces"]
+    return traces[index]
+
+
+def storage_at(address: int, device: torch.device, nbytes: int) -> torch.UntypedStorage:
+    """A storage over memory that it does not own."""
+    made: Any = torch._C._construct_storage_from_data_pointer(address, device, nbytes)
+    return cast(torch.UntypedStorage, made)
+
+
+def replay_of(graph: torch.cuda.CUDAGraph) -> Callable[[], None]:
+    """A graph's launch, bound without the Python method around it."""
+    native_replay: Callable[[], None] = torch._C._CUDAGraph.replay.__get__(graph)
+    return native_replay
+
+
+def empty_on_gpu() -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]:
+    """Makes an empty tensor of a shape, strides and dtype on the current GPU, without a dispatch."""
+    guards: Any = torch._C._dynamo.guards
+    made: Callable[..., torch.Tensor] = guards._empty_strided_cuda
+    return made
+
+
+Counts = tuple[int, int, int]
+
+_kept: Any = None
+_memory = 0
+
+
+@functools.cache
+def counts_of_ours() -> tuple[Counts, Counts]:
+    """What the counts of a tensor are that only a global name of ours refers to, and of one that is a gradient besides.
+
+    References in Python (the question's own among them), to the tensor in torch, and to its storage. How many Python's
+    wrappers add to each is torch's affair and differs between its releases, so it is tried out.
+    """
+    global _kept, _memory
+    leaf = torch.empty(1, requires_grad=True)
+    _kept = torch.empty(1)
+    _memory = _kept.untyped_storage()._cdata
+    loose = _count()
+    leaf.grad = _kept
+    in_slot = _count()
+    _kept = None
+    return loose, in_slot
+
+
+def _count() -> Counts:
+    return sys.getrefcount(_kept), _kept._use_count(), torch._C._storage_Use_Count(_memory)

@@ -1,0 +1,56 @@
+"""The random generators of a recording on the host: which may be drawn from, and whether a replay draws the same way.
+
+A replay runs the operators that draw, and nothing in between: a generator whose state the body sets between two draws
+(`torch.manual_seed`, a checkpoint that restores it) would go on differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from treeplay.device.host.operators import is_random
+from treeplay.device.host.rules import state_was_set, unregistered
+from treeplay.device.host.tape import leaves_of
+from treeplay.device.host.torch_private import address_of
+from treeplay.facts.refusal import Reason
+
+
+class Draws:
+    """The generators that a body may draw from, and their states before it and after its last draw."""
+
+    def __init__(self, generators: Sequence[torch.Generator]) -> None:
+        self._generators = {address_of(generator): generator for generator in generators}
+        self._default = address_of(generators[0])
+        self._before: dict[int, torch.Tensor] = {}
+        self._latest: dict[int, torch.Tensor] = {}
+
+    def begin(self) -> None:
+        """Note the states, to be put back at the end."""
+        self._before = {address: generator.get_state() for address, generator in self._generators.items()}
+        self._latest = dict(self._before)
+
+    def refusal_of(self, op: Any, args: Any, kwargs: Any) -> Reason | None:
+        """Why an operator cannot draw what a replay would draw, or None."""
+        for address in self._drawn_by(op, args, kwargs):
+            if address not in self._generators:
+                return unregistered(op)
+            if not torch.equal(self._generators[address].get_state(), self._latest[address]):
+                return state_was_set(op)
+        return None
+
+    def note(self, op: Any, args: Any, kwargs: Any) -> None:
+        """An operator has drawn."""
+        for address in self._drawn_by(op, args, kwargs):
+            self._latest[address] = self._generators[address].get_state()
+
+    def restorers(self) -> list[Callable[[], object]]:
+        """What puts each generator back."""
+        return [partial(self._generators[address].set_state, state) for address, state in self._before.items()]
+
+    def _drawn_by(self, op: Any, args: Any, kwargs: Any) -> list[int]:
+        given = [address_of(leaf) for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Generator)]
+        return given or ([self._default] if is_random(op) else [])

@@ -1,0 +1,236 @@
+"""Records what a piece of code does with CPU tensors, so that it can be replayed: the host's stream capture.
+
+    user's code ── torch functions ── autograd ── ATen operators
+                        │                               │
+                   _HostReads                       Recorder (dispatch): refuses, saves what is written outside, runs, notes
+
+Nothing of the body may show when the recording ends: operators run while they are recorded, because later ones need their
+results, and then what they wrote to tensors that were there before, and the random generators, are put back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from treeplay.device.host.draws import Draws
+from treeplay.device.host.operators import EMPTY, aten, is_inplace_view, is_written
+from treeplay.device.host.rules import refusal_of, refusal_of_method, refusal_of_tensors
+from treeplay.device.host.tape import Tape, leaves_of
+from treeplay.device.host.torch_private import DisableTorchFunction, is_innermost_mode, native_layers, storage_of
+from treeplay.device.teardown import Teardown
+from treeplay.errors import CaptureFailed, UsageError
+from treeplay.facts.refusal import Reason
+
+_LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
+_local = threading.local()
+
+
+def is_recording() -> bool:
+    """Whether a recorder is at work in this thread."""
+    return getattr(_local, "recorder", None) is not None
+
+
+class Recorder(TorchDispatchMode):
+    """One recording, from begin to end, in one thread.
+
+    `generators`: those besides the default one that the body may draw from. `on_outside` is told once of each tensor that
+    was there before.
+    """
+
+    def __init__(
+        self, generators: Sequence[torch.Generator] = (), on_outside: Callable[[torch.Tensor], None] | None = None
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tape = Tape()
+        self._draws = Draws([torch.default_generator, *generators])
+        self._saved: list[tuple[torch.Tensor, torch.Tensor]] = []  # bytes of an outside storage, and a copy of them
+        self._saved_storages: set[int] = set()
+        self._reads = _HostReads(self)
+        self._native = native_layers()  # which a function mode would keep from taking one large operator
+        self._refused: Reason | None = None
+        self._on_outside = on_outside
+
+    def begin(self) -> None:
+        """Start to record what this thread does."""
+        self._draws.begin()
+        self._native.__enter__()
+        self._reads.__enter__()  # type: ignore[no-untyped-call]
+        self.__enter__()  # type: ignore[no-untyped-call]
+        _local.recorder = self
+
+    def end(self) -> Tape:
+        """Stop, and put back what the body wrote; `CaptureFailed` if it did something that cannot be recorded."""
+        self.check_ends_here()
+        first = self._leave(None)
+        if first is not None:
+            raise first
+        if self._refused is not None:
+            raise CaptureFailed(self._refused)
+        return self.tape
+
+    def abandon(self) -> None:
+        """Stop, put back what the body wrote, and keep nothing."""
+        first = self._leave(None)
+        self.tape = Tape()
+        if first is not None:
+            raise first
+
+    def refuse(self, reason: Reason) -> CaptureFailed:
+        """Note the first refusal, so that a body which swallows exceptions is refused all the same."""
+        self._refused = self._refused or reason
+        return CaptureFailed(reason)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind is not torch.Tensor for kind in types):
+            return NotImplemented  # a tensor subclass takes it apart first
+        with DisableTorchFunction():
+            return self._run(func, args, kwargs or {})
+
+    def _run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        op, args = _truthful(op, args)
+        self._check(op, args, kwargs)
+        given = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        for tensor in given:
+            self._meet(tensor)
+        for tensor in _written(op, args, kwargs):
+            self._save(tensor)
+        if op in _LIFTS:
+            return self._lift(args[0])
+        # Aliases from before the call: it may change the shape of the very tensors it is given.
+        aliased = self.tape.aliased((args, kwargs))
+        result = op(*args, **kwargs)
+        self._check_result(op, result)
+        if not is_inplace_view(op):
+            self._note(op, aliased[0], _with_dtype(op, aliased[1], result), given, result)
+        self._draws.note(op, args, kwargs)
+        return result
+
+    def _note(self, op: Any, args: Any, kwargs: Any, given: list[torch.Tensor], result: Any) -> None:
+        fresh = [self._own(leaf, given) for leaf in leaves_of(result)]
+        written = list(_written(op, args, kwargs))
+        makes = any(tensor is not None for tensor in fresh)
+        has_effect = makes or written or (not op._schema.returns and op.namespace != "profiler")
+        if op in EMPTY or not has_effect:
+            return  # memory without contents, a view, or a question about shapes
+        self.tape.add(op, args, kwargs, written, fresh)
+
+    def _own(self, leaf: Any, given: list[torch.Tensor]) -> torch.Tensor | None:
+        """An alias of a result if it lies in memory of its own."""
+        if not isinstance(leaf, torch.Tensor):
+            return None
+        storage = storage_of(leaf)
+        if storage in self.tape.outside or any(storage_of(tensor) == storage for tensor in given):
+            return None
+        alias = self.tape.alias(leaf)
+        self.tape.made.setdefault(storage, alias)
+        return alias
+
+    def _lift(self, value: torch.Tensor) -> torch.Tensor:
+        """A tensor made from Python numbers, in memory of its own, so that each replay can give it its values again."""
+        result = value.clone()
+        target = self.tape.alias(result)
+        self.tape.made[storage_of(result)] = target
+        self.tape.add(aten.copy_.default, (target, self.tape.alias(value)), {}, [target], [None])
+        return result
+
+    def _check(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        reason = refusal_of(op, args, kwargs) or self._draws.refusal_of(op, args, kwargs)
+        if reason is not None:
+            raise self.refuse(reason)
+
+    def _check_result(self, op: Any, result: Any) -> None:
+        reason = refusal_of_tensors(op, result)
+        if reason is not None:
+            raise self.refuse(reason)
+
+    def _meet(self, tensor: torch.Tensor) -> None:
+        storage = storage_of(tensor)
+        if storage not in self.tape.made and storage not in self.tape.outside:
+            self.tape.outside[storage] = self.tape.alias(tensor)
+            if self._on_outside is not None:
+                self._on_outside(tensor)
+
+    def _save(self, tensor: torch.Tensor) -> None:
+        """Copy the whole storage of an outside tensor before it is first written."""
+        storage = storage_of(tensor)
+        if storage not in self.tape.made and storage not in self._saved_storages:
+            self._saved_storages.add(storage)
+            content = _bytes_of(tensor)
+            self._saved.append((content, content.clone()))
+
+    def _leave(self, first: BaseException | None) -> BaseException | None:
+        steps = Teardown()
+        for restore in self._draws.restorers():
+            steps.add("putting a random generator back", restore)
+        for content, copy in self._saved:
+            steps.add("putting back what was written", partial(_put_back, content, copy))
+        steps.add("leaving native layers", partial(self._native.__exit__, None, None, None))
+        steps.add("leaving the function mode", partial(self._reads.__exit__, None, None, None))
+        steps.add("leaving the dispatch mode", partial(self.__exit__, None, None, None))
+        _local.recorder = None
+        first = steps.run(first)
+        self._saved, self._saved_storages = [], set()
+        return first
+
+    def check_ends_here(self) -> None:
+        """`UsageError` where the recording cannot be ended; it then goes on."""
+        if not is_innermost_mode(self):
+            raise UsageError(
+                "a capture on the CPU was ended in another thread than it began in, or inside of another torch mode: "
+                "end it where it was begun"
+            )
+
+
+class _HostReads(TorchFunctionMode):
+    """Refuses what reads a tensor's memory without an operator: `numpy()`, `tolist()`, printing."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        reason = refusal_of_method(func)
+        if reason is not None:
+            raise self._recorder.refuse(reason)
+        return func(*args, **(kwargs or {}))
+
+
+def _truthful(op: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The operator, or its twin whose schema says that it writes running statistics."""
+    if op is aten.native_batch_norm.default and args[3] is not None and args[5]:
+        return aten._native_batch_norm_legit.default, args
+    return op, args
+
+
+def _written(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for position, argument in enumerate(op._schema.arguments):
+        if is_written(argument):
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            found += [leaf for leaf in leaves_of(value) if isinstance(leaf, torch.Tensor)]
+    return found
+
+
+def _with_dtype(op: Any, kwargs: dict[str, Any], result: Any) -> dict[str, Any]:
+    """A factory's arguments with the dtype that it chose, which is the default dtype of that moment."""
+    chose = "device" in kwargs and kwargs.get("dtype") is None and isinstance(result, torch.Tensor)
+    if chose and any(argument.name == "dtype" for argument in op._schema.arguments):
+        return {**kwargs, "dtype": result.dtype}
+    return kwargs
+
+
+def _put_back(content: torch.Tensor, copy: torch.Tensor) -> None:
+    with torch.inference_mode():  # which may write to tensors that were made under it, and to all others
+        content.copy_(copy)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))

@@ -1,0 +1,87 @@
+"""Opaque work on the CPU: its operators are taped when it is first replayed, and run again from the tape.
+
+Arguments are copied into the tensors that the tape was made with, and back where they are written; results are copies of
+those that the tape writes. State is read and written where it lies: if it has moved, a new tape is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from treeplay.device.host.recorder import Recorder
+from treeplay.device.host.tape import Tape
+from treeplay.device.protocol import Body, Work
+from treeplay.facts.launch import LaunchFacts
+from treeplay.facts.spec import TensorSpec
+
+Tensors = list[torch.Tensor]
+
+
+def record_tape(
+    body: Body, tensors: Sequence[torch.Tensor], generators: Sequence[torch.Generator] = ()
+) -> tuple[Tape, Sequence[torch.Tensor]]:
+    """The tape of `body` over `tensors`, and its outputs in the tape's memory. What the body wrote is put back."""
+    recorder = Recorder(generators)
+    recorder.begin()
+    try:
+        outputs = body(list(tensors))
+    except BaseException:
+        recorder.abandon()
+        raise
+    return recorder.end(), outputs
+
+
+class Taped:
+    """Callable like the work that it tapes."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._tape: Tape | None = None
+        self._given: Tensors = []
+        self._outputs: Sequence[torch.Tensor] = ()
+
+    def __call__(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        tape = self._tape_for(tensors)
+        arguments = [at for at in range(len(tensors)) if at not in self._work.fixed]
+        with torch.no_grad():
+            for at in arguments:
+                self._given[at].copy_(tensors[at])
+            tape.replay()
+            for at in arguments:
+                if at in self._work.mutated:
+                    tensors[at].copy_(self._given[at])
+            return [output.detach().clone() for output in self._outputs]
+
+    def facts(self) -> LaunchFacts:
+        """What a replay copies, and what the tape holds."""
+        copied = sum(
+            TensorSpec.of(tensor).nbytes for at, tensor in enumerate(self._given) if at not in self._work.fixed
+        )
+        tape = self._tape
+        return LaunchFacts(
+            "cpu",
+            "warming" if tape is None else "recorded",
+            nodes=len(tape.operations) if tape is not None else 0,
+            scratch_bytes=tape.size_bytes if tape is not None else 0,
+            copied_bytes_per_call=copied,
+        )
+
+    def free(self) -> None:
+        """Give the tape and its memory back; a later call makes a new one."""
+        self._tape, self._given, self._outputs = None, [], ()
+
+    def _tape_for(self, tensors: Tensors) -> Tape:
+        if self._tape is not None and all(self._is_in_place(at, tensors[at]) for at in self._work.fixed):
+            return self._tape
+        self.free()
+        self._given = [
+            tensor if at in self._work.fixed else tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            for at, tensor in enumerate(tensors)
+        ]
+        self._tape, self._outputs = record_tape(self._work.body, self._given, self._work.generators)
+        return self._tape
+
+    def _is_in_place(self, at: int, tensor: torch.Tensor) -> bool:
+        return tensor.data_ptr() == self._given[at].data_ptr()

@@ -1,0 +1,62 @@
+"""The private parts of torch that the host device uses, in one place, each with a test that it exists and behaves."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+DisableTorchFunction: Any = torch._C.DisableTorchFunction
+"""Function modes and `__torch_function__` look away inside of this context."""
+
+DisableAutocast: Any = torch._C._DisableAutocast
+"""Operators inside of this context get the dtypes they are given."""
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The identity of a tensor's storage while it is alive."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def uses_of_storage(tensor: torch.Tensor) -> int:
+    """How many tensors hold the storage of `tensor`, itself included."""
+    storage = tensor.untyped_storage()
+    return int(torch._C._storage_Use_Count(storage._cdata)) - 1  # this handle
+
+
+def address_of(generator: torch.Generator) -> int:
+    """What identifies a generator: operators are given another Python object of the same one."""
+    return int(generator._cdata)  # type: ignore[attr-defined]
+
+
+def is_innermost_mode(mode: object) -> bool:
+    """Whether `mode` is the dispatch mode that was entered last in this thread."""
+    depth = torch._C._len_torch_dispatch_stack()
+    return depth > 0 and torch._C._get_dispatch_stack_at(depth - 1) is mode
+
+
+@contextlib.contextmanager
+def native_layers() -> Iterator[None]:
+    """Layers that take one large operator in evaluation do so although a function mode is active in this thread.
+
+    They ask `has_torch_function`, which says yes to anything under a mode; here it says so only of unusual tensors.
+    """
+    original, thread = torch.overrides.has_torch_function, threading.get_ident()
+
+    def has_torch_function(args: Iterable[Any]) -> bool:
+        if threading.get_ident() == thread:
+            args = tuple(item for item in args if type(item) not in _USUAL)
+        return bool(args) and original(args)
+
+    torch.overrides.has_torch_function = has_torch_function
+    try:
+        yield
+    finally:
+        torch.overrides.has_torch_function = original
+
+
+_USUAL = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor, type(None))

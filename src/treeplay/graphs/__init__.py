@@ -1,0 +1,25 @@
+"""Explicit recordings: say what to record and when to replay it, on CUDA devices and on the CPU.
+
+    g = treeplay.graphs.Graph()
+    with treeplay.graphs.graph(g):
+        y = model(x)
+    x.copy_(batch)
+    g.replay()
+
+The names and the order of arguments are those of `torch.cuda`. `treeplay.jit` needs none of this.
+"""
+
+from treeplay.facts.graph import GraphStatistics
+from treeplay.graphs.callables import make_graphed_callables
+from treeplay.graphs.context import graph
+from treeplay.graphs.graph import Graph
+from treeplay.graphs.queries import graph_pool_handle, is_current_stream_capturing
+
+__all__ = [
+    "Graph",
+    "GraphStatistics",
+    "graph",
+    "graph_pool_handle",
+    "is_current_stream_capturing",
+    "make_graphed_callables",
+]

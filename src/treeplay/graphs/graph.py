@@ -1,0 +1,214 @@
+"""`Graph`: one recording, from its capture to its replays, on whichever device it is for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from treeplay.device.modes import check_error_mode
+from treeplay.errors import ArgumentError, ArgumentTypeError, UsageError
+from treeplay.facts.graph import GraphStatistics
+from treeplay.graphs.cuda import CudaRecording
+from treeplay.graphs.device import DeviceRecording, Wish
+from treeplay.graphs.host import HostRecording
+from treeplay.graphs.inputs import Inputs
+from treeplay.graphs.phases import Phase, check_phase
+from treeplay.graphs.pools import Pool, checked_pool
+from treeplay.observe.once import warn_here
+
+
+class Graph:
+    """A piece of device work that is recorded once and replayed many times.
+
+        g = treeplay.graphs.Graph()
+        with treeplay.graphs.graph(g):
+            y = x * 2                     # recorded; nothing of it shows yet
+        x.fill_(3)
+        g.replay()                        # y is 6 now
+
+    `device`: "cuda", "cuda:1" or "cpu"; by default CUDA where there is one. `keep_graph`: as in torch, what was captured
+    can be read and changed (`raw_cuda_graph`) before `instantiate`. `checks_inputs`: a replay raises `UsageError` if a
+    tensor that the recording reads was freed; costs time in each replay. Owns its claim on the pool; outputs live on
+    their own.
+    """
+
+    def __init__(
+        self, keep_graph: bool = False, *, device: torch.device | str | None = None, checks_inputs: bool = False
+    ) -> None:
+        self._phase = Phase.EMPTY
+        self._keeps_graph = keep_graph
+        self._inputs = Inputs() if checks_inputs else None
+        self._generators: list[torch.Generator] = []
+        self._can_dump = False
+        self._replays = 0
+        self._capture_seconds = self._launch_seconds = 0.0
+        self._recording = self._recording_on(_device(device))
+
+    @property
+    def device(self) -> torch.device:
+        """Where it records; the number of a CUDA device is known from its first capture."""
+        return self._recording.device
+
+    def capture_begin(self, pool: Pool | None = None, capture_error_mode: str = "global") -> None:
+        """Begin a capture on the current stream, which must not be the device's default stream.
+
+        `graph` does this and everything around it. On the CPU, what this thread does is recorded from here on.
+        """
+        wish = Wish(checked_pool(pool), error_mode=_checked(capture_error_mode))
+        check_phase(self._phase, "capture_begin")
+        self._forget()
+        started = perf_counter()
+        self._recording.begin(wish)
+        self._phase, self._capture_seconds = Phase.CAPTURING, -started
+
+    def capture_end(self) -> None:
+        """End the capture, on the stream on which it began. `CaptureFailed` if it is broken."""
+        check_phase(self._phase, "capture_end")
+        try:
+            self._recording.end()
+        except UsageError:  # it was not the place to end it: it goes on
+            raise
+        except BaseException:
+            self._phase = Phase.FAILED
+            raise
+        self._phase = Phase.READY
+        self._capture_seconds += perf_counter()
+
+    @contextmanager
+    def capturing(self, wish: Wish) -> Iterator[None]:
+        """What `graph` does: capture a block with everything around it prepared and put back."""
+        check_phase(self._phase, "capture_begin")
+        self._forget()
+        started = perf_counter()
+        try:
+            with self._recording.capturing(wish):
+                self._phase = Phase.CAPTURING
+                yield
+        except BaseException:
+            if self._phase is Phase.CAPTURING:
+                self._phase = Phase.FAILED
+            raise
+        self._phase = Phase.READY
+        self._capture_seconds = perf_counter() - started
+
+    def instantiate(self) -> None:
+        """Make what was captured ready to launch, again if it was changed. A replay does it where it is missing."""
+        check_phase(self._phase, "instantiate")
+        if not self._keeps_graph:
+            raise UsageError(
+                "instantiate() is for Graph(keep_graph=True): others are instantiated when their capture ends"
+            )
+        self._recording.instantiate()
+
+    def replay(self) -> None:
+        """Run the recorded work again, on the current stream of the recording's device, without waiting for it."""
+        if self._phase is not Phase.READY:
+            check_phase(self._phase, "replay")
+        if self._inputs is not None:
+            self._inputs.check()
+        started = perf_counter()
+        self._recording.replay()
+        self._launch_seconds += perf_counter() - started
+        self._replays += 1
+
+    def reset(self) -> None:
+        """Drop what was recorded and the claim on the pool; then it can record again. Outputs that live stay readable."""
+        check_phase(self._phase, "reset")
+        self._recording.reset()
+        self._forget()
+        self._phase = Phase.EMPTY
+
+    def pool(self) -> Pool:
+        """The token of the recording's pool, for recordings that may share its memory."""
+        check_phase(self._phase, "pool")
+        return self._recording.pool()
+
+    def register_generator_state(self, generator: torch.Generator) -> None:
+        """Let the recorded work draw from `generator` too; the device's default generator is always registered."""
+        check_phase(self._phase, "register_generator_state")
+        if not isinstance(generator, torch.Generator):
+            raise ArgumentTypeError(f"generator: expected a torch.Generator, found {type(generator).__name__}")
+        if generator.device.type != self.device.type:
+            raise ArgumentError(f"generator: it is of {generator.device}, and the recording of {self.device}")
+        self._generators.append(generator)
+
+    def enable_debug_mode(self) -> None:
+        """Allow `debug_dump`."""
+        check_phase(self._phase, "enable_debug_mode")
+        self._can_dump = True
+
+    def debug_dump(self, debug_path: str | os.PathLike[str]) -> None:
+        """Write the recorded nodes and edges as DOT text. Warns and writes nothing unless that was enabled before."""
+        check_phase(self._phase, "debug_dump")
+        if not self._can_dump:
+            warn_here("debug_dump() wrote nothing: call enable_debug_mode() before the capture")
+            return
+        self._recording.dump(os.fspath(debug_path))
+
+    def raw_cuda_graph(self) -> int:
+        """The `cudaGraph_t`, for `Graph(keep_graph=True)` on CUDA; owned by this recording."""
+        check_phase(self._phase, "raw_cuda_graph")
+        if not self._keeps_graph:
+            raise UsageError("raw_cuda_graph() is for Graph(keep_graph=True)")
+        return int(self._raw().raw_cuda_graph())
+
+    def raw_cuda_graph_exec(self) -> int:
+        """The `cudaGraphExec_t`, once instantiated, on CUDA; owned by this recording and gone after `instantiate`."""
+        check_phase(self._phase, "raw_cuda_graph_exec")
+        return int(self._raw().raw_cuda_graph_exec())
+
+    def statistics(self) -> GraphStatistics:
+        """What it holds and has done, as a frozen snapshot."""
+        held = self._recording.held() if self._phase is Phase.READY else None
+        return GraphStatistics(
+            device=str(self.device),
+            phase=self._phase.value,
+            nodes=held.nodes if held else None,
+            pool_bytes=held.pool_bytes if held else None,
+            exec_bytes=held.exec_bytes if held else None,
+            replays=self._replays,
+            capture_seconds=max(0.0, self._capture_seconds),
+            launch_seconds=self._launch_seconds,
+        )
+
+    def __repr__(self) -> str:
+        return f"<treeplay.graphs.Graph on {self.device}, {self._phase.value}>"
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # dropping it has the effect of reset, and never raises
+            if self._phase is Phase.CAPTURING:
+                self._recording.abandon()
+            self._recording.reset()
+
+    def _forget(self) -> None:
+        self._replays, self._capture_seconds, self._launch_seconds = 0, 0.0, 0.0
+        if self._inputs is not None:
+            self._inputs.clear()
+
+    def _raw(self) -> Any:
+        raw = self._recording.raw()
+        if raw is None:
+            raise UsageError(f"there is no CUDA graph in a recording of {self.device}")
+        return raw
+
+    def _recording_on(self, device: torch.device) -> DeviceRecording:
+        if device.type == "cpu":
+            return HostRecording(self._generators, self._inputs)
+        return CudaRecording(device, self._generators, self._inputs, launches_later=self._keeps_graph)
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    found = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    if found.type not in ("cpu", "cuda"):
+        raise ArgumentError(f"device: expected a CUDA device or the CPU, found {found}")
+    return found
+
+
+def _checked(error_mode: str) -> str:
+    check_error_mode(error_mode)
+    return error_mode

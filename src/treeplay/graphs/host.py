@@ -1,0 +1,121 @@
+"""An explicit recording on the CPU: the host's recorder around a block, and its tape to replay."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from treeplay.device.host.dot import dot_of
+from treeplay.device.host.recorder import Recorder
+from treeplay.device.host.tape import Tape
+from treeplay.device.host.torch_private import storage_of
+from treeplay.device.turns import turns
+from treeplay.errors import UsageError
+from treeplay.graphs.device import Held, Wish, counted, refuse_stream
+from treeplay.graphs.inputs import Inputs
+from treeplay.graphs.pools import Pool, host_pools, new_pool
+from treeplay.observe.once import warn_here
+
+
+class HostRecording:
+    """`DeviceRecording` on the CPU."""
+
+    def __init__(self, generators: Sequence[torch.Generator], inputs: Inputs | None) -> None:
+        self.device = torch.device("cpu")
+        self._generators = generators
+        self._inputs = inputs
+        self._recorder: Recorder | None = None
+        self._tape = Tape()
+        self._pool: Pool | None = None
+
+    @contextmanager
+    def capturing(self, wish: Wish) -> Iterator[None]:
+        """Record a block."""
+        if wish.collect_garbage:
+            gc.collect()
+        self.begin(wish)
+        try:
+            yield
+        except BaseException as error:
+            try:
+                self.abandon()
+            except BaseException as later:
+                error.add_note(f"then, while abandoning the capture: {type(later).__name__}: {later}")
+            raise
+        self.end()
+
+    def begin(self, wish: Wish) -> None:
+        """Begin to record what this thread does."""
+        refuse_stream(wish.stream)
+        turns.take()
+        try:
+            self._recorder = Recorder(self._generators, self._note if self._inputs is not None else None)
+            self._recorder.begin()
+            self._pool = wish.pool or new_pool()
+        except BaseException:
+            self._recorder = None
+            turns.give_back()
+            raise
+
+    def end(self) -> None:
+        """End the recording."""
+        if self._recorder is None:
+            return
+        self._recorder.check_ends_here()
+        try:
+            self._tape = self._recorder.end()
+        finally:
+            self._recorder = None
+            turns.give_back()
+        if self._pool is not None:
+            host_pools.claim(self._pool, self._tape)
+        if not self._tape.operations:
+            warn_here("the recording is empty: nothing of what ran between begin and end works on CPU tensors")
+
+    def abandon(self) -> None:
+        """End it and keep nothing."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            return
+        try:
+            recorder.abandon()
+        finally:
+            turns.give_back()
+
+    def instantiate(self) -> None:
+        """Nothing: a tape is ready as it is."""
+
+    def replay(self) -> None:
+        """Run the tape."""
+        self._tape.replay()
+
+    def pool(self) -> Pool:
+        """The token of its pool."""
+        if self._pool is None:
+            raise UsageError("there is no pool before a capture")
+        return self._pool
+
+    def dump(self, path: str) -> None:
+        """Write one node per operator, with an edge for each dependence through memory."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(dot_of(self._tape.operations))
+
+    def raw(self) -> None:
+        """torch has no recordings on the CPU."""
+
+    def held(self) -> Held:
+        """Operators by name, and what their results take."""
+        names = [operation.name for operation in self._tape.operations]
+        return Held(counted(names), host_pools.size_bytes(self.pool()), 0)
+
+    def reset(self) -> None:
+        """Drop the tape; tensors that somebody holds keep their memory."""
+        self._tape, self._pool = Tape(), None
+
+    def _note(self, tensor: torch.Tensor) -> None:
+        tape, storage = self._recorder.tape if self._recorder else self._tape, storage_of(tensor)
+        if self._inputs is not None:
+            self._inputs.note(tensor, lambda: tape.is_held_elsewhere(storage))

@@ -1,0 +1,119 @@
+"""Whether the outside tensors that a recording reads are still there: opt-in, because it looks at every operator.
+
+A recording holds addresses. On CUDA, a tensor that was freed since leaves its address to somebody else, and a replay reads
+what lies there now.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from treeplay.errors import UsageError
+from treeplay.facts.location import Location
+from treeplay.observe.lines import is_users, user_location
+
+_START = "an unknown line (start `tracemalloc` before making it, with Python 3.12 or later, to be told)"
+
+
+@dataclass(eq=False, slots=True)
+class Input:
+    """One outside tensor: what it is, where it was made, first used and let go of, and whether its memory is there."""
+
+    text: str
+    is_there: Callable[[], bool]
+    made: Location | None
+    used: Location | None
+    dropped: Location | None = None
+    watch: Any = None  # the weak reference that notes where the tensor was let go of
+
+    def __str__(self) -> str:
+        lines = [
+            f"made at    {self.made or _START}",
+            f"used at    {self.used or 'an unknown line'}, while recording",
+            f"freed at   {self.dropped or 'an unknown line'}",
+        ]
+        return "\n  ".join([self.text, *lines])
+
+
+@dataclass(eq=False, slots=True)
+class Inputs:
+    """The outside tensors of one recording."""
+
+    entries: list[Input] = field(default_factory=list)
+
+    def note(self, tensor: torch.Tensor, is_there: Callable[[], bool] | None = None) -> None:
+        """Note a tensor without keeping it; `is_there` where its storage cannot be asked."""
+        dims = ", ".join(map(str, tensor.shape))
+        text = f"{str(tensor.dtype).removeprefix('torch.')}[{dims}] on {tensor.device}"
+        entry = Input(text, is_there or _lives(tensor), made_at(tensor), user_location())
+        entry.watch = weakref.ref(tensor, lambda _: _note_drop(entry))
+        self.entries.append(entry)
+
+    def check(self) -> None:
+        """`UsageError` if one of them was freed."""
+        for entry in self.entries:
+            if not entry.is_there():
+                raise UsageError(
+                    f"a tensor that the recording reads was freed before the replay: {entry}\n"
+                    "  to mend    keep a reference to it as long as the recording is replayed"
+                )
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note what a block of CUDA work reads and did not make itself."""
+        with _Watch(self):
+            yield
+
+    def clear(self) -> None:
+        """Forget them all."""
+        self.entries.clear()
+
+
+def made_at(tensor: torch.Tensor) -> Location | None:
+    """The user's line at which the tensor object was made, where `tracemalloc` was on to see it."""
+    trace = tracemalloc.get_object_traceback(tensor) if tracemalloc.is_tracing() else None
+    frames = [frame for frame in trace or () if is_users(frame.filename)]
+    return Location(frames[-1].filename, frames[-1].lineno) if frames else None
+
+
+class _Watch(TorchDispatchMode):
+    """Tells inputs from what the block makes, by storage."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._inputs = inputs
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor, storage in _storages((args, kwargs or {})):
+            if storage not in self._seen and tensor.is_cuda:
+                self._inputs.note(tensor)
+            self._seen.add(storage)
+        result = func(*args, **(kwargs or {}))
+        self._seen.update(storage for _, storage in _storages(result))
+        return result
+
+
+def _storages(tree: Any) -> Iterator[tuple[torch.Tensor, int]]:
+    for leaf in tree_iter(tree):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided:
+            yield leaf, leaf.untyped_storage()._cdata
+
+
+def _lives(tensor: torch.Tensor) -> Callable[[], bool]:
+    reference = StorageWeakRef(tensor.untyped_storage())
+    return lambda: not reference.expired()
+
+
+def _note_drop(entry: Input) -> None:
+    entry.dropped = user_location()

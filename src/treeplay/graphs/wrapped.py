@@ -1,0 +1,251 @@
+"""A callable that replays what was recorded of it, and runs the original where nothing recorded fits.
+
+call ─▶ other mode, or inside of a capture ──────────────────────────▶ original
+ └────▶ key of the keywords ─▶ contract ─▶ recording ─▶ replay
+             └─ new: record      └─ broken: UsageError, or the original with on_mismatch="eager"
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+import types
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, Literal, Protocol
+
+import torch
+
+from treeplay.errors import UsageError
+from treeplay.facts.graphed import CallableStatistics
+from treeplay.generated import hide_from_dynamo
+from treeplay.graphs.body import Ambience, autocast_of
+from treeplay.graphs.contract import NO_KEYWORDS, Contract, Keywords, take_keywords
+from treeplay.graphs.guarded import guard, plain
+from treeplay.graphs.node import Call, ReplayedCall
+from treeplay.graphs.order import Run
+from treeplay.graphs.queries import is_current_stream_capturing
+from treeplay.graphs.record import Unrecorded
+from treeplay.graphs.recorded import Outputs, Recorded, surface_of
+from treeplay.graphs.roster import Roster
+from treeplay.observe import counters, warn_once
+from treeplay.observe.lines import user_location
+from treeplay.settings import settings
+
+KEPT_REASONS = 64
+"""How many reasons for eager calls are told apart."""
+
+_training = attrgetter("training")
+OnMismatch = Literal["raise", "eager"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Original:
+    """What was wrapped: the function or the module's forward, and the state that it reaches."""
+
+    label: str
+    function: Callable[..., Any]
+    module: torch.nn.Module | None
+    roster: Roster
+    is_training: list[bool]  # of the modules themselves, as they were wrapped
+    ambience: Ambience
+
+    def is_in_other_mode(self) -> bool:
+        """Whether a module's `training` flag is not what it was."""
+        return [*map(_training, self.roster.modules)] != self.is_training
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """What is known of one key: the contract of its calls, and their recording or why there is none."""
+
+    contract: Contract
+    roster: Roster
+    recorded: Recorded | Unrecorded
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether eager would record gradients for a call."""
+        return self.roster.needs_gradient or any(item.requires_grad for item in self.contract.expected)
+
+
+class Record(Protocol):
+    """Records a call with new constants. If it may fail, a body that cannot be captured gives an entry that says so."""
+
+    def __call__(
+        self, args: tuple[Any, ...], keywords: Keywords, kwargs: dict[str, Any], *, may_fail: bool
+    ) -> Entry: ...
+
+
+class GraphedCallable:
+    """Callable like the original. Owns its recordings, the least recently used of which goes first.
+
+    As the `forward` of a module it is copied and pickled as the original: a copy has memory of its own.
+    """
+
+    def __init__(self, original: Original, record: Record, *, outputs: Outputs, on_mismatch: OnMismatch) -> None:
+        functools.update_wrapper(self, original.function, updated=())
+        self.original = original
+        self._record = record
+        self._outputs = outputs
+        self._on_mismatch = on_mismatch
+        self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
+        self._lock = threading.RLock()
+        self._eager: Counter[str] = Counter()
+        self._made = 0
+        self._dropped = (0, 0)  # replays and copies of recordings that are gone
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Replay if the call fits a recording; see the module's picture."""
+        if self.original.is_in_other_mode():
+            return self._run_eagerly("the training flag is another", args, kwargs)
+        if is_current_stream_capturing():
+            return self._run_eagerly("called inside of a capture, which records it", args, kwargs)
+        try:
+            recorded, leaves = self._fitting(args, kwargs)
+        except UsageError as error:
+            if self._on_mismatch == "raise":
+                raise
+            return self._run_eagerly(str(error), args, kwargs)
+        if isinstance(recorded, Unrecorded):
+            return self._run_eagerly(recorded.reason, args, kwargs)
+        return self._replay(recorded, leaves)
+
+    def adopt(self, key: Hashable, entry: Entry) -> None:
+        """Take in what was recorded for `key`."""
+        with self._lock:
+            self._entries[key] = entry
+            self._entries.move_to_end(key)
+            self._made += 1
+            while len(self._entries) > settings.max_recordings_per_program:
+                self._drop(self._entries.popitem(last=False)[1])
+        counters.add("graphed callables", "recordings")
+        if isinstance(entry.recorded, Unrecorded):
+            counters.add("graphed callables", "not recorded")
+            warn_once(f"treeplay runs {self.original.label} unrecorded: {entry.recorded.reason}")
+
+    def statistics(self) -> CallableStatistics:
+        """What has happened so far."""
+        with self._lock:
+            recorded = [entry.recorded for entry in self._entries.values() if isinstance(entry.recorded, Recorded)]
+            return CallableStatistics(
+                label=self.original.label,
+                recordings=self._made,
+                kept=len(self._entries),
+                replays=self._dropped[0] + sum(item.calls for item in recorded),
+                copied_tensors=self._dropped[1] + sum(item.copied for item in recorded),
+                eager_calls=self._eager.total(),
+                eager_because=tuple(self._eager.items()),
+            )
+
+    def _drop(self, entry: Entry) -> None:
+        if isinstance(entry.recorded, Recorded):
+            replays, copies = self._dropped
+            self._dropped = (replays + entry.recorded.calls, copies + entry.recorded.copied)
+
+    def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Recorded | Unrecorded, list[Any]]:
+        """The recording for a call and the call's tensors in its order; raises `UsageError` if none fits."""
+        keywords = take_keywords(kwargs) if kwargs else NO_KEYWORDS
+        entry = self._entries.get(keywords.key)
+        if entry is None:
+            entry = self._record_now(args, keywords, kwargs)
+        elif len(self._entries) > 1:
+            with self._lock:
+                self._entries.move_to_end(keywords.key)
+        leaves = [plain(leaf) for leaf in entry.contract.gather(args, keywords.tensors)]
+        entry.contract.check(leaves, with_gradients=torch.is_grad_enabled())
+        self._check_state(entry)
+        return entry.recorded, leaves
+
+    def _record_now(self, args: tuple[Any, ...], keywords: Keywords, kwargs: dict[str, Any]) -> Entry:
+        with self._lock:
+            if keywords.key in self._entries:  # another thread was faster
+                return self._entries[keywords.key]
+            first = next(iter(self._entries.values()))
+            leaves = first.contract.gather(args, ())
+            replace(first.contract, expected=first.contract.expected[: len(leaves)]).check(
+                leaves, with_gradients=self.original.ambience.has_gradients
+            )
+            self._check_state(first)
+            entry = self._record(args, keywords, kwargs, may_fail=self._on_mismatch == "eager")
+            self.adopt(keywords.key, entry)
+            return entry
+
+    def _check_state(self, entry: Entry) -> None:
+        label, ambience = self.original.label, self.original.ambience
+        if not entry.roster.is_unchanged():
+            raise UsageError(
+                f"{label} is not what was recorded: {entry.roster.difference()}. Wrap it again after such a change; new values "
+                "in the same memory (load_state_dict, an optimizer's step) need none"
+            )
+        autocast = autocast_of(ambience.device)
+        if autocast is not None and autocast is not ambience.autocast:
+            raise UsageError(
+                f"{label} is called under autocast to {autocast}, recorded with {ambience.autocast or 'autocast off'}: wrap it "
+                "under torch.autocast(..., cache_enabled=False)"
+            )
+        if not ambience.has_gradients and torch.is_grad_enabled() and entry.needs_gradient:
+            raise UsageError(
+                f"{label} is called for gradients and was wrapped without: wrap it outside of torch.no_grad()"
+            )
+
+    def _replay(self, recorded: Recorded, leaves: list[Any]) -> Any:
+        where = user_location() if self._outputs == "guard" else None
+        call = Call(recorded, leaves, where)
+        with recorded.order.lock:
+            if recorded.backward is not None and torch.is_grad_enabled():
+                outputs = ReplayedCall.apply(call, *surface_of(recorded, leaves))  # type: ignore[no-untyped-call]
+            elif torch.is_grad_enabled():
+                with torch.no_grad():
+                    outputs = call.run()
+            else:
+                outputs = call.run()
+            if self._outputs == "guard":
+                outputs = _guarded(call, outputs)
+        packing = recorded.forward.packing
+        return outputs[0] if packing.is_single else packing.pack(outputs)
+
+    def _run_eagerly(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        line = reason.splitlines()[0]
+        self._eager[line if line in self._eager or len(self._eager) < KEPT_REASONS else "other reasons"] += 1
+        counters.add("graphed callables", "eager calls")
+        return self.original.function(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        module, function = self.original.module, self.original.function
+        if module is not None and getattr(function, "__func__", None) is type(module).forward:
+            return _forward_of, (module,)
+        return _same, (function,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        make, given = self.__reduce__()
+        return make(*copy.deepcopy(given, memo)) if make is _forward_of else self
+
+    def __repr__(self) -> str:
+        return f"<graphed {self.original.label}, {len(self._entries)} recordings>"
+
+
+hide_from_dynamo(GraphedCallable.__call__, with_callees=True)
+
+
+def original_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a graphed callable was made from; any other function as it is."""
+    return function.original.function if isinstance(function, GraphedCallable) else function
+
+
+def _forward_of(module: torch.nn.Module) -> Callable[..., Any]:
+    return types.MethodType(type(module).forward, module)
+
+
+def _same(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def _guarded(call: Call, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    recorded = call.recorded
+    ticket = recorded.output_ticket(call.time)
+    run = Run(recorded.label, recorded.calls, where=call.where)
+    return [guard(tensor, ticket, run, index) for index, tensor in enumerate(outputs)]

@@ -1,0 +1,196 @@
+"""Operators that a compiler could only call, written out in plain ones, so that it can fuse them.
+
+    _fused_adamw_(params, grads, ..., lr=lr, grad_scale=scale, found_inf=found)   ─▶   a few elementwise operators per tensor
+
+Each does what torch's own kernel does, in the order of its arithmetic, and writes in place. Half-precision tensors are
+computed in float32, as kernels do; numbers that all elements share are computed once, in float64.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from treeplay.lower.functional import settled
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+Tensors = Sequence[Tensor]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """A tensor in the type that kernels compute it in."""
+    return tensor.to(torch.float32) if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _shared(number: Any, beside: Tensor) -> Any:
+    """A number that all elements of `beside` share, computed once; plain ones as they are."""
+    return settled(number.to(beside.dtype)) if isinstance(number, Tensor) else number
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What every fused optimizer does around its own arithmetic: gradients are unscaled, and a step may be skipped."""
+
+    maximize: bool
+    grad_scale: Tensor | None
+    found_inf: Tensor | None
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        """The unscaled gradient, in the type to compute in; the tensor itself is unscaled too."""
+        wide = _wide(grad)
+        if self.grad_scale is not None:
+            wide = wide / self.grad_scale.to(wide.dtype)
+            self.write(grad, wide)
+        return -wide if self.maximize else wide
+
+    def write(self, target: Tensor, value: Tensor) -> None:
+        """Write `value`, unless the step is skipped."""
+        value = value.to(target.dtype)
+        if self.found_inf is not None:
+            value = torch.where(self.found_inf.to(target.device) == 1, target, value)
+        target.copy_(value)
+
+
+def _adam(
+    params: Tensors,
+    grads: Tensors,
+    means: Tensors,
+    squares: Tensors,
+    largest: Tensors,
+    steps: Tensors,
+    *,
+    is_decoupled: bool,
+    lr: Any,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
+    step = _Step(maximize, grad_scale, found_inf)
+    for index, (param, mean, square) in enumerate(zip(params, means, squares, strict=True)):
+        grad, wide = step.gradient(grads[index]), _wide(param)
+        count = steps[index].to(torch.float64)
+        size = _shared(lr / (1 - beta1**count), wide)
+        root = _shared((1 - beta2**count).sqrt(), wide)
+        if weight_decay != 0:
+            if is_decoupled:
+                wide = wide - _shared(lr * weight_decay, wide) * wide
+            else:
+                grad = grad + weight_decay * wide
+        new_mean = torch.lerp(_wide(mean), grad, 1 - beta1)
+        new_square = beta2 * _wide(square) + (1 - beta2) * grad * grad
+        spread = new_square
+        if amsgrad:
+            spread = torch.maximum(_wide(largest[index]), new_square)
+            step.write(largest[index], spread)
+        step.write(mean, new_mean)
+        step.write(square, new_square)
+        step.write(param, wide - size * new_mean / (spread.sqrt() / root + eps))
+
+
+def _sgd(
+    params: Tensors,
+    grads: Tensors,
+    buffers: Tensors,
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: Any,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
+    step = _Step(maximize, grad_scale, found_inf)
+    for index, param in enumerate(params):
+        grad, wide = step.gradient(grads[index]), _wide(param)
+        if weight_decay != 0:
+            grad = grad + weight_decay * wide
+        if buffers:
+            buffer = buffers[index]
+            new = grad if is_first_step else momentum * _wide(buffer) + (1 - dampening) * grad
+            step.write(buffer, new)
+            grad = grad + momentum * new if nesterov else new
+        step.write(param, wide - _shared(lr, wide) * grad)
+
+
+def _adagrad(
+    params: Tensors,
+    grads: Tensors,
+    sums: Tensors,
+    steps: Tensors,
+    *,
+    lr: Any,
+    lr_decay: float,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
+    step = _Step(maximize, grad_scale, found_inf)
+    for index, param in enumerate(params):
+        grad, wide = step.gradient(grads[index]), _wide(param)
+        rate = _shared(lr / (1 + (steps[index].to(torch.float64) - 1) * lr_decay), wide)
+        if weight_decay != 0:
+            grad = grad + weight_decay * wide
+        total = _wide(sums[index]) + grad * grad
+        step.write(sums[index], total)
+        step.write(param, wide - rate * grad / (total.sqrt() + eps))
+
+
+def _unscale(grads: Tensors, found_inf: Tensor, inverse: Tensor) -> None:
+    """Multiply gradients by `inverse`, and set `found_inf` to 1 if one of their elements is not finite."""
+    if not grads:
+        return
+    are_finite = functools.reduce(torch.logical_and, [torch.isfinite(grad).all() for grad in grads])
+    found_inf.copy_(torch.where(are_finite, found_inf, 1.0))
+    for grad in grads:
+        wide = _wide(grad)
+        grad.copy_((wide * inverse.to(wide.dtype)).to(grad.dtype))
+
+
+def _update_scale(
+    scale: Tensor, tracker: Tensor, found_inf: Tensor, growth: float, backoff: float, interval: int
+) -> Tensor:
+    """Shrink the scale after an overflow; let it grow after `interval` steps without one, as long as it stays finite."""
+    was_found = found_inf != 0
+    count = tracker + 1
+    is_due = count == interval
+    exact = scale.to(torch.float64)
+    grown = (exact * growth).to(scale.dtype)
+    grown = torch.where(is_due & torch.isfinite(grown), grown, scale)
+    tracker.copy_(torch.where(was_found | is_due, 0, count))
+    return scale.copy_(torch.where(was_found, (exact * backoff).to(scale.dtype), grown))
+
+
+def _written_out() -> dict[Any, Callable[..., Any]]:
+    fused: dict[str, Callable[..., Any]] = {
+        "_fused_adam_": functools.partial(_adam, is_decoupled=False),
+        "_fused_adamw_": functools.partial(_adam, is_decoupled=True),
+        "_fused_sgd_": _sgd,
+        "_fused_adagrad_": _adagrad,
+    }
+    table: dict[Any, Callable[..., Any]] = {
+        aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
+        aten._amp_update_scale_.default: _update_scale,
+    }
+    for name, formula in fused.items():
+        packet = getattr(aten, name, None)
+        for overload in packet.overloads() if packet is not None else ():
+            table[getattr(packet, overload)] = formula
+    return table
+
+
+WRITTEN_OUT: dict[Any, Callable[..., Any]] = _written_out()

@@ -1,0 +1,124 @@
+"""Finds the user's line: of what is running, and of what went wrong, with the call that stands there."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from types import CodeType, FrameType, TracebackType
+
+import torch
+
+from treeplay.facts.location import Location
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_SITE = tuple({sysconfig.get_paths()["purelib"] + os.sep, sysconfig.get_paths()["platlib"] + os.sep})
+
+
+@lru_cache(maxsize=4096)
+def is_users(file: str) -> bool:
+    """Whether a source file is the user's or a third party's, not torch's, ours or the standard library's."""
+    if file.startswith(("<frozen", "<treeplay", "<string>", _TORCH, _OURS)):
+        return False
+    return file.startswith(_SITE) or not file.startswith(_STDLIB)
+
+
+@lru_cache(maxsize=4096)
+def is_own(file: str) -> bool:
+    """Whether a source file is the user's own, not that of an installed package."""
+    return is_users(file) and not file.startswith(_SITE)
+
+
+def user_location() -> Location | None:
+    """Where the user's program is right now, or None outside of it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            return Location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What stands at a user's line: the name of what is called there, the line, and the source of the expression.
+
+    `x.sum().item()` has the name `item`. Without a call there, or without source, the name is None.
+    """
+
+    name: str | None
+    where: Location | None
+    source: str
+
+    def keyword(self, name: str) -> str | None:
+        """The source of a keyword argument of the call: `torch.rand(3, generator=mine)` has a generator `mine`."""
+        tree = _parsed(self.source)
+        keywords = tree.keywords if isinstance(tree, ast.Call) else []
+        return next((ast.unparse(item.value) for item in keywords if item.arg == name), None)
+
+
+def running_call() -> Call:
+    """The call at the innermost line of the user's that is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return Call(None, None, "")
+    positions = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    return _call(frame.f_code, positions, frame.f_lineno)
+
+
+def failed_call(trace: TracebackType | None) -> Call:
+    """The call at the innermost line of the user's in a traceback."""
+    found: TracebackType | None = None
+    while trace is not None:
+        if is_users(trace.tb_frame.f_code.co_filename):
+            found = trace
+        trace = trace.tb_next
+    if found is None:
+        return Call(None, None, "")
+    code = found.tb_frame.f_code
+    positions = next(islice(code.co_positions(), found.tb_lasti // 2, None), (None,) * 4)
+    return _call(code, positions, found.tb_lineno)
+
+
+_Positions = tuple[int | None, int | None, int | None, int | None]
+
+
+def _call(code: CodeType, positions: _Positions, line: int) -> Call:
+    source = _segment(code.co_filename, positions) or linecache.getline(code.co_filename, line).strip()
+    return Call(_called(source), Location(code.co_filename, line, code.co_name), source)
+
+
+def _segment(file: str, positions: _Positions) -> str:
+    """The source of the expression at these positions; empty where they are not known."""
+    first, last, start, end = positions
+    if first is None or last is None or start is None or end is None:
+        return ""
+    lines = [linecache.getline(file, number).encode() for number in range(first, last + 1)]
+    lines[-1] = lines[-1][:end]  # columns count bytes
+    lines[0] = lines[0][start:]
+    return b"".join(lines).decode(errors="replace").strip()
+
+
+def _called(source: str) -> str | None:
+    match _parsed(source):
+        case ast.Call(func=ast.Attribute(attr=name)) | ast.Call(func=ast.Name(id=name)):
+            return name
+        case ast.Subscript():
+            return "indexing"
+    return None
+
+
+def _parsed(source: str) -> ast.expr | None:
+    try:
+        return ast.parse(source, mode="eval").body
+    except SyntaxError:
+        return None

@@ -1,0 +1,129 @@
+"""Which device a traced program runs on, and what moves there with it.
+
+A recording belongs to one device. A program on a GPU may still use numbers that its optimizer keeps on the CPU (its step
+counts) and constants made from Python numbers: they move to the GPU with the recording. Anything else on another device is
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.fx
+
+from treeplay.errors import Refusal
+from treeplay.facts.refusal import Reason
+from treeplay.facts.signature import Argument, Constant, Input, Signature, State
+from treeplay.facts.spec import TensorSpec
+from treeplay.trace.jit import Trace
+
+CPU = torch.device("cpu")
+
+
+def device_of(traced: Trace) -> torch.device:
+    """The one device that the program computes on; raises `Refusal` if there are several, or one of another kind."""
+    first: dict[torch.device, torch.fx.Node] = {}
+    for node in traced.graph.nodes:
+        spec = node.meta.get("spec")
+        if spec is not None:
+            first.setdefault(spec.device, next(iter(node.users), node) if node.op == "placeholder" else node)
+    others = [device for device in first if device != CPU]
+    if len(others) > 1:
+        raise _refusal(
+            first[others[1]],
+            f"the program computes on {others[0]} and on {others[1]}, and a recording belongs to one device",
+            "jit the parts apart",
+        )
+    if others and others[0].type != "cuda":
+        raise _refusal(
+            first[others[0]],
+            f"the program computes on {others[0]}, and programs are recorded on the CPU and on NVIDIA GPUs",
+            "run it without jit there",
+        )
+    return others[0] if others else CPU
+
+
+def settle(traced: Trace, device: torch.device) -> tuple[Trace, tuple[int, ...]]:
+    """The trace with all of it on `device`, and the indices of the inputs that have to move there.
+
+    Raises `Refusal` for a tensor on the CPU that may not move: an argument, a parameter, a result.
+    """
+    if device == CPU:
+        return traced, ()
+    signature = traced.signature
+    for node in traced.graph.nodes:
+        _check_may_move(node, signature.inputs, traced)
+    moving = []
+    inputs = list(signature.inputs)
+    for index, item in enumerate(inputs):
+        if item.spec.device == CPU:
+            source = item.source
+            if isinstance(source, Constant):
+                source = Constant(source.tensor.to(device))
+            else:
+                moving.append(index)
+            inputs[index] = replace(item, source=source, spec=_on(item.spec, device))
+    for node in traced.graph.nodes:
+        _move(node, device)
+    return replace(traced, signature=replace(signature, inputs=tuple(inputs))), tuple(moving)
+
+
+def move_state(
+    signature: Signature, moving: Sequence[int], inputs: list[torch.Tensor], device: torch.device
+) -> list[torch.Tensor]:
+    """Today's inputs, with those at `moving` on `device`: their places hold them from now on."""
+    inputs = list(inputs)
+    for index in moving:
+        source = signature.inputs[index].source
+        if isinstance(source, State):
+            inputs[index] = moved = inputs[index].to(device)
+            for place in (source.place, *source.also):
+                place.write(moved)
+    return inputs
+
+
+def _check_may_move(node: torch.fx.Node, inputs: tuple[Input, ...], traced: Trace) -> None:
+    spec = node.meta.get("spec")
+    if spec is None or spec.device != CPU:
+        return
+    if node.op == "placeholder":
+        item = inputs[int(node.name.removeprefix("in"))]
+        if isinstance(item.source, Constant) or (isinstance(item.source, State) and spec.shape == ()):
+            return
+        user = next(iter(node.users), node)
+        is_given = isinstance(item.source, Argument)
+        raise _refusal(
+            user,
+            f"{item.name} is a tensor on the CPU in a program that computes on a GPU",
+            "move it to the GPU before the call" if is_given else "keep it on the GPU",
+        )
+    if any(user.op == "output" for user in node.users):
+        raise _refusal(
+            node,
+            "copies a result to the CPU, which a recording cannot wait for",
+            "return it, and move it after the call",
+        )
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        raise _refusal(
+            node, "draws random numbers on the CPU in a program that computes on a GPU", "pass device= to it"
+        )
+
+
+def _move(node: torch.fx.Node, device: torch.device) -> None:
+    spec = node.meta.get("spec")
+    if spec is not None and spec.device == CPU:
+        node.meta["spec"] = _on(spec, device)
+    named = node.kwargs.get("device")
+    if isinstance(named, (torch.device, str)) and torch.device(named).type == "cpu":
+        node.update_kwarg("device", device)
+
+
+def _on(spec: TensorSpec, device: torch.device) -> TensorSpec:
+    return replace(spec, device=device)
+
+
+def _refusal(node: torch.fx.Node, why: str, advice: str) -> Refusal:
+    op = str(node.target).removeprefix("aten.") if node.op == "call_function" else "device"
+    return Refusal(Reason(op=op, why=why, advice=advice, where=node.meta.get("where")))

@@ -1,0 +1,57 @@
+"""The proof: the bytes that patching would write must be the bytes that the captures have.
+
+It starts from the first capture, moves everything to where it lay at another, and compares byte by byte. It shares no code
+with the search for sites, so that a fault there shows here. Words that nobody explained are left out: they are padding, or
+what they may depend on stays where it is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from treeplay.facts.nodes import WORD_BYTES, Captured, word_bytes
+from treeplay.relocate.sites import Found
+from treeplay.relocate.table import Who
+
+Key = tuple[int, int]  # node and buffer
+
+
+def first_failure(captures: Sequence[Captured], found: Found) -> str | None:
+    """The first byte that is not as predicted, in words. It says that nothing of what was found can be trusted."""
+    ignored: dict[Key, set[int]] = defaultdict(set)
+    for word in found.unexplained:
+        ignored[word.node, word.buffer] |= set(range(word.offset, word.offset + WORD_BYTES))
+    for number in range(1, len(captures)):
+        for (node, buffer), data in predict(captures, found, number).items():
+            actual = captures[number].nodes[node].buffers[buffer]
+            wrong = {at for at in range(len(data)) if data[at] != actual[at]} - ignored[node, buffer]
+            if wrong:
+                where = f"byte {min(wrong)} of buffer {buffer} of node {node} ({captures[0].nodes[node]})"
+                return f"{where} in capture {number + 1} is not what was predicted from the first"
+    return None
+
+
+def predict(captures: Sequence[Captured], found: Found, number: int) -> Mapping[Key, bytearray]:
+    """The buffers of capture `number` as far as they are not those of the first one."""
+    first, other = captures[0], captures[number]
+    predicted = {
+        (node, buffer): bytearray(data)
+        for node, (mine, theirs) in enumerate(zip(first.nodes, other.nodes, strict=True))
+        for buffer, (data, actual) in enumerate(zip(mine.buffers, theirs.buffers, strict=True))
+        if data != actual
+    }
+    places: dict[Who, int] = {("tensor", place.index): place.address for place in other.tensors}
+    places |= {("output", place.index): place.address for place in other.outputs}
+    for who, sites in found.sites.items():
+        for site in sites:
+            _write(predicted, first, (site.node, site.buffer), site.offset, places[who] + site.addend)
+    for word in found.scratch:
+        _write(predicted, first, (word.node, word.buffer), word.offset, word.values[number])
+    return predicted
+
+
+def _write(predicted: dict[Key, bytearray], first: Captured, key: Key, offset: int, value: int) -> None:
+    if key not in predicted:  # nothing differs there: then nothing that is written may differ either
+        predicted[key] = bytearray(first.nodes[key[0]].buffers[key[1]])
+    predicted[key][offset : offset + WORD_BYTES] = word_bytes(value % (1 << (8 * WORD_BYTES)))

@@ -1,0 +1,116 @@
+"""Words that depend on addresses without being addresses: shifted, negated, differences, sums, halves of any of these.
+
+Such a word cannot be rewritten by adding how far a tensor moved, so what it depends on must not move. Words are compared by
+how far they moved, which is a number of its own for each tensor, so that agreement by chance does not happen; except that small
+numbers, and words that moved equally far each time, are what rubbish in padding often looks like. These prove nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import product
+
+from treeplay.relocate.movers import Deltas, Mover, Movers
+from treeplay.relocate.sites import HALF_BYTES, Word
+from treeplay.relocate.table import Who
+
+_SHIFTS = range(1, 13)  # an address divided by the size of an element, of a vector, of a page
+_PAIR_SHIFTS = range(5)  # a distance divided by the size of an element
+_HALF = 1 << (8 * HALF_BYTES)
+_WORD = _HALF * _HALF
+_TELLING = 64  # how far a word must have moved at least to tell anything
+
+Owners = dict[Deltas, set[Who]]
+
+
+class Relations:
+    """Finds what a word depends on. `modulus` in its functions: words and halves of words wrap around."""
+
+    def __init__(self, movers: Movers) -> None:
+        self._movers = {mover.who: mover for mover in movers.all()}
+        self._scratch = tuple(movers.scratch)
+
+    def of(self, word: Word, nearby: Iterable[Who]) -> set[Who]:
+        """The tensors and outputs that a word is a function of, as far as can be seen.
+
+        `nearby`: those whose addresses the same node holds; of two addresses that make a word, one is among them.
+        """
+        around = [self._movers[who] for who in nearby]
+        found = self._of_values(word.values, _WORD, around)
+        for half in ([value % _HALF for value in word.values], [value // _HALF for value in word.values]):
+            found |= self._of_values(half, _HALF, around)
+        return found
+
+    def _of_values(self, values: Sequence[int], modulus: int, around: Sequence[Mover]) -> set[Who]:
+        moved = tuple((value - values[0]) % modulus for value in values[1:])
+        if len(set(moved)) < len(moved) or any(min(delta, modulus - delta) < _TELLING for delta in moved):
+            return set()
+        singles = self._singles if modulus == _WORD else self._half_singles
+        return set(singles.get(moved, ())) or self._of_pairs(moved, modulus, around)
+
+    def _of_pairs(self, moved: Deltas, modulus: int, around: Sequence[Mover]) -> set[Who]:
+        """Two whose sum or difference it is, perhaps divided by the size of an element."""
+        others, first_deltas = self._pair_tables[modulus]
+        found: set[Who] = set()
+        for shift in _PAIR_SHIFTS:
+            scaled = [(delta - modulus if delta >= modulus // 2 else delta) << shift for delta in moved]
+            for combine in _COMBINATIONS:
+                # Almost no word is related to anything: one set of numbers settles that before anything is built.
+                if first_deltas.isdisjoint([combine(scaled[0], mover.deltas[0]) % modulus for mover in around]):
+                    continue
+                for mover in around:
+                    pairs = zip(scaled, mover.deltas, strict=True)
+                    partners = others.get(tuple(combine(delta, own) % modulus for delta, own in pairs))
+                    if partners is not None:
+                        found |= {mover.who, *partners}
+        return found
+
+    @cached_property
+    def _singles(self) -> Owners:
+        return self._functions_of_one(_WORD)
+
+    @cached_property
+    def _half_singles(self) -> Owners:
+        return self._functions_of_one(_HALF)
+
+    def _functions_of_one(self, modulus: int) -> Owners:
+        """How words move that are made of one address: itself or its negative, perhaps shifted."""
+        owners: Owners = defaultdict(set)
+        for who, mover in self._movers.items():
+            for sign in (1, -1):
+                owners[tuple(sign * delta % modulus for delta in mover.deltas)].add(who)
+                for shift in _SHIFTS:
+                    for moved in _shifted(mover.deltas, shift):
+                        owners[tuple(sign * delta % modulus for delta in moved)].add(who)
+        return owners
+
+    @cached_property
+    def _pair_tables(self) -> dict[int, tuple[Owners, set[int]]]:
+        """How far things moved, intermediates too (those belong to nobody); and how far to the second capture alone."""
+        tables = {}
+        for modulus in (_WORD, _HALF):
+            owners: Owners = defaultdict(set)
+            for who, mover in self._movers.items():
+                owners[tuple(delta % modulus for delta in mover.deltas)].add(who)
+            for deltas in self._scratch:
+                owners.setdefault(tuple(delta % modulus for delta in deltas), set())
+            tables[modulus] = owners, {moved[0] for moved in owners}
+        return tables
+
+
+# What the other address must have moved by, if the word is own + other, own - other or other - own.
+_COMBINATIONS: tuple[Callable[[int, int], int], ...] = (
+    lambda delta, own: delta - own,
+    lambda delta, own: own - delta,
+    lambda delta, own: delta + own,
+)
+
+
+def _shifted(deltas: Deltas, shift: int) -> Iterator[Deltas]:
+    """How a shifted address may have moved: what was cut off may carry one."""
+    whole = (1 << shift) - 1
+    yield from product(
+        *(((delta >> shift), (delta >> shift) + 1) if delta & whole else (delta >> shift,) for delta in deltas)
+    )

@@ -1,0 +1,118 @@
+"""Compares captures word by word: words that moved with something are its sites, the rest is unexplained.
+
+capture 1   ... 7f00'1000 ... 7f00'8010 ... 55d2'0c20 ...
+capture 2   ... 7f2a'5000 ... 7f31'0210 ... 55d2'0de0 ...
+                tensor 0      tensor 1      nobody moved by 448
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from treeplay.facts.nodes import WORD_BYTES, Captured, Memcpy
+from treeplay.relocate.movers import Deltas, Movers
+from treeplay.relocate.table import Site, Who
+
+HALF_BYTES = WORD_BYTES // 2
+CONTENT_BUFFER = 2  # of a memcpy from host memory
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word that differs between captures: where it is, and its value in each."""
+
+    node: int
+    buffer: int
+    offset: int
+    values: tuple[int, ...]
+
+    @property
+    def deltas(self) -> Deltas:
+        """By how much it moved from the first capture to each later one."""
+        return tuple(value - self.values[0] for value in self.values[1:])
+
+
+@dataclass(slots=True)
+class Found:
+    """What a comparison found. `frozen`: tensors whose address is also where it cannot be changed, and where that is."""
+
+    sites: dict[Who, list[Site]] = field(default_factory=lambda: defaultdict(list))
+    scratch: list[Word] = field(default_factory=list)
+    unexplained: list[Word] = field(default_factory=list)
+    frozen: dict[Who, str] = field(default_factory=dict)
+
+
+def find_sites(captures: Sequence[Captured], movers: Movers) -> Found:
+    """Explain each word that differs between captures whose nodes have equal frames."""
+    found = Found()
+    for index, nodes in enumerate(zip(*(capture.nodes for capture in captures), strict=True)):
+        for number, buffers in enumerate(zip(*(node.buffers for node in nodes), strict=True)):
+            if any(buffer != buffers[0] for buffer in buffers):
+                is_content = isinstance(nodes[0], Memcpy) and number == CONTENT_BUFFER
+                _explain(found, movers, _Buffers(index, number, buffers, is_content))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffers:
+    """The same buffer in each capture."""
+
+    node: int
+    number: int
+    versions: tuple[bytes, ...]
+    is_content: bool
+
+    def word(self, offset: int) -> Word | None:
+        """The word at an offset, if there is a whole one."""
+        if offset < 0 or offset + WORD_BYTES > len(self.versions[0]):
+            return None
+        return self.cut(offset)
+
+    def cut(self, offset: int) -> Word:
+        """The word at an offset; what is missing at the end of the buffer counts as zero."""
+        values = (int.from_bytes(bytes_[offset : offset + WORD_BYTES], "little") for bytes_ in self.versions)
+        return Word(self.node, self.number, offset, tuple(values))
+
+    def differing_halves(self) -> Iterator[int]:
+        """Offsets, multiples of half a word, at which versions differ."""
+        for offset in range(0, len(self.versions[0]), HALF_BYTES):
+            if len({version[offset : offset + HALF_BYTES] for version in self.versions}) > 1:
+                yield offset
+
+
+def _explain(found: Found, movers: Movers, buffers: _Buffers) -> None:
+    explained: set[int] = set()
+    unexplained: dict[int, Word] = {}
+    for half in buffers.differing_halves():
+        if half in explained:
+            continue
+        aligned = half - half % WORD_BYTES
+        for start in (aligned, half if half != aligned else half - HALF_BYTES):
+            word = buffers.word(start)
+            if word is not None and _take(found, movers, word, is_content=buffers.is_content):
+                explained |= {start, start + HALF_BYTES}
+                break
+        else:
+            unexplained[aligned] = buffers.cut(aligned)
+    found.unexplained.extend(unexplained.values())
+
+
+def _take(found: Found, movers: Movers, word: Word, *, is_content: bool) -> bool:
+    """Note whose word it is; whether anybody's."""
+    where = word.values[0], word.deltas
+    owners, is_scratch = movers.owners(*where, word.node), movers.is_scratch(*where)
+    if len(owners) > 1 or (owners and is_scratch and owners[0].birth is None):
+        return False
+    if not owners:
+        is_scratch = is_scratch or movers.ends_scratch(*where)
+        if is_scratch:
+            found.scratch.append(word)
+        return is_scratch
+    owner = owners[0]
+    if is_content:
+        found.frozen[owner.who] = f"its address is in host memory that node {word.node} copies"
+    site = Site(word.node, word.buffer, word.offset, word.values[0] - owner.address)
+    found.sites[owner.who].append(site)
+    return True

@@ -1,0 +1,80 @@
+"""What a recording freezes of the host: tensors that it does not read on each replay, and random numbers drawn there.
+
+Such tensors (on the CPU in a program on a GPU, or more than plain memory) are watched; a program that writes to one, or draws
+numbers on the host, is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from treeplay.errors import Refusal
+from treeplay.trace.torch_private import version_of
+
+_MOST_COMPARED = 4096  # elements; of a larger tensor only the version counter is asked
+_CPU = torch.device("cpu")
+
+
+class HostState:
+    """The tensors and generators of the host that a program on `device` reaches, as they were when it was made."""
+
+    def __init__(
+        self, tensors: Iterable[torch.Tensor], device: torch.device, generators: Iterable[torch.Generator]
+    ) -> None:
+        self.device = device
+        self.tensors = list(tensors)
+        self._versions = [version_of(tensor) for tensor in self.tensors]
+        self._values = [tensor.detach().clone() if _is_compared(tensor) else None for tensor in self.tensors]
+        drawn = [torch.default_generator, *(item for item in generators if item.device == _CPU)]
+        self._generators = drawn if device != _CPU else []  # a recording on the CPU draws anew
+
+    @property
+    def is_the_same(self) -> bool:
+        """Whether no tensor was written to with other values."""
+        return all(
+            _is_equal(tensor, value) if value is not None else version_of(tensor) == version
+            for tensor, version, value in zip(self.tensors, self._versions, self._values, strict=True)
+        )
+
+    @contextlib.contextmanager
+    def apart(self, refuse: Callable[[str, str, str], Refusal]) -> Iterator[None]:
+        """Run a program without its leaving a mark here; refuses one that does."""
+        states = [generator.get_state() for generator in self._generators]
+        try:
+            yield
+            if not self.is_the_same:
+                raise refuse(
+                    "tensor on the CPU",
+                    f"the program writes to a tensor that a recording on {self.device} does not follow",
+                    f"keep it on {self.device} (an optimizer's step counts: capturable=True or fused=True)",
+                )
+            if any(
+                not torch.equal(item.get_state(), state) for item, state in zip(self._generators, states, strict=True)
+            ):
+                raise refuse(
+                    "random numbers",
+                    f"the program draws them on the CPU, so a recording on {self.device} would freeze them",
+                    f"draw them on {self.device}, or outside and pass a tensor",
+                )
+        finally:
+            self._put_back()
+            for generator, state in zip(self._generators, states, strict=True):
+                generator.set_state(state)
+
+    def _put_back(self) -> None:
+        with torch.no_grad():
+            for tensor, value in zip(self.tensors, self._values, strict=True):
+                if value is not None and not _is_equal(tensor, value):
+                    tensor.copy_(value)
+
+
+def _is_compared(tensor: torch.Tensor) -> bool:
+    return tensor.device == _CPU and tensor.layout is torch.strided and tensor.numel() <= _MOST_COMPARED
+
+
+def _is_equal(tensor: torch.Tensor, value: torch.Tensor) -> bool:
+    now = tensor.detach()
+    return torch.equal(now, value) or bool(((now == value) | ((now != now) & (value != value))).all())

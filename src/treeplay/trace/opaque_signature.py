@@ -1,0 +1,145 @@
+"""From what an opaque program showed when it was run to a `Signature`: everything that it could have read is watched."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from treeplay.facts.place import How, Place, root
+from treeplay.facts.signature import Alias, Argument, Built, Input, Kind, Same, Signature, State, View, Watch, Write
+from treeplay.facts.structure import unflatten
+from treeplay.trace.conditions import leaves_of_call, on_the_way
+from treeplay.trace.found import PLAIN, Survey
+from treeplay.trace.hooks import Hooks
+from treeplay.trace.host_tensors import HostState
+
+if TYPE_CHECKING:
+    from treeplay.trace.jit import Call
+    from treeplay.trace.opaque import Shown
+
+R = TypeVar("R")
+
+
+class Arguments:
+    """The arguments of a call without its tensors: others can be put in their places."""
+
+    def __init__(self, call: Call) -> None:
+        self.structure = call.structure
+        self.leaves = leaves_of_call(call)
+        self._tensors = frozenset(at for at, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor))
+
+    def over(self, tensors: Mapping[int, torch.Tensor]) -> tuple[Any, Any]:
+        """args and kwargs with `tensors`, by the index of the leaf."""
+        return unflatten(self.structure, [self._leaf(at, tensors) for at in range(len(self.leaves))])  # type: ignore[no-any-return]
+
+    def _leaf(self, at: int, tensors: Mapping[int, torch.Tensor]) -> Any:
+        if at not in self._tensors:
+            return self.leaves[at]
+        recorded = self.leaves[at]
+        return tensors[recorded.of if isinstance(recorded, Alias) else at]
+
+
+def inputs_of(value: Any) -> Iterator[int]:
+    """The inputs that a reference is, or is a view of."""
+    if isinstance(value, Built):
+        for ref in value.refs:
+            yield from inputs_of(ref)
+    elif isinstance(value, View):
+        yield from inputs_of(value.of)
+    elif isinstance(value, Same):
+        yield value.index
+
+
+def renumbered(values: Sequence[R], kept: Sequence[int]) -> tuple[R, ...]:
+    """References or writes when only the inputs `kept` are left."""
+    return tuple(_renumbered(value, kept) for value in values)
+
+
+def _renumbered(value: Any, kept: Sequence[int]) -> Any:
+    if isinstance(value, Same):
+        return Same(kept.index(value.index))
+    if isinstance(value, View):
+        return dataclasses.replace(value, of=_renumbered(value.of, kept))
+    if isinstance(value, Write):
+        return Write(value.place, _renumbered(value.value, kept))
+    if isinstance(value, Built):
+        return Built(value.structure, renumbered(value.refs, kept))
+    return value
+
+
+def opaque_signature(
+    found: Survey, inputs: tuple[Input, ...], arguments: Arguments, shown: Shown, host: HostState, *, is_step: bool
+) -> Signature:
+    """Put together what a recording of an opaque program depends on, and what it leaves."""
+    leaves = [tensor for tensor in _tensors(found) if tensor.requires_grad and tensor.is_leaf]
+    watches = (
+        _hook_watch(found, leaves),
+        *(Watch(place, value) for place, value in found.watched),
+        *_settings_of_optimizers(found),
+        *(_absent_grads(found, leaves) if is_step else ()),
+        *_host_watch(host),
+    )
+    places = [place for item in inputs for place in _places(item)]
+    places += [watch.place.parent for watch in watches if watch.place.parent is not None]
+    places += [found.objects[key] for key in found.modules if key in found.objects]
+    places += [write.place.parent for write in shown.writes if write.place.parent is not None]
+    identities, lengths = on_the_way(places, found, found.modules, leaves if is_step else ())
+    identities += tuple(Watch(found.tensor_at(tensor)[0], tensor) for tensor in host.tensors)
+    return Signature(
+        kind=Kind.WHOLE_STEP if is_step else Kind.INFERENCE,
+        arguments=arguments.structure,
+        leaves=arguments.leaves,
+        inputs=inputs,
+        numbers=(),
+        guards=(),
+        watches=watches,
+        identities=identities,
+        lengths=lengths,
+        results=shown.results,
+        refs=shown.refs,
+        writes=shown.writes,
+        outputs=len(shown.outputs),
+    )
+
+
+def _tensors(found: Survey) -> Iterator[torch.Tensor]:
+    return (item for item in found.kept if isinstance(item, torch.Tensor))
+
+
+def _places(item: Input) -> Iterator[Place]:
+    if isinstance(item.source, State):
+        yield item.source.place
+    if isinstance(item.source, (State, Argument)):
+        yield from item.source.also
+
+
+def _hook_watch(found: Survey, leaves: Sequence[torch.Tensor]) -> Watch:
+    hooks = Hooks(found.modules.values(), found.optimizers, leaves)
+    return Watch(root(hooks, "hooks").child(How.ATTRIBUTE, hooks, "are_the_same", "the hooks are the same"), True)
+
+
+def _settings_of_optimizers(found: Survey) -> Iterator[Watch]:
+    """All plain values of all groups: the learning rate too, which would freeze unless it is a tensor."""
+    for optimizer in found.optimizers:
+        for here, group in found.groups_of(optimizer):
+            for name, value in group.items():
+                is_tuple = type(value) is tuple and all(isinstance(item, PLAIN) for item in value)
+                if isinstance(value, PLAIN) or is_tuple:
+                    yield Watch(here.child(How.ITEM, group, name, f"{here}[{name!r}]"), value)
+
+
+def _absent_grads(found: Survey, leaves: Sequence[torch.Tensor]) -> Iterator[Watch]:
+    """Leaves without a gradient: with one, a backward would add to it."""
+    for tensor in leaves:
+        place = found.tensor_at(tensor)[0]
+        if tensor.grad is None:
+            yield Watch(place.child(How.GRAD, tensor, None, f"{place}.grad"), None)
+
+
+def _host_watch(host: HostState) -> Iterator[Watch]:
+    if host.tensors:
+        label = "tensors that the recording does not read"
+        yield Watch(root(host, label).child(How.ATTRIBUTE, host, "is_the_same", label), True)

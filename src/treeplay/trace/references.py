@@ -1,0 +1,99 @@
+"""References to what a program returned or stored: taken apart, and a reference for each leaf.
+
+What a tensor is a reference to depends on how the program was run: see `results.py` (on fakes) and `returned.py` (recorded as
+it is).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from treeplay.errors import Refusal
+from treeplay.facts.signature import Built, Ref, Static
+from treeplay.facts.structure import Leaf, Structure, classes_in, flatten, unflatten
+from treeplay.trace.found import PLAIN, Survey
+
+Refuse = Callable[[str, str, str], Refusal]
+_FROZEN = (*PLAIN, torch.Size, torch.dtype, torch.device, torch.layout, enum.Enum, type, FunctionType, range, frozenset)
+
+
+class References:
+    """Makes references, one for each tensor however often it is met."""
+
+    def __init__(self, found: Survey, refuse: Refuse) -> None:
+        self.found = found
+        self.refuse = refuse
+        self.lasting = {id(value) for value in found.kept}
+        self._refs: dict[int, Ref] = {}
+
+    def ref(self, leaf: Any) -> Ref:
+        """A reference to a leaf of the program's result, or of what it stored."""
+        if not isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, (torch.SymFloat, torch.SymBool)):
+                raise self.refuse("result", "returns a hyper-parameter as a number", "read it from the optimizer")
+            return self._static(leaf)
+        known = self._refs.get(id(leaf))
+        if known is None:
+            known = self._refs[id(leaf)] = self._tensor(leaf)
+        return known
+
+    def _static(self, value: Any) -> Static:
+        if not isinstance(value, _FROZEN) and id(value) not in self.lasting:
+            raise self.refuse(
+                "result",
+                f"a {type(value).__name__} that the program makes is among the results, and a replay makes only tensors "
+                "and the containers dict, OrderedDict, list, tuple, namedtuple and dataclass",
+                "return its tensors, and make the object after the call",
+            )
+        return Static(value)
+
+    def of_call(self, result: Any) -> tuple[Leaf | Structure, tuple[Ref, ...]]:
+        """The structure of the program's result and a reference for each of its leaves."""
+        leaves, structure = self._take_apart(result)
+        return structure, tuple(self.ref(leaf) for leaf in leaves)
+
+    def value(self, stored: Any) -> Ref | Built:
+        """A reference to something the program stored: a tensor, or a container with tensors in it."""
+        leaves, structure = self._take_apart(stored)
+        refs = tuple(self.ref(leaf) for leaf in leaves)
+        return refs[0] if leaves and leaves[0] is stored else Built(structure, refs)
+
+    def _take_apart(self, value: Any) -> tuple[list[Any], Leaf | Structure]:
+        leaves, structure = flatten(value)
+        for cls in classes_in(structure):
+            if dataclasses.is_dataclass(cls) and not _is_made_again(leaves, structure):
+                raise self.refuse(
+                    "result",
+                    f"the constructor of {cls.__name__} does not give a result like this one back from its fields",
+                    "return its tensors, and make the object after the call",
+                )
+        return leaves, structure
+
+    def _tensor(self, tensor: torch.Tensor) -> Ref:
+        """The reference for a tensor that is met for the first time."""
+        raise NotImplementedError
+
+    def check_class(self, tensor: torch.Tensor) -> None:
+        """Refuse a parameter or buffer that the program makes."""
+        if isinstance(tensor, (torch.nn.Parameter, torch.nn.Buffer)) and id(tensor) not in self.found.tensors:
+            raise self.refuse(
+                "result",
+                f"returns or stores a {'Parameter' if isinstance(tensor, torch.nn.Parameter) else 'Buffer'} that it makes, "
+                "and a replay makes only plain tensors",
+                "make it outside of the program, and write to it inside",
+            )
+
+
+def _is_made_again(leaves: list[Any], structure: Leaf | Structure) -> bool:
+    """Whether constructors, given the fields, leave them as they are (`__post_init__` may not)."""
+    try:
+        again, same = flatten(unflatten(structure, leaves))
+    except Exception:  # the user's constructor may raise anything
+        return False
+    return same == structure and all(new is old for new, old in zip(again, leaves, strict=True))

@@ -1,0 +1,33 @@
+"""State that lives on another device with a recording than without one, such as an optimizer's step counts.
+
+Loading a `state_dict` puts tensors on the CPU in its places again; they move before the recording is given up for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+
+from treeplay.facts.place import How
+from treeplay.facts.signature import Input, State
+from treeplay.facts.spec import TensorSpec
+from treeplay.tree.mismatch import current
+
+
+def bring_back(inputs: Iterable[Input]) -> bool:
+    """Move the state of `inputs` that lies elsewhere to where its recording reads it; whether there was any."""
+    any_moved = False
+    for item in inputs:
+        if not isinstance(item.source, State) or item.source.place.how is not How.ITEM:
+            continue
+        place = item.source.place
+        tensor = current(place)
+        if not isinstance(tensor, torch.Tensor) or tensor.device == item.spec.device:
+            continue
+        if replace(TensorSpec.of(tensor), device=item.spec.device) == item.spec:
+            owner = current(place.parent) if place.is_read_anew and place.parent is not None else place.holder
+            owner[place.key] = tensor.to(item.spec.device)
+            any_moved = True
+    return any_moved

@@ -1,0 +1,89 @@
+"""The allocations of a capture are seen in order, and a user's own history is left alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from treeplay.device.cuda import torch_private
+from treeplay.device.cuda.history import Ranges, allocations, blocks_of, device_ranges, most_alive_of
+from treeplay.facts.nodes import Block
+
+
+def test_ranges_have_starts_and_no_ends():
+    within = Ranges([(100, 200), (10, 20)])
+    assert [address in within for address in (9, 10, 19, 20, 99, 100, 199, 200)] == [
+        False, True, True, False, False, True, True, False,
+    ]  # fmt: skip
+    assert 5 not in Ranges([])
+
+
+ENTRIES = [
+    {"action": "segment_alloc", "addr": 1000, "size": 500},
+    {"action": "alloc", "addr": 1000, "size": 30},
+    {"action": "alloc", "addr": 5000, "size": 40},
+    {"action": "free_requested", "addr": 1000, "size": 30},
+    {"action": "free_completed", "addr": 1000, "size": 30},
+    {"action": "alloc", "addr": 1000, "size": 700},
+    {"action": "alloc", "addr": 9000, "size": 7},
+]
+
+
+def test_allocations_are_told_in_order():
+    assert blocks_of(ENTRIES) == (Block(1000, 30), Block(5000, 40), Block(1000, 700), Block(9000, 7))
+
+
+def test_what_is_alive_at_a_time_is_counted_by_rounded_size():
+    assert most_alive_of(ENTRIES) == {512: 2, 1024: 1}
+
+
+@pytest.mark.parametrize(("nbytes", "length"), [(0, 512), (1, 512), (512, 512), (513, 1024)])
+def test_a_block_ends_where_the_allocator_rounds_it_up_to(nbytes, length):
+    assert Block(4096, nbytes).end == 4096 + length
+
+
+gpu = pytest.mark.gpu
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@gpu
+@needs_gpu
+def test_allocations_of_a_capture_are_seen_and_others_are_not():
+    x, pool, device = torch.randn(1000, device="cuda"), torch.cuda.graph_pool_handle(), torch.device("cuda", 0)
+    graphs, outs = [], []
+    for _ in range(2):
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with allocations(device, pool) as seen:
+            torch.empty(777, device="cuda")
+            with torch.cuda.graph(graph, pool=pool):
+                out = (x + 1) * 2
+        graphs.append(graph)
+        outs.append(out)
+        assert [block.nbytes for block in seen.blocks or ()] == [4000, 4000]
+        assert (seen.blocks or ())[1].address == out.data_ptr()
+    assert outs[0].data_ptr() != outs[1].data_ptr()
+    assert not torch_private.is_recording_history()
+    assert all(out.data_ptr() in Ranges(device_ranges()) for out in outs)
+
+
+@gpu
+@needs_gpu
+def test_a_history_that_a_user_records_is_left_alone():
+    torch.cuda.memory._record_memory_history("all")
+    try:
+        torch.empty(100, device="cuda")
+        with allocations(torch.device("cuda", 0), torch.cuda.graph_pool_handle()) as seen:
+            torch.empty(100, device="cuda")
+        assert seen.blocks is None
+        assert torch_private.is_recording_history()
+        assert torch_private.read_history(0)
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+
+
+@gpu
+@needs_gpu
+def test_history_stops_after_a_failure():
+    with pytest.raises(ValueError), allocations(torch.device("cuda", 0), torch.cuda.graph_pool_handle()):
+        raise ValueError
+    assert not torch_private.is_recording_history()

@@ -1,0 +1,60 @@
+"""The private parts of torch that captures use exist and behave; on builds without CUDA they are not asked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from treeplay.device.cuda import torch_private
+
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def marked(function):
+    for mark in gpu:
+        function = mark(function)
+    return function
+
+
+def test_builds_are_told_apart() -> None:
+    assert torch_private.is_built() is (torch.version.cuda is not None)
+    assert torch_private.is_built() or not torch_private.has_context(0)
+
+
+@marked
+def test_workspaces_are_freed_and_made_anew() -> None:
+    a = torch.ones(64, 64, device="cuda")
+    a @ a
+    torch.cuda.synchronize()
+    with_workspace = torch.cuda.memory_allocated()
+    torch_private.clear_library_workspaces()
+    assert torch.cuda.memory_allocated() < with_workspace
+    assert (a @ a)[0, 0].item() == 64
+
+
+@marked
+def test_pinned_memory_is_given_back() -> None:
+    torch.empty(1 << 20, pin_memory=True)
+    torch_private.give_back_pinned_memory()
+    assert torch.cuda.host_memory_stats()["allocated_bytes.current"] == 0
+
+
+@marked
+def test_allocations_can_be_taken_off_a_pool_and_the_pool_released() -> None:
+    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+    with pytest.raises(RuntimeError):
+        torch_private.end_allocating_to_pool(0, pool)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool=pool)
+        torch.ones(3, device="cuda")
+        torch_private.end_capture(graph)
+    with pytest.raises(RuntimeError):
+        torch_private.end_allocating_to_pool(0, pool)  # the end has done it
+    graph.replay()
+
+
+@marked
+def test_contexts_are_seen() -> None:
+    torch.ones(1, device="cuda")
+    assert torch_private.has_context(0)

@@ -1,0 +1,330 @@
+"""`treeplay.jit` on a GPU: the same promises as on the CPU, on addresses that move, with results that are kept."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import treeplay
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+LOWERINGS = ("aten", "inductor")
+
+
+@pytest.fixture(autouse=True)
+def exact_products() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def network(layers: int = 3, width: int = 32) -> nn.Sequential:
+    torch.manual_seed(0)
+    parts = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.Tanh())]
+    return nn.Sequential(*parts).cuda()
+
+
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def launch_of(program: Any) -> Any:
+    return program.statistics().keys[0].recordings[-1].launch
+
+
+def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("lower", LOWERINGS)
+def test_results_of_moving_inputs_are_eagers_and_stay_valid(lower: str) -> None:
+    model = network().eval()
+    program: Any = treeplay.jit(model, lower=lower, on_refusal="raise")  # type: ignore[call-overload]
+    kept = []
+    with torch.no_grad():
+        for number in range(40):
+            x = torch.randn(4, 32, device="cuda") * (number + 1)
+            kept.append((program(x), model(x)))
+    for found, expected in kept:
+        close(found, expected)
+    assert launch_of(program).stage == "recorded"
+
+
+def test_nothing_is_copied() -> None:
+    model = network().eval()
+    program: Any = treeplay.jit(model, lower="inductor", on_refusal="raise")
+    with torch.no_grad():
+        for _ in range(5):
+            program(torch.randn(4, 32, device="cuda"))
+    launch = launch_of(program)
+    assert (launch.stage, launch.copied_bytes_per_call) == ("recorded", 0)
+    assert not [why for why in launch.policy.values() if why.startswith("copied")], launch.policy
+
+
+@pytest.mark.parametrize("lower", LOWERINGS)
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "NAdam", "Adagrad", "Adadelta", "Adamax"])
+def test_whole_steps_with_stock_optimizers(lower: str, name: str) -> None:
+    options = {"momentum": 0.9} if name == "SGD" else {}
+    make = getattr(torch.optim, name)
+    model = network()
+    twin = copy.deepcopy(model)
+    ours, theirs = make(model.parameters(), lr=1e-3, **options), make(twin.parameters(), lr=1e-3, **options)
+    program: Any = treeplay.jit(step_of(model, ours), lower=lower, on_refusal="raise")  # type: ignore[call-overload]
+    eager = step_of(twin, theirs)
+    for number in range(8):
+        x, y = torch.randn(8, 32, device="cuda"), torch.randn(8, 32, device="cuda")
+        if number == 5:
+            ours.param_groups[0]["lr"] = theirs.param_groups[0]["lr"] = 3e-4
+        close(program(x, y), eager(x, y))
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        close(a, b, 2e-4)
+        assert a.grad is not None and b.grad is not None
+        close(a.grad, b.grad, 1e-4)
+    assert launch_of(program).stage == "recorded"
+
+
+@pytest.mark.parametrize("name", ["Adam", "RAdam", "ASGD"])
+def test_capturable_optimizers(name: str) -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    ours, theirs = (getattr(torch.optim, name)(net.parameters(), lr=1e-3, capturable=True) for net in (model, twin))
+    program: Any = treeplay.jit(step_of(model, ours), on_refusal="raise")
+    eager = step_of(twin, theirs)
+    for _ in range(8):
+        x, y = torch.randn(8, 32, device="cuda"), torch.randn(8, 32, device="cuda")
+        close(program(x, y), eager(x, y))
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        close(a, b, 2e-4)
+
+
+def test_state_dicts_go_back_and_forth_without_a_new_recording() -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    ours, theirs = torch.optim.AdamW(model.parameters()), torch.optim.AdamW(twin.parameters())
+    program: Any = treeplay.jit(step_of(model, ours), on_refusal="raise")
+    eager = step_of(twin, theirs)
+    x, y = torch.randn(8, 32, device="cuda"), torch.randn(8, 32, device="cuda")
+    for _ in range(5):
+        program(x, y), eager(x, y)
+    theirs.load_state_dict(copy.deepcopy(ours.state_dict()))
+    for _ in range(2):
+        close(program(x, y), eager(x, y))
+    plain = torch.optim.AdamW(twin.parameters())
+    plain.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    ours.load_state_dict(copy.deepcopy(plain.state_dict()))
+    for _ in range(3):
+        close(program(x, y), eager(x, y))
+    steps = {float(state["step"]) for state in ours.state.values()}
+    assert steps == {10.0}
+    assert program.statistics().recordings == 1
+
+
+def test_parameters_may_be_reassigned() -> None:
+    model = network().eval().double()
+    program: Any = treeplay.jit(model, on_refusal="raise")
+    x = torch.randn(4, 32, device="cuda", dtype=torch.float64)
+    with torch.no_grad():
+        for _ in range(12):
+            for parameter in model.parameters():
+                parameter.data = torch.randn_like(parameter)
+            close(program(x), model(x), 1e-10)
+    assert program.statistics().recordings == 1
+
+
+@pytest.mark.parametrize("lower", LOWERINGS)
+def test_arguments_are_written_where_they_lie(lower: str) -> None:
+    def update(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        cache.mul_(0.5).add_(x)
+        return cache.sum()
+
+    program: Any = treeplay.jit(update, lower=lower, on_refusal="raise")  # type: ignore[call-overload]
+    caches = [torch.randn(100, device="cuda") for _ in range(3)]
+    twins = [cache.clone() for cache in caches]
+    for number in range(15):
+        x = torch.randn(100, device="cuda")
+        close(program(caches[number % 3], x), update(twins[number % 3], x))
+    for cache, twin in zip(caches, twins, strict=True):
+        close(cache, twin)
+    assert launch_of(program).copied_bytes_per_call == 0
+
+
+@pytest.mark.parametrize("lower", LOWERINGS)
+def test_slices_of_any_alignment(lower: str) -> None:
+    model = network().eval()
+    program: Any = treeplay.jit(model, lower=lower, on_refusal="raise")  # type: ignore[call-overload]
+    memory = torch.randn(1000, device="cuda")
+    with torch.no_grad():
+        for start in (0, 0, 0, 64, 1, 2, 3, 4, 7, 64, 128, 33):
+            x = memory[start : start + 32].view(1, 32)
+            close(program(x), model(x))
+
+
+def test_random_numbers_go_on_as_eagers() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5)).cuda()
+    program: Any = treeplay.jit(model, lower="aten", on_refusal="raise")
+    x = torch.randn(4, 16, device="cuda")
+    with torch.no_grad():
+        torch.manual_seed(3)
+        found = [program(x) for _ in range(6)]
+        torch.manual_seed(3)
+        expected = [model(x) for _ in range(6)]
+    for a, b in zip(found, expected, strict=True):
+        close(a, b)
+
+
+def test_a_tensor_of_the_cpu_is_refused_with_its_name() -> None:
+    model = network().eval()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return model(x.cuda())
+
+    jitted: Any = treeplay.jit(program, on_refusal="raise")
+    with torch.no_grad():
+        jitted(torch.randn(2, 32))
+        with pytest.raises(treeplay.Refusal, match="on the CPU in a program that computes on a GPU"):
+            jitted(torch.randn(2, 32))
+
+
+def test_a_result_on_the_cpu_is_refused() -> None:
+    model = network().eval()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return model(x).cpu()
+
+    jitted: Any = treeplay.jit(program, on_refusal="raise")
+    with torch.no_grad():
+        jitted(torch.randn(2, 32, device="cuda"))
+        with pytest.raises(treeplay.Refusal, match="move it after the call"):
+            jitted(torch.randn(2, 32, device="cuda"))
+
+
+def test_autocast_is_part_of_the_key() -> None:
+    model = network().eval()
+    program: Any = treeplay.jit(model, on_refusal="raise")
+    x = torch.randn(4, 32, device="cuda")
+    with torch.no_grad():
+        for _ in range(4):
+            with torch.autocast("cuda", torch.float16):
+                half, expected = program(x), model(x)
+            assert half.dtype is expected.dtype is torch.float16
+            close(half, expected, 5e-3)
+            with torch.autocast("cuda", torch.bfloat16):
+                assert program(x).dtype is torch.bfloat16
+            close(program(x), model(x))
+    assert len(program.statistics().keys) == 3
+
+
+def test_recordings_on_two_streams_share_memory_in_turn() -> None:
+    programs: list[Any] = []
+    models = [network(width=256, layers=6).eval() for _ in range(2)]
+    for model in models:
+        programs.append(treeplay.jit(model, on_refusal="raise"))
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    xs = [torch.randn(512, 256, device="cuda") for _ in range(2)]
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        expected = [model(x) for model, x in zip(models, xs, strict=True)]
+        for number in range(60):
+            which = number % 2
+            with torch.cuda.stream(streams[which]):
+                out = programs[which](xs[which])
+            streams[which].synchronize() if number > 50 else None
+            if number > 50:
+                close(out, expected[which], 1e-4)
+
+
+def reserved() -> int:
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+
+def grown(width: int) -> Any:
+    model = network(width=width).eval()
+    program: Any = treeplay.jit(model, lower="aten", on_refusal="raise")
+    with torch.no_grad():
+        for _ in range(4):
+            program(torch.randn(4096, width, device="cuda"))
+    return program
+
+
+def test_reset_gives_the_memory_back() -> None:
+    grown(512).reset()
+    before = reserved()
+    for _ in range(3):
+        grown(512).reset()
+    assert reserved() <= before
+
+
+def test_recordings_above_the_budget_are_dropped_and_recorded_again() -> None:
+    with treeplay.settings.changed(memory_budget_bytes=1):
+        first, second = grown(64), grown(128)
+        assert launch_of(second).stage == "recorded"
+        x = torch.randn(4096, 64, device="cuda")
+        with torch.no_grad():
+            close(first(x), first.__wrapped__(x))
+        assert launch_of(first).stage == "recorded"
+    assert treeplay.observe.counters["recordings dropped"]["memory"] >= 2
+
+
+def test_a_compiled_model_is_recorded_as_it_runs() -> None:
+    model = network(width=64).eval()
+    program: Any = treeplay.jit(torch.compile(model), lower="capture", on_refusal="raise")  # type: ignore[call-overload]
+    kept = []
+    with torch.no_grad():
+        for number in range(10):
+            x = torch.randn(4, 64, device="cuda") * (number + 1)
+            kept.append((program(x), model(x)))
+    for found, expected in kept:
+        close(found, expected, 1e-4)
+    launch = launch_of(program)
+    assert (launch.stage, launch.copied_bytes_per_call) == ("recorded", 0), launch
+
+
+def test_a_whole_step_is_recorded_as_it_runs() -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    ours = torch.optim.AdamW(model.parameters(), fused=True, capturable=True)
+    theirs = torch.optim.AdamW(twin.parameters(), fused=True, capturable=True)
+    program: Any = treeplay.jit(step_of(model, ours), lower="capture", on_refusal="raise")
+    eager = step_of(twin, theirs)
+    for _ in range(10):
+        x, y = torch.randn(8, 32, device="cuda"), torch.randn(8, 32, device="cuda")
+        close(program(x, y), eager(x, y))
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        close(a, b, 1e-4)
+        assert a.grad is not None and b.grad is not None
+        close(a.grad, b.grad, 1e-4)
+    assert launch_of(program).stage == "recorded", launch_of(program)
+
+
+def test_gradients_kept_by_the_user_are_not_written_again() -> None:
+    model = network()
+    program: Any = treeplay.jit(step_of(model, torch.optim.SGD(model.parameters(), lr=0.1)), on_refusal="raise")
+    first = next(model.parameters())
+    kept, copies, views = [], [], []
+    for _ in range(10):
+        program(torch.randn(8, 32, device="cuda"), torch.randn(8, 32, device="cuda"))
+        assert first.grad is not None
+        kept.append(first.grad)
+        copies.append(first.grad.clone())
+        views.append(first.grad.detach()[1:])
+        del kept[:-2]
+    for found, expected in zip([*kept, *views], [*copies[-2:], *(one[1:] for one in copies)], strict=True):
+        assert torch.equal(found, expected)

@@ -1,0 +1,80 @@
+"""Rows G1 and G2: what needs no CUDA asks nothing of it; who is capturing."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import treeplay
+from support.recordings import in_fresh_process, record
+from treeplay.graphs import Graph, graph, is_current_stream_capturing
+
+WITHOUT_CUDA = """
+import treeplay
+from treeplay.graphs import Graph, graph_pool_handle, is_current_stream_capturing
+assert is_current_stream_capturing() is False
+recording = Graph(device="cuda")
+for attempt in (recording.capture_begin, lambda: treeplay.graphs.graph(recording).__enter__()):
+    try:
+        attempt()
+    except RuntimeError as error:
+        assert "CUDA" in str(error) and isinstance(error, treeplay.UsageError), error
+    else:
+        raise SystemExit("no error")
+print(Graph().device, "empty" in repr(recording))
+"""
+
+WITH_CUDA = """
+import torch, treeplay
+from treeplay.graphs import Graph, graph_pool_handle, is_current_stream_capturing
+Graph, treeplay.CaptureFailed, graph_pool_handle()
+assert is_current_stream_capturing() is False
+print(torch.cuda.is_initialized())
+"""
+
+
+def test_G1_nothing_is_needed_before_the_call_that_needs_it() -> None:
+    assert in_fresh_process(WITHOUT_CUDA, CUDA_VISIBLE_DEVICES="") == "cpu True"
+
+
+def test_G1_G2_importing_and_asking_creates_no_context() -> None:
+    assert in_fresh_process(WITH_CUDA) == "False"
+
+
+def test_G2_capturing_is_true_between_begin_and_end_only(dev: str, x: torch.Tensor) -> None:
+    assert is_current_stream_capturing() is False
+    _, seen = record(dev, lambda: (x + 1, is_current_stream_capturing())[1])
+    assert seen is True and is_current_stream_capturing() is False
+    with pytest.raises(KeyError), graph(Graph(device=dev)):
+        raise KeyError("k")
+    assert is_current_stream_capturing() is False
+
+
+def test_G2_another_thread_is_not_capturing(dev: str, x: torch.Tensor) -> None:
+    seen: list[bool] = []
+
+    def body() -> torch.Tensor:
+        thread = threading.Thread(target=lambda: seen.append(is_current_stream_capturing()))
+        thread.start()
+        thread.join()
+        return x + 1
+
+    record(dev, body, capture_error_mode="thread_local")
+    assert seen == [False]
+
+
+def test_G2_another_stream_is_not_capturing(cuda: str) -> None:
+    x, other = torch.ones(3, device=cuda), torch.cuda.Stream()
+
+    def body() -> bool:
+        x + 1
+        with torch.cuda.stream(other):
+            return is_current_stream_capturing()
+
+    assert record(cuda, body)[1] is False
+
+
+def test_the_package_names_the_explicit_api() -> None:
+    assert treeplay.graphs.Graph is Graph

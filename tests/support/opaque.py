@@ -1,0 +1,156 @@
+"""Opaque programs: prepared, recorded over buffers (by the host's recorder, or as a CUDA graph), and called through the
+generated function, as a driver would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from treeplay.device.host.recorder import Recorder
+from treeplay.device.protocol import Work
+from treeplay.facts.signature import Argument, Signature
+from treeplay.facts.structure import flatten
+from treeplay.generated import load_source
+from treeplay.trace.jit import Call
+from treeplay.trace.opaque import Prepared, plain_run, prepare
+from treeplay.wrap import torch_private
+from treeplay.wrap.emit import MISS, Ambience, Parts, emit_call
+
+
+def call_of(*args: Any, **kwargs: Any) -> Call:
+    leaves, structure = flatten((args, kwargs))
+    return Call(args, kwargs, leaves, structure)
+
+
+def recorded_run(prepared: Prepared, tensors: Sequence[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
+    """One run in a recorder: what replays it, and its outputs in memory of the recording."""
+    if prepared.device.type == "cuda":
+        return captured_run(prepared, tensors)
+    recorder = Recorder(prepared.generators)
+    recorder.begin()
+    try:
+        outputs = prepared.run(tensors)
+    except BaseException:
+        recorder.abandon()
+        raise
+    return recorder.end(), outputs
+
+
+def captured_run(prepared: Prepared, tensors: Sequence[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
+    """One run in a stream capture."""
+    from treeplay.device.cuda.capture import capturing
+
+    graph = torch.cuda.CUDAGraph()
+    for generator in prepared.generators:
+        graph.register_generator_state(generator)
+    with capturing(graph, device=prepared.device):
+        outputs = prepared.run(tensors)
+    return graph, outputs
+
+
+def moved(prepared: Prepared, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Other tensors where that is allowed."""
+    return [
+        torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
+        if at in prepared.movable
+        else t
+        for at, t in enumerate(tensors)
+    ]
+
+
+class Recorded:
+    """What `record` made: a call function over a tape, and what the call gives to it."""
+
+    def __init__(self, program: Callable[..., Any], call: Call) -> None:
+        self.prepared = prepared = prepare(program, call)
+        given = prepared.tensors
+        recorded_run(prepared, given)
+        self.movable = {str(prepared.inputs[at]) for at in prepared.movable}
+        self.replays = 0
+        if prepared.device.type == "cuda":
+            self.signature, kept = prepared.signature()
+            self.given = [given[at] for at in kept]
+            self.replay = self._on_gpu()
+        else:
+            self.held = moved(prepared, given)
+            self.tape, self.outputs = recorded_run(prepared, self.held)
+            self.signature, kept = prepared.signature()
+            self.held, self.given = [self.held[at] for at in kept], [given[at] for at in kept]
+            self.replay = self._on_host
+        self.steady = [tensor.data_ptr() for tensor in self.given]
+        self.call = _call_function(self.signature, call, self.given, self._replay)
+        self.given = []
+
+    def _replay(self, tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        self.replays += 1
+        return self.replay(tensors, numbers)
+
+    def _on_gpu(self) -> Any:
+        from treeplay.device.cuda.device import CudaDevice
+
+        prepared = self.prepared
+        pinned = frozenset(set(range(len(prepared.inputs))) - set(prepared.movable))
+        work = Work(
+            name="opaque",
+            run=prepared.plain,
+            body=prepared.run,
+            names=tuple(map(str, prepared.inputs)),
+            mutated=frozenset(range(len(prepared.inputs))),
+            state=pinned,
+            pinned=pinned,
+            generators=prepared.generators,
+        )
+        self.recorded = CudaDevice(prepared.device).record(work)
+        return self.recorded.replay
+
+    def _on_host(self, tensors: list[torch.Tensor], numbers: Sequence[float]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            for at, (held, tensor) in enumerate(zip(self.held, tensors, strict=True)):
+                if at in self.prepared.movable:
+                    held.copy_(tensor)
+                else:
+                    assert tensor.data_ptr() == self.steady[at], f"{self.prepared.inputs[at]} has moved"
+            self.tape.replay()
+            for at in self.prepared.movable:
+                if not torch.equal(tensors[at], self.held[at]):
+                    tensors[at].copy_(self.held[at])
+            return [output.clone() for output in self.outputs]
+
+
+def _call_function(signature: Signature, call: Call, given: list[torch.Tensor], run: Any) -> Any:
+    checked = call.tensors + [
+        tensor for item, tensor in zip(signature.inputs, given, strict=True) if not isinstance(item.source, Argument)
+    ]
+    parts = Parts(
+        run=run,
+        check=torch_private.tensor_check(checked) if checked else None,
+        is_apart=None,
+        increment_version=None,
+        set_grad_enabled=torch_private.set_grad_enabled,
+        disable_autocast=torch_private.DisableAutocast,
+    )
+    return load_source(emit_call(signature, Ambience.now(), parts, name="call opaque"))
+
+
+class Captured:
+    """A program that runs as it is on its first call, and is recorded on the next that no recording fits."""
+
+    def __init__(self, program: Callable[..., Any], *, plain_calls: int = 1) -> None:
+        self.program = program
+        self.left = plain_calls
+        self.recordings: list[Recorded] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.left:
+            self.left -= 1
+            return plain_run(self.program, call_of(*args, **kwargs))[0]
+        for recording in self.recordings:
+            out = recording.call(args, kwargs)
+            if out is not MISS:
+                return out
+        self.recordings.append(Recorded(self.program, call_of(*args, **kwargs)))
+        out = self.recordings[-1].call(args, kwargs)
+        assert out is not MISS, "a recording does not fit the call it was made for"
+        return out

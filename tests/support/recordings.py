@@ -1,0 +1,58 @@
+"""What tests of explicit recordings share."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from treeplay.graphs import Graph, graph
+
+
+def record(dev: str, body: Callable[[], Any], **options: Any) -> tuple[Graph, Any]:
+    """A new recording of `body`, and what it returned."""
+    recording = Graph(device=dev)
+    with graph(recording, **options):
+        result = body()
+    return recording, result
+
+
+def ten_times(x: torch.Tensor) -> torch.Tensor:
+    """`x + 10`, by ten additions."""
+    for _ in range(10):
+        x = x + 1
+    return x
+
+
+def reserved() -> int:
+    """What the CUDA allocator holds once everything that can be given back was."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved()
+
+
+def pool_bytes(pool: tuple[int, int]) -> int:
+    """What the CUDA allocator holds in one pool."""
+    return sum(part["total_size"] for part in torch.cuda.memory_snapshot() if tuple(part["segment_pool_id"]) == pool)
+
+
+def in_fresh_process(code: str, **environment: str) -> str:
+    """Run `code` in a process of its own; what it printed. Fails with what it complained of."""
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()

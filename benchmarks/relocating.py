@@ -97,20 +97,19 @@ class Session:
 
     def add(self, inputs: Tensors) -> None:
         """Capture it once more, with these inputs."""
-        plugs = self.plugs
         graph, number = torch.cuda.CUDAGraph(keep_graph=True), len(self.seen)
         places = placed_inputs(inputs)
         with (
             allocations(self.device, self.pool) as history,
             capturing(graph, device=self.device, pool=self.pool, stream=self.stream, gives_back_caches=False),
         ):
-            guards = plugs.place(self.device, seed=number)
+            guards = self.plugs.place(self.device, seed=number)
             outputs = owned(self.function(*inputs), inputs)
-        del guards
+        guards.tensors.clear()
         if placed_inputs(inputs) != places:
             raise RuntimeError("the function gave an argument another place")
         nodes = read_nodes(graph.raw_cuda_graph())
-        captured = Captured(nodes, places, placed_outputs(outputs), history.after(plugs.count))
+        captured = Captured(nodes, places, placed_outputs(outputs), history.after(guards.count))
         if not self.seen:
             self.plugs = plan_plugs(history.most_alive, captured.outputs)
         self.graphs.append(graph)

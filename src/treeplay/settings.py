@@ -31,6 +31,10 @@ class Settings:
     """What recordings on one GPU may hold together: scratch memory, graphs and buffers. Above it, those launched least go;
     they are recorded again when they are called. The newest recording always stays."""
 
+    verify: bool = False
+    """Each recording on a GPU is tried with its tensors moved and poison in their old places before it is trusted. It takes
+    two runs of the program and three copies of its tensors."""
+
     def __setattr__(self, name: str, value: Any) -> None:
         known = {field.name: field.type for field in fields(self)}
         if name not in known:

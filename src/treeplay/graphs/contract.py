@@ -40,12 +40,14 @@ class Expected:
     def fits(self, value: Any, with_gradients: bool) -> bool:
         """Whether `value` may take this place; `requires_grad` counts only while gradients are recorded."""
         return (
-            isinstance(value, torch.Tensor)
+            (
+                type(value) is torch.Tensor
+                or (isinstance(value, torch.Tensor) and not is_traceable_wrapper_subclass(value))
+            )
             and value.shape == self.shape
             and value.dtype is self.dtype
             and value.device == self.device
             and value.layout is torch.strided
-            and not is_traceable_wrapper_subclass(value)
             and (value.requires_grad is self.requires_grad or not with_gradients)
         )
 

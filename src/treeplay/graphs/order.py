@@ -22,7 +22,7 @@ from treeplay.facts.location import Location
 
 
 class Run(NamedTuple):
-    """One replay: whose it is, which call of it, and from which line if that is known. (Made on each replay, so a tuple.)"""
+    """One replay: whose it is, which call of it, and from which line if that is known. Call 0 is its making."""
 
     label: str
     call: int
@@ -30,6 +30,8 @@ class Run(NamedTuple):
     where: Location | None = None
 
     def __str__(self) -> str:
+        if self.call == 0:
+            return f"the making of {self.label}"
         start = "the backward of call" if self.is_backward else "call"
         return f"{start} {self.call} of {self.label}" + (f" ({self.where})" if self.where else "")
 
@@ -56,7 +58,7 @@ class PoolOrder:
         self._current_stream = native("_cuda_getCurrentRawStream") if self._lane is not None else None
         self._clock = 0
         self._times: list[int] = []
-        self._runs: list[Run | None] = []
+        self._runs: list[tuple[str, int, bool, Location | None]] = []
         self._outputs: list[weakref.ref[Kept] | None] = []
         self._has_aliases = False
 
@@ -68,7 +70,7 @@ class PoolOrder:
         with self.lock:
             self._clock += 1
             self._times.append(self._clock)
-            self._runs.append(Run("a later recording of the same pool", 0))
+            self._runs.append(Run("another recording of the same pool", 0))
             self._outputs.append(weakref.ref(aliased) if aliased is not None else None)
             self._has_aliases = self._has_aliases or aliased is not None
             return len(self._times) - 1
@@ -80,8 +82,8 @@ class PoolOrder:
             if stream != self._lane.stream:
                 self._lane.order(stream)
 
-    def ran(self, position: int, run: Run) -> int:
-        """Note that the capture at `position` ran just now; returns the time."""
+    def ran(self, position: int, run: tuple[str, int, bool, Location | None]) -> int:
+        """Note that the capture at `position` ran just now, by the fields of a `Run`; returns the time."""
         self._clock += 1
         self._times[position] = self._clock
         self._runs[position] = run
@@ -96,7 +98,7 @@ class PoolOrder:
             if ticket.end is not None:
                 outside += range(ticket.end, len(self._times))
             last = max(outside, key=self._times.__getitem__)
-            return self._runs[last] if self._times[last] > ticket.since else None
+            return Run(*self._runs[last]) if self._times[last] > ticket.since else None
 
     def overwritten_by(self, position: int) -> list[torch.Tensor]:
         """Outputs in users' hands that a run of the capture at `position` may overwrite: its own, and later captures'."""

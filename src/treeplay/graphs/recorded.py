@@ -19,7 +19,6 @@ from treeplay.facts.location import Location
 from treeplay.graphs.body import Packing
 from treeplay.graphs.buffers import Buffers, clone_all, copy_all
 from treeplay.graphs.order import Kept, PoolOrder, Run, Ticket
-from treeplay.observe import counters
 
 _version = attrgetter("_version")
 Outputs = Literal["copy", "alias", "guard"]
@@ -108,10 +107,9 @@ class Recorded:
         self.copied += forward.inputs.fill(values)
         self.calls += 1
         forward.replay()
-        time = self.order.ran(forward.position, Run(self.label, self.calls, False, where))
+        time = self.order.ran(forward.position, (self.label, self.calls, False, where))
         if forward.written:
             self._write_back(values)
-        counters.add("graphed callables", "forward replays")
         self._mark_overwritten(forward.position)
         if self._outputs == "copy":
             return clone_all(forward.outputs), time
@@ -138,9 +136,8 @@ class Recorded:
             self.order.enter()
             backward.incoming.fill_or_zero(incoming)
             backward.replay()
-            self.order.ran(backward.position, Run(self.label, saved.call, True))
+            self.order.ran(backward.position, (self.label, saved.call, True, None))
             self._mark_overwritten(backward.position)
-            counters.add("graphed callables", "backward replays")
             return self._hand_out(backward.gradients, needed)
 
     def _check(self, saved: Saved) -> None:

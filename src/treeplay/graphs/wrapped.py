@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from treeplay.device.host.recorder import is_recording
 from treeplay.errors import UsageError
 from treeplay.facts.graphed import CallableStatistics
 from treeplay.generated import hide_from_dynamo
@@ -27,7 +28,6 @@ from treeplay.graphs.contract import NO_KEYWORDS, Contract, Keywords, take_keywo
 from treeplay.graphs.guarded import guard, plain
 from treeplay.graphs.node import Call, ReplayedCall
 from treeplay.graphs.order import Run
-from treeplay.graphs.queries import is_current_stream_capturing
 from treeplay.graphs.record import Unrecorded
 from treeplay.graphs.recorded import Outputs, Recorded, surface_of
 from treeplay.graphs.roster import Roster
@@ -93,6 +93,9 @@ class GraphedCallable:
         self._outputs = outputs
         self._on_mismatch = on_mismatch
         self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
+        # The question of the device alone: the one for all devices costs microseconds.
+        on_cuda = original.ambience.device.type == "cuda"
+        self._is_capturing = torch.cuda.is_current_stream_capturing if on_cuda else is_recording
         self._lock = threading.RLock()
         self._eager: Counter[str] = Counter()
         self._made = 0
@@ -102,7 +105,7 @@ class GraphedCallable:
         """Replay if the call fits a recording; see the module's picture."""
         if self.original.is_in_other_mode():
             return self._run_eagerly("the training flag is another", args, kwargs)
-        if is_current_stream_capturing():
+        if self._is_capturing():
             return self._run_eagerly("called inside of a capture, which records it", args, kwargs)
         try:
             recorded, leaves = self._fitting(args, kwargs)

@@ -32,13 +32,16 @@ class Relations:
         self._movers = {mover.who: mover for mover in movers.all()}
         self._scratch = tuple(movers.scratch)
 
-    def of(self, word: Word, nearby: Iterable[Who]) -> set[Who]:
+    def of(self, word: Word, nearby: Iterable[Who], *, halves: bool = True) -> set[Who]:
         """The tensors and outputs that a word is a function of, as far as can be seen.
 
         `nearby`: those whose addresses the same node holds; of two addresses that make a word, one is among them.
+        `halves`: look at the halves of the word too.
         """
         around = [self._movers[who] for who in nearby]
         found = self._of_values(word.values, _WORD, around)
+        if not halves:
+            return found
         for half in ([value % _HALF for value in word.values], [value // _HALF for value in word.values]):
             found |= self._of_values(half, _HALF, around)
         return found

@@ -27,7 +27,10 @@ class HostState:
         self.device = device
         self.tensors = list(tensors)
         self._versions = [version_of(tensor) for tensor in self.tensors]
-        self._values = [tensor.detach().clone() if _is_compared(tensor) else None for tensor in self.tensors]
+        # While the CPU is recorded, to compare would be part of the recording.
+        self._values = [
+            tensor.detach().clone() if device != _CPU and _is_compared(tensor) else None for tensor in self.tensors
+        ]
         drawn = [torch.default_generator, *(item for item in generators if item.device == _CPU)]
         self._generators = drawn if device != _CPU else []  # a recording on the CPU draws anew
 

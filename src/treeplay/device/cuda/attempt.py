@@ -75,7 +75,7 @@ def attempt(
             made.captured = Captured(
                 read_nodes(graph.raw_cuda_graph()),
                 tuple(_placed(index, tensors[index]) for index in movable),
-                tuple(_placed(index, outputs[index]) for index in in_own_memory(outputs)),
+                tuple(_placed(index, outputs[index], made.births.get(index)) for index in in_own_memory(outputs)),
                 seen.blocks,
             )
     except BaseException:
@@ -142,6 +142,6 @@ def in_own_memory(outputs: Sequence[torch.Tensor]) -> list[int]:
     ]
 
 
-def _placed(index: int, tensor: torch.Tensor) -> Placed:
+def _placed(index: int, tensor: torch.Tensor, birth: int | None = None) -> Placed:
     storage = tensor.untyped_storage()
-    return Placed(index, tensor.data_ptr(), storage.nbytes(), storage.data_ptr())
+    return Placed(index, tensor.data_ptr(), storage.nbytes(), storage.data_ptr(), birth)

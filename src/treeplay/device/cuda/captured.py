@@ -8,8 +8,8 @@ capture (tensors where they are) ─▶ capture (decoys) ─▶ capture (other d
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -29,6 +29,7 @@ from treeplay.device.cuda.launch import (
     emit_launch,
     launches_of,
 )
+from treeplay.device.cuda.node_calls import is_available
 from treeplay.device.cuda.patch import Patcher, build_patcher
 from treeplay.device.cuda.verify import unfaithful_nodes
 from treeplay.device.protocol import Replay, Work
@@ -190,13 +191,14 @@ def _capture_and_prove(
 ) -> Attempt:
     """The capture to be replayed, after two more with every movable tensor elsewhere; notes the table in `found`."""
     own = [work.vector.tensor] if work.vector is not None else []
-    movable = [
-        at for at, tensor in enumerate(tensors) if at not in buffers and at not in work.pinned and tensor.numel()
-    ]
+    movable = movable_of(work, tensors, buffers)
     given = [buffers.get(at, tensor) for at, tensor in enumerate(tensors)]
     before = time.perf_counter()
     made = attempt(work, [*given, *own], lane, cloned=found.cloned, movable=movable)
     seconds["capture"] = time.perf_counter() - before
+    if movable is None:
+        found.why_fixed = "the driver's library is not found, so addresses cannot be changed"
+        return made
     others: list[Attempt] = []
     try:
         for seed in (1, 2):
@@ -217,11 +219,20 @@ def _capture_and_prove(
     return made
 
 
+def movable_of(work: Work, tensors: Sequence[torch.Tensor], buffers: Collection[int]) -> list[int] | None:
+    """The inputs whose address may go into the graph; None where graphs cannot be read."""
+    if not is_available():
+        return None
+    return [at for at, tensor in enumerate(tensors) if at not in buffers and at not in work.fixed and tensor.numel()]
+
+
 def _learned(work: Work, found: Found) -> bool:
     """Note what cannot move and needs another way; whether there is something new."""
     known = (len(found.buffered), len(found.cloned))
     if found.table is None:
-        return False
+        arguments = set(range(len(work.names))) - work.state
+        found.buffered |= dict.fromkeys(arguments, str(found.why_fixed))
+        return known[0] != len(found.buffered)
     for row in found.table.tensors:
         if not row.is_patchable and row.index not in work.state:
             found.buffered[row.index] = str(row.reason)
@@ -258,9 +269,7 @@ def _instantiated(
         if bad:
             raise InternalError(f"nodes do not stay what they are when they are set: {bad}")
         rows = {row.index: row for row in found.table.tensors if row.is_patchable}
-        out_rows = {
-            row.index: since(row, made.births.get(row.index, 0)) for row in found.table.outputs if row.is_patchable
-        }
+        out_rows = {row.index: row for row in found.table.outputs if row.is_patchable}
     seconds["instantiate"] = time.perf_counter() - before
     addresses = [tensor.data_ptr() for tensor in tensors]
     captured = Captured(work, made, lane, found, buffers, rows, patcher, addresses, plain, exec_bytes, seconds)
@@ -302,11 +311,6 @@ def _parts(captured: Captured, tensors: Sequence[torch.Tensor], out_rows: dict[i
         results=tuple(result(at, output) for at, output in enumerate(captured.made.outputs)),
         align=aligned,
     )
-
-
-def since(row: Row, node: int) -> Row:
-    """The row without sites before a node: those are of other tensors, dead by then, in the memory it was captured with."""
-    return replace(row, sites=tuple(site for site in row.sites if site.node >= node))
 
 
 def _buffer(tensor: torch.Tensor) -> torch.Tensor:

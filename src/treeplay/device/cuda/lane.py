@@ -74,6 +74,15 @@ class Lane:
             for held in self._least_used():
                 held.launches = 0
 
+    def make_room(self) -> bool:
+        """Let every recording go; whether there was one. They are recorded again when they are called."""
+        with self.lock:
+            held = self._least_used()
+            for one in held:
+                one.let_go()
+                counters.add("recordings dropped", "memory")
+        return bool(held)
+
     def held_bytes(self) -> int:
         """What recordings hold now: the scratch memory that any of them uses counts once."""
         held = self._least_used()

@@ -9,7 +9,7 @@ what is equally large and by nothing else.
     with allocations(device, pool) as seen, capturing(...):
         guards = plugs.place(device, seed=1)                first of all, and kept until the capture ends
         outputs = run()
-    blocks = seen.after(plugs.count)
+    blocks = seen.after(guards.count)
 
 They cost memory while a program is recorded, about what the program itself needs; a limit leaves out the largest.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -26,7 +26,16 @@ from treeplay.facts.nodes import Block, Placed
 
 _SMALL_BYTES = 1 << 20  # the allocator keeps larger blocks apart from smaller ones
 _MOST_SPACERS = 16
+_MOST_HOLES = 8
 MOST_BYTES = 1 << 30
+
+
+@dataclass(slots=True, eq=False)
+class Guards:
+    """What keeps plugs apart while it is kept. `count`: how many allocations it took to lay them out."""
+
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +44,34 @@ class Plugs:
 
     sizes: tuple[int, ...] = ()
 
-    @property
-    def count(self) -> int:
-        """How many allocations laying them out takes."""
-        return 2 * len(self.sizes) + 1 if self.sizes else 0
-
-    def place(self, device: torch.device, *, seed: int) -> list[torch.Tensor]:
-        """Lay them out in the pool that is being allocated from. What is returned keeps them apart while it is kept."""
+    def place(self, device: torch.device, *, seed: int) -> Guards:
+        """Lay them out in the pool that is being allocated from."""
         if not self.sizes:
-            return []
+            return Guards()
         spacer = random.Random(seed).randrange(1, _MOST_SPACERS) * 512
-        guards = [_bytes(spacer, device)]
-        blocks = []
-        for size in self.sizes:
-            blocks.append(_bytes(size, device))
-            guards.append(_bytes(512 if size <= _SMALL_BYTES else _SMALL_BYTES + 512, device))
-        del blocks
-        return guards
+        layout = _Layout(device, [_bytes(spacer, device)])
+        blocks = [layout.block(size) for size in self.sizes]
+        count = len(blocks) + len(layout.guards)
+        return Guards(layout.guards, count)
+
+
+@dataclass(slots=True, eq=False)
+class _Layout:
+    """Lays out blocks with something between them. Free blocks that touch would become one that fits nothing."""
+
+    device: torch.device
+    guards: list[torch.Tensor]
+
+    def block(self, size: int) -> torch.Tensor:
+        """A block with a guard right behind it, unless there is something there already."""
+        block = _bytes(size, self.device)
+        guard_bytes = 512 if size <= _SMALL_BYTES else _SMALL_BYTES + 512
+        for _ in range(_MOST_HOLES):  # the first guards may fill holes elsewhere
+            guard = _bytes(guard_bytes, self.device)
+            self.guards.append(guard)
+            if guard.data_ptr() == block.data_ptr() + size:
+                break
+        return block
 
 
 def plan_plugs(most_alive: Mapping[int, int], outputs: Sequence[Placed], *, most_bytes: int = MOST_BYTES) -> Plugs:

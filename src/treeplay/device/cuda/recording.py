@@ -15,8 +15,9 @@ import torch
 
 from treeplay.device.cuda.captured import Captured, capture_work
 from treeplay.device.cuda.lane import Lane
+from treeplay.device.cuda.poisoned import differences
 from treeplay.device.protocol import Replay, Work
-from treeplay.errors import CaptureFailed
+from treeplay.errors import CaptureFailed, InternalError
 from treeplay.facts.launch import LaunchFacts
 from treeplay.observe import counters, warn_once
 from treeplay.settings import settings
@@ -57,13 +58,26 @@ class CudaRecording:
 
     def _record(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         try:
-            captured = capture_work(self._work, tensors, self._lane, self._unplaced)
-        except (CaptureFailed, torch.OutOfMemoryError) as error:
+            self._captured = self._capture(tensors, numbers)
+        except (CaptureFailed, torch.OutOfMemoryError, InternalError) as error:
             self._give_up(error)
             return self._work.run(tensors, numbers)
-        self._captured = captured
-        self._stage = captured.launch
-        return captured.launch(tensors, numbers)
+        self._stage = self._captured.launch
+        return self._captured.launch(tensors, numbers)
+
+    def _capture(self, tensors: Tensors, numbers: Sequence[float]) -> Captured:
+        try:
+            captured = capture_work(self._work, tensors, self._lane, self._unplaced)
+        except torch.OutOfMemoryError:
+            if not self._lane.make_room():
+                raise
+            captured = capture_work(self._work, tensors, self._lane, self._unplaced)
+        if settings.verify:
+            wrong = differences(self._work, captured.launch, tensors, numbers)
+            if wrong:
+                captured.free()
+                raise InternalError(f"a launch with its tensors elsewhere gives another {', '.join(wrong)}")
+        return captured
 
     def _unplaced(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         """A tensor lies where the graph cannot read it: captured anew a few times, then such calls run as they are."""

@@ -1,0 +1,74 @@
+"""Proof by poison: a launch with every tensor elsewhere, while what lies at the recorded addresses is not a number.
+
+    originals ── kept ──▶ twins for the body (the reference), twins for the launch; the originals poisoned
+    body(twins) ≟ launch(twins')       then the originals are as before
+
+For tests, and for `settings.verify`: it runs the work twice and holds three copies of its tensors meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from treeplay.device.protocol import Replay, Work
+from treeplay.observe import same
+
+_TOLERANCE = 1e-3
+
+
+def differences(work: Work, launch: Replay, tensors: Sequence[torch.Tensor], numbers: Sequence[float]) -> list[str]:
+    """What a poisoned launch gives other than the body does, by name; empty if nothing. All is put back."""
+    moving = [at for at in range(len(tensors)) if at not in work.fixed]
+    kept = {at: _copy(tensors[at]) for at in range(len(tensors))}
+    random = torch.cuda.get_rng_state(tensors[0].device) if work.draws and tensors else None
+    try:
+        expected, written = _run(work.run, tensors, moving, kept, numbers, poison=False)
+        if random is not None:
+            torch.cuda.set_rng_state(random, tensors[0].device)
+        found, moved = _run(launch, tensors, moving, kept, numbers, poison=True)
+    finally:
+        for at, copy in kept.items():
+            tensors[at].detach().copy_(copy)
+        if random is not None:
+            torch.cuda.set_rng_state(random, tensors[0].device)
+    wrong = [f"out[{at}]" for at, (a, b) in enumerate(zip(found, expected, strict=True)) if not _agree(a, b)]
+    return wrong + [work.names[at] for at in sorted(work.mutated) if not _agree(moved[at], written[at])]
+
+
+def _run(
+    run: Replay,
+    tensors: Sequence[torch.Tensor],
+    moving: Sequence[int],
+    kept: dict[int, torch.Tensor],
+    numbers: Sequence[float],
+    *,
+    poison: bool,
+) -> tuple[Sequence[torch.Tensor], list[torch.Tensor]]:
+    """Outputs of a run over copies, and all tensors as it left them."""
+    given = [_copy(kept[at]) if at in moving else tensor for at, tensor in enumerate(tensors)]
+    for at in moving:
+        if poison:
+            _poison(tensors[at])
+    for at in range(len(tensors)):
+        if at not in moving:
+            tensors[at].detach().copy_(kept[at])
+    outputs = run(list(given), numbers)
+    return outputs, [_copy(tensor) for tensor in given]
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor.detach())
+
+
+def _poison(tensor: torch.Tensor) -> None:
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        tensor.detach().fill_(float("nan"))
+    else:
+        tensor.detach().zero_()  # an index out of range would end the process
+
+
+def _agree(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return bool(same(a.detach(), b.detach(), tol=_TOLERANCE, equal_nan=True, on_message=lambda _: None))

@@ -1,0 +1,46 @@
+"""What a number may mean as an address, in one capture or another."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from treeplay.facts.nodes import Captured
+from treeplay.relocate.movers import Span, merged
+
+
+class Spans:
+    """Stretches of memory, to be asked whether an address lies in one."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._spans = merged(spans)
+
+    def __contains__(self, address: int) -> bool:
+        index = bisect_right(self._spans, (address, 1 << 64)) - 1
+        return index >= 0 and address < self._spans[index][1]
+
+
+class Memory:
+    """The device memory that captures tell of, each what was its own, and the device memory there is besides."""
+
+    def __init__(self, captures: Sequence[Captured], ranges: Sequence[Span]) -> None:
+        spans = [_spans_of(capture) for capture in captures]
+        self._own = [Spans(own) for own in spans]
+        self._any = Spans([span for own in spans for span in own])
+        self._device = Spans(ranges)
+
+    def is_known(self, value: int) -> bool:
+        """Whether it is a device address at all."""
+        return value in self._any or value in self._device
+
+    def may_mean(self, value: int, capture: int) -> bool:
+        """Whether it is an address that a capture may hold: of its own memory, or of memory that stands apart from all.
+
+        What was another capture's own is stale: it lay in memory that has not been written since.
+        """
+        return value in self._own[capture] or (value in self._device and value not in self._any)
+
+
+def _spans_of(capture: Captured) -> list[Span]:
+    places = [(place.start, place.end) for place in (*capture.tensors, *capture.outputs)]
+    return places + [(block.address, block.end) for block in capture.blocks or ()]

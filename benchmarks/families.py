@@ -32,14 +32,13 @@ START, END = "<!-- families -->", "<!-- /families -->"
 
 _ROUNDS = 3  # each with new places
 _TIMED_MOVES = 400
-_DUMPED_NODES = 60
 _TOLERANCE = 2e-2  # of the largest value; sums by atomics have no fixed order
 
 Result = dict[str, Any]
 Tensors = list[torch.Tensor]
 
 
-def measure(name: str, dump: Path | None = None) -> Result:
+def measure(name: str) -> Result:
     """Everything about one program."""
     from benchmarks.family_programs import programs
     from benchmarks.relocating import capture
@@ -49,8 +48,6 @@ def measure(name: str, dump: Path | None = None) -> Result:
     try:
         function, inputs = programs()[name]()
         relocatable = capture(function, inputs)
-        if dump is not None:
-            _dump(dump / f"{name}.json", relocatable)
         result |= _described(relocatable)
         result["error"] = _worst_error(function, inputs, relocatable)
         result |= _timed(inputs, relocatable)
@@ -150,18 +147,22 @@ def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _timed(inputs: Tensors, relocatable: Any) -> Result:
-    """Microseconds to move everything between two places, and to move the first input alone."""
+    """Microseconds to move everything between two places, and to move the tensor that the fewest nodes hold."""
     from benchmarks.relocating import copies, like
 
-    there, back = (relocatable.moves(copies(inputs), like(relocatable.outputs)) for _ in range(2))
-    result: Result = {"moves": len(there), "patched_nodes": len({n for row, _ in there for n in row.nodes})}
-    if there:
-        result["all_us"] = _median_us(lambda at: relocatable.patcher.move_many(back if at else there))
-    rows = [(row, address, other[1]) for (row, address), other in zip(there, back, strict=True) if row.sites]
+    places = [relocatable.moves(copies(inputs), like(relocatable.outputs)) for _ in range(2)]
+    rows = [row for row, _ in places[0]]
+    addresses = [[address for _, address in moves] for moves in places]
+    result: Result = {"moves": len(rows), "patched_nodes": len({node for row in rows for node in row.nodes})}
     if rows:
-        row, *addresses = min(rows, key=lambda item: len(item[0].nodes))
-        move = relocatable.patcher.mover(row)
-        result["one_us"], result["one_nodes"] = _median_us(lambda at: move(addresses[at])), len(row.nodes)
+        move_all = relocatable.patcher.mover(*rows)
+        result["all_us"] = _median_us(lambda at: move_all(*addresses[at]))
+    held = [number for number, row in enumerate(rows) if row.sites]
+    if held:
+        least = min(held, key=lambda number: len(rows[number].nodes))
+        move = relocatable.patcher.mover(rows[least])
+        result["one_us"] = _median_us(lambda at: move(addresses[at][least]))
+        result["one_nodes"] = len(rows[least].nodes)
     return result
 
 
@@ -174,28 +175,20 @@ def _median_us(move: Callable[[int], None]) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def _dump(path: Path, relocatable: Any) -> None:
-    from benchmarks.capture_files import write_captures
-
-    if relocatable.table.nodes <= _DUMPED_NODES:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_captures(path, relocatable.captures)
-
-
-def work(names: Sequence[str], out: Path, dump: Path | None) -> None:
+def work(names: Sequence[str], out: Path) -> None:
     """Measure some programs in this process, a line of JSON each."""
     with out.open("a") as file:
         for name in names:
             print(json.dumps({"name": name, "status": "began"}), file=file, flush=True)
-            print(json.dumps(measure(name, dump)), file=file, flush=True)
+            print(json.dumps(measure(name)), file=file, flush=True)
 
 
-def run_all(names: Sequence[str], *, workers: int, dump: Path | None) -> list[Result]:
+def run_all(names: Sequence[str], *, workers: int) -> list[Result]:
     """Measure programs in some processes at a time. One that dies costs the program it was at, and is started again."""
     with tempfile.TemporaryDirectory() as folder:
         shares = {Path(folder) / f"{number}.jsonl": list(names[number::workers]) for number in range(workers)}
         while shares:
-            running = {path: _start(path, todo, dump) for path, todo in shares.items()}
+            running = {path: _start(path, todo) for path, todo in shares.items()}
             for path, process in running.items():
                 process.wait()
                 done = {result["name"] for result in _read(path)}
@@ -206,9 +199,9 @@ def run_all(names: Sequence[str], *, workers: int, dump: Path | None) -> list[Re
     return [_ended(latest[name]) for name in names]
 
 
-def _start(path: Path, names: Sequence[str], dump: Path | None) -> subprocess.Popen[bytes]:
+def _start(path: Path, names: Sequence[str]) -> subprocess.Popen[bytes]:
     words = [sys.executable, "-m", "benchmarks.families", "--work", str(path), "--names", ";".join(names)]
-    return subprocess.Popen([*words, *(["--dump", str(dump)] if dump else [])], cwd=ROOT)
+    return subprocess.Popen(words, cwd=ROOT)
 
 
 def _read(path: Path) -> list[Result]:
@@ -271,7 +264,6 @@ def main() -> int:
     parser.add_argument("--names", help="programs, with ; between them; all by default")
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--out", type=Path, help="where to write the result file")
-    parser.add_argument("--dump", type=Path, help="a folder to write the captures themselves to")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     words = parser.parse_args()
     if words.table:
@@ -281,10 +273,10 @@ def main() -> int:
 
     names = words.names.split(";") if words.names else list(programs())
     if words.work:
-        work(names, words.work, words.dump)
+        work(names, words.work)
         return 0
     environment = facts() | {"device": "cuda", "gpu": torch.cuda.get_device_name()}
-    results = run_all(names, workers=words.workers, dump=words.dump)
+    results = run_all(names, workers=words.workers)
     out = words.out or RESULTS / f"families-h200-{str(environment['date'])[:10]}.json"
     results[0]["environment"] = environment
     out.write_text(json.dumps(results, indent=1) + "\n")

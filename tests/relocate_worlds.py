@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treeplay.facts.nodes import Block, Captured, Kernel, Memcpy, Memset, Node, Placed, word_bytes
 from treeplay.relocate import Site
@@ -167,3 +167,96 @@ class World:
 
     def _garbage(self) -> int:
         return self.chance.choice([self.chance.randrange(1 << 20), HOST + self.chance.randrange(1 << 32)])
+
+
+@dataclass(slots=True)
+class _Heap:
+    """An allocator that takes the smallest free stretch that fits, as torch's does."""
+
+    free: list[tuple[int, int]]  # size, start
+
+    def take(self, nbytes: int) -> int:
+        size = -(-nbytes // 512) * 512
+        found, start = min(each for each in self.free if each[0] >= size)
+        self.free.remove((found, start))
+        if found > size:
+            self.free.append((found - size, start + size))
+        return start
+
+    def give(self, start: int, nbytes: int) -> None:
+        size = -(-nbytes // 512) * 512
+        self.free.append((size, start))
+
+
+class LivingWorld(World):
+    """Blocks come and go while nodes are made, so that later ones lie where earlier ones were. Outputs stay.
+
+    `is_alike`: the captures differ by one distance alone, so that what shared memory also moved alike.
+    """
+
+    def __init__(self, seed: int, *, steps: int = 20, is_alike: bool = False) -> None:
+        super().__init__(seed, tensors=2, scratch=0, outputs=0, nodes=0)
+        self.births: list[int] = []
+        heaps = self._heaps(is_alike)
+        alive: list[Thing] = []
+        for _ in range(steps):
+            kind = self.chance.choice(["alloc", "alloc", "free", "node", "node"])
+            if kind == "alloc":
+                block = self._block(len(self.blocks))
+                block.nbytes = self.chance.choice([100, 512, 1000, 2048, 5000])
+                block.addresses = [heap.take(block.nbytes) for heap in heaps]
+                self.births.append(len(self.nodes))
+                self.blocks.append(block)
+                alive.append(block)
+            elif kind == "free" and alive:
+                block = alive.pop(self.chance.randrange(len(alive)))
+                for heap, address in zip(heaps, block.addresses, strict=True):
+                    heap.give(address, block.nbytes)
+            elif kind == "node":
+                self._node_over([*alive, *self.tensors])
+        kept = [block for block in self.blocks if block in alive]
+        self.outputs = [Thing("output", number, block.addresses, block.nbytes) for number, block in enumerate(kept)]
+        self.output_births = [self.births[block.index] for block in kept]
+        self.owners = {id(block): output for block, output in zip(kept, self.outputs, strict=True)}
+        self._plant_all()
+
+    def captures(self, *, knows_births: bool = True) -> list[Captured]:
+        return [
+            replace(
+                capture,
+                outputs=tuple(
+                    replace(place, birth=birth if knows_births else None)
+                    for place, birth in zip(capture.outputs, self.output_births, strict=True)
+                ),
+            )
+            for capture in super().captures()
+        ]
+
+    def _heaps(self, is_alike: bool) -> list[_Heap]:
+        heaps = []
+        for _ in range(CAPTURES):
+            start = self._address()
+            holes = (
+                [] if is_alike else [(512 * self.chance.randint(1, 8), start + (hole << 20)) for hole in range(1, 6)]
+            )
+            heaps.append(_Heap([(1 << 19, start), *holes]))
+        return heaps
+
+    def _node_over(self, things: list[Thing]) -> None:
+        chosen = [self.chance.choice(things) for _ in range(self.chance.randint(1, 3))]
+        offsets = [self.chance.randrange(0, thing.nbytes, 4) for thing in chosen]
+        self.uses = getattr(self, "uses", [])
+        self.uses.append(list(zip(chosen, offsets, strict=True)))
+        node = len(self.nodes)
+
+        def at(capture: int) -> Node:
+            params = tuple(word_bytes(thing.at(capture) + offset) for thing, offset in self.uses[node])
+            return Kernel(f"k{node}", node, (1, 1, 1), (32, 1, 1), 0, params)
+
+        self.nodes.append(at)
+
+    def _plant_all(self) -> None:
+        for node, uses in enumerate(getattr(self, "uses", [])):
+            for buffer, (thing, offset) in enumerate(uses):
+                owner = self.owners.get(id(thing), thing)
+                self._plant(owner, node, buffer, 0, thing.at(0) + offset)

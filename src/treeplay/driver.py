@@ -42,7 +42,7 @@ from treeplay.trace.randomness import is_own
 from treeplay.tree.key import label_of
 from treeplay.tree.table import Recording
 from treeplay.wrap import torch_private
-from treeplay.wrap.apart import Apart
+from treeplay.wrap.apart import Apart, ApartArguments
 from treeplay.wrap.emit import Ambience, Parts, emit_call
 
 _BUMPED = ("inductor", "capture")  # lowerings that write behind autograd's back, which has to be told
@@ -97,6 +97,7 @@ def run_opaque(program: Callable[..., Any], call: Call, seconds: dict[str, float
         # What autograd is told of as written; the recording itself takes every input to be.
         inputs = tuple(replace(item, is_mutated=at in prepared.counted) for at, item in enumerate(signature.inputs))
         signature = replace(signature, inputs=inputs)
+    fixed = frozenset(range(len(inputs))) - frozenset(prepared.movable)
     with _timed("record", seconds):
         recorded = device.record(
             Work(
@@ -105,8 +106,8 @@ def run_opaque(program: Callable[..., Any], call: Call, seconds: dict[str, float
                 body=prepared.run,
                 names=tuple(str(item) for item in signature.inputs),
                 mutated=frozenset(range(len(inputs))),
-                state=_state_of(signature),
-                fixed=frozenset(range(len(inputs))) - frozenset(prepared.movable),
+                state=_state_of(signature) | fixed,  # an argument that shares memory is not followed either
+                fixed=fixed,
                 slots=slot_outputs(signature),
                 generators=tuple(generator for generator in prepared.generators if is_own(generator)),
                 is_opaque=True,
@@ -297,7 +298,9 @@ def make_recording(
     parts = Parts(
         run=recorded.replay,
         check=torch_private.tensor_check(checked) if checked else None,
-        is_apart=Apart.of(signature, inputs, is_compiled=is_compiled, shared=plan.shared),
+        is_apart=ApartArguments.of(signature, inputs)
+        if lowered.name == "capture"
+        else Apart.of(signature, inputs, is_compiled=is_compiled, shared=plan.shared),
         increment_version=torch_private.increment_version if lowered.name in _BUMPED else None,
         set_grad_enabled=torch_private.set_grad_enabled,
         disable_autocast=torch_private.DisableAutocast,

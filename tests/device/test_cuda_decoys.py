@@ -9,6 +9,17 @@ from hypothesis import strategies as st
 
 from treeplay.device.cuda.decoys import make_decoys, place_decoys
 
+DEVICES = pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",  # where memory is memory as well
+        pytest.param(
+            "cuda",
+            marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")],
+        ),
+    ],
+)
+
 
 @given(
     starts=st.lists(st.integers(1 << 40, 1 << 46), min_size=1, max_size=30),
@@ -31,11 +42,10 @@ def test_a_tensor_given_twice_gets_two_places():
     assert len(set(places)) == 2
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_decoys_have_shape_strides_and_offset_of_the_real_ones():
-    base = torch.randn(40, 30, device="cuda")
-    tensors = [base, base[3:9, ::2], torch.zeros((), device="cuda", dtype=torch.int64), base.bfloat16().t()]
+@DEVICES
+def test_decoys_have_shape_strides_and_offset_of_the_real_ones(device):
+    base = torch.randn(40, 30, device=device)
+    tensors = [base, base[3:9, ::2], torch.zeros((), device=device, dtype=torch.int64), base.bfloat16().t()]
     for seed in (1, 2):
         for decoy, real in zip(make_decoys(tensors, seed=seed), tensors, strict=True):
             assert (decoy.shape, decoy.stride(), decoy.dtype) == (real.shape, real.stride(), real.dtype)
@@ -46,14 +56,21 @@ def test_decoys_have_shape_strides_and_offset_of_the_real_ones():
             decoy.fill_(1)  # the memory is there
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_views_of_one_storage_stay_as_far_apart_as_they_are():
-    base = torch.randn(1000, device="cuda")
-    views = [base, base[100:200], torch.randn(10, device="cuda")]
+@DEVICES
+def test_views_of_one_storage_stay_as_far_apart_as_they_are(device):
+    base = torch.randn(1000, device=device)
+    views = [base, base[100:200], torch.randn(10, device=device)]
     first, second, other = make_decoys(views, seed=3)
     assert second.data_ptr() - first.data_ptr() == 400
     assert other.data_ptr() - views[2].data_ptr() != first.data_ptr() - base.data_ptr()
+
+
+@DEVICES
+def test_a_decoy_of_a_leaf_is_a_leaf_that_needs_a_gradient(device):
+    x = torch.randn(3, device=device, requires_grad=True)
+    (decoy,) = make_decoys([x], seed=0)
+    assert decoy.requires_grad and decoy.is_leaf
+    assert make_decoys([], seed=0) == []
 
 
 @pytest.mark.gpu

@@ -42,6 +42,14 @@ def test_structures_are_as_large_as_in_the_drivers_header(structure, nbytes):
     assert ctypes.sizeof(structure) == nbytes
 
 
+def test_without_a_driver_nothing_is_available(monkeypatch):
+    def missing(name):
+        raise OSError(f"libcuda.so.1: cannot open {name}")
+
+    monkeypatch.setattr(node_calls, "function", missing)
+    assert node_calls.is_available.__wrapped__() is False
+
+
 def test_a_word_is_little_endian():
     assert word_bytes(0x0102) == b"\x02\x01\0\0\0\0\0\0"
 

@@ -219,3 +219,28 @@ def test_a_user_who_records_the_allocators_history_keeps_it_and_outputs_stay():
         assert torch.cuda.memory._snapshot()["device_traces"][0]
     finally:
         torch.cuda.memory._record_memory_history(None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mlp_bf16, backward",
+        "attention_flash, backward",
+        "attention_cudnn",
+        "convolution_fp16_channels_last",
+        "top_k, backward",
+        "index_put, backward",
+        "foreach_add_40",
+        "copies_and_fills",
+        "adamw_fused",
+        "gru, backward",
+        "fft",
+    ],
+)
+def test_families_of_operations_equal_eager_wherever_their_tensors_lie(name):
+    """Inputs are moved, the old places filled with NaN, and the results compared: what can move, moves; the rest stays."""
+    from benchmarks.families import measure
+
+    result = measure(name)
+    assert result["status"] in ("proven", "demoted"), result
+    assert result["movable_tensors"] == result["tensors"], result["demoted"]

@@ -99,7 +99,8 @@ class Recorded:
             names=tuple(map(str, prepared.inputs)),
             mutated=frozenset(range(len(prepared.inputs))),
             state=pinned,
-            pinned=pinned,
+            fixed=pinned,
+            is_opaque=True,
             generators=prepared.generators,
         )
         self.recorded = CudaDevice(prepared.device).record(work)

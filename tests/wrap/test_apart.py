@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeplay.facts.overlap import overlapping, overlaps_itself
-from treeplay.wrap.apart import Apart
+from treeplay.wrap.apart import Apart, ApartArguments
 
 
 def test_tensors_of_their_own_are_apart():
@@ -35,6 +35,28 @@ def test_state_that_moves_into_an_arguments_memory_is_noticed():
     assert apart((data[:4],), (data[:4], state))
     state.set_(data[2:6])
     assert not apart((data[:4],), (data[:4], state))
+
+
+def test_arguments_of_an_opaque_program_are_apart_from_each_other_and_from_state():
+    data, state = torch.randn(100), torch.randn(4)
+    apart = ApartArguments([0, 1], [])
+
+    def ask(first, second):
+        return apart((first, second), (first, second, state))
+
+    assert ask(torch.randn(3), torch.randn(3)) and ask(data[:4], torch.randn(3)) and ask(data[4:8], torch.randn(3))
+    assert ask(data[:4], data[4:8]) and not ask(data[:4], data[3:7]) and not ask(state[:2], data[:4])
+    state.set_(data[2:6])
+    assert not ask(data[:4], torch.randn(3))
+
+
+def test_memory_shared_as_it_was_recorded_is_right():
+    data, state = torch.randn(100), torch.randn(4)
+    apart = ApartArguments([0, 1], [(0, 1)])
+    for start in (0, 10):
+        first, second = data[start : start + 4], data[start + 2 : start + 6]
+        assert apart((first, second), (first, second, state))
+    assert not apart((data[:4], data[4:8]), (data[:4], data[4:8], state))
 
 
 @given(

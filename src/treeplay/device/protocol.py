@@ -41,8 +41,7 @@ class Work:
     `run` takes tensors and numbers. `body` is what of it a stream capture can take: over the tensors, and
     `vector.tensor` behind them where numbers come in; while `tells` lasts, it tells of the tensors that it makes.
     `names` of the tensors are for people. `mutated` are the tensors that it writes, `state` those that usually stay where
-    they are; of these, `pinned` are found by the body itself, so that no others may stand in for them. `slots` are outputs
-    that nobody is given: each becomes the gradient of the tensor whose index it names.
+    they are. `slots` are outputs that nobody is given: each becomes the gradient of the tensor whose index it names.
     `fixed` are read where they lie, whatever `body` is given for them.
     `generators` are drawn from besides the default one, which is drawn from unless `draws` is false.
     """
@@ -54,7 +53,6 @@ class Work:
     names: tuple[str, ...] = ()
     mutated: frozenset[int] = frozenset()
     state: frozenset[int] = frozenset()
-    pinned: frozenset[int] = frozenset()
     fixed: frozenset[int] = frozenset()
     slots: Mapping[int, int] = field(default_factory=dict)
     tells: Callable[[Births], AbstractContextManager[None]] | None = None

@@ -1,6 +1,7 @@
 """What to make of words that nobody explains: padding, or a reason why something must not move.
 
     a function of addresses (see relations.py)          those tensors must not move
+    moved with a tensor in one capture, not in all      nor that one
     an address that may be meant, in each capture       nor the tensors that it points into; if there are none, nothing
     anything else                                       padding: the node does not read it
 
@@ -36,23 +37,15 @@ def blame(found: Found, captures: Sequence[Captured], movers: Movers, ranges: Se
     judged = Blame(dict(found.frozen))
     judge = _Judge(captures, movers, Memory(captures, ranges), found)
     for word in found.unexplained:
-        _judge(word, judge, judged)
+        suspects, why = judge.suspects(word)
+        text = f"a word of node {word.node} ({captures[0].nodes[word.node]}) {why}: {_shown(word)}"
+        if suspects:
+            judged.reasons |= {who: text for who in suspects if who not in judged.reasons}
+        elif why:
+            judged.everybody = text
+        else:
+            judged.padding.append(word)
     return judged
-
-
-def _judge(word: Word, judge: _Judge, judged: Blame) -> None:
-    where = f"node {word.node} ({judge.captures[0].nodes[word.node]})"
-    suspects, why = judge.computed_from(word), "is computed from its address"
-    if not suspects and not judge.is_address(word):
-        judged.padding.append(word)
-        return
-    if not suspects:
-        suspects, why = judge.pointed_at(word), "points into it, but not always"
-    if suspects:
-        text = f"a word of {where} {why}: {_shown(word)}"
-        judged.reasons |= {who: text for who in suspects if who not in judged.reasons}
-    else:
-        judged.everybody = f"a word of {where} is a device address that nothing explains: {_shown(word)}"
 
 
 class _Judge:
@@ -68,10 +61,32 @@ class _Judge:
             for site in sites:
                 self.nearby[site.node].add(who)
 
+    def suspects(self, word: Word) -> tuple[set[Who], str]:
+        """What the word may depend on, and how. Nobody, but somehow: on who knows what. Not at all: it is padding."""
+        depends = self.computed_from(word)
+        if depends:
+            return depends, "is computed from its address"
+        followed, is_address = self.followed(word), self.is_address(word)
+        if followed:
+            return followed | (self.pointed_at(word) if is_address else set()), "moves with it only in some captures"
+        if is_address:
+            return self.pointed_at(word), "is a device address that nothing explains"
+        return set(), ""
+
     def computed_from(self, word: Word) -> set[Who]:
         """The tensors and outputs that it is a function of. Half a stale address is none."""
         is_stale = any(map(self.memory.is_known, word.values)) and not self.is_address(word)
         return self.relations.of(word, self.nearby[word.node], halves=not is_stale)
+
+    def followed(self, word: Word) -> set[Who]:
+        """Those that it points into in the first capture and moved with in another one."""
+        return {
+            mover.who
+            for mover in self.movers
+            if mover.holds(word.values[0])
+            and (mover.birth or 0) <= word.node
+            and any(a == b != 0 for a, b in zip(word.deltas, mover.deltas, strict=True))
+        }
 
     def pointed_at(self, word: Word) -> set[Who]:
         """The tensors and outputs that its values point into."""

@@ -93,6 +93,20 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+@contextlib.contextmanager
+def _fused_may_be_captured(optimizers: Sequence[torch.optim.Optimizer], device: torch.device) -> Iterator[None]:
+    """Fused optimizers count their steps on the GPU anyway: for a block they have the flag that torch asks for in a capture."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups if device.type == "cuda"]
+    groups = [group for group in groups if group.get("fused") and group.get("capturable") is False]
+    for group in groups:
+        group["capturable"] = True
+    try:
+        yield
+    finally:
+        for group in groups:
+            group["capturable"] = False
+
+
 def _reached(call: Call, found: Survey) -> list[torch.Tensor]:
     """Every tensor that has a place, each once, the arguments first."""
     tensors = [*call.tensors, *(item for item in found.kept if isinstance(item, torch.Tensor))]
@@ -192,7 +206,13 @@ class Prepared:
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the program for a recording, over `tensors`; gives the outputs, and leaves Python as it was."""
-        with _no_collection(), self._around.set(), self._host.apart(self._refuse), self._in_place(tensors):
+        with (
+            _no_collection(),
+            _fused_may_be_captured(self._found.optimizers, self.device),
+            self._around.set(),
+            self._host.apart(self._refuse),
+            self._in_place(tensors),
+        ):
             snapshot = Snapshot(self._found, tensors)
             versions = [version_of(tensor) for tensor in tensors]
             try:

@@ -55,3 +55,43 @@ class Apart:
         if len(set(storages)) == len(storages) and written.isdisjoint(storages):
             self._known = now
         return True
+
+
+class ApartArguments:
+    """The same question where nothing is known of what is written: whether arguments share memory, with each other or with
+    state, as they did. State that shares memory with state stays where it is."""
+
+    def __init__(self, arguments: Sequence[int], shared: Sequence[tuple[int, int]]) -> None:
+        self._arguments = frozenset(arguments)
+        self._shared = list(shared)
+        self._known: Any = None
+
+    @classmethod
+    def of(cls, signature: Signature, inputs: Sequence[torch.Tensor]) -> ApartArguments | None:
+        """The question to ask on each call, or None without arguments."""
+        arguments = [at for at, item in enumerate(signature.inputs) if isinstance(item.source, Argument)]
+        if not arguments:
+            return None
+        made = cls(arguments, ())
+        made._shared = made._pairs(inputs)
+        return made
+
+    def __call__(self, arguments: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
+        if not self._shared and all(storage_users(tensor) == 1 for tensor in arguments):
+            return True
+        storages = [tensor.untyped_storage()._cdata for tensor in arguments]
+        state = [item for at, item in enumerate(inputs) if at not in self._arguments]
+        now = (storages, [_data_ptr(item) for item in state])
+        if now == self._known:
+            return True
+        if self._pairs(inputs) != self._shared:
+            return False
+        if len(set(storages)) == len(storages) and {item.untyped_storage()._cdata for item in state}.isdisjoint(
+            storages
+        ):
+            self._known = now  # any slice of them will do
+        return True
+
+    def _pairs(self, inputs: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+        pairs = overlapping(inputs, range(len(inputs)))
+        return [pair for pair in pairs if not self._arguments.isdisjoint(pair)]

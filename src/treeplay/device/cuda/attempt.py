@@ -14,7 +14,7 @@ from treeplay.device.cuda import driver, torch_private
 from treeplay.device.cuda.capture import capturing
 from treeplay.device.cuda.history import allocations
 from treeplay.device.cuda.lane import Lane
-from treeplay.device.cuda.nodes import read_nodes
+from treeplay.device.cuda.nodes import Shapes, read_nodes
 from treeplay.device.protocol import Work
 from treeplay.facts.nodes import Captured, Placed
 
@@ -43,11 +43,13 @@ def attempt(
     *,
     cloned: Collection[int] = (),
     movable: Sequence[int] | None = None,
+    shapes: Shapes | None = None,
 ) -> Attempt:
     """Capture the body over `tensors`; executes nothing.
 
     Outputs at `cloned` are copied as the last thing that is captured, so that they lie in memory of their own. With
-    `movable`, the indices of the tensors that may move, the nodes are read. Raises `CaptureFailed`, or what the body raises.
+    `movable`, the indices of the tensors that may move, the nodes are read; `shapes` is what that has told before.
+    Raises `CaptureFailed`, or what the body raises.
     """
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     for generator in work.generators:
@@ -73,7 +75,7 @@ def attempt(
         made.leave = weakref.finalize(made, lane.leave)  # once, also if nobody drops it
         if movable is not None:
             made.captured = Captured(
-                read_nodes(graph.raw_cuda_graph()),
+                read_nodes(graph.raw_cuda_graph(), shapes),
                 tuple(_placed(index, tensors[index]) for index in movable),
                 tuple(_placed(index, outputs[index], made.births.get(index)) for index in in_own_memory(outputs)),
                 seen.blocks,

@@ -8,7 +8,7 @@ capture (tensors where they are) ─▶ capture (decoys) ─▶ capture (other d
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -30,6 +30,7 @@ from treeplay.device.cuda.launch import (
     launches_of,
 )
 from treeplay.device.cuda.node_calls import is_available
+from treeplay.device.cuda.nodes import Shapes
 from treeplay.device.cuda.patch import Patcher, build_patcher
 from treeplay.device.cuda.verify import unfaithful_nodes
 from treeplay.device.protocol import Replay, Work
@@ -194,7 +195,8 @@ def _capture_and_prove(
     movable = movable_of(work, tensors, buffers)
     given = [buffers.get(at, tensor) for at, tensor in enumerate(tensors)]
     before = time.perf_counter()
-    made = attempt(work, [*given, *own], lane, cloned=found.cloned, movable=movable)
+    shapes: Shapes = {}
+    made = attempt(work, [*given, *own], lane, cloned=found.cloned, movable=movable, shapes=shapes)
     seconds["capture"] = time.perf_counter() - before
     if movable is None:
         found.why_fixed = "the driver's library is not found, so addresses cannot be changed"
@@ -206,7 +208,7 @@ def _capture_and_prove(
             elsewhere = list(given)
             for at, decoy in zip(movable, decoys, strict=True):
                 elsewhere[at] = decoy
-            others.append(attempt(work, [*elsewhere, *own], lane, cloned=found.cloned, movable=movable))
+            others.append(attempt(work, [*elsewhere, *own], lane, cloned=found.cloned, movable=movable, shapes=shapes))
         captures = [one.captured for one in (made, *others) if one.captured is not None]
         found.table = relocate(captures, ranges=device_ranges())
     except BaseException:
@@ -291,7 +293,9 @@ def _parts(captured: Captured, tensors: Sequence[torch.Tensor], out_rows: dict[i
     def result(at: int, output: torch.Tensor) -> Result:
         row, spec = out_rows.get(at), TensorSpec.of(output)
         if row is not None:
-            return Result(spec, row.address, mover(row), leaf=work.slots.get(at))
+            # Most gradients are never moved: writing their movers would take longer than the captures.
+            move = lazily(lambda: mover(row)) if at in work.slots else mover(row)
+            return Result(spec, row.address, move, leaf=work.slots.get(at))
         return Result(spec, 0, None, output if output.numel() else None)
 
     return Parts(
@@ -311,6 +315,19 @@ def _parts(captured: Captured, tensors: Sequence[torch.Tensor], out_rows: dict[i
         results=tuple(result(at, output) for at, output in enumerate(captured.made.outputs)),
         align=aligned,
     )
+
+
+def lazily(make: Callable[[], Move]) -> Move:
+    """A mover that is made when it is first called."""
+    made: Move | None = None
+
+    def move(address: int) -> None:
+        nonlocal made
+        if made is None:
+            made = make()
+        made(address)
+
+    return move
 
 
 def _buffer(tensor: torch.Tensor) -> torch.Tensor:

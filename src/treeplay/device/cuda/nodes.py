@@ -29,13 +29,14 @@ from treeplay.facts.nodes import Kernel, Memcpy, Memset, Node, Other
 
 HOST = 1
 _MAX_CONTENT_BYTES = 1 << 20
+_MAX_PARAMS_BYTES = 32764  # CUDA's limit for all parameters of a kernel: further apart, they are not in one piece
 
 Shapes = dict[int, tuple[str, tuple[int, ...]]]
 
 
-def read_nodes(graph: int) -> tuple[Node, ...]:
-    """The nodes of a raw graph, in order of creation."""
-    shapes: Shapes = {}
+def read_nodes(graph: int, shapes: Shapes | None = None) -> tuple[Node, ...]:
+    """The nodes of a raw graph, in order of creation. `shapes` is what other graphs of the same program have told."""
+    shapes = {} if shapes is None else shapes
     return tuple(read_node(handle, shapes) for handle in handles_of(graph))
 
 
@@ -93,10 +94,19 @@ def read_kernel(handle: int, shapes: Shapes) -> Kernel:
     if packed is not None:
         buffers: tuple[bytes, ...] = (ctypes.string_at(*packed),)
     else:
-        pointers = (c_void_p * len(sizes)).from_address(params.params) if sizes else ()
-        buffers = tuple(ctypes.string_at(pointer, size) for pointer, size in zip(pointers, sizes, strict=True))
+        buffers = _read_params(params.params, sizes) if sizes else ()
     grid, block = tuple(params.grid), tuple(params.block)
     return Kernel(name, called, grid, block, params.shared_bytes, buffers, is_packed=packed is not None)
+
+
+def _read_params(pointers_at: int, sizes: tuple[int, ...]) -> tuple[bytes, ...]:
+    """The bytes of each parameter. The driver keeps them in one piece, which is read at once where that is so."""
+    pointers = [pointer or 0 for pointer in (c_void_p * len(sizes)).from_address(pointers_at)]
+    first, length = pointers[0], pointers[-1] + sizes[-1] - pointers[0]
+    if pointers != sorted(pointers) or length > _MAX_PARAMS_BYTES:
+        return tuple(ctypes.string_at(pointer, size) for pointer, size in zip(pointers, sizes, strict=True))
+    piece = ctypes.string_at(first, length)
+    return tuple(piece[at - first : at - first + size] for at, size in zip(pointers, sizes, strict=True))
 
 
 def read_memcpy(handle: int) -> Memcpy:

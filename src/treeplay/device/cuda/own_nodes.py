@@ -11,6 +11,7 @@ parameters, and with it an array of pointers (or the marks of a packed buffer) o
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from ctypes import addressof, byref, c_int, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
@@ -86,12 +87,12 @@ class OwnNode:
 _KERNEL_CALLS = Calls("cuGraphKernelNodeSetParams_v2", "cuGraphExecKernelNodeSetParams_v2")
 
 
-def own_node(handle: int) -> OwnNode:
-    """A node of a graph with a copy of its parameters."""
+def own_node(handle: int, sizes_of: Callable[[int], tuple[int, ...]] = param_sizes) -> OwnNode:
+    """A node of a graph with a copy of its parameters. `sizes_of` a function's parameters may remember what it was asked."""
     kind = c_int()
     call("cuGraphNodeGetType", handle, byref(kind))
     if kind.value == KERNEL:
-        return _own_kernel(handle)
+        return _own_kernel(handle, sizes_of)
     if kind.value == MEMCPY:
         return _own_memcpy(handle)
     if kind.value == MEMSET:
@@ -99,7 +100,7 @@ def own_node(handle: int) -> OwnNode:
     raise InternalError(f"a node of kind {kind.value} holds no address that could be changed")
 
 
-def _own_kernel(handle: int) -> OwnNode:
+def _own_kernel(handle: int, sizes_of: Callable[[int], tuple[int, ...]]) -> OwnNode:
     params = kernel_params(handle)
     packed = packed_buffer(params)
     if packed is not None:
@@ -108,7 +109,7 @@ def _own_kernel(handle: int) -> OwnNode:
         marks = (c_void_p * 5)(PACKED_BUFFER, start[0], PACKED_SIZE, addressof(size), None)
         params.params, params.extra = None, addressof(marks)
         return OwnNode(handle, _KERNEL_CALLS, params, start, (memory, size, marks))
-    sizes = param_sizes(function_of(params))
+    sizes = sizes_of(function_of(params))
     theirs = (c_void_p * len(sizes)).from_address(params.params or 0)
     memory, starts = _copy_of([(pointer or 0, size) for pointer, size in zip(theirs, sizes, strict=True)])
     pointers = (c_void_p * len(sizes))(*starts)

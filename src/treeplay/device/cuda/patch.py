@@ -25,10 +25,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from ctypes import addressof, byref, c_uint64
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from treeplay.device.cuda.node_calls import UpdateResult, failed, function
-from treeplay.device.cuda.nodes import handles_of
+from treeplay.device.cuda.nodes import handles_of, param_sizes
 from treeplay.device.cuda.own_nodes import OwnNode, own_node
 from treeplay.facts.source import Source
 from treeplay.generated import load_source
@@ -124,10 +125,10 @@ _UPDATE = "cuGraphExecUpdate_v2"
 def build_patcher(graph: int, executable: int, table: Relocation, *, costs: Costs = MEASURED) -> Patcher:
     """A patcher of an instantiated graph, by the raw handles of the graph and of what was instantiated from it.
 
-    The graph must outlive it; both must be as they were captured.
+    The graph must outlive it, both must be as they were captured, and their device must be current.
     """
-    handles = handles_of(graph)
+    handles, sizes_of = handles_of(graph), cache(param_sizes)
     sites = [site for row in table.rows for site in row.sites]
-    nodes = {index: own_node(handles[index]) for index in sorted({site.node for site in sites})}
+    nodes = {index: own_node(handles[index], sizes_of) for index in sorted({site.node for site in sites})}
     words = {site: nodes[site.node].word(site.buffer, site.offset) for site in sites}
     return Patcher(graph, executable, table, nodes, words, costs)

@@ -26,7 +26,7 @@ from treeplay.facts.nodes import Block, Placed
 
 _SMALL_BYTES = 1 << 20  # the allocator keeps larger blocks apart from smaller ones
 _MOST_SPACERS = 16
-_MOST_HOLES = 8
+_MOST_HOLES, _MOST_LARGE_HOLES = 64, 8
 MOST_BYTES = 1 << 30
 
 
@@ -65,8 +65,9 @@ class _Layout:
     def block(self, size: int) -> torch.Tensor:
         """A block with a guard right behind it, unless there is something there already."""
         block = _bytes(size, self.device)
-        guard_bytes = 512 if size <= _SMALL_BYTES else _SMALL_BYTES + 512
-        for _ in range(_MOST_HOLES):  # the first guards may fill holes elsewhere
+        is_small = size <= _SMALL_BYTES
+        guard_bytes = 512 if is_small else _SMALL_BYTES + 512
+        for _ in range(_MOST_HOLES if is_small else _MOST_LARGE_HOLES):  # the first guards may fill holes elsewhere
             guard = _bytes(guard_bytes, self.device)
             self.guards.append(guard)
             if guard.data_ptr() == block.data_ptr() + size:

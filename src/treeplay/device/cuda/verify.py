@@ -11,11 +11,19 @@ from treeplay.device.cuda.patch import Patcher
 
 
 def unfaithful_nodes(patcher: Patcher) -> dict[int, str]:
-    """The nodes that do not stay what they are when set, each with what changed. To be asked before anything moves."""
+    """The nodes that do not stay what they are when set, each with what changed. To be asked before anything moves.
+
+    Of the launches of one function with as many threads one is asked about: what is lost is lost by the driver's call.
+    """
     shapes: Shapes = {}
     found: dict[int, str] = {}
+    asked = set()
     for index, node in patcher.nodes.items():
-        before, attributes = read_node(node.handle, shapes), node.attributes()
+        before = read_node(node.handle, shapes)
+        if before.frame in asked:
+            continue
+        asked.add(before.frame)
+        attributes = node.attributes()
         node.set_template()
         after, attributes_after = read_node(node.handle, shapes), node.attributes()
         if before.frame != after.frame:

@@ -1,0 +1,51 @@
+"""A node that does not stay what it is when it is set is told, with what changed: needs no GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from treeplay.device.cuda import verify
+from treeplay.facts.nodes import Kernel
+
+
+class Node:
+    """Reads as `before` until it is set, then as `after`: pairs of what the driver tells and of attributes."""
+
+    def __init__(self, before, after):
+        self.handle = self
+        self._states = [before, after]
+
+    def read(self):
+        return self._states[0][0]
+
+    def attributes(self):
+        return self._states[0][1]
+
+    def set_template(self):
+        self._states.pop(0)
+
+
+def kernel(params: bytes = b"12345678", grid: int = 1) -> Kernel:
+    return Kernel("k", 1, (grid, 1, 1), (32, 1, 1), 0, (params,))
+
+
+CLUSTER = {4: b"\x02\0\0\0"}
+
+
+@pytest.mark.parametrize(
+    ("after", "text"),
+    [
+        ((kernel(), CLUSTER), None),
+        ((kernel(b"87654321"), CLUSTER), "read back other than they were set"),
+        ((kernel(grid=2), CLUSTER), "its launch changed"),
+        ((kernel(), {}), "launch attribute 4 changed"),
+        ((kernel(), {4: b"\x01\0\0\0"}), "launch attribute 4 changed"),
+    ],
+)
+def test_what_changes_when_a_node_is_set(monkeypatch, after, text):
+    monkeypatch.setattr(verify, "read_node", lambda handle, shapes: handle.read())
+    patcher = SimpleNamespace(nodes={3: Node((kernel(), CLUSTER), after)})
+    found = verify.unfaithful_nodes(patcher)
+    assert (found == {}) if text is None else (text in found[3])

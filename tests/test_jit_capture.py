@@ -1,0 +1,249 @@
+"""`lower="capture"`: programs recorded as they are give what eager gives, bit for bit, and are refused like others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import treeplay
+from support import Twins, assert_same, training
+
+library = torch.library.Library("treeplay_test_capture", "DEF")
+library.define("soften(Tensor x, float by) -> Tensor")
+library.impl("soften", lambda x, by: x.tanh() * by - x, "CPU")  # no rule for running without data
+soften: Any = torch.ops.treeplay_test_capture.soften
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "sgd momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.1),
+    "sgd fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "adamw fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "adagrad fused": lambda p: torch.optim.Adagrad(p, lr=0.1, fused=True),
+}
+
+
+def capture(program: Any, **options: Any) -> Any:
+    return treeplay.jit(program, **{"lower": "capture", "on_refusal": "raise", **options})
+
+
+def twins(make: Any, *owners: Any, **options: Any) -> Twins:
+    return Twins(make, *owners, lower="capture", **options)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.2), nn.Linear(5, 2))
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(4, 3), torch.randn(4, 2)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_whole_step_leaves_what_eager_leaves(name: str) -> None:
+    net = model()
+    pair = twins(training, net, OPTIMIZERS[name](net.parameters()))
+    pair.calls(6, batch)
+    assert pair.statistics.replays == 5 and pair.statistics.keys[0].recordings[0].lowering == "capture"
+
+
+def test_an_operator_without_a_rule_for_running_without_data_is_recorded() -> None:
+    def make(net: nn.Module) -> Any:
+        return lambda x: soften(net(x), 0.5) * 2 - x[:, :2]
+
+    with torch.no_grad():
+        pair = twins(make, model())
+        pair.calls(5, lambda: (torch.randn(4, 3),))
+    assert pair.statistics.replays == 4
+
+
+def test_a_host_read_is_refused_with_its_line_and_runs_eagerly() -> None:
+    def use(x: torch.Tensor) -> torch.Tensor:
+        return x * x.sum().item() - 1
+
+    jitted = capture(use)
+    jitted(torch.ones(2))
+    with pytest.raises(treeplay.Refusal, match="item") as caught:
+        jitted(torch.ones(2))
+    assert caught.value.where is not None and "x.sum().item()" in caught.value.where.source
+    pair = twins(lambda: use, on_refusal="eager")
+    pair.calls(4, lambda: (torch.randn(3),))
+    assert pair.statistics.refusals == 1
+
+
+def test_a_python_counter_is_refused_and_not_moved_by_the_attempt() -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def step(self, x: torch.Tensor) -> torch.Tensor:
+            self.count += 1
+            return x * self.count
+
+    counting = Counting()
+    jitted = capture(counting.step)
+    jitted(torch.ones(2))
+    with pytest.raises(treeplay.Refusal, match="changes a Python value"):
+        jitted(torch.ones(2))
+    assert counting.count == 1
+
+
+def test_reassigned_state_is_read_where_it_is_now() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3))
+            self.register_buffer("offset", torch.randn(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight - self.offset
+
+    net = Shifted()
+    jitted = capture(lambda x: net(x))
+    with torch.no_grad():
+        for call in range(10):
+            if call == 3:
+                net.weight.data = torch.randn(3)
+            if call == 5:
+                net.weight = nn.Parameter(torch.randn(3))
+            if call == 7:
+                net.offset = torch.randn(3)
+            x = torch.randn(2, 3)
+            assert_same(jitted(x), net(x))
+
+
+def test_flags_and_numbers_are_watched() -> None:
+    net = model()
+    jitted, scale = capture(lambda x: net(x) * box["by"]), {"by": 2.0}
+    box = scale
+    with torch.no_grad():
+        for call in range(8):
+            net.train(call < 3)
+            box["by"] = 2.0 if call < 6 else 3.0
+            x, state = torch.randn(4, 3), torch.get_rng_state()
+            buffers = {name: value.clone() for name, value in net.state_dict().items()}
+            expected = net(x) * box["by"]
+            net.load_state_dict(buffers)
+            torch.set_rng_state(state)
+            assert_same(jitted(x), expected)
+
+
+def test_results_and_gradients_that_are_kept_stay_what_they_were() -> None:
+    net = model()
+    jitted, kept = capture(training(net, torch.optim.SGD(net.parameters(), lr=0.1))), []
+    for _ in range(6):
+        found = [jitted(*batch()), *(param.grad for param in net.parameters())]
+        kept.append((found, [tensor.clone() for tensor in found]))
+    assert all(torch.equal(a, b) for found, copies in kept for a, b in zip(found, copies, strict=True))
+
+
+def test_arguments_that_share_memory_with_each_other_or_with_state() -> None:
+    state = torch.randn(6)
+
+    def use(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        a.mul_(0.5).add_(state[1:5].clone())
+        return b * 2 - a
+
+    jitted = capture(use)
+    room, twin_room = torch.randn(12), None
+    for call in range(8):
+        shift = call % 3
+        pairs = [
+            (room[shift : shift + 4], room[shift + 2 : shift + 6]),
+            (state[:4], room[:4]),
+            (torch.ones(4), room[4:8]),
+        ]
+        mine = pairs[call % 3]
+        before, twin_room = state.clone(), room.clone()
+        expected = use(*mine)
+        after = state.clone(), room.clone()
+        state.copy_(before)
+        room.copy_(twin_room)
+        if call % 3 == 2:
+            mine = (torch.ones(4), mine[1])
+        assert_same(jitted(*mine), expected)
+        assert_same((state, room), after)
+
+
+def test_a_gradient_scaler_with_an_optimizer_that_takes_the_scale() -> None:
+    def make(net: nn.Module, optimizer: Any, scale: Any) -> Any:
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = F.mse_loss(net(x), y)
+            scale.scale(loss).backward()
+            scale.step(optimizer)
+            scale.update()
+            return loss.detach()
+
+        return step
+
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    scale = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
+    pair = twins(make, net, torch.optim.AdamW(net.parameters(), lr=0.01, fused=True), scale)
+    pair.eager_owners[1]._step_supports_amp_scaling = True  # a copied optimizer forgets it
+    for call in range(10):
+        x, y = batch()
+        if call in (4, 7):
+            x[0, 0] = torch.inf
+        pair.call(x, y)
+    assert pair.statistics.replays == 9
+
+
+@pytest.mark.parametrize("mode", ["autocast", "no_grad", "inference"])
+def test_modes_around_the_call_are_the_calls(mode: str) -> None:
+    net = nn.Linear(3, 2)
+    jitted = capture(lambda x: net(x).detach())
+    contexts = {
+        "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+        "no_grad": torch.no_grad,
+        "inference": torch.inference_mode,
+    }
+    for _ in range(5):
+        x = torch.randn(4, 3)
+        with contexts[mode]():
+            found, expected = jitted(x), net(x).detach()
+        assert_same(found, expected)
+        assert found.is_inference() == expected.is_inference()
+        assert_same(jitted(x), net(x).detach())
+
+
+def test_a_program_that_raises_raises_its_own_error_and_goes_on() -> None:
+    net, fails = nn.Linear(3, 2), [False]
+
+    def use(x: torch.Tensor) -> torch.Tensor:
+        if fails[0]:
+            raise ValueError("of the program")
+        return net(x).detach()
+
+    jitted = capture(use)
+    for call in range(6):
+        fails[0] = call in (1, 3)
+        x = torch.randn(2, 3)
+        if fails[0]:
+            with pytest.raises((ValueError, treeplay.Refusal)):
+                jitted(x)
+        else:
+            try:
+                assert_same(jitted(x), use(x))
+            except treeplay.Refusal:
+                break
+
+
+def test_the_call_and_its_tensors_are_not_kept() -> None:
+    import gc
+    import weakref
+
+    jitted = capture(lambda x: x * 2 - 1)
+    for _ in range(3):
+        x = torch.randn(5)
+        jitted(x)
+    gone = weakref.ref(x)
+    del x
+    gc.collect()
+    assert gone() is None

@@ -1,6 +1,6 @@
 """Relocation by family of operations: is every tensor movable, is that true, and what does a move cost?
 
-python -m benchmarks.families                    measure all on this GPU, write benchmarks/results/families-*.json
+python -m benchmarks.families                    measure all on this GPU, write benchmarks/results/families/*.json
 python -m benchmarks.families --table            put the newest result into docs/relocation_families.md (needs no GPU)
 
 Each program is captured three times and its table proven from that. Then the proof is put to the test: inputs are moved to new
@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.machine import ROOT, facts
 
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS = ROOT / "benchmarks" / "results" / "families"
 PAGE = ROOT / "docs" / "relocation_families.md"
 START, END = "<!-- families -->", "<!-- /families -->"
 
@@ -228,7 +228,8 @@ def as_markdown(results: Sequence[Result], environment: Result) -> str:
     counts = Counter(result["status"] for result in results)
     summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    where = f"{environment.get('gpu')}, torch {environment['torch']}, {str(environment['date'])[:10]}"
+    at_a_time = f"{environment['workers']} programs at a time, so that times are upper bounds"
+    where = f"{environment['gpu']}, torch {environment['torch']}, {str(environment['date'])[:10]}, {at_a_time}"
     return f"{len(results)} programs: {summary}. {where}.\n\n{table}"
 
 
@@ -275,7 +276,7 @@ def main() -> int:
     if words.work:
         work(names, words.work)
         return 0
-    environment = facts() | {"device": "cuda", "gpu": torch.cuda.get_device_name()}
+    environment = facts() | {"device": "cuda", "gpu": torch.cuda.get_device_name(), "workers": words.workers}
     results = run_all(names, workers=words.workers)
     out = words.out or RESULTS / f"families-h200-{str(environment['date'])[:10]}.json"
     results[0]["environment"] = environment

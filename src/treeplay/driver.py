@@ -16,7 +16,7 @@ import torch
 
 from treeplay.device.host import HostDevice
 from treeplay.device.protocol import Body, Device, Recorded, Replay, Work
-from treeplay.errors import CaptureFailed, LoweringError, Refusal
+from treeplay.errors import CaptureFailed, LoweringError, Refusal, TooEarly
 from treeplay.facts.overlap import overlapping, overlaps_itself
 from treeplay.facts.place import How
 from treeplay.facts.plan import Plan
@@ -56,6 +56,8 @@ def record(program: Callable[..., Any], call: Call, first_run: list[Entry], *, l
             recording = run_opaque(program, call, seconds, name=name)
         else:
             recording = run_stages(program, call, first_run, seconds, lower=lower, name=name)
+    except TooEarly:
+        raise
     except Refusal as refusal:
         compile_records.add(_refused(name, call, seconds, refusal.reason), direction="refused")
         raise
@@ -306,8 +308,10 @@ def make_recording(
         disable_autocast=torch_private.DisableAutocast,
     )
     source = emit_call(signature, ambience, parts, name=f"call {name}")
+    call_function = load_source(source)
+    recorded.tell(lambda replay: call_function.__globals__.update(run=replay))
     return Recording(
-        call=load_source(source),
+        call=call_function,
         signature=signature,
         plan=plan,
         lowering=lowered.name,

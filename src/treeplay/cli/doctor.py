@@ -15,13 +15,17 @@ from rich.table import Table
 
 import treeplay
 from treeplay.cli.devices import why_no_cuda
+from treeplay.device.cuda.node_calls import is_available
 from treeplay.device.host import HostDevice
 from treeplay.lower.compiler import find_compiler, find_gpu_compiler
 from treeplay.plan.choose import choose
 from treeplay.settings import Settings, settings
 
 _DRIVER = Path("/proc/driver/nvidia/version")
-_NO_BINDINGS = "copied, not patched: cuda-bindings is not installed (pip install 'treeplay[cuda]')"
+_PATCHED = "patched into the launch"
+_COPIED = (
+    "copied, not patched: the NVIDIA driver's library lacks calls that treeplay changes graphs with; update the driver"
+)
 
 
 def doctor(
@@ -60,7 +64,7 @@ def _cuda() -> dict[str, Any]:
     found: dict[str, Any] = {"available": missing is None, "built for": torch.version.cuda}
     if missing is not None:
         return {**found, "why not": missing}
-    compiler, bindings = find_gpu_compiler(), _version("cuda-bindings")
+    compiler = find_gpu_compiler()
     plan = choose(wanted="auto", compiler=compiler.path, shared=(), folded=())
     return {
         **found,
@@ -68,8 +72,7 @@ def _cuda() -> dict[str, Any]:
         "driver": _driver(),
         "Triton": _version("triton"),
         "lowering": f"{plan.lowerings[0]}: {plan.why if compiler.path else compiler.why}",
-        "cuda-bindings": bindings,
-        "inputs that move": "patched into the launch" if bindings else _NO_BINDINGS,
+        "inputs that move": _PATCHED if is_available() else _COPIED,
     }
 
 

@@ -65,11 +65,15 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a device made of some work: `replay` launches it again; `facts` tells what that takes by now."""
+    """What a device made of some work: `replay` launches it again; `facts` tells what that takes by now.
+
+    `tell` has a listener told of what does the same as `replay` without going through it, from when there is such a thing.
+    """
 
     replay: Replay
     facts: Callable[[], LaunchFacts]
     free: Callable[[], None]
+    tell: Callable[[Callable[[Replay], None]], None] = lambda listener: None
 
 
 class Device(Protocol):

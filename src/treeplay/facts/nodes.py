@@ -153,20 +153,19 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One allocation during a capture: `nbytes` as they were asked for."""
+    """One allocation during a capture: `nbytes` as they were asked for.
+
+    `rounded` is its size as the allocator rounds it up, `end` the first byte after that: asked for very often, so kept.
+    """
 
     address: int
     nbytes: int
+    rounded: int = field(init=False, repr=False, compare=False)
+    end: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def rounded(self) -> int:
-        """Its size as the allocator rounds it up."""
-        return -(-max(self.nbytes, 1) // 512) * 512
-
-    @property
-    def end(self) -> int:
-        """The first byte after it, rounded up."""
-        return self.address + self.rounded
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rounded", -(-max(self.nbytes, 1) // 512) * 512)
+        object.__setattr__(self, "end", self.address + self.rounded)
 
 
 @dataclass(frozen=True, slots=True)

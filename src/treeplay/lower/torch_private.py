@@ -32,8 +32,6 @@ _HOST_OPTIONS: dict[str, Any] = {
     "cpp_wrapper_build_separate": True,
 }
 _GPU_OPTIONS: dict[str, Any] = {
-    # Small kernels that do not depend on each other (an optimizer's, one for each parameter) become one launch.
-    "combo_kernels": True,
     # The allocator does that as well, and then memory that a result lies in was the result's alone.
     "allow_buffer_reuse": False,
 }

@@ -16,7 +16,9 @@ from treeplay.device.cuda.history import allocations
 from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.nodes import Shapes, read_nodes
 from treeplay.device.protocol import Work
+from treeplay.errors import CaptureFailed
 from treeplay.facts.nodes import Captured, Placed
+from treeplay.facts.refusal import Reason
 
 
 @dataclass(eq=False)
@@ -44,17 +46,19 @@ def attempt(
     cloned: Collection[int] = (),
     movable: Sequence[int] | None = None,
     shapes: Shapes | None = None,
+    is_apart: bool = False,
 ) -> Attempt:
     """Capture the body over `tensors`; executes nothing.
 
     Outputs at `cloned` are copied as the last thing that is captured, so that they lie in memory of their own. With
     `movable`, the indices of the tensors that may move, the nodes are read; `shapes` is what that has told before.
-    Raises `CaptureFailed`, or what the body raises.
+    One that `is_apart` gets a pool of its own, so that all that it allocates lies elsewhere than in any other capture; the
+    memory goes when it is dropped. Raises `CaptureFailed`, or what the body raises.
     """
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     for generator in work.generators:
         graph.register_generator_state(generator)
-    pool = lane.enter()
+    pool, leave = (torch.cuda.graph_pool_handle(), _nothing) if is_apart else (lane.enter(), lane.leave)
     made = None
     try:
         with (
@@ -65,14 +69,14 @@ def attempt(
         ):
             spare()
             births = Marks(lane.device)
-            with work.tells(births) if work.tells is not None else nullcontext():
+            with work.tells(births) if work.tells is not None else nullcontext(), kept_in_place(tensors):
                 outputs = list(work.body(list(tensors)))
             for index in cloned:
                 before = births.now()
                 outputs[index] = outputs[index].clone()
                 births.born(outputs[index], before)
-        made = Attempt(graph, outputs, lane.leave, births.of(outputs))
-        made.leave = weakref.finalize(made, lane.leave)  # once, also if nobody drops it
+        made = Attempt(graph, outputs, leave, births.of(outputs))
+        made.leave = weakref.finalize(made, leave)  # once, also if nobody drops it
         if movable is not None:
             made.captured = Captured(
                 read_nodes(graph.raw_cuda_graph(), shapes),
@@ -82,11 +86,37 @@ def attempt(
             )
     except BaseException:
         if made is None:
-            lane.leave()
+            leave()
         else:
             made.drop()
         raise
     return made
+
+
+def _nothing() -> None:
+    """A pool of its own has nobody to tell that a graph has left it."""
+
+
+@contextmanager
+def kept_in_place(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Refuse a body that gives its tensors other memory, and undo it: cuDNN does so to weights that are not in one piece."""
+    homes = [(tensor.untyped_storage(), tensor.data_ptr()) for tensor in tensors]
+    try:
+        yield
+    finally:
+        strays = [at for at, (_, address) in enumerate(homes) if tensors[at].data_ptr() != address]
+        for at in strays:
+            tensor = tensors[at]
+            tensor.data = tensor.data.set_(homes[at][0], tensor.storage_offset(), tensor.shape, tensor.stride())
+    if strays:
+        raise CaptureFailed(
+            Reason(
+                op="set_",
+                why="the program gives a tensor other memory while it is captured, as recurrent layers do to weights that do "
+                "not lie in one piece",
+                advice="call flatten_parameters() on the layer before",
+            )
+        )
 
 
 class Marks:

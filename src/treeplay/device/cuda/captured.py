@@ -8,6 +8,7 @@ capture (tensors where they are) ─▶ capture (decoys) ─▶ capture (other d
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -43,6 +44,7 @@ from treeplay.relocate import Relocation, Row, relocate
 
 _MOST_ROUNDS = 3
 _BYTES_PER_NODE = 2048
+_MOST_BYTES_KEPT = 64 << 20
 
 
 @dataclass(slots=True)
@@ -130,18 +132,16 @@ class Captured:
 
     def move_state(self, tensors: list[torch.Tensor]) -> None:
         """State that seldom moves has moved: its new addresses go into the graph; `Unplaced` if they cannot."""
-        moves = []
-        for at in range(len(tensors)):
-            address = tensors[at].data_ptr()
-            if at not in self.work.state or address == self.addresses[at]:
-                continue
-            if at not in self.rows or not self.rows[at].accepts(address):
-                raise Unplaced
-            moves.append((at, address))
-        if self.patcher is None:
+        now = {at: tensors[at].data_ptr() for at in self.work.state}
+        moves = {at: address for at, address in now.items() if address != self.addresses[at]}
+        if self.patcher is None or not all(at in self.rows and self.rows[at].accepts(moves[at]) for at in moves):
             raise Unplaced
-        self.patcher.move_many((self.rows[at], address) for at, address in moves)
-        for at, address in moves:
+        # Tensors of one storage are found by the first of them: the others must lie as far from it as they did.
+        for at, row in self.rows.items():
+            if row.leader is not None and now[at] - now[row.leader] != row.address - self.rows[row.leader].address:
+                raise Unplaced
+        self.patcher.move_many((self.rows[at], address) for at, address in moves.items() if self.rows[at].sites)
+        for at, address in moves.items():
             self.addresses[at] = address
         self.moves += len(moves)
 
@@ -164,7 +164,6 @@ def capture_work(work: Work, tensors: Sequence[torch.Tensor], lane: Lane, plain:
     `plain` runs the work as it is; it is called where a tensor lies so that the graph cannot read it.
     """
     seconds: dict[str, float] = {}
-    start = time.perf_counter()
     found = Found()
     buffers: dict[int, torch.Tensor] = {}
     for _ in range(_MOST_ROUNDS):
@@ -176,7 +175,7 @@ def capture_work(work: Work, tensors: Sequence[torch.Tensor], lane: Lane, plain:
     else:
         raise InternalError("captures went on showing other things that cannot move")
     try:
-        return _instantiated(work, tensors, lane, found, buffers, made, plain, seconds, start)
+        return _instantiated(work, tensors, lane, found, buffers, made, plain, seconds)
     except BaseException:
         made.drop()
         raise
@@ -194,6 +193,9 @@ def _capture_and_prove(
     own = [work.vector.tensor] if work.vector is not None else []
     movable = movable_of(work, tensors, buffers)
     given = [buffers.get(at, tensor) for at, tensor in enumerate(tensors)]
+    for at in lodgers(tensors, movable or ()):
+        if at not in work.state:
+            (given[at],) = make_decoys([tensors[at]], seed=0)
     before = time.perf_counter()
     shapes: Shapes = {}
     made = attempt(work, [*given, *own], lane, cloned=found.cloned, movable=movable, shapes=shapes)
@@ -201,22 +203,26 @@ def _capture_and_prove(
     if movable is None:
         found.why_fixed = "the driver's library is not found, so addresses cannot be changed"
         return made
-    others: list[Attempt] = []
+    captures = [made.captured]
+    held_before = torch.cuda.memory_reserved(lane.device)
     try:
         for seed in (1, 2):
-            decoys = make_decoys([tensors[at] for at in movable], seed=seed)
+            decoys = make_decoys([given[at] for at in movable], seed=seed)
             elsewhere = list(given)
             for at, decoy in zip(movable, decoys, strict=True):
                 elsewhere[at] = decoy
-            others.append(attempt(work, [*elsewhere, *own], lane, cloned=found.cloned, movable=movable, shapes=shapes))
-        captures = [one.captured for one in (made, *others) if one.captured is not None]
-        found.table = relocate(captures, ranges=device_ranges())
+            other = attempt(
+                work, [*elsewhere, *own], lane, cloned=found.cloned, movable=movable, shapes=shapes, is_apart=True
+            )
+            captures.append(other.captured)
+            other.drop()
+        ranges = device_ranges()
+        found.table = relocate([one for one in captures if one is not None], ranges=ranges)
     except BaseException:
         made.drop()
         raise
-    finally:
-        for other in others:
-            other.drop()
+    if torch.cuda.memory_reserved(lane.device) - held_before > _MOST_BYTES_KEPT:
+        torch.cuda.empty_cache()  # what the proof has used is of no use to anybody else
     seconds["proof"] = time.perf_counter() - before - seconds["capture"]
     return made
 
@@ -226,6 +232,12 @@ def movable_of(work: Work, tensors: Sequence[torch.Tensor], buffers: Collection[
     if not is_available():
         return None
     return [at for at, tensor in enumerate(tensors) if at not in buffers and at not in work.fixed and tensor.numel()]
+
+
+def lodgers(tensors: Sequence[torch.Tensor], among: Collection[int]) -> list[int]:
+    """The tensors that share their storage with another one. Arguments that do may lie apart, or differently, next time."""
+    users = Counter(tensor.untyped_storage()._cdata for tensor in tensors)
+    return [at for at in among if users[tensors[at].untyped_storage()._cdata] > 1]
 
 
 def _learned(work: Work, found: Found) -> bool:
@@ -253,7 +265,6 @@ def _instantiated(
     made: Attempt,
     plain: Replay,
     seconds: dict[str, float],
-    start: float,
 ) -> Captured:
     before = time.perf_counter()
     free_before = torch.cuda.mem_get_info(lane.device)[0]
@@ -276,7 +287,8 @@ def _instantiated(
     addresses = [tensor.data_ptr() for tensor in tensors]
     captured = Captured(work, made, lane, found, buffers, rows, patcher, addresses, plain, exec_bytes, seconds)
     captured.launch = load_source(emit_launch(_parts(captured, tensors, out_rows, plain), work.name))
-    seconds["record all"] = time.perf_counter() - start
+    made.outputs.clear()  # what a result moves away from is nobody's; the others are held by the launch function
+    seconds["emit"] = time.perf_counter() - before - seconds["instantiate"]
     lane.hold(captured)
     return captured
 

@@ -8,7 +8,9 @@ Each call's effects happen once whichever way it goes: a capture executes nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -25,6 +27,18 @@ from treeplay.settings import settings
 Tensors = list[torch.Tensor]
 
 
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Python collects no garbage for a block: it would find thousands of objects of a compiler's, for a third of a second."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class CudaRecording:
     """Callable like the work it records. Its owner takes turns; recordings of one device order themselves by the lane."""
 
@@ -32,12 +46,17 @@ class CudaRecording:
         self._work = work
         self._lane = lane
         self._captured: Captured | None = None
+        self._listener: Callable[[Replay], None] = lambda replay: None
         self._unplaced_calls = 0
         self._stage: Replay = self._warm
         self._facts = LaunchFacts(str(lane.device), "warming")
 
     def __call__(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         return self._stage(tensors, numbers)
+
+    def tell(self, listener: Callable[[Replay], None]) -> None:
+        """Have `listener` told whenever there is another way to replay: the recording itself, or its launch function."""
+        self._listener = listener
 
     def facts(self) -> LaunchFacts:
         """How it is launched by now."""
@@ -49,6 +68,7 @@ class CudaRecording:
             self._captured.free()
             self._captured = None
         self._stage = self._record
+        self._listener(self)
         self._facts = replace(self._facts, stage="warming")
 
     def _warm(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
@@ -63,15 +83,17 @@ class CudaRecording:
             self._give_up(error)
             return self._work.run(tensors, numbers)
         self._stage = self._captured.launch
+        self._listener(self._captured.launch)
         return self._captured.launch(tensors, numbers)
 
     def _capture(self, tensors: Tensors, numbers: Sequence[float]) -> Captured:
-        try:
-            captured = capture_work(self._work, tensors, self._lane, self._unplaced)
-        except torch.OutOfMemoryError:
-            if not self._lane.make_room():
-                raise
-            captured = capture_work(self._work, tensors, self._lane, self._unplaced)
+        with no_collection():
+            try:
+                captured = capture_work(self._work, tensors, self._lane, self._unplaced)
+            except torch.OutOfMemoryError:
+                if not self._lane.make_room():
+                    raise
+                captured = capture_work(self._work, tensors, self._lane, self._unplaced)
         if settings.verify:
             wrong = differences(self._work, captured.launch, tensors, numbers)
             if wrong:
@@ -94,6 +116,7 @@ class CudaRecording:
     def _give_up(self, error: Exception) -> None:
         why = str(error).splitlines()[0]
         self._stage = self._work.run
+        self._listener(self._work.run)
         self._facts = replace(self._facts, stage="not recorded", why=why)
         counters.add("not recorded", type(error).__name__)
         warn_once(f"treeplay runs {self._work.name} unrecorded: {why}")

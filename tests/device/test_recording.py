@@ -1,0 +1,129 @@
+"""One piece of work on its way to a graph, with the capture stood in for: no GPU is needed to see where each call goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from treeplay.device.cuda import recording
+from treeplay.device.cuda.recording import CudaRecording
+from treeplay.device.protocol import Replay, Work
+from treeplay.errors import CaptureFailed
+from treeplay.facts.launch import LaunchFacts
+from treeplay.facts.refusal import Reason
+
+
+class Lane:
+    """A lane that has something to let go of, or has not."""
+
+    def __init__(self, room: bool = False) -> None:
+        self.device = torch.device("cuda", 0)
+        self.room = room
+
+    def make_room(self) -> bool:
+        self.room, was = False, self.room
+        return was
+
+
+class Captured:
+    """A graph whose launch says so."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+        self.is_held = True
+
+    def launch(self, tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        self.log.append("launched")
+        return ()
+
+    def facts(self) -> LaunchFacts:
+        return LaunchFacts("cuda:0", "recorded")
+
+    def free(self) -> None:
+        self.log.append("freed")
+        self.is_held = False
+
+
+def made(
+    monkeypatch: pytest.MonkeyPatch, errors: Sequence[Exception] = (), *, room: bool = False
+) -> tuple[CudaRecording, list[str], list[Replay]]:
+    """A recording, the log of what was done, and what its listener was told; captures raise `errors` first."""
+    log: list[str] = []
+    waiting = list(errors)
+
+    def capture(*_: Any) -> Captured:
+        log.append("captured")
+        if waiting:
+            raise waiting.pop(0)
+        return Captured(log)
+
+    def run(tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        log.append("run")
+        return ()
+
+    monkeypatch.setattr(recording, "capture_work", capture)
+    told: list[Replay] = []
+    one = CudaRecording(Work("work", run, lambda tensors: ()), Lane(room))  # type: ignore[arg-type]
+    one.tell(told.append)
+    return one, log, told
+
+
+def test_the_first_call_runs_the_second_captures_and_each_has_its_effect_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, log, told = made(monkeypatch)
+    for _ in range(4):
+        one([], ())
+    assert log == ["run", "captured", "launched", "launched", "launched"]
+    assert len(told) == 1 and one.facts().stage == "recorded"
+
+
+def test_a_capture_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = CaptureFailed(Reason(op="item", why="reads on the host", advice="do not"))
+    one, log, _ = made(monkeypatch, [failure])
+    with pytest.warns(UserWarning, match="unrecorded"):
+        for _ in range(4):
+            one([], ())
+    assert log == ["run", "captured", "run", "run", "run"]
+    facts = one.facts()
+    assert facts.stage == "not recorded" and "reads on the host" in str(facts.why)
+
+
+def test_out_of_memory_is_tried_again_when_others_have_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, log, _ = made(monkeypatch, [torch.OutOfMemoryError("full")], room=True)
+    one([], ())
+    one([], ())
+    assert log == ["run", "captured", "captured", "launched"]
+
+
+def test_out_of_memory_with_nothing_to_let_go_runs_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, log, _ = made(monkeypatch, [torch.OutOfMemoryError("full")])
+    one([], ())
+    with pytest.warns(UserWarning, match="full"):
+        one([], ())
+    assert log == ["run", "captured", "run"]
+
+
+def test_what_was_freed_is_captured_again_when_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, log, told = made(monkeypatch)
+    one([], ())
+    one([], ())
+    one.free()
+    one([], ())
+    assert log == ["run", "captured", "launched", "freed", "captured", "launched"]
+    assert told[1] is one  # from here on through the recording, until there is a launch function again
+    assert len(told) == 3
+
+
+def test_tensors_that_do_not_fit_are_captured_anew_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, log, _ = made(monkeypatch)
+    one([], ())
+    one([], ())
+    log.clear()
+    monkeypatch.setattr(recording.settings, "max_rerecordings", 1)
+    one._unplaced([], ())
+    assert log == ["freed", "captured", "launched"]
+    log.clear()
+    one._unplaced([], ())
+    assert log == ["run"]

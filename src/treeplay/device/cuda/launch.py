@@ -200,17 +200,19 @@ def _result(position: int, result: Result, names: dict[str, Any], state: list[st
 
 def _again(position: int, leaf: int, lines: list[str], names: dict[str, Any], state: list[str]) -> list[str]:
     """Lines that take the tensor of the last replay if at most its slot has it, and make a new one as `lines` do if not."""
-    kept, memory = f"kept{position}", f"memory{position}"
+    kept, storage, memory = f"kept{position}", f"storage{position}", f"memory{position}"
     loose, in_slot = torch_private.counts_of_ours()
-    names |= {kept: None, memory: 0, "references": sys.getrefcount, "loose": loose, "in_slot": in_slot}
+    names |= {kept: None, storage: None, memory: 0, "references": sys.getrefcount, "loose": loose, "in_slot": in_slot}
     names["users"] = torch_private.native("_storage_Use_Count")
-    state += [kept, memory]
+    state += [kept, storage, memory]
+    counts = f"(references({kept}), {kept}._use_count(), users({memory}), references({storage}))"
     return [
-        f"counts = (references({kept}), {kept}._use_count(), users({memory})) if {kept} is not None else None",
+        f"counts = {counts} if {kept} is not None else None",
         f"if counts == loose or (counts == in_slot and tensors[{leaf}].grad is {kept}):",
         f"    out{position} = {kept}",
         "else:",
         *(f"    {line}" for line in lines),
         f"    {kept} = out{position}",
-        f"    {memory} = out{position}.untyped_storage()._cdata",
+        f"    {storage} = {kept}.untyped_storage()",
+        f"    {memory} = {storage}._cdata",
     ]

@@ -117,9 +117,10 @@ def empty_on_gpu() -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], 
     return made
 
 
-Counts = tuple[int, int, int]
+Counts = tuple[int, int, int, int]
 
 _kept: Any = None
+_storage: Any = None
 _memory = 0
 
 
@@ -127,19 +128,22 @@ _memory = 0
 def counts_of_ours() -> tuple[Counts, Counts]:
     """What the counts of a tensor are that only a global name of ours refers to, and of one that is a gradient besides.
 
-    References in Python (the question's own among them), to the tensor in torch, and to its storage. How many Python's
+    References in Python (the question's own among them), to the tensor in torch, to its storage in torch, and to the storage
+    in Python, where a name of ours refers to it too. How many Python's
     wrappers add to each is torch's affair and differs between its releases, so it is tried out.
     """
-    global _kept, _memory
+    global _kept, _storage, _memory
     leaf = torch.empty(1, requires_grad=True)
     _kept = torch.empty(1)
-    _memory = _kept.untyped_storage()._cdata
+    _storage = _kept.untyped_storage()
+    _memory = _storage._cdata
     loose = _count()
     leaf.grad = _kept
     in_slot = _count()
-    _kept = None
+    _kept = _storage = None
     return loose, in_slot
 
 
 def _count() -> Counts:
-    return sys.getrefcount(_kept), _kept._use_count(), torch._C._storage_Use_Count(_memory)
+    users = torch._C._storage_Use_Count(_memory)
+    return sys.getrefcount(_kept), _kept._use_count(), users, sys.getrefcount(_storage)

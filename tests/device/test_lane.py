@@ -1,0 +1,82 @@
+"""What recordings of one device hold together, and which of them goes when it is too much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+import treeplay
+from treeplay.device.cuda.lane import Lane, union_bytes
+from treeplay.facts.nodes import Block
+
+
+class Held:
+    """A recording as the lane sees it."""
+
+    def __init__(self, launches: int, own_bytes: int, blocks: Sequence[Block] = ()) -> None:
+        self.launches = launches
+        self.own_bytes = own_bytes
+        self.blocks = blocks
+        self.is_held = True
+
+    def let_go(self) -> None:
+        self.is_held = False
+
+
+@pytest.fixture
+def lane() -> Lane:
+    return Lane(torch.device("cuda", 0))
+
+
+def test_memory_that_several_use_counts_once() -> None:
+    assert union_bytes([]) == 0
+    assert union_bytes([Block(0, 1024), Block(512, 1024), Block(4096, 1)]) == 1536 + 512
+    assert union_bytes([Block(512, 512), Block(0, 4096)]) == 4096
+
+
+def test_what_is_held_is_scratch_and_what_each_has_of_its_own(lane: Lane) -> None:
+    first, second = Held(0, 10, [Block(0, 1024)]), Held(0, 20, [Block(0, 2048)])
+    lane.hold(first)
+    lane.hold(second)
+    assert lane.held_bytes() == 2048 + 30
+
+
+def test_the_least_launched_goes_first_and_the_newest_stays(lane: Lane) -> None:
+    often, seldom = Held(100, 40), Held(3, 40)
+    with treeplay.settings.changed(memory_budget_bytes=100):
+        lane.hold(often)
+        lane.hold(seldom)
+        often.launches, seldom.launches = 100, 3
+        newest = Held(0, 50)
+        lane.hold(newest)
+    assert (often.is_held, seldom.is_held, newest.is_held) == (True, False, True)
+    assert lane.held_bytes() == 90
+
+
+def test_launches_are_counted_anew_each_time(lane: Lane) -> None:
+    held = Held(9, 1)
+    lane.hold(held)
+    assert held.launches == 0
+
+
+def test_a_recording_larger_than_all_that_may_be_held_stays_alone(lane: Lane) -> None:
+    other, large = Held(5, 1), Held(0, 1000)
+    with treeplay.settings.changed(memory_budget_bytes=10):
+        lane.hold(other)
+        lane.hold(large)
+    assert (other.is_held, large.is_held) == (False, True)
+
+
+def test_making_room_lets_all_go_once(lane: Lane) -> None:
+    held = [Held(1, 1), Held(2, 2)]
+    for one in held:
+        lane.hold(one)
+    assert lane.make_room() and not any(one.is_held for one in held)
+    assert not lane.make_room() and lane.held_bytes() == 0
+
+
+def test_a_recording_that_has_died_is_forgotten(lane: Lane) -> None:
+    lane.hold(Held(1, 7))
+    assert lane.held_bytes() == 0

@@ -1,0 +1,278 @@
+"""The generated launch function, over tensors of the CPU: the graph is stood in for, the rest is as it is on a GPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from treeplay.device.cuda import torch_private
+from treeplay.device.cuda.launch import (
+    Copied,
+    Parts,
+    Patched,
+    Result,
+    disable,
+    emit_launch,
+    launches_of,
+)
+from treeplay.facts.spec import TensorSpec
+from treeplay.generated import load_source
+
+
+class Lane:
+    """A lane that notes which streams were put in order."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda", 0)
+        self.stream: int | None = None
+        self.ordered: list[int] = []
+        self.lock = threading.RLock()
+
+    def order(self, stream: int) -> None:
+        self.ordered.append(stream)
+        self.stream = stream
+
+
+class Machine:
+    """What a launch calls: notes it all; `replay` writes a new number into the outputs that it was told the addresses of."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stream = 7
+        self.moves: list[tuple[str, int]] = []
+        self.replays = 0
+        self.plain_calls = 0
+        natives: dict[str, Callable[..., Any]] = {
+            "_cuda_getCurrentRawStream": lambda index: self.stream,
+            "_tensors_data_ptrs_at_indices_equal": self.are_at,
+            "_storage_Use_Count": torch._C._storage_Use_Count,
+        }
+        monkeypatch.setattr(torch_private, "native", natives.__getitem__)
+        monkeypatch.setattr(torch_private, "empty_on_gpu", lambda: self.empty)
+
+    @staticmethod
+    def are_at(tensors: Sequence[torch.Tensor], addresses: Sequence[int], indices: Sequence[int]) -> bool:
+        return all(tensors[at].data_ptr() == addresses[at] for at in indices)
+
+    @staticmethod
+    def empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(shape, stride, dtype=dtype)
+
+    def mover(self, name: str) -> Callable[[int], None]:
+        return lambda address: self.moves.append((name, address))
+
+    def replay(self) -> None:
+        self.replays += 1
+
+    def plain(self, tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        self.plain_calls += 1
+        return ()
+
+    def launch(self, lane: Lane | None = None, **parts: Any) -> Callable[..., Any]:
+        everything: dict[str, Any] = {
+            "lane": lane or Lane(),
+            "replay": self.replay,
+            "plain": self.plain,
+            "vector": None,
+            "steady": (),
+            "addresses": [],
+            "moved": lambda tensors: None,
+            "patched": (),
+            "copied": (),
+            "results": (),
+            "align": lambda tensor, residue, modulus: tensor.clone(),
+        }
+        return load_source(emit_launch(Parts(**{**everything, **parts}), "test"))
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def patched(machine: Machine, tensor: torch.Tensor, *, modulus: int = 1, is_mutated: bool = False) -> Patched:
+    address = tensor.data_ptr()
+    return Patched(0, address, machine.mover("in"), modulus, address % modulus, is_mutated)
+
+
+def result(machine: Machine, *shape: int, leaf: int | None = None) -> Result:
+    return Result(TensorSpec.of(torch.empty(shape)), 0, machine.mover("out"), leaf=leaf)
+
+
+def test_an_argument_is_patched_only_when_it_has_moved(machine: Machine) -> None:
+    x, y = torch.ones(4), torch.ones(4)
+    launch = machine.launch(patched=(patched(machine, x),))
+    for tensor in (x, x, y, y, x):
+        launch([tensor], ())
+    assert machine.moves == [("in", y.data_ptr()), ("in", x.data_ptr())]
+    assert machine.replays == launches_of(launch) == 5
+
+
+def test_an_address_that_could_not_be_patched_is_tried_again(machine: Machine) -> None:
+    x, y = torch.ones(4), torch.ones(4)
+    failing = [True]
+
+    def move(address: int) -> None:
+        if failing[0]:
+            raise MemoryError
+        machine.moves.append(("in", address))
+
+    launch = machine.launch(patched=(Patched(0, x.data_ptr(), move, 1, 0, False),))
+    with pytest.raises(MemoryError):
+        launch([y], ())
+    failing[0] = False
+    launch([y], ())
+    assert machine.moves == [("in", y.data_ptr())] and machine.replays == 1
+
+
+def test_a_misaligned_argument_is_copied_or_runs_as_it_is(machine: Machine) -> None:
+    memory = torch.arange(64.0)
+    x, odd = memory[:4], memory[1:5]
+    read = machine.launch(patched=(patched(machine, x, modulus=16),))
+    read([odd], ())
+    assert machine.replays == 1 and machine.moves[0][1] != odd.data_ptr()
+    written = machine.launch(patched=(patched(machine, x, modulus=16, is_mutated=True),))
+    written([odd], ())
+    assert (machine.replays, machine.plain_calls) == (1, 1)
+
+
+def test_each_result_is_a_new_tensor(machine: Machine) -> None:
+    launch = machine.launch(results=(result(machine, 2, 3),))
+    first, second = launch([], ())[0], launch([], ())[0]
+    assert first is not second and first.data_ptr() != second.data_ptr() and first.shape == (2, 3)
+    assert [address for _, address in machine.moves] == [first.data_ptr(), second.data_ptr()]
+
+
+def test_a_held_result_is_copied(machine: Machine) -> None:
+    held = torch.arange(3.0)
+    launch = machine.launch(results=(Result(TensorSpec.of(held), 0, None, held),))
+    (out,) = launch([], ())
+    held.zero_()
+    assert out.tolist() == [0, 1, 2]
+
+
+def test_a_buffer_is_filled_before_and_read_after(machine: Machine) -> None:
+    buffer, given = torch.zeros(2), torch.tensor([3.0, 4.0])
+    launch = machine.launch(
+        copied=(Copied(0, buffer, True),),
+        replay=lambda: buffer.mul_(2).sub_(1),
+    )
+    launch([given], ())
+    assert given.tolist() == [5, 7]
+
+
+def test_state_that_has_moved_is_told_of(machine: Machine) -> None:
+    state, told = torch.ones(2), []
+    launch = machine.launch(steady=(0,), addresses=[state.data_ptr()], moved=lambda tensors: told.append(tensors))
+    launch([state], ())
+    assert not told
+    elsewhere = torch.ones(2)
+    launch([elsewhere], ())
+    assert told[0][0] is elsewhere
+
+
+def test_a_replay_on_another_stream_is_ordered(machine: Machine) -> None:
+    lane = Lane()
+    launch = machine.launch(lane)
+    for stream in (7, 7, 8, 8, 7):
+        machine.stream = stream
+        launch([], ())
+    assert lane.ordered == [7, 8, 7]
+
+
+def test_a_disabled_launch_runs_as_it_is(machine: Machine) -> None:
+    launch = machine.launch()
+    launch([], ())
+    disable(launch)
+    launch([], ())
+    assert (machine.replays, machine.plain_calls) == (1, 1)
+
+
+def test_numbers_are_filled_in_before_the_replay(machine: Machine) -> None:
+    order: list[Any] = []
+
+    class Vector:
+        tensor = torch.zeros(1)
+
+        def fill(self, values: Sequence[float]) -> None:
+            order.append(values)
+
+    launch = machine.launch(vector=Vector(), replay=lambda: order.append("replay"))
+    launch([], (1.0,))
+    assert order == [(1.0,), "replay"]
+
+
+# --- gradients that only a slot has -------------------------------------------------------------------------
+
+
+def slotted(machine: Machine) -> tuple[Callable[[], torch.Tensor], torch.nn.Parameter]:
+    """A step that leaves its one output in the parameter's `.grad`, as a call function does."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    launch = machine.launch(results=(result(machine, 3, leaf=0),))
+
+    def step() -> None:
+        out = launch([parameter], ())
+        parameter.grad = out[0]
+
+    return step, parameter  # type: ignore[return-value]
+
+
+def address(parameter: torch.nn.Parameter) -> int:
+    assert parameter.grad is not None
+    return parameter.grad.data_ptr()
+
+
+def test_a_gradient_that_nobody_else_has_is_written_again(machine: Machine) -> None:
+    step, parameter = slotted(machine)
+    step()
+    first = address(parameter)
+    for _ in range(3):
+        step()
+        assert address(parameter) == first
+    assert len(machine.moves) == 1
+
+
+def test_a_gradient_that_was_cleared_is_written_again(machine: Machine) -> None:
+    step, parameter = slotted(machine)
+    step()
+    first = address(parameter)
+    parameter.grad = None
+    step()
+    assert address(parameter) == first
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda grad: grad,
+        lambda grad: grad.detach(),
+        lambda grad: grad.view(-1)[1:],
+        lambda grad: [grad],
+        lambda grad: grad.untyped_storage(),
+        lambda grad: grad.numpy(),
+        lambda grad: torch.utils.dlpack.to_dlpack(grad),
+    ],
+    ids=["itself", "detached", "view", "in a list", "storage", "array", "dlpack"],
+)
+def test_a_gradient_that_somebody_keeps_is_left_alone(machine: Machine, keep: Callable[[torch.Tensor], Any]) -> None:
+    step, parameter = slotted(machine)
+    step()
+    assert parameter.grad is not None
+    first = address(parameter)
+    kept = keep(parameter.grad)
+    step()
+    assert address(parameter) != first
+    del kept
+
+
+def test_a_gradient_that_another_parameter_has_is_left_alone(machine: Machine) -> None:
+    step, parameter = slotted(machine)
+    step()
+    other = torch.nn.Parameter(torch.ones(3))
+    other.grad, first = parameter.grad, address(parameter)
+    parameter.grad = None
+    step()
+    assert address(parameter) != first and address(other) == first

@@ -53,7 +53,7 @@ PROGRAMS = st.lists(
 
 
 def is_valid(body: Callable[[], Any]) -> bool:
-    """Whether a random program runs eagerly: autograd refuses some that write in place."""
+    """Whether a random program runs eagerly: autograd refuses some that write in place, operators some that overlap."""
     try:
         body()
     except RuntimeError:

@@ -9,7 +9,7 @@ import torch
 
 from treeplay.device.cuda.attempt import kept_in_place
 from treeplay.device.cuda.captured import Captured, Found, lodgers
-from treeplay.device.cuda.launch import Unplaced
+from treeplay.device.cuda.lane import Unplaced
 from treeplay.device.protocol import Work
 from treeplay.errors import CaptureFailed
 from treeplay.relocate.table import Row, Site

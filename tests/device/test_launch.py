@@ -268,6 +268,17 @@ def test_a_gradient_that_somebody_keeps_is_left_alone(machine: Machine, keep: Ca
     del kept
 
 
+def test_a_gradient_is_new_on_another_stream(machine: Machine) -> None:
+    step, parameter = slotted(machine)
+    step()
+    first = address(parameter)
+    machine.stream = 8
+    step()
+    second = address(parameter)
+    step()
+    assert first != second == address(parameter)
+
+
 def test_a_gradient_that_another_parameter_has_is_left_alone(machine: Machine) -> None:
     step, parameter = slotted(machine)
     step()
@@ -276,3 +287,33 @@ def test_a_gradient_that_another_parameter_has_is_left_alone(machine: Machine) -
     parameter.grad = None
     step()
     assert address(parameter) != first and address(other) == first
+
+
+def test_an_interrupted_move_is_done_anew_even_for_the_tensor_of_before(machine: Machine) -> None:
+    x, y = torch.ones(4), torch.ones(4)
+
+    def interrupted(address: int) -> None:
+        machine.moves.append(("in", address))
+        if address == y.data_ptr():
+            raise KeyboardInterrupt
+
+    launch = machine.launch(patched=(Patched(0, x.data_ptr(), interrupted, 1, 0, False),))
+    with pytest.raises(KeyboardInterrupt):
+        launch([y], ())
+    launch([x], ())
+    assert machine.moves == [("in", y.data_ptr()), ("in", x.data_ptr())]
+
+
+def test_results_are_made_on_the_device_of_the_recording_where_there_are_several(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(machine, "empty", None)
+    (out,) = machine.launch(results=(result(machine, 4),))([], ())
+    assert out.shape == (4,)
+
+
+def test_a_copied_result_with_holes_keeps_its_strides(machine: Machine) -> None:
+    held = torch.arange(12.0).reshape(3, 4)[:, :2]
+    (out,) = machine.launch(results=(Result(TensorSpec.of(held), 0, None, held),))([], ())
+    assert out.stride() == held.stride() and torch.equal(out, held)

@@ -11,7 +11,7 @@ import torch
 from treeplay.device.cuda import recording
 from treeplay.device.cuda.recording import CudaRecording
 from treeplay.device.protocol import Replay, Work
-from treeplay.errors import CaptureFailed
+from treeplay.errors import CaptureFailed, UsageError
 from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.refusal import Reason
 
@@ -65,6 +65,7 @@ def made(
         return ()
 
     monkeypatch.setattr(recording, "capture_work", capture)
+    monkeypatch.setattr(recording, "is_capturing", lambda: False)
     told: list[Replay] = []
     one = CudaRecording(Work("work", run, lambda tensors: ()), Lane(room))  # type: ignore[arg-type]
     one.tell(told.append)
@@ -127,3 +128,29 @@ def test_tensors_that_do_not_fit_are_captured_anew_a_few_times(monkeypatch: pyte
     log.clear()
     one._unplaced([], ())
     assert log == ["run"]
+
+
+def test_inside_of_somebodys_capture_the_work_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, log, _ = made(monkeypatch)
+    one([], ())
+    monkeypatch.setattr(recording, "is_capturing", lambda: True)
+    one([], ())
+    monkeypatch.setattr(recording, "is_capturing", lambda: False)
+    one([], ())
+    assert log == ["run", "run", "captured", "launched"]
+
+
+def test_a_capture_in_a_capture_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, log, _ = made(monkeypatch, [UsageError("captures do not nest")])
+    for _ in range(3):
+        one([], ())
+    assert log == ["run", "captured", "run", "captured", "launched"]
+
+
+def test_an_exception_of_the_programs_own_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, log, _ = made(monkeypatch, [KeyError("mine")])
+    one([], ())
+    with pytest.raises(KeyError):
+        one([], ())
+    one([], ())
+    assert log == ["run", "captured", "captured", "launched"]

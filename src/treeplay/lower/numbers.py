@@ -55,9 +55,11 @@ class Vector:
     def fill(self, values: Sequence[float]) -> None:
         """Bring the vector up to `values`, in the order of the current stream."""
         if values != self._last:
+            self._last = None  # unknown, if the copy is broken off
             # A small pageable copy is staged before it returns: nothing waits, and the source may go.
             self.tensor.copy_(torch.tensor(self._compute(values), dtype=torch.float64), non_blocking=True)
-            self._last = values
+            if not (self.tensor.is_cuda and torch.cuda.is_current_stream_capturing()):  # a captured copy has not run
+                self._last = values
 
 
 def split_numbers(graph: torch.fx.Graph) -> Numbers:

@@ -14,6 +14,7 @@ import torch
 import torch.fx
 
 from treeplay.errors import Refusal
+from treeplay.facts.place import How, Place
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Argument, Constant, Input, Signature, State
 from treeplay.facts.spec import TensorSpec
@@ -90,7 +91,9 @@ def _check_may_move(node: torch.fx.Node, inputs: tuple[Input, ...], traced: Trac
         return
     if node.op == "placeholder":
         item = inputs[int(node.name.removeprefix("in"))]
-        if isinstance(item.source, Constant) or (isinstance(item.source, State) and spec.shape == ()):
+        if isinstance(item.source, Constant) or (
+            isinstance(item.source, State) and _is_of_optimizer(item.source.place)
+        ):
             return
         user = next(iter(node.users), node)
         is_given = isinstance(item.source, Argument)
@@ -109,6 +112,12 @@ def _check_may_move(node: torch.fx.Node, inputs: tuple[Input, ...], traced: Trac
         raise _refusal(
             node, "draws random numbers on the CPU in a program that computes on a GPU", "pass device= to it"
         )
+
+
+def _is_of_optimizer(place: Place) -> bool:
+    """Whether a place is in the state that an optimizer keeps of a parameter. Nobody else has a hold on what is there."""
+    parent = place.parent
+    return place.how is How.ITEM and parent is not None and isinstance(parent.key, torch.Tensor)
 
 
 def _move(node: torch.fx.Node, device: torch.device) -> None:

@@ -19,6 +19,7 @@ from treeplay.device.protocol import Work
 from treeplay.errors import CaptureFailed
 from treeplay.facts.nodes import Captured, Placed
 from treeplay.facts.refusal import Reason
+from treeplay.facts.spec import TensorSpec
 
 
 @dataclass(eq=False)
@@ -165,12 +166,17 @@ def spared_generator(device: torch.device, *, is_drawn_from: bool) -> Iterator[C
 
 
 def in_own_memory(outputs: Sequence[torch.Tensor]) -> list[int]:
-    """The outputs that have a storage of their own, and begin where it begins."""
+    """The outputs that have a storage of their own, no larger than they are, and begin where it begins."""
     storages = [output.untyped_storage()._cdata for output in outputs]
     return [
         index
         for index, output in enumerate(outputs)
-        if output.is_cuda and output.numel() and output.storage_offset() == 0 and storages.count(storages[index]) == 1
+        if output.is_cuda
+        and output.numel()
+        and output.storage_offset() == 0
+        and storages.count(storages[index]) == 1
+        # A new tensor in its place has no room for what the graph writes behind it.
+        and output.untyped_storage().nbytes() <= TensorSpec.of(output).nbytes
     ]
 
 

@@ -18,14 +18,13 @@ from treeplay.device.cuda import torch_private
 from treeplay.device.cuda.attempt import Attempt, attempt
 from treeplay.device.cuda.decoys import make_decoys
 from treeplay.device.cuda.history import device_ranges
-from treeplay.device.cuda.lane import Lane, union_bytes
+from treeplay.device.cuda.lane import Lane, Unplaced, union_bytes
 from treeplay.device.cuda.launch import (
     Copied,
     Move,
     Parts,
     Patched,
     Result,
-    Unplaced,
     disable,
     emit_launch,
     launches_of,
@@ -140,6 +139,8 @@ class Captured:
         for at, row in self.rows.items():
             if row.leader is not None and now[at] - now[row.leader] != row.address - self.rows[row.leader].address:
                 raise Unplaced
+        for at in moves:
+            self.addresses[at] = 0  # unknown, if the next line is broken off
         self.patcher.move_many((self.rows[at], address) for at, address in moves.items() if self.rows[at].sites)
         for at, address in moves.items():
             self.addresses[at] = address
@@ -154,6 +155,8 @@ class Captured:
             disable(self.launch)
             for buffer in self.buffers.values():
                 self.lane.keep_for_last_replay(buffer)
+            if self.work.vector is not None:
+                self.lane.keep_for_last_replay(self.work.vector.tensor)
             self.buffers = {}
             self.made.drop()
 

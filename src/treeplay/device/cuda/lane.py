@@ -20,6 +20,11 @@ from treeplay.settings import settings
 Token = tuple[int, int]
 
 
+class Unplaced(Exception):
+    """A call cannot be launched: a tensor lies where the graph cannot read it, the graph has gone, or the stream is being
+    captured. The call runs as it is."""
+
+
 class Held(Protocol):
     """A recording, as the lane counts it. `launches` since memory was last looked at; `let_go` gives it all back."""
 
@@ -94,7 +99,12 @@ class Lane:
         return sorted(alive, key=lambda held: held.launches)
 
     def order(self, stream: int) -> None:
-        """Make `stream`, the current one, wait for the last replay, which was on another."""
+        """Make `stream`, the current one, wait for the last replay, which was on another.
+
+        `Unplaced` while somebody captures it: what waits inside of a capture for work outside would break it.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            raise Unplaced
         if self.stream is not None:
             event = torch.cuda.Event()
             event.record(stream_at(self.stream, self.device))

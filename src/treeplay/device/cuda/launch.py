@@ -23,16 +23,14 @@ from typing import Any
 import torch
 
 from treeplay.device.cuda import torch_private
-from treeplay.device.cuda.lane import Lane
+from treeplay.device.cuda.lane import Lane, Unplaced
 from treeplay.device.protocol import Fill, Replay
+from treeplay.facts.overlap import overlaps_itself
 from treeplay.facts.source import Source
 from treeplay.facts.spec import TensorSpec
 
 Move = Callable[[int], None]
-
-
-class Unplaced(Exception):
-    """A tensor lies where the graph cannot read it (its alignment is another), or the graph has gone."""
+_AFTER_ORDER = 3  # lines of a launch
 
 
 def disable(launch: Replay) -> None:
@@ -143,7 +141,10 @@ def emit_launch(parts: Parts, name: str) -> Source:
             body.append(f"tensors[{copied.index}].copy_(buffer{copied.index})")
     for position, result in enumerate(parts.results):
         if result.held is not None:
-            body.append(f"out{position} = held{position}.clone()")
+            body.append(f"out{position} = {_copy_of_held(position, result, names)}")
+    # A gradient that is written again lies where the stream of its allocation may have it anew: on another stream, a new one.
+    kept = [name for name in state if name.startswith("kept")]
+    body[_AFTER_ORDER:_AFTER_ORDER] = [f"    {' = '.join(kept)} = None"] if kept else []
     outputs = "".join(f"out{position}, " for position in range(len(parts.results)))
     lines = ["def launch(tensors, numbers):"]
     lines += [
@@ -154,6 +155,15 @@ def emit_launch(parts: Parts, name: str) -> Source:
     ]
     lines += ["    except Unplaced:", "        return plain(tensors, numbers)", f"    return ({outputs})"]
     return Source(f"launch {name}", "\n".join(lines) + "\n", names, entry="launch")
+
+
+def _copy_of_held(position: int, result: Result, names: dict[str, Any]) -> str:
+    """A copy with the strides of the output: a clone packs what has holes, and views of it would be of other elements."""
+    held, stride = result.held, result.spec.stride
+    if held is None or torch.empty_like(held).stride() == stride or overlaps_itself(held):
+        return f"held{position}.clone()"
+    names["new_strided"] = torch.Tensor.new_empty_strided
+    return f"new_strided(held{position}, {tuple(result.spec.shape)}, {tuple(stride)}).copy_(held{position})"
 
 
 def _patched(item: Patched, names: dict[str, Any], state: list[str], parts: Parts) -> list[str]:
@@ -169,7 +179,12 @@ def _patched(item: Patched, names: dict[str, Any], state: list[str], parts: Part
             names["align"] = parts.align
             lines += [f"        aligned{item.index} = align(tensors[{item.index}], {item.residue}, {item.modulus})"]
             lines += [f"        p = aligned{item.index}.data_ptr()"]
-    return [*lines, f"    {move}(p)", f"    {at} = p"]
+    return [*lines, *_moved(at, move)]
+
+
+def _moved(at: str, move: str) -> list[str]:
+    """Lines that move to `p`. Where it lies is unknown meanwhile: what is broken off is done anew by the next launch."""
+    return [f"    {at} = 0", f"    {move}(p)", f"    {at} = p"]
 
 
 def _result(position: int, result: Result, names: dict[str, Any], state: list[str]) -> list[str]:
@@ -177,7 +192,8 @@ def _result(position: int, result: Result, names: dict[str, Any], state: list[st
         names[f"held{position}"] = result.held
         return []
     names[f"dtype{position}"] = result.spec.dtype
-    if torch.is_inference_mode_enabled():
+    # The quick way allocates on the current device, which need not be the recording's if there are several.
+    if torch.is_inference_mode_enabled() or torch.cuda.device_count() > 1:
         names |= {"empty_strided": torch.empty_strided, "device": result.spec.device}
         make = f"empty_strided({result.spec.shape}, {result.spec.stride}, dtype=dtype{position}, device=device)"
     else:
@@ -192,8 +208,7 @@ def _result(position: int, result: Result, names: dict[str, Any], state: list[st
         f"out{position} = {make}",
         f"p = out{position}.data_ptr()",
         f"if p != {at}:",
-        f"    {move}(p)",
-        f"    {at} = p",
+        *_moved(at, move),
     ]
     return lines if result.leaf is None else _again(position, result.leaf, lines, names, state)
 
@@ -211,8 +226,9 @@ def _again(position: int, leaf: int, lines: list[str], names: dict[str, Any], st
         f"if counts == loose or (counts == in_slot and tensors[{leaf}].grad is {kept}):",
         f"    out{position} = {kept}",
         "else:",
+        f"    {kept} = None",  # until all three are of one tensor
         *(f"    {line}" for line in lines),
-        f"    {kept} = out{position}",
-        f"    {storage} = {kept}.untyped_storage()",
+        f"    {storage} = out{position}.untyped_storage()",
         f"    {memory} = {storage}._cdata",
+        f"    {kept} = out{position}",
     ]

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
+from torch.cuda import is_current_stream_capturing as is_capturing
 
 from treeplay.device.cuda.captured import Captured, capture_work
 from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.poisoned import differences
 from treeplay.device.protocol import Replay, Work
-from treeplay.errors import CaptureFailed, InternalError
+from treeplay.errors import InternalError, UsageError
 from treeplay.facts.launch import LaunchFacts
 from treeplay.observe import counters, warn_once
 from treeplay.settings import settings
@@ -72,16 +73,33 @@ class CudaRecording:
         self._facts = replace(self._facts, stage="warming")
 
     def _warm(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
-        out = self._work.run(tensors, numbers)
+        out = self._plain(tensors, numbers)
         self._stage = self._record
         return out
 
+    def _plain(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        """The work as it is. Its numbers lie in one place for all streams, so it keeps the order of replays."""
+        if self._work.vector is None or is_capturing():
+            return self._work.run(tensors, numbers)
+        with self._lane.lock:
+            stream = torch.cuda.current_stream(self._lane.device).cuda_stream
+            if stream != self._lane.stream:
+                self._lane.order(stream)
+            return self._work.run(tensors, numbers)
+
     def _record(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        if is_capturing():  # somebody else's capture takes the work as it is
+            return self._plain(tensors, numbers)
         try:
             self._captured = self._capture(tensors, numbers)
-        except (CaptureFailed, torch.OutOfMemoryError, InternalError) as error:
+        except UsageError:  # a capture is under way in this thread: the next call may find none
+            return self._plain(tensors, numbers)
+        except (
+            RuntimeError,
+            InternalError,
+        ) as error:  # nothing has run; one of the program's own comes again when it does
             self._give_up(error)
-            return self._work.run(tensors, numbers)
+            return self._plain(tensors, numbers)
         self._stage = self._captured.launch
         self._listener(self._captured.launch)
         return self._captured.launch(tensors, numbers)
@@ -103,6 +121,8 @@ class CudaRecording:
 
     def _unplaced(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         """A tensor lies where the graph cannot read it: captured anew a few times, then such calls run as they are."""
+        if is_capturing():
+            return self._plain(tensors, numbers)
         if self._captured is None or not self._captured.is_held:  # it was let go to make room
             self._captured = None
             return self._record(tensors, numbers)
@@ -111,12 +131,12 @@ class CudaRecording:
         if self._unplaced_calls <= settings.max_rerecordings:
             self.free()
             return self._record(tensors, numbers)
-        return self._work.run(tensors, numbers)
+        return self._plain(tensors, numbers)
 
     def _give_up(self, error: Exception) -> None:
-        why = str(error).splitlines()[0]
-        self._stage = self._work.run
-        self._listener(self._work.run)
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        self._stage = self._plain
+        self._listener(self._plain)
         self._facts = replace(self._facts, stage="not recorded", why=why)
         counters.add("not recorded", type(error).__name__)
         warn_once(f"treeplay runs {self._work.name} unrecorded: {why}")

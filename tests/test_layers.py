@@ -23,6 +23,7 @@ ORDER = (
     "plan",
     "tree",
     "driver",
+    "backend",
     "report",
     "module",
     "program",

@@ -1,0 +1,87 @@
+"""What each node of a graph yields, found by running it without data: shapes and dtypes, derived anew after a rewrite."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from treeplay.backend import torch_private
+
+
+def refresh(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> FakeTensorMode:
+    """Run `module` on fakes of `inputs` and note at each node that yields a tensor what it is (`meta["val"]`).
+
+    The mode that the inputs are fakes of is used and returned, or else a new one that takes real tensors too."""
+    mode = mode_of(inputs)
+    with taking_real_tensors(mode), mode, torch.no_grad():
+        _Noting(module).run(*_fakes(mode, inputs))
+    return mode
+
+
+def values_of(
+    module: torch.fx.GraphModule, inputs: Sequence[Any], nodes: Sequence[torch.fx.Node]
+) -> dict[torch.fx.Node, Any]:
+    """What some nodes of `module` yield for `inputs`, as fakes. The graph's own notes are left as they are."""
+    if not nodes:
+        return {}
+    mode = mode_of(inputs)
+    collecting = _Collecting(module, frozenset(nodes))
+    with taking_real_tensors(mode), mode, torch.no_grad():
+        collecting.run(*_fakes(mode, inputs))
+    return collecting.found
+
+
+def mode_of(inputs: Sequence[Any]) -> FakeTensorMode:
+    """The fake mode of `inputs`, or a new one that takes real tensors too."""
+    return torch_private.fake_mode_of(pytree.tree_leaves(list(inputs))) or FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@contextlib.contextmanager
+def taking_real_tensors(mode: FakeTensorMode) -> Iterator[None]:
+    """While this lasts, `mode` takes real tensors too: parameters and constants of a graph are real."""
+    before = mode.allow_non_fake_inputs
+    mode.allow_non_fake_inputs = True
+    try:
+        yield
+    finally:
+        mode.allow_non_fake_inputs = before
+
+
+def _fakes(mode: FakeTensorMode, inputs: Sequence[Any]) -> list[Any]:
+    def fake(value: Any) -> Any:
+        is_real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+        return mode.from_tensor(value, static_shapes=True) if is_real else value
+
+    fakes: list[Any] = pytree.tree_map(fake, list(inputs))
+    return fakes
+
+
+class _Noting(torch.fx.Interpreter):
+    """Notes at each node what it yields, if that is a tensor or a container of tensors."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        value = super().run_node(n)
+        if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value)):
+            n.meta["val"] = value
+        return value
+
+
+class _Collecting(torch.fx.Interpreter):
+    """Collects what some nodes yield."""
+
+    def __init__(self, module: torch.fx.GraphModule, wanted: frozenset[torch.fx.Node]) -> None:
+        super().__init__(module)
+        self.wanted = wanted
+        self.found: dict[torch.fx.Node, Any] = {}
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        value = super().run_node(n)
+        if n in self.wanted:
+            self.found[n] = value
+        return value

@@ -1,0 +1,138 @@
+"""Options of one compile: typed, checked by name, and in force for everything that the compile does, also later.
+
+with overriding({"inner": "aten"}) as chosen: ...     # here current() is `chosen`; the innermost block wins
+with using(chosen): ...                               # the backward, compiled later, is compiled under the same
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from treeplay.errors import ArgumentError, ArgumentTypeError
+
+INNERS = ("aten", "inductor")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What can be set for one compile, with its default."""
+
+    inner: str | Callable[..., Any] = "inductor"
+    """What generates code for a flat graph: "inductor" (fused kernels), "aten" (the operators as they are) or a callable
+    `inner(module, inputs)` that returns a callable which takes one list."""
+
+    before_autograd: tuple[Callable[..., Any], ...] = ()
+    """Passes `rewrite(module, inputs)` on the traced graph; each may return a new graph. Child graphs come without inputs."""
+
+    joint: tuple[Callable[..., Any], ...] = ()
+    """Passes `rewrite(module)` on forward and backward together, before they are split; for inference on the forward."""
+
+    after_autograd: tuple[Callable[..., Any], ...] = ()
+    """Passes `rewrite(module, is_inference)` on each final forward or backward."""
+
+    partition: Callable[..., Any] | None = None
+    """Splits the joint graph into forward and backward, instead of torch's min-cut split."""
+
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None
+    """Operators to take apart, instead of the table of the inner compiler."""
+
+    eager_random: bool = False
+    """Compiled kernels draw the very random numbers that eager would, at some cost in speed."""
+
+
+_DEFAULTS = Options()
+_current: ContextVar[Options] = ContextVar("treeplay_options", default=_DEFAULTS)
+
+
+def current() -> Options:
+    """The options in force here."""
+    return _current.get()
+
+
+def effective(overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """All options as they are with `overrides` applied, as a dict of the caller's own."""
+    chosen = overridden(current(), overrides)
+    return {field.name: getattr(chosen, field.name) for field in fields(Options)}
+
+
+def overridden(options: Options, overrides: Mapping[str, Any] | None) -> Options:
+    """`options` with some replaced. Raises on an unknown name or a value of another type."""
+    checked = {name: _checked(name, value) for name, value in (overrides or {}).items()}
+    return replace(options, **checked)
+
+
+@contextlib.contextmanager
+def using(options: Options) -> Iterator[Options]:
+    """While this lasts, `options` are in force in this thread."""
+    token = _current.set(options)
+    try:
+        yield options
+    finally:
+        _current.reset(token)
+
+
+@contextlib.contextmanager
+def overriding(overrides: Mapping[str, Any] | None) -> Iterator[Options]:
+    """While this lasts, the options in force are overridden by some."""
+    with using(overridden(current(), overrides)) as chosen:
+        yield chosen
+
+
+def _checked(name: str, value: Any) -> Any:
+    known = [field.name for field in fields(Options)]
+    if name not in known:
+        near = difflib.get_close_matches(str(name), known, n=3)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(known)}"
+        raise ArgumentError(f"options[{name!r}]: no such option; {hint}")
+    return _CHECKS[name](name, value)
+
+
+def _inner(name: str, value: Any) -> Any:
+    if callable(value):
+        return value
+    _expect(isinstance(value, str), name, f"one of {INNERS} or a callable", value)
+    if value not in INNERS:
+        raise ArgumentError(f"options[{name!r}]: expected one of {INNERS} or a callable, found {value!r}")
+    return value
+
+
+def _passes(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
+    is_sequence = isinstance(value, (list, tuple)) and all(map(callable, value))
+    _expect(is_sequence, name, "a list or tuple of callables", value)
+    return tuple(value)
+
+
+def _partition(name: str, value: Any) -> Any:
+    _expect(value is None or callable(value), name, "a callable or None", value)
+    return value
+
+
+def _decompositions(name: str, value: Any) -> Any:
+    _expect(value is None or isinstance(value, Mapping), name, "a mapping of operators to callables, or None", value)
+    return value
+
+
+def _bool(name: str, value: Any) -> Any:
+    _expect(type(value) is bool, name, "bool", value)
+    return value
+
+
+def _expect(is_right: bool, name: str, expected: str, value: Any) -> None:
+    if not is_right:
+        raise ArgumentTypeError(f"options[{name!r}]: expected {expected}, found {type(value).__name__}")
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "inner": _inner,
+    "before_autograd": _passes,
+    "joint": _passes,
+    "after_autograd": _passes,
+    "partition": _partition,
+    "decompositions": _decompositions,
+    "eager_random": _bool,
+}

@@ -1,0 +1,41 @@
+"""How a joint graph becomes forward and backward: joint passes first, then the split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+import torch.utils._pytree as pytree
+
+from treeplay.backend import torch_private
+from treeplay.backend.options import Options
+from treeplay.backend.passes import run_joint
+
+Split = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
+
+
+def splitter(options: Options) -> Split:
+    """The split under `options`: the caller's own is given the same arguments as torch's."""
+    split = options.partition or torch_private.min_cut
+
+    def partition(
+        joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any
+    ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+        joint = run_joint(joint, pytree.tree_leaves(inputs), options.joint)
+        forward, backward = split(joint, inputs, **known)
+        return forward, backward
+
+    return partition
+
+
+def decompositions(options: Options) -> dict[Any, Callable[..., Any]] | None:
+    """The operators to take apart while tracing: the caller's own, else those that the inner compiler wants taken apart."""
+    if options.decompositions is not None:
+        return dict(options.decompositions)
+    if options.inner != "inductor":
+        return None
+    from treeplay.lower import torch_private as inductor  # imports Inductor: seconds, so only when it is needed
+
+    return inductor.decompositions()

@@ -1,0 +1,223 @@
+"""Graphs of any shape brought to the one that compilers take: flat inputs, and a flat tuple of results.
+
+    nested result ─▶ flat tuple ─┐
+    exporter's trees ─▶ taken off ├─▶ compile the simpler graph ─▶ the same steps undone around the callable
+    nested inputs ─▶ flat inputs ─┘
+
+Each step gives the simpler graph to `compile_next` and wraps what comes back. A graph that needs no step is passed as it is.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch.utils._pytree import TreeSpec
+
+from treeplay.backend import torch_private, trees
+from treeplay.backend.metadata import values_of
+
+Call = Callable[..., Any]
+Program = torch.fx.GraphModule | Callable[..., Any]
+Compile = Callable[[Program, Sequence[Any]], Call]
+
+
+def normalised(program: Program, inputs: Sequence[Any], compile_flat: Compile) -> Call:
+    """Compile `program` for `inputs` through `compile_flat`, which is given flat inputs and a program with flat results.
+
+    A callable that is no graph is taken to return a flat tuple."""
+
+    def without_trees(program: Program, inputs: Sequence[Any]) -> Call:
+        return with_plain_codegen(program, inputs, without_nesting)
+
+    def without_nesting(program: Program, inputs: Sequence[Any]) -> Call:
+        return with_flat_inputs(program, inputs, compile_flat)
+
+    return with_flat_result(program, inputs, without_trees)
+
+
+def with_flat_result(program: Program, inputs: Sequence[Any], compile_next: Compile) -> Call:
+    """Rewrite a graph to return a flat tuple; the callable gives the original nesting back."""
+    if not isinstance(program, torch.fx.GraphModule):
+        return compile_next(program, inputs)
+    result = _opened(program, thawed_result(program), inputs)
+    if type(result) is tuple and trees.is_flat(result):
+        return compile_next(program, inputs)
+    leaves, tree = trees.flatten(result)
+    program.graph.output_node().args = (tuple(leaves),)
+    program.recompile()
+    compiled = compile_next(program, inputs)
+
+    def call(*args: Any) -> Any:
+        return trees.unflatten(list(compiled(*args)), tree)
+
+    return call
+
+
+def thawed_result(module: torch.fx.GraphModule) -> Any:
+    """What a graph returns, in terms of its nodes."""
+    return trees.thawed(module.graph.output_node().args[0])
+
+
+def _may_be_many(part: Any) -> bool:
+    """Whether a node might yield several tensors. Operators of ATen say so; of others the value tells, where it is known."""
+    if not isinstance(part, torch.fx.Node):
+        return False
+    value = part.meta.get("val", part.meta.get("example_value"))
+    if value is not None:
+        return isinstance(value, trees.CONTAINERS)
+    returns = torch_private.schema_returns(part.target) if callable(part.target) else None
+    if returns is not None:
+        return returns > 1
+    return part.op not in ("placeholder", "get_attr") and part.target is not operator.getitem
+
+
+def _opened(module: torch.fx.GraphModule, result: Any, inputs: Sequence[Any]) -> Any:
+    """`result` with each node that yields several tensors replaced by a container of its elements."""
+    leaves, tree = trees.flatten(result)
+    many = [leaf for leaf in leaves if _may_be_many(leaf)]
+    values = values_of(module, inputs, many)
+    with module.graph.inserting_before(module.graph.output_node()):
+        opened = [
+            _elements(leaf, values[leaf]) if isinstance(leaf, torch.fx.Node) and leaf in values else leaf
+            for leaf in leaves
+        ]
+    return trees.unflatten(opened, tree)
+
+
+def _elements(node: torch.fx.Node, value: Any) -> Any:
+    """A node as a container like `value`, of nodes that take its elements."""
+    if not isinstance(value, (list, tuple)):
+        return node
+    parts = [_elements(node.graph.call_function(operator.getitem, (node, at)), part) for at, part in enumerate(value)]
+    if hasattr(value, "_fields"):
+        return type(value)(*parts)
+    return type(value)(parts)
+
+
+def with_plain_codegen(program: Program, inputs: Sequence[Any], compile_next: Compile) -> Call:
+    """Take an exporter's input and output trees off a graph; the callable applies them."""
+    found = torch_private.exporter_trees(program.graph) if isinstance(program, torch.fx.GraphModule) else None
+    if not isinstance(program, torch.fx.GraphModule) or found is None:
+        return compile_next(program, inputs)
+    tree_in, tree_out = found
+    has_keywords = _is_tree_of_call(tree_in)
+    torch_private.drop_exporter_trees(program.graph)
+    simple = torch.fx.GraphModule(program, program.graph)  # without the exporter's hook, which checks the trees
+    simple.meta.update(program.meta)
+
+    def flat(args: Sequence[Any]) -> list[Any]:
+        return trees.leaves_like((tuple(args), {}) if has_keywords else tuple(args), tree_in)
+
+    compiled = compile_next(simple, flat(inputs))
+
+    def call(*args: Any) -> Any:
+        results = compiled(*flat(args))
+        return results if tree_out is None else trees.unflatten(list(results), tree_out)
+
+    return call
+
+
+def _is_tree_of_call(tree: TreeSpec) -> bool:
+    """Whether `tree` is that of `(args, kwargs)`; tracing with concrete arguments leaves that of `args` alone."""
+    probe = trees.unflatten([None] * tree.num_leaves, tree)
+    return len(probe) == 2 and type(probe[0]) is tuple and type(probe[1]) is dict
+
+
+def with_flat_inputs(program: Program, inputs: Sequence[Any], compile_next: Compile) -> Call:
+    """Give each leaf of nested inputs a placeholder of its own; the callable takes the original nesting.
+
+    At a call the tree has to be the one of `inputs`. Containers that the graph may steal are emptied once they are read."""
+    if trees.is_flat(inputs):
+        return compile_next(program, inputs)
+    leaves, tree = trees.flatten(tuple(inputs))
+    stolen = _stolen(program)
+    read = _list_reader(len(inputs[0]), len(inputs)) if _is_list_and_numbers(inputs) else None
+    flat: Program = program
+    if isinstance(program, torch.fx.GraphModule):
+        _flatten_placeholders(program, inputs)
+    else:
+        flat = _taking_leaves(program, tree)
+    compiled = compile_next(flat, leaves)
+
+    def call(*args: Any) -> Any:
+        found = read(args) if read is not None else None
+        if found is None:
+            found = trees.leaves_like(args, tree)
+        for at in stolen:
+            args[at].clear()
+        return compiled(*found)
+
+    return call
+
+
+def _taking_leaves(program: Callable[..., Any], tree: TreeSpec) -> Callable[..., Any]:
+    def flat(*leaves: Any) -> Any:
+        return program(*trees.unflatten(leaves, tree))
+
+    return flat
+
+
+def _is_list_and_numbers(inputs: Sequence[Any]) -> bool:
+    """Whether inputs are one flat list and then numbers, as autograd's own compiled graphs have them."""
+    first, *rest = inputs
+    return (
+        type(first) is list and trees.is_flat(first) and all(isinstance(value, (int, torch.SymInt)) for value in rest)
+    )
+
+
+def _list_reader(length: int, count: int) -> Callable[[Sequence[Any]], list[Any] | None]:
+    """A reader of such inputs that walks no tree; None where the arguments are not of that kind."""
+
+    def read(args: Sequence[Any]) -> list[Any] | None:
+        if len(args) != count or type(args[0]) is not list or len(args[0]) != length:
+            return None
+        leaves = [*args[0], *args[1:]]
+        return leaves if trees.is_flat(leaves) else None
+
+    return read
+
+
+def _stolen(program: Program) -> tuple[int, ...]:
+    if not isinstance(program, torch.fx.GraphModule):
+        return ()
+    nodes = program.graph.find_nodes(op="placeholder")
+    return tuple(at for at, node in enumerate(nodes) if node.meta.get("steal_arg", False))
+
+
+def _flatten_placeholders(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Replace each placeholder of a container by placeholders of its leaves, and what is taken out of it by these."""
+    graph = module.graph
+    for node, value in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
+        if not isinstance(value, trees.CONTAINERS):
+            continue
+        leaves, tree = trees.flatten(value)
+        with graph.inserting_before(node):
+            parts = [_placeholder(graph, f"{node.target}_{at}") for at in range(len(leaves))]
+        _replace(node, trees.unflatten(parts, tree))
+        graph.erase_node(node)
+    module.recompile()
+
+
+def _placeholder(graph: torch.fx.Graph, name: str) -> torch.fx.Node:
+    node = graph.placeholder(name)
+    node.target = node.name  # made unique; the generated function names its arguments by their targets
+    return node
+
+
+def _replace(node: torch.fx.Node, value: Any) -> None:
+    """Put a container of nodes in the place of `node`; an element taken out of it by a known key is the node itself."""
+    for user in list(node.users):
+        if user.target is operator.getitem and user.args[0] is node and not isinstance(user.args[1], torch.fx.Node):
+            part = value[user.args[1]]
+            if isinstance(part, torch.fx.Node):
+                user.replace_all_uses_with(part)
+            else:
+                _replace(user, part)
+            user.graph.erase_node(user)
+        else:
+            user.args = torch.fx.node.map_arg(user.args, lambda found: value if found is node else found)
+            user.kwargs = torch.fx.node.map_arg(user.kwargs, lambda found: value if found is node else found)

@@ -1,0 +1,50 @@
+"""Compiling leaves no mark on the caller: random state, modes, autocast and device are afterwards what they were."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from treeplay.backend import torch_private
+
+MIN_RECURSION_LIMIT = 2000
+"""Graphs are walked recursively; Python's own limit of 1000 is too low for deep ones."""
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Run a block of compilation: what it changes is put back, and the caller's dispatch modes do not see it."""
+    raise_recursion_limit()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(_devices()))
+        stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
+        stack.enter_context(_autocast_kept())
+        if torch.cuda.is_initialized():
+            stack.callback(torch.cuda.set_device, torch.cuda.current_device())
+        stack.enter_context(torch_private.without_dispatch_modes())
+        yield
+
+
+def raise_recursion_limit() -> None:
+    """Raise Python's recursion limit to what compiling needs; a higher one stays."""
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), MIN_RECURSION_LIMIT))
+
+
+def _devices() -> list[int]:
+    """The devices whose generators may be drawn from; asking for more would start CUDA."""
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+
+
+@contextlib.contextmanager
+def _autocast_kept() -> Iterator[None]:
+    kinds = ["cpu", *(["cuda"] if torch.cuda.is_initialized() else [])]
+    before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+    try:
+        yield
+    finally:
+        for kind, is_enabled, dtype in before:
+            torch.set_autocast_enabled(kind, is_enabled)
+            torch.set_autocast_dtype(kind, dtype)

@@ -1,0 +1,55 @@
+"""The private parts of torch behind the backend, each covered by a test that it exists and behaves."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.graph import CodeGen, _PyTreeCodeGen
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode | None:
+    """The fake mode that some of `values` are fakes of, or that is active."""
+    found: FakeTensorMode | None = detect_fake_mode(list(values))
+    return found
+
+
+def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
+    """While this lasts, no dispatch mode sees what runs."""
+    return _disable_current_modes()
+
+
+def without_autocast() -> contextlib.AbstractContextManager[Any]:
+    """While this lasts, autocast is off on every device."""
+    return torch._C._DisableAutocast()
+
+
+def exporter_trees(graph: torch.fx.Graph) -> tuple[Any, Any] | None:
+    """The trees of inputs and of the result that an exporter left in a graph's code generator, if one did."""
+    codegen = graph._codegen
+    if not isinstance(codegen, _PyTreeCodeGen):
+        return None
+    return codegen.pytree_info.in_spec, codegen.pytree_info.out_spec
+
+
+def drop_exporter_trees(graph: torch.fx.Graph) -> None:
+    """Make a graph's function take and return what its nodes do."""
+    graph.set_codegen(CodeGen())
+
+
+def min_cut(joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any) -> tuple[Any, Any]:
+    """Split a joint graph so that little has to be saved: what is cheap to compute is computed again in the backward."""
+    forward, backward = min_cut_rematerialization_partition(joint, inputs, **known)
+    return forward, backward
+
+
+def schema_returns(target: Callable[..., Any]) -> int | None:
+    """How many values an ATen operator returns by its schema; None for anything else."""
+    return len(target._schema.returns) if isinstance(target, torch._ops.OpOverload) else None

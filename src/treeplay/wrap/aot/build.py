@@ -1,0 +1,138 @@
+"""Flat function → compiled function that acts like it: trace, plan, compile, emit, load."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import keyword
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from treeplay.errors import UsageError
+from treeplay.facts.source import Source
+from treeplay.generated import load_source
+from treeplay.wrap.aot import torch_private
+from treeplay.wrap.aot.capture import Seen, captured
+from treeplay.wrap.aot.compilers import Boxed, Compilers
+from treeplay.wrap.aot.emit import emit_backward, emit_call, emit_forward
+from treeplay.wrap.aot.node import LazyBackward
+from treeplay.wrap.aot.plan import CallPlan, Node
+from treeplay.wrap.aot.planning import plan_call, plan_node
+from treeplay.wrap.aot.torch_private import Traced
+
+_TAKEN = frozenset(
+    ("args", "values", "mode", "ctx", "run", "grads", "strided", "missing", "call", "forward", "backward")
+)
+
+
+def wrap_function(
+    function: Callable[..., Any], samples: Sequence[Any], compilers: Compilers
+) -> Callable[[list[Any]], list[Any]]:
+    """Compile `function`, which takes and returns flat tensors, for calls like `samples`; the result is boxed.
+
+    `.plan` is what a call does, `.source` the text of the call function. What cannot be done is a `Refusal`.
+    """
+    if not all(sample is None or isinstance(sample, torch.Tensor | int | float | bool) for sample in samples):
+        raise UsageError("sample inputs must be tensors, numbers or None. To mend: flatten the arguments first")
+    call = _wrap(function, samples, compilers, copies=())
+    if call is None:
+        call = _wrap(function, samples, compilers, copies=_copies(samples))
+    assert call is not None
+    return call
+
+
+def _copies(samples: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    """Pairs (later, earlier) of positions that hold one tensor."""
+    first: dict[int, int] = {}
+    return tuple(
+        (k, first[id(sample)])
+        for k, sample in enumerate(samples)
+        if isinstance(sample, torch.Tensor) and first.setdefault(id(sample), k) != k
+    )
+
+
+def _wrap(
+    function: Callable[..., Any], samples: Sequence[Any], compilers: Compilers, *, copies: tuple[tuple[int, int], ...]
+) -> Callable[[list[Any]], list[Any]] | None:
+    """The compiled function, or None if it writes one tensor that it was given twice, and `copies` do not say so."""
+    from_earlier = dict(copies)
+    positions = [k for k in range(len(samples)) if k not in from_earlier]
+    place = {position: k for k, position in enumerate(positions)}
+
+    def without_copies(*inputs: Any) -> Any:
+        return function(*(inputs[place[from_earlier.get(k, k)]] for k in range(len(samples))))
+
+    given = [samples[k] for k in positions]
+    with captured(without_copies if copies else function, given, compilers.decompositions) as (traced, seen):
+        if not copies and _copies(samples) and (seen.writes or _writes_any(traced)):
+            return None
+        plan = plan_call(
+            traced, seen, samples=given, arguments=_names(function, len(samples)), copies=copies, positions=positions
+        )
+        return _compile(traced, plan, seen, compilers, positions)
+
+
+def _writes_any(traced: Traced) -> bool:
+    return any(info.mutates_data or info.mutates_metadata for info in traced.facts.input_info)
+
+
+def _names(function: Callable[..., Any], count: int) -> tuple[str, ...]:
+    """The user's argument names, where they are known and can stand in generated code."""
+    plain = tuple(f"arg{k}" for k in range(count))
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return plain
+    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    is_usable = len(names) == count == len(parameters) and not any(
+        keyword.iskeyword(name) or name in _TAKEN or name[-1].isdigit() or "_" in name for name in names
+    )
+    return tuple(names) if is_usable else plain
+
+
+def _compile(
+    traced: Traced, plan: CallPlan, seen: Seen, compilers: Compilers, positions: Sequence[int]
+) -> Callable[[list[Any]], list[Any]]:
+    with torch.no_grad():
+        if not traced.is_joint:
+            return _load(plan, compilers.inference(traced.graph, traced.inputs))
+        forward, backward = compilers.partition(
+            traced.graph, traced.inputs, num_fwd_outputs=plan.values, static_lifetime_input_indices=[]
+        )
+        node = plan_node(traced, plan, forward, backward, positions)
+        plan = dataclasses.replace(plan, node=node)
+        run_forward = compilers.forward(forward, traced.inputs[0])
+    lazy = LazyBackward(_later(compilers, backward))
+    return _load(plan, _node_class(plan, node, run_forward, lazy).apply)
+
+
+def _later(compilers: Compilers, backward: torch.fx.GraphModule) -> Callable[[], Boxed]:
+    """Compile the backward when it is first needed, from a copy of its graph and as if still in this trace."""
+    context = torch_private.keep_tracing_context()
+
+    def compile_backward() -> Boxed:
+        inputs = [node.meta["val"] for node in backward.graph.nodes if node.op == "placeholder"]
+        with context(), torch.no_grad():
+            module = torch.fx.GraphModule(backward, copy.deepcopy(backward.graph))
+            compiled: Boxed = torch_private.without_autocast(compilers.backward, module, inputs)
+            return compiled
+
+    return compile_backward
+
+
+def _node_class(plan: CallPlan, node: Node, forward: Boxed, backward: LazyBackward) -> Any:
+    """The plan's autograd function: nothing but the two generated functions."""
+    sources = emit_forward(plan, node, forward), emit_backward(plan, node, backward)
+    functions = [staticmethod(load_source(source)) for source in sources]
+    return type("Treeplay", (torch.autograd.Function,), {"forward": functions[0], "backward": functions[1]})
+
+
+def _load(plan: CallPlan, run: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:
+    source: Source = emit_call(plan, run)
+    call: Any = load_source(source)
+    call.source, call.plan = source.text, plan
+    wrapped: Callable[[list[Any]], list[Any]] = call
+    return wrapped

@@ -1,0 +1,27 @@
+"""What turns the graphs of a wrapped function into callables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+Compile = Callable[[torch.fx.GraphModule, Sequence[Any]], Boxed]
+
+
+@dataclass(frozen=True, slots=True)
+class Compilers:
+    """One compiler for each kind of graph, and how a joint graph is cut in two.
+
+    Each compiler takes a graph and its sample inputs and returns a callable that takes one list and empties it.
+    `partition(graph, inputs, num_fwd_outputs=..., static_lifetime_input_indices=...)` returns forward and backward.
+    """
+
+    forward: Compile
+    backward: Compile
+    inference: Compile
+    partition: Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
+    decompositions: dict[Any, Callable[..., Any]] | None = None

@@ -1,0 +1,279 @@
+"""`CallPlan` → source of the function that a call runs, and of the node's forward and backward.
+
+    def call(args):
+        x, y = args                        arguments by the user's names, if anything needs them later
+        args.clear()
+        value0, value1 = apply(x, y)       the graph, or the node around it
+        x.copy_(value0)                    writes, in argument order
+        return [value1, apply_views(x, view1)]
+
+Pure: text and names come out, nothing runs. Steps that a plan does not need leave no line.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from treeplay.facts.source import Source
+from treeplay.wrap.aot import node as helpers
+from treeplay.wrap.aot import torch_private
+from treeplay.wrap.aot.plan import Again, CallPlan, Flag, New, Node, Recipe, Result, Same, ViewOfArgument, ViewOfValue
+
+_INDENT = "    "
+
+
+def emit_call(plan: CallPlan, run: Callable[..., Any]) -> Source:
+    """The call function. `run` is the graph's boxed callable, or `apply` of the plan's autograd function."""
+    return _Call(plan, run).source()
+
+
+class _Text:
+    """Lines and the global names that they use."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {}
+
+    def add(self, *lines: str) -> None:
+        self.lines += [_INDENT + line for line in lines]
+
+    def use(self, name: str, value: Any) -> str:
+        self.names[name] = value
+        return name
+
+    def text(self, header: str) -> str:
+        return "\n".join([header, *self.lines]) + "\n"
+
+
+class _Call(_Text):
+    """Checks, the graph, writes, views."""
+
+    def __init__(self, plan: CallPlan, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self.plan = plan
+        self.use("run", run)
+        self.use("set_grad_enabled", torch_private.set_grad_enabled)
+        self.use("is_grad_enabled", torch.is_grad_enabled)
+
+    def source(self) -> Source:
+        self.copies()
+        self.apart()
+        self.versions()
+        if self.plan.node is None:
+            self.keep()
+            self.inference()
+        else:
+            self.training(self.plan.node)
+        self.writes()
+        self.results()
+        return Source("call", self.text("def call(args):"), self.names, entry="call")
+
+    def name(self, argument: int) -> str:
+        return self.plan.arguments[argument]
+
+    def copies(self) -> None:
+        for later, earlier in self.plan.copies:
+            self.use("check_copy", helpers.check_copy)
+            self.add(f"check_copy(args[{earlier}], args[{later}], ({earlier}, {later}))")
+        for later in sorted((later for later, _ in self.plan.copies), reverse=True):
+            self.add(f"del args[{later}]")
+
+    def at(self, argument: int) -> int:
+        """Where an argument stands once the copies are dropped."""
+        return argument - sum(later < argument for later, _ in self.plan.copies)
+
+    def apart(self) -> None:
+        for one, other in self.plan.apart:
+            self.use("shares_storage", torch_private.shares_storage)
+            self.use("check_apart", helpers.check_apart)
+            pair = f"args[{self.at(one)}], args[{self.at(other)}]"
+            self.add(f"if shares_storage({pair}): check_apart({pair}, ({one}, {other}))")
+
+    def versions(self) -> None:
+        """Layouts change before the graph as far as autograd can tell: what this call saves is not outdated by it."""
+        moved = {write.argument for write in self.plan.writes if not write.has_data} | set(self.plan.touched)
+        for argument in sorted(moved):
+            self.use("increment_version", torch.autograd.graph.increment_version)
+            self.add(f"increment_version(args[{self.at(argument)}])")
+
+    def keep(self) -> None:
+        """Only what the epilogue needs stays referenced; everything else may die inside the graph."""
+        kept = {write.argument for write in self.plan.writes}
+        kept |= {result.argument for result in self.plan.results if isinstance(result, Same | ViewOfArgument)}
+        for argument in sorted(kept):
+            self.add(f"{self.name(argument)} = args[{self.at(argument)}]")
+
+    def inference(self) -> None:
+        self.use("is_any_autocast_enabled", torch_private.is_any_autocast_enabled)
+        self.use("run_plainly", helpers.run_plainly)
+        self.use("wrong_count", helpers.wrong_count)
+        count = self.plan.values
+        self.add(
+            "mode = is_grad_enabled()",
+            "set_grad_enabled(False)",
+            "try: values = (run_plainly(run, args) if is_any_autocast_enabled() else run(args)) or ()",
+            "finally: set_grad_enabled(mode), args.clear()",
+            f"if len(values) != {count}: raise wrong_count({count}, values)",
+        )
+
+    def training(self, node: Node) -> None:
+        dropped = {later for later, _ in self.plan.copies}
+        given = [k for k in range(len(self.plan.arguments)) if k not in dropped]
+        names = ", ".join(self.name(k) for k in given)
+        passed = ", ".join(self.name(k) + (".detach()" if k in node.detached else "") for k in given)
+        returned = ", ".join(f"value{k}" for k in node.returned)
+        self.add(
+            f"{names}{',' if len(given) == 1 else ''} = args",
+            "args.clear()",
+            "mode = is_grad_enabled()",
+            "set_grad_enabled(True)",
+            f"try: {returned}{',' if len(node.returned) == 1 else ''} = run({passed})",
+            "finally: set_grad_enabled(mode)",
+        )
+
+    def value(self, value: int) -> str:
+        return f"values[{value}]" if self.plan.node is None else f"value{value}"
+
+    def writes(self) -> None:
+        for write in self.plan.writes:
+            name = self.name(write.argument)
+            if write.layout is not None:
+                self.use("lay_out", helpers.lay_out)
+                self.add(f"lay_out({name}, {self.use(f'layout{write.argument}', write.layout)})")
+            if write.has_data and write.is_tracked:
+                self.add(f"{name}.copy_({self.value(write.value)})")
+            elif write.has_data:
+                self.add(f"{name}.detach().copy_({self.value(write.value)}.detach())")
+
+    def results(self) -> None:
+        named: dict[int, str] = {}
+        again = {result.result for result in self.plan.results if isinstance(result, Again)}
+        for k, result in enumerate(self.plan.results):
+            text = named[result.result] if isinstance(result, Again) else self.result(k, result)
+            if k in again and not text.isidentifier():
+                self.add(f"result{k} = {text}")
+                text = f"result{k}"
+            named[k] = text
+        if self.plan.grad_mode_after is not None:
+            self.add(f"set_grad_enabled({self.plan.grad_mode_after})")
+        texts = [named[k] for k in range(len(named))]
+        is_plain = texts == [f"values[{k}]" for k in range(self.plan.values)]
+        self.add("return [*values]" if is_plain else f"return [{', '.join(texts)}]")
+
+    def result(self, k: int, result: Result) -> str:
+        match result:
+            case New():
+                return self.value(result.value)
+            case Same():
+                return self.name(result.argument)
+            case ViewOfArgument():
+                return self.view(k, self.name(result.argument), result.recipe)
+            case ViewOfValue():
+                return self.view(k, self.value(result.value), result.recipe)
+        raise AssertionError(result)
+
+    def view(self, k: int, base: str, recipe: Recipe) -> str:
+        if recipe.steps is not None:
+            self.use("apply_views", torch_private.apply_views)
+            self.use(f"view{k}", pickle.loads(recipe.steps))
+            text = f"apply_views({base}, view{k})"
+        else:
+            layout = recipe.layout
+            text = f"{base}.as_strided({layout.size}, {layout.stride}, {layout.offset})"
+        ends = {Flag.KEEP: "", Flag.DETACH: ".detach()", Flag.REQUIRE: ".requires_grad_()"}
+        return text + ends[recipe.flag]
+
+
+def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source:
+    """The node's forward: runs the graph, saves for the backward, marks what needs no gradient."""
+    text = _Text()
+    text.use("run", run)
+    text.use("wrong_count", helpers.wrong_count)
+    text.use("is_any_autocast_enabled", torch_private.is_any_autocast_enabled)
+    text.use("run_plainly", helpers.run_plainly)
+    dropped = {later for later, _ in plan.copies}
+    names = ", ".join(name for k, name in enumerate(plan.arguments) if k not in dropped)
+    count = plan.values + node.saved
+    text.add(
+        f"args = [{names}]",
+        f"del {names}",
+        "try: values = run_plainly(run, args) if is_any_autocast_enabled() else run(args)",
+        "finally: args.clear()",
+        f"if len(values) != {count}: raise wrong_count({count}, values)",
+    )
+    _save(text, plan, node)
+    plain = [f"values[{k}]" for k in node.returned if k not in node.differentiable]
+    if plain:
+        text.use("Tensor", torch.Tensor)
+        marked = ", ".join(f"*(({value},) if isinstance({value}, Tensor) else ())" for value in plain)
+        text.add(f"ctx.mark_non_differentiable({marked})")
+    text.add("ctx.set_materialize_grads(False)")
+    text.add(f"return ({''.join(f'values[{k}], ' for k in node.returned)})")
+    return Source("node forward", text.text(f"def forward(ctx, {names}):"), text.names, entry="forward")
+
+
+def _save(text: _Text, plan: CallPlan, node: Node) -> None:
+    text.use("saved_view", helpers.saved_view)
+    saved = [f"saved_view(values[{plan.values + k}])" for k in range(node.saved)]
+    checked = saved[: len(saved) - node.unchecked]
+    unchecked = saved[len(saved) - node.unchecked :]
+    if checked:
+        text.add(f"ctx.save_for_backward({', '.join(checked)})")
+    if unchecked:
+        text.add(f"ctx.unchecked = [{', '.join(unchecked)}]")
+
+
+def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source:
+    """The node's backward: gradients in the expected layout, the graph, and a gradient only where eager has one."""
+    text = _Text()
+    text.use("run", run)
+    text.use("is_grad_enabled", torch.is_grad_enabled)
+    text.use("differentiated", helpers.differentiated)
+    text.use("is_any_autocast_enabled", torch_private.is_any_autocast_enabled)
+    text.use("run_plainly", helpers.run_plainly)
+    arriving = {tangent.value: f"grad{k}" for k, tangent in enumerate(node.tangents)}
+    names = [arriving.get(value, f"unused{value}") for value in node.returned]
+    for k, tangent in enumerate(node.tangents):
+        if tangent.value not in node.returned:
+            text.add(f"grad{k} = None")
+        _tangent(text, node, k)
+    saved = ["*ctx.saved_tensors"] if node.saved > node.unchecked else []
+    saved += ["*ctx.unchecked"] if node.unchecked else []
+    text.add(f"args = [{', '.join([*saved, *arriving.values()])}]")
+    text.add(f"del {', '.join(names)}")
+    text.add(
+        "grads = differentiated(run, args) if is_grad_enabled() else "
+        "run_plainly(run, args) if is_any_autocast_enabled() else run(args)"
+    )
+    fed = [_fed(k, feed, len(node.tangents)) for k, feed in enumerate(node.feeds)]
+    text.add(f"return ({''.join(f'{item}, ' for item in fed)})")
+    return Source("node backward", text.text(f"def backward(ctx, {', '.join(names)}):"), text.names, entry="backward")
+
+
+def _tangent(text: _Text, node: Node, k: int) -> None:
+    tangent = node.tangents[k]
+    layout = text.use(f"layout{k}", tangent.layout)
+    text.use("missing", helpers.missing)
+    text.use("laid_out", helpers.laid_out)
+    text.use(f"dtype{k}", getattr(torch, tangent.dtype.removeprefix("torch.")))
+    text.use(f"device{k}", torch.device(tangent.device))
+    if len(node.tangents) > 1:
+        text.add(f"came{k} = grad{k} is not None")
+    text.add(
+        f"if grad{k} is None: grad{k} = missing({layout}, dtype{k}, device{k})",
+        f"elif grad{k}.layout is not strided or grad{k}.stride() != {tangent.layout.stride}: "
+        f"grad{k} = laid_out(grad{k}, {layout})",
+    )
+    text.use("strided", torch.strided)
+
+
+def _fed(k: int, feed: tuple[int, ...] | None, tangents: int) -> str:
+    if feed is None:
+        return "None"
+    if len(feed) in (0, tangents):
+        return f"grads[{k}]"
+    return f"grads[{k}] if {' or '.join(f'came{tangent}' for tangent in feed)} else None"

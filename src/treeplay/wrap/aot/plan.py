@@ -1,0 +1,142 @@
+"""The frozen facts about one call pattern of a function that torch's ahead-of-time tracing took apart.
+
+A graph returns its *values* in this order: new contents of written arguments, results, bases, and, in training, what
+is saved for the backward. Everything here is plain data: it can be pickled, compared and hashed, and holds no tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a tensor lies in its storage."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Flag(Enum):
+    """What is done so that a rebuilt view needs a gradient exactly where eager's does."""
+
+    KEEP = "keep"
+    DETACH = "detach"
+    REQUIRE = "require"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a view is taken again: the pickled view steps of the trace, or else its layout."""
+
+    steps: bytes | None
+    layout: Layout
+    flag: Flag
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A change of an argument that follows the graph: its layout, its contents (from `value`), or both.
+
+    `is_tracked`: autograd sees it, as it would have seen the user's own.
+    """
+
+    argument: int
+    value: int
+    has_data: bool
+    layout: Layout | None
+    is_tracked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """A result that the graph made; also a number, or None."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """A result that is an argument."""
+
+    argument: int
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A result that is an earlier result."""
+
+    result: int
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOfArgument:
+    """A result that is a view of the caller's own tensor."""
+
+    argument: int
+    recipe: Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOfValue:
+    """A result that is a view of something that the graph made and returned."""
+
+    value: int
+    recipe: Recipe
+
+
+Result = New | Same | Again | ViewOfArgument | ViewOfValue
+
+
+@dataclass(frozen=True, slots=True)
+class Tangent:
+    """The gradient that arrives for a value, and how the backward expects it to lie."""
+
+    value: int
+    layout: Layout
+    dtype: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What the one autograd node of a training plan does.
+
+    `returned` are the values that leave it, `differentiable` those among them that need a gradient. `saved` values
+    come after all others; the last `unchecked` of them eager keeps without noticing later writes. `feeds` says, for
+    each argument, from which tangents (by position) its gradient comes; None where there is no gradient at all.
+    """
+
+    returned: tuple[int, ...]
+    differentiable: tuple[int, ...]
+    saved: int
+    unchecked: int
+    tangents: tuple[Tangent, ...]
+    feeds: tuple[tuple[int, ...] | None, ...]
+    detached: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """What happens before and after a graph so that the call acts like the user's function.
+
+    `arguments` are names; `copies` are pairs (later, earlier) of positions that hold one object; `apart` are pairs of
+    positions that must not overlap, because one of the two is written; `touched` are arguments that were changed in
+    place and changed back; `values` counts what the forward returns.
+    """
+
+    arguments: tuple[str, ...]
+    copies: tuple[tuple[int, int], ...]
+    apart: tuple[tuple[int, int], ...]
+    writes: tuple[Write, ...]
+    touched: tuple[int, ...]
+    results: tuple[Result, ...]
+    values: int
+    node: Node | None
+    grad_mode_after: bool | None
+
+    def __str__(self) -> str:
+        kind = "inference" if self.node is None else "training"
+        return f"{kind}: {len(self.arguments)} arguments, {len(self.writes)} writes, {len(self.results)} results"

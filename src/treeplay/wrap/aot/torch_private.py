@@ -1,0 +1,59 @@
+"""The private parts of torch behind the wrap stage for traced functions, each covered by a test that it exists."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._functorch import config as functorch_config
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._guards import TracingContext, tracing
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+apply_views = torch._C._functionalization.apply_view_meta_sequence
+set_grad_enabled = torch._C._set_grad_enabled
+is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+shares_storage = torch._C._is_alias_of  # type: ignore[attr-defined]
+preserving_version = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What torch's tracing gives: the graph, its inputs, whether it is a joint graph, and the facts about the call."""
+
+    graph: torch.fx.GraphModule
+    inputs: Any
+    is_joint: bool
+    facts: Any
+
+
+@contextlib.contextmanager
+def traced(
+    module: torch.nn.Module, inputs: Sequence[Any], decompositions: dict[Any, Callable[..., Any]] | None
+) -> Iterator[Traced]:
+    """Trace `module` without data into a functional graph. The graph is to be partitioned and compiled inside."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(functorch_config.patch(functionalize_rng_ops=False))
+        joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs), decompositions=decompositions)
+        state, capture = joint._aot_state, joint._aot_graph_capture
+        yield Traced(capture.graph_module, capture.updated_flat_args, bool(state.needs_autograd), state.fw_metadata)
+
+
+def is_wrapper(value: Any) -> bool:
+    """Whether a tensor is a subclass made of inner tensors."""
+    return isinstance(value, torch.Tensor) and bool(is_traceable_wrapper_subclass(value))
+
+
+def without_autocast(function: Callable[..., Any], *inputs: Any) -> Any:
+    """Call `function` with autocast off: its casts are in the graph."""
+    with torch._C._DisableAutocast():
+        return function(*inputs)
+
+
+def keep_tracing_context() -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """What enters the tracing context of this moment again, later."""
+    context = TracingContext.try_get()
+    return (lambda: tracing(context)) if context is not None else contextlib.nullcontext

@@ -1,0 +1,93 @@
+"""One flat graph becomes a boxed callable, and a graph without work is not compiled."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from treeplay.backend import inner as inner_module
+from treeplay.backend.inner import boxed, compile_inner
+from treeplay.backend.options import Options
+from treeplay.errors import LoweringError
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, module, inputs):
+        self.calls += 1
+        return boxed(module)
+
+
+def test_D7_a_graph_without_work_gives_the_very_same_tensor_and_is_not_compiled():
+    inner, x = Counting(), torch.ones(3)
+    run = compile_inner(torch.fx.symbolic_trace(lambda x: (x,)), [x], Options(inner=inner))
+    assert run([x])[0] is x and inner.calls == 0
+
+
+def test_D7_a_graph_without_results_is_not_compiled():
+    inner = Counting()
+    assert tuple(compile_inner(torch.fx.symbolic_trace(lambda: ()), [], Options(inner=inner))([])) == ()
+    assert inner.calls == 0
+
+
+def test_D8_a_result_that_is_no_tuple_is_refused_with_the_graph():
+    with pytest.raises(LoweringError, match="placeholder"):
+        compile_inner(torch.fx.symbolic_trace(lambda x: x + 1), [torch.ones(3)], Options(inner="aten"))
+
+
+def test_D8_none_and_numbers_stay_in_their_places():
+    module = torch.fx.symbolic_trace(lambda x: (x + 1, None, x.shape[0]))
+    run = compile_inner(module, [torch.ones(3)], Options(inner="aten"))
+    result = run([torch.ones(3)])
+    assert result[0].tolist() == [2, 2, 2] and result[1:] == (None, 3)
+
+
+def test_the_list_of_arguments_is_emptied():
+    args = [torch.ones(3)]
+    compile_inner(torch.fx.symbolic_trace(lambda x: (x + 1,)), args, Options(inner="aten"))(args)
+    assert args == []
+
+
+def test_D14_autocast_is_off_while_a_graph_is_lowered():
+    seen = []
+
+    def inner(module, inputs):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return boxed(module)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        compile_inner(torch.fx.symbolic_trace(lambda x: (x + 1,)), [torch.ones(3)], Options(inner=inner))
+        assert torch.is_autocast_enabled("cpu")
+    assert seen == [False]
+
+
+def test_without_a_compiler_operators_run_as_they_are(monkeypatch):
+    monkeypatch.setattr(inner_module, "find_compiler", lambda: SimpleNamespace(path=None))
+    monkeypatch.setattr("treeplay.lower.torch_private.compile_graph", None)
+    module = torch.fx.symbolic_trace(lambda x: (x + 1,))
+    assert compile_inner(module, [torch.ones(3)], Options())([torch.ones(3)])[0].tolist() == [2, 2, 2]
+
+
+def test_a_graph_that_inductor_fails_on_runs_as_it_is(monkeypatch):
+    pytest.importorskip("torch._inductor")
+    if inner_module.find_compiler().path is None:
+        pytest.skip("needs a C++ compiler")
+    from treeplay.lower import torch_private
+
+    def fail(module, fakes, **options):
+        for node in list(module.graph.nodes):  # it rewrites what it is given before it fails
+            if node.op == "call_function":
+                node.args = (node.args[0], 7)
+        raise AssertionError("an operator that it does not know")
+
+    monkeypatch.setattr(torch_private, "compile_graph", fail)
+    module = make_fx(lambda x: (x * 3,))(torch.ones(2))
+    with pytest.warns(UserWarning, match="an operator that it does not know"):
+        run = compile_inner(module, [torch.ones(2)], Options(inner="inductor"))
+    assert run([torch.full((2,), 2.0)])[0].tolist() == [6.0, 6.0]

@@ -1,0 +1,50 @@
+"""Results keep the strides that they were traced with."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.fx
+from torch import nn
+
+from treeplay.backend.compile import backend
+from treeplay.backend.strides import laid_out, traced_strides, with_strides
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride"), [((3, 4), (1, 3)), ((4, 3), (0, 1)), ((0, 3), (3, 1)), ((2, 3, 1), (1, 2, 6))]
+)
+def test_D24_a_copy_has_the_given_strides_and_the_values(shape, stride):
+    source = torch.arange(12.0)[: shape[-1]].expand(shape) if 0 in stride else torch.randn(shape)
+    made = laid_out(source, stride)
+    assert made.stride() == stride and torch.equal(made, source) and made.storage_offset() == 0
+
+
+def test_D24_a_broadcast_takes_the_memory_of_its_first_part():
+    made = laid_out(torch.ones(1, 3).expand(4, 3).contiguous(), (0, 1))
+    assert made.untyped_storage().nbytes() == 12
+
+
+def test_a_result_that_is_laid_out_otherwise_is_copied_and_others_pass():
+    module = torch.fx.symbolic_trace(lambda x: (x * 2, x + 1, None))
+    for node in module.graph.nodes:
+        node.meta["val"] = torch.empty(3, 4)
+    kept = torch.ones(3, 4)
+    results = with_strides(lambda args: [torch.ones(4, 3).t(), kept, None], traced_strides(module))([])
+    assert results[0].stride() == (4, 1) and results[1] is kept and results[2] is None
+
+
+def test_gradients_of_a_convolution_with_normalisation():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 4)
+    )
+    twin, x = copy.deepcopy(net), torch.randn(2, 3, 8, 8)
+    torch.compile(net, backend=backend)(x).square().mean().backward()
+    twin(x).square().mean().backward()
+    for mine, wanted in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, wanted.grad, rtol=1e-4, atol=1e-5)
+    torch._dynamo.reset()

@@ -1,0 +1,147 @@
+"""The oracle: a function and its wrapped form, run on two equal sets of arguments, must agree in all that a user can see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+
+from treeplay.wrap.aot import Compilers, wrap_function
+
+
+def boxed(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    """The graph as it is, taking one list and emptying it."""
+
+    def run(args: list[Any]) -> Any:
+        values = list(args)
+        args.clear()
+        return module(*values)
+
+    return run
+
+
+def compilers(**changes: Any) -> Compilers:
+    """Compilers that run graphs as they are."""
+    return Compilers(**{"forward": boxed, "backward": boxed, "inference": boxed, "partition": cut} | changes)
+
+
+def cut(graph: Any, inputs: Any, **options: Any) -> Any:
+    options.pop("static_lifetime_input_indices", None)
+    return default_partition(graph, inputs, **options)
+
+
+def min_cut(graph: Any, inputs: Any, **options: Any) -> Any:
+    return min_cut_rematerialization_partition(graph, inputs, **options)
+
+
+Make = Callable[[], list[Any]]
+
+
+def wrapped(function: Callable[..., Any], make: Make, **changes: Any) -> Any:
+    return wrap_function(function, make(), compilers(**changes))
+
+
+def leaves(args: Sequence[Any]) -> list[torch.Tensor]:
+    """All leaves that need a gradient and that the arguments come from, in a fixed order."""
+    found: dict[int, torch.Tensor] = {}
+
+    def walk(node: Any) -> None:
+        if node is None:
+            return
+        if hasattr(node, "variable"):
+            found.setdefault(id(node.variable), node.variable)
+        for following, _ in node.next_functions:
+            walk(following)
+
+    for arg in args:
+        if isinstance(arg, torch.Tensor) and arg.requires_grad:
+            if arg.grad_fn is None:
+                found.setdefault(id(arg), arg)
+            walk(arg.grad_fn)
+    return list(found.values())
+
+
+def facts_of(tensor: torch.Tensor) -> dict[str, Any]:
+    return {
+        "size": tuple(tensor.shape),
+        "stride": tensor.stride(),
+        "dtype": tensor.dtype,
+        "requires_grad": tensor.requires_grad,
+        "leaf": tensor.is_leaf,
+        "type": type(tensor),
+    }
+
+
+def same(path: str, eager: Any, ours: Any) -> None:
+    assert type(eager) is type(ours), f"{path}: {type(eager)} is not {type(ours)}"
+    if not isinstance(eager, torch.Tensor):
+        assert eager == ours, f"{path}: {eager} is not {ours}"
+        return
+    left, right = facts_of(eager), facts_of(ours)
+    assert left == right, f"{path}: {left} is not {right}"
+    torch.testing.assert_close(ours, eager, msg=lambda text: f"{path}: {text}", equal_nan=True)
+
+
+def pattern(tensors: Sequence[Any], *, by: Callable[[Any, Any], bool]) -> list[tuple[int, int]]:
+    """Pairs of positions for which `by` holds."""
+    at = [k for k, item in enumerate(tensors) if isinstance(item, torch.Tensor)]
+    return [(j, k) for j in at for k in at if j < k and by(tensors[j], tensors[k])]
+
+
+def run(function: Callable[..., Any], args: list[Any]) -> tuple[list[Any], list[Any], list[bool]]:
+    before = [arg._version if isinstance(arg, torch.Tensor) else 0 for arg in args]
+    results = list(function(*args))
+    moved = [arg._version != was for arg, was in zip(args, before, strict=True) if isinstance(arg, torch.Tensor)]
+    return results, args, moved
+
+
+def compare(function: Callable[..., Any], call: Any, make: Make, *, backward: bool = True) -> None:
+    """Run both on fresh arguments and compare results, arguments, sharing and gradients."""
+    eager_args, our_args = make(), make()
+    eager_leaves, our_leaves = leaves(eager_args), leaves(our_args)
+    eager, eager_args, eager_moved = run(function, eager_args)
+    box: list[Any] = []
+    ours, our_args, our_moved = run(lambda *args: call(box.extend(args) or box), our_args)
+    assert box == [], "the list was not emptied"
+    assert len(eager) == len(ours)
+    for k, (left, right) in enumerate(zip(eager, ours, strict=True)):
+        same(f"result {k}", left, right)
+    for k, (left, right) in enumerate(zip(eager_args, our_args, strict=True)):
+        same(f"argument {k}", left, right)
+    assert [new or not old for old, new in zip(eager_moved, our_moved, strict=True)] == [True] * len(eager_moved)
+    everything, our_everything = eager + eager_args, ours + our_args
+    for by in (lambda a, b: a is b, torch._C._is_alias_of):
+        assert pattern(everything, by=by) == pattern(our_everything, by=by)
+    if backward:
+        compare_gradients(eager, ours, eager_leaves, our_leaves)
+
+
+def compare_gradients(eager: Any, ours: Any, eager_leaves: Any, our_leaves: Any) -> None:
+    for results in (eager, ours):
+        needy = [item for item in results if isinstance(item, torch.Tensor) and item.requires_grad]
+        if needy:
+            sum((item * (k + 2)).abs().sum() for k, item in enumerate(needy)).backward()
+    assert len(eager_leaves) == len(our_leaves)
+    for k, (left, right) in enumerate(zip(eager_leaves, our_leaves, strict=True)):
+        same(f"gradient {k}", left.grad, right.grad)
+
+
+def twin(function: Callable[..., Any], make: Make, *, backward: bool = True, **changes: Any) -> Any:
+    """Wrap `function` for `make()`, run it and eager on equal arguments, twice, and compare. Gives the wrapped one."""
+    call = wrapped(function, make, **changes)
+    for _ in range(2):
+        compare(function, call, make, backward=backward)
+    return call
+
+
+def numbers(*size: int, grad: bool = False) -> torch.Tensor:
+    """Distinct floats, none of them zero."""
+    count = int(torch.Size(size).numel())
+    return (torch.arange(1.0, count + 1).reshape(size) / 4 - 0.7).requires_grad_(grad)
+
+
+def grown(*size: int) -> torch.Tensor:
+    """A tensor that needs a gradient and is no leaf."""
+    return numbers(*size, grad=True) * 1

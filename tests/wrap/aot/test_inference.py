@@ -1,0 +1,254 @@
+"""The generated call function of inference plans: its text, its list, what it keeps alive, and the modes around it."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import linecache
+import pickle
+import subprocess
+import sys
+import traceback
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from treeplay.errors import InternalError, Refusal, UsageError
+from wrap.aot.oracle import boxed, grown, numbers, twin, wrapped
+
+
+def added(x: Any, y: Any) -> Any:
+    return [x + y]
+
+
+def two() -> list[Any]:
+    return [numbers(2, 3), numbers(2, 3)]
+
+
+def test_W1_a_plain_call_is_eight_lines_without_a_loop() -> None:
+    source = wrapped(added, two).source
+    assert len(source.splitlines()) <= 8
+    assert not any(word in source for word in ("for ", "while ", "lambda"))
+
+
+def test_W1_a_write_changes_only_lines_that_mention_it() -> None:
+    plain = set(wrapped(added, two).source.splitlines())
+    written = set(wrapped(lambda x, y: (y.mul_(2), [x + y])[1], two).source.splitlines())
+    changed = [line for line in plain ^ written if "values" not in line]
+    assert changed and all("y" in line or "args[1]" in line for line in changed)
+
+
+def test_W1_equal_plans_give_equal_text_in_another_process() -> None:
+    program = "from wrap.aot.test_inference import *\nimport sys\nsys.stdout.write(wrapped(added, two).source)"
+    tests = str(__file__).rsplit("/wrap/", 1)[0]
+    told = subprocess.run([sys.executable, "-c", program], cwd=tests, capture_output=True, text=True, check=True)
+    assert told.stdout == wrapped(added, two).source
+
+
+def test_W2_the_text_is_shown_in_tracebacks_and_goes_with_the_function() -> None:
+    def fails(module: Any, inputs: Any) -> Any:
+        def run(args: list[Any]) -> Any:
+            raise ValueError("inside")
+
+        return run
+
+    call = wrapped(added, two, inference=fails)
+    file = call.__code__.co_filename
+    assert inspect.getsource(call) == call.source
+    with pytest.raises(ValueError, match="inside") as caught:
+        call(two())
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "run(args)" in shown and file in shown
+    del call, caught
+    gc.collect()
+    assert file not in linecache.cache
+
+
+def test_W4_the_list_is_empty_even_if_the_forward_raises() -> None:
+    def fails(args: list[Any]) -> Any:
+        raise ValueError
+
+    call = wrapped(added, two, inference=lambda module, inputs: fails)
+    given = two()
+    with pytest.raises(ValueError):
+        call(given)
+    assert given == [] and torch.is_grad_enabled()
+
+
+def test_W4_a_wrong_number_of_values_is_an_internal_error() -> None:
+    call = wrapped(lambda x, y: [x + y, x - y, x * y], two, inference=lambda *_: lambda args: (args.clear(), (1, 2))[1])
+    with pytest.raises(InternalError, match="expected 3, got 2"):
+        call(two())
+
+
+def test_W4_no_results_may_be_none() -> None:
+    call = wrapped(lambda x: [], lambda: [numbers(2)], inference=lambda *_: lambda args: args.clear())
+    assert call([numbers(2)]) == []
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_W5_arguments_die_inside_the_forward_unless_a_result_is_their_view(is_kept: bool) -> None:
+    alive: list[bool] = []
+    watched: list[Any] = []
+
+    def compiler(module: Any, inputs: Any) -> Any:
+        run = boxed(module, inputs)
+
+        def spy(args: list[Any]) -> Any:
+            watched.append(weakref.ref(args[0]))
+            result = run(args)
+            alive.append(watched[0]() is not None)
+            return result
+
+        return spy
+
+    def function(x: Any) -> Any:
+        return [x.sin().cos(), x.view(-1)] if is_kept else [x.sin().cos()]
+
+    call = wrapped(function, lambda: [numbers(2, 3)], inference=compiler)
+    call([numbers(2, 3)])
+    assert alive == [is_kept]
+
+
+def test_W6_a_plan_is_plain_data() -> None:
+    for function in (added, lambda x, y: (x.mul_(2), [x.view(-1), (x + y).t()])[1]):
+        plan = wrapped(function, two).plan
+        assert pickle.loads(pickle.dumps(plan)) == plan
+        assert hash(plan) == hash(wrapped(function, two).plan)
+
+
+def test_W21_modes_around_the_forward() -> None:
+    modes: list[Any] = []
+
+    def compiler(module: Any, inputs: Any) -> Any:
+        run = boxed(module, inputs)
+
+        def spy(args: list[Any]) -> Any:
+            modes.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+            return run(args)
+
+        return spy
+
+    def make() -> list[Any]:
+        return [numbers(2, 2), numbers(2, 2)]
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        call = wrapped(lambda x, y: [x @ y], make, inference=compiler)
+        assert call(make())[0].dtype is torch.bfloat16
+        assert torch.is_autocast_enabled("cpu")
+    assert modes == [(False, False)] and torch.is_grad_enabled()
+
+
+def test_W28_a_changed_grad_mode_stands_afterwards() -> None:
+    def function(x: Any) -> Any:
+        y = x * 2
+        torch._C._set_grad_enabled(False)
+        return [y]
+
+    try:
+        call = wrapped(function, lambda: [numbers(2, grad=True)])
+        torch._C._set_grad_enabled(True)
+        (y,) = call([numbers(2, grad=True)])
+        assert not torch.is_grad_enabled() and y.requires_grad
+    finally:
+        torch._C._set_grad_enabled(True)
+
+
+def test_W25_changes_that_cancel_only_move_the_version() -> None:
+    call = twin(lambda x: (x.t_(), x.t_(), [x + 1])[2], lambda: [numbers(2, 3)])
+    assert call.plan.writes == () and call.plan.touched == (0,)
+
+
+def test_W8_another_pattern_of_one_tensor_twice_does_not_fit() -> None:
+    call = wrapped(lambda a, b: (a.mul_(2), [a + b])[1], lambda: [numbers(2)] * 2)
+    y, z = numbers(2), numbers(2) + 1
+    before = y.clone(), z.clone()
+    with pytest.raises(UsageError, match="arguments 0 and 1"):
+        call([y, z])
+    assert torch.equal(y, before[0]) and torch.equal(z, before[1])
+
+
+def test_Wplus1_overlap_that_was_not_there_at_the_trace_does_not_fit() -> None:
+    call = wrapped(lambda a, b: (a.mul_(2), [a + b])[1], lambda: [numbers(2), numbers(2)])
+    x = numbers(4)
+    for one, other in ((x[:2], x[1:3]), (x[:2], x[:2])):
+        with pytest.raises(UsageError, match="share memory"):
+            call([one, other])
+    assert torch.equal(call([x[:2], x[2:]])[0], numbers(4)[:2] * 2 + numbers(4)[2:])
+
+
+def test_Wplus1_a_written_tensor_given_twice_does_not_fit_a_plan_for_two() -> None:
+    call = wrapped(lambda a, b: (a.mul_(2), [a + b])[1], two)
+    x = numbers(2, 3)
+    with pytest.raises(UsageError, match="share memory"):
+        call([x, x])
+
+
+def refused(function: Any, make: Any) -> str:
+    with pytest.raises(Refusal) as caught:
+        wrapped(function, make)
+    return str(caught.value)
+
+
+def test_W9_overlap_with_a_write_is_refused_and_without_is_not() -> None:
+    def make() -> list[Any]:
+        x = numbers(6)
+        return [x[:4], x[2:]]
+
+    assert "share memory" in refused(lambda a, b: (a.mul_(2), [a + b])[1], make)
+    twin(added, make)
+
+
+def test_W9_disjoint_slices_of_one_storage_are_written() -> None:
+    def make() -> list[Any]:
+        x = numbers(6)
+        return [x[:3], x[3:]]
+
+    twin(lambda a, b: (a.mul_(2), b.add_(a), [a + b])[2], make)
+
+
+def test_Wplus4_a_write_to_a_leaf_is_refused_with_the_line() -> None:
+    text = refused(lambda x: [x.mul_(2)], lambda: [numbers(2, grad=True)])
+    assert "leaf" in text and "test_inference.py" in text
+    assert "leaf" in refused(lambda x: [x[0].mul_(2)], lambda: [numbers(2, grad=True)])
+
+
+def test_Wplus3_changed_flags_are_refused() -> None:
+    assert "requires_grad_" in refused(lambda x: [x.requires_grad_() * 2], lambda: [numbers(2)])
+    assert "detach_" in refused(lambda x: [x.detach_() * 2], lambda: [grown(2)])
+
+
+def test_W25_a_shape_changed_before_a_write_is_refused_with_gradients() -> None:
+    def function(x: Any) -> Any:
+        view = x.unsqueeze(0)
+        x.t_()
+        x.mul_(2)
+        return [view.sin()]
+
+    assert "t_" in refused(function, lambda: [grown(2, 2)])
+    twin(function, lambda: [numbers(2, 2)])
+
+
+def test_W25_a_view_that_needs_a_gradient_and_changes_its_shape_is_refused() -> None:
+    assert "shape" in refused(lambda x: [x.t_()], lambda: [grown(4, 2)[1:3]])
+
+
+def test_W27_a_replaced_storage_is_refused() -> None:
+    def function(x: Any, y: Any) -> Any:
+        with torch.no_grad():
+            x.set_(y)
+        return [x + 1]
+
+    refused(function, two)
+
+
+def test_what_raises_in_the_trace_is_refused_with_the_users_line() -> None:
+    text = refused(lambda x: [x @ x], lambda: [numbers(2, 3)])
+    assert "test_inference.py" in text
+
+
+def test_sample_inputs_must_be_flat() -> None:
+    with pytest.raises(UsageError, match="flatten"):
+        wrapped(lambda x: [x], lambda: [[numbers(2)]])

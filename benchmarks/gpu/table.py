@@ -7,6 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.layout import for_readme, for_terminal
+
 Result = dict[str, Any]
 
 PEERS = ("eager", "compile", "reduce-overhead")
@@ -77,19 +79,12 @@ def _recording(result: Result) -> str:
 
 def as_rich(results: list[Result]) -> Table:
     """The table for a terminal, with programs by their short names."""
-    table = Table(title="µs per call")
-    for index, name in enumerate(HEAD):
-        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index == 0)
-    for result in results:
-        table.add_row(result["program"], *row(result)[1:])
-    return table
+    return for_terminal(HEAD, ((result["program"], *row(result)[1:]) for result in results))
 
 
 def as_markdown(results: list[Result]) -> str:
     """The table and its notes for the README."""
-    lines = [HEAD, ("---", *["---:"] * (len(HEAD) - 1)), *map(row, results)]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{table}\n\n{' '.join(notes(results))}"
+    return for_readme(HEAD, map(row, results), notes(results))
 
 
 def notes(results: list[Result]) -> list[str]:

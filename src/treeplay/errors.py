@@ -18,7 +18,30 @@ class ArgumentTypeError(TreeplayError, TypeError):
     """A call of treeplay's own functions was given an argument of a type it cannot use (the caller's to mend)."""
 
 
-class Refusal(TreeplayError, RuntimeError):
+class Explained(TreeplayError, RuntimeError):
+    """An error that carries its reason as a plain fact: what, where, why, and how to mend it."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+    @property
+    def op(self) -> str:
+        """The operation that cannot be done."""
+        return self.reason.op
+
+    @property
+    def where(self) -> Location | None:
+        """The user's line, where it is known."""
+        return self.reason.where
+
+    @property
+    def advice(self) -> str:
+        """What to change so that it can."""
+        return self.reason.advice
+
+
+class Refusal(Explained):
     """A program cannot be recorded (the program's to mend).
 
     `reason` is the plain fact; `op`, `where` and `advice` are its fields. Raised with `on_refusal="raise"`;
@@ -28,25 +51,6 @@ class Refusal(TreeplayError, RuntimeError):
         def step(x):
             return x * x.sum().item()     # Refusal: item: reads a tensor's value on the host ...
     """
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
-
-    @property
-    def op(self) -> str:
-        """The operation that cannot be recorded."""
-        return self.reason.op
-
-    @property
-    def where(self) -> Location | None:
-        """The user's line, where there is one."""
-        return self.reason.where
-
-    @property
-    def advice(self) -> str:
-        """What to change so that the program records."""
-        return self.reason.advice
 
 
 class TooEarly(Refusal):
@@ -68,7 +72,7 @@ class UsageError(TreeplayError, RuntimeError):
     """A function was called in a state, on a stream or in an order in which it cannot be (the caller's to mend)."""
 
 
-class CaptureFailed(TreeplayError, RuntimeError):
+class CaptureFailed(Explained):
     """A capture was broken by what it contains (the program's to mend). Nothing of it has run.
 
     `reason` is the plain fact; `op`, `where` and `advice` are its fields:
@@ -76,25 +80,6 @@ class CaptureFailed(TreeplayError, RuntimeError):
         with treeplay.graphs.graph(g):
             x.sum().item()                # CaptureFailed: item: reads a tensor's value on the host ...
     """
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
-
-    @property
-    def op(self) -> str:
-        """The operation that cannot be captured."""
-        return self.reason.op
-
-    @property
-    def where(self) -> Location | None:
-        """The user's line, where it is known."""
-        return self.reason.where
-
-    @property
-    def advice(self) -> str:
-        """What to change so that the work can be captured."""
-        return self.reason.advice
 
 
 class StaleOutput(TreeplayError, RuntimeError):

@@ -21,7 +21,7 @@ class Held:
         self.blocks = blocks
         self.is_held = True
 
-    def let_go(self) -> None:
+    def free(self) -> None:
         self.is_held = False
 
 

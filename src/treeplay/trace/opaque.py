@@ -35,13 +35,13 @@ do not lie in the recording's pool are hidden state: a device copies or refuses 
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from treeplay.device.collection import no_collection
 from treeplay.errors import InternalError, Refusal
 from treeplay.facts.overlap import overlapping
 from treeplay.facts.place import How, Place
@@ -79,18 +79,6 @@ def prepare(program: Callable[..., Any], call: Call) -> Prepared:
             raise Refusal(_of_another_kind(program, tensor, device))
     used = [tensor for tensor in tensors if tensor.device == device and is_plain(tensor)]
     return Prepared(program, call, found, used, HostState(watched, device, found.generators.values()))
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Python collects no garbage for a block: a dead graph or stream among it would break a capture."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @contextlib.contextmanager
@@ -207,7 +195,7 @@ class Prepared:
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the program for a recording, over `tensors`; gives the outputs, and leaves Python as it was."""
         with (
-            _no_collection(),
+            no_collection(),
             _fused_may_be_captured(self._found.optimizers, self.device),
             self._around.set(),
             self._host.apart(self._refuse),

@@ -93,16 +93,16 @@ class Captured:
     @property
     def own_bytes(self) -> int:
         """What it holds besides: the instantiated graph, and buffers."""
-        return self.exec_bytes + sum(TensorSpec.of(buffer).nbytes for buffer in self.buffers.values())
+        return self.exec_bytes + self.buffer_bytes
 
-    def let_go(self) -> None:
-        """Give everything back; the next launch finds that it has to be captured again."""
-        self.free()
+    @property
+    def buffer_bytes(self) -> int:
+        """Of the buffers, each of which a call fills."""
+        return sum(TensorSpec.of(buffer).nbytes for buffer in self.buffers.values())
 
     def facts(self) -> LaunchFacts:
         """A snapshot of how it is launched."""
         captured = self.made.captured
-        copied = sum(TensorSpec.of(buffer).nbytes for buffer in self.buffers.values())
         return LaunchFacts(
             str(self.lane.device),
             "recorded",
@@ -110,7 +110,7 @@ class Captured:
             nodes=len(captured.nodes) if captured is not None else 0,
             scratch_bytes=union_bytes(self.blocks),
             exec_bytes=self.exec_bytes,
-            copied_bytes_per_call=copied,
+            copied_bytes_per_call=self.buffer_bytes,
             patched=self.moves,
             policy=self._policy(),
             seconds=dict(self.seconds),
@@ -147,7 +147,10 @@ class Captured:
         self.moves += len(moves)
 
     def free(self) -> None:
-        """Give graph and memory back. What is still running with the buffers keeps them until it is done."""
+        """Give graph and memory back; the next launch finds that it has to be captured again.
+
+        What is still running with the buffers keeps them until it is done.
+        """
         with self.lane.lock:
             if not self.is_held:
                 return

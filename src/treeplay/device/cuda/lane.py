@@ -26,7 +26,7 @@ class Unplaced(Exception):
 
 
 class Held(Protocol):
-    """A recording, as the lane counts it. `launches` since memory was last looked at; `let_go` gives it all back."""
+    """A recording, as the lane counts it. `launches` since memory was last looked at; `free` gives it all back."""
 
     launches: int
     is_held: bool
@@ -37,7 +37,7 @@ class Held(Protocol):
     @property
     def own_bytes(self) -> int: ...
 
-    def let_go(self) -> None: ...
+    def free(self) -> None: ...
 
 
 class Lane:
@@ -74,7 +74,7 @@ class Lane:
                 if self.held_bytes() <= settings.memory_budget_bytes:
                     break
                 if held is not newest:
-                    held.let_go()
+                    held.free()
                     counters.add("recordings dropped", "memory")
             for held in self._least_used():
                 held.launches = 0
@@ -84,7 +84,7 @@ class Lane:
         with self.lock:
             held = self._least_used()
             for one in held:
-                one.let_go()
+                one.free()
                 counters.add("recordings dropped", "memory")
         return bool(held)
 

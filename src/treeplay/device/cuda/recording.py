@@ -8,14 +8,13 @@ Each call's effects happen once whichever way it goes: a capture executes nothin
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch.cuda import is_current_stream_capturing as is_capturing
 
+from treeplay.device.collection import no_collection
 from treeplay.device.cuda.captured import Captured, capture_work
 from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.poisoned import differences
@@ -26,18 +25,6 @@ from treeplay.observe import counters, warn_once
 from treeplay.settings import settings
 
 Tensors = list[torch.Tensor]
-
-
-@contextlib.contextmanager
-def no_collection() -> Iterator[None]:
-    """Python collects no garbage for a block: it would find thousands of objects of a compiler's, for a third of a second."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class CudaRecording:
@@ -94,10 +81,7 @@ class CudaRecording:
             self._captured = self._capture(tensors, numbers)
         except UsageError:  # a capture is under way in this thread: the next call may find none
             return self._plain(tensors, numbers)
-        except (
-            RuntimeError,
-            InternalError,
-        ) as error:  # nothing has run; one of the program's own comes again when it does
+        except RuntimeError as error:  # nothing has run; one of the program's own comes again when it does
             self._give_up(error)
             return self._plain(tensors, numbers)
         self._stage = self._captured.launch

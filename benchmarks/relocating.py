@@ -70,7 +70,7 @@ def capture(function: Function, inputs: Tensors, *, congruent_bytes: int = 512, 
     instantiated_at = time.perf_counter()
     patcher = build_patcher(graph.raw_cuda_graph(), graph.raw_cuda_graph_exec(), table, costs=costs)
     built_at = time.perf_counter()
-    unfaithful = unfaithful_nodes(patcher)
+    unfaithful = unfaithful_nodes(patcher.nodes)
     seconds = {
         "captures": captured_at - started,
         "relocate": related_at - captured_at,

@@ -117,12 +117,23 @@ def make_all(this: Measurement, feed: Feed, names: list[str]) -> dict[str, Varia
             facts["error"] = largest_difference(results, reference)
             this.found["variants"][name] = facts
             if not facts["error"] <= this.program.tolerance:
-                this.failed(
-                    name, WrongResultError(f"results are {facts['error']:.1e} of the largest value from eager's")
-                )
+                this.failed(name, WrongResultError(_how_wrong(results, reference, facts["error"])))
                 del made[name]
             this.save()
     return made
+
+
+def _how_wrong(results: list[torch.Tensor], reference: list[torch.Tensor], error: float) -> str:
+    """By how much, in which calls, and the first values of each result beside eager's."""
+    calls = [largest_difference([one], [other]) for one, other in zip(results, reference, strict=True)]
+    first = [
+        f"{float(one.flatten()[0]):.6g} for {float(other.flatten()[0]):.6g}"
+        for one, other in zip(results, reference, strict=True)
+    ]
+    by_call = ", ".join(
+        f"call {at}: {off:.1e} ({values})" for at, (off, values) in enumerate(zip(calls, first, strict=True))
+    )
+    return f"results are {error:.1e} of the largest value from eager's: {by_call}"
 
 
 def make_one(this: Measurement, feed: Feed, name: str) -> tuple[Variant, list[torch.Tensor], dict[str, Any]]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from treeplay.device.cuda import verify
+from treeplay.errors import InternalError
 from treeplay.facts.nodes import Kernel
 
 
@@ -46,6 +45,17 @@ CLUSTER = {4: b"\x02\0\0\0"}
 )
 def test_what_changes_when_a_node_is_set(monkeypatch, after, text):
     monkeypatch.setattr(verify, "read_node", lambda handle, shapes: handle.read())
-    patcher = SimpleNamespace(nodes={3: Node((kernel(), CLUSTER), after)})
-    found = verify.unfaithful_nodes(patcher)
+    found = verify.unfaithful_nodes({3: Node((kernel(), CLUSTER), after)})
     assert (found == {}) if text is None else (text in found[3])
+
+
+def test_every_launch_of_a_function_that_cannot_be_set_is_told(monkeypatch):
+    class Stubborn(Node):
+        def set_template(self):
+            raise InternalError("cuGraphKernelNodeSetParams_v2 failed with CUDA driver code 1")
+
+    monkeypatch.setattr(verify, "read_node", lambda handle, shapes: handle.read())
+    same = (kernel(), CLUSTER)
+    other = (kernel(grid=2), CLUSTER)
+    found = verify.unfaithful_nodes({1: Stubborn(same, same), 4: Stubborn(same, same), 6: Node(other, other)})
+    assert list(found) == [1, 4] and "cannot be changed: cuGraphKernelNodeSetParams_v2" in found[4]

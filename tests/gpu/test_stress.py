@@ -131,7 +131,7 @@ def race(lower: str, seconds: float, *, warm: bool) -> list[Worker]:
         worker.join(timeout=seconds + 120)
         assert not worker.is_alive(), f"thread {worker.number} hangs"
     facts = fast.statistics()
-    assert facts.refusals == 0
+    assert facts.refusals == 0, fast.explain()
     assert facts.recordings == len(BATCHES)
     return workers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 
 import pytest
@@ -142,3 +143,35 @@ def test_what_the_compiler_cannot_take_runs_as_operators():
             assert torch.equal(replayed(base[:4], base[2:]), expected)
     assert torch.equal(base, eager)
     assert "aten" in replayed.explain()
+
+
+def test_programs_are_compiled_in_several_threads_at_once() -> None:
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            compiled = treeplay.jit(lambda x: (x * number).sin() - number, lower="inductor")
+            for _ in range(3):
+                x = torch.randn(5)
+                torch.testing.assert_close(compiled(x), (x * number).sin() - number)
+            assert compiled.statistics().recordings == 1
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=240)
+        assert not thread.is_alive()
+    assert not errors
+
+
+def test_compiling_draws_no_random_numbers() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    compiled = treeplay.jit(lambda x: (x @ x).relu() - 1, lower="inductor")
+    x = torch.arange(16.0).reshape(4, 4)
+    for _ in range(3):
+        compiled(x)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -47,5 +47,6 @@ def test_inductor_compiles_a_graph_of_fakes() -> None:
     with FakeTensorMode(), torch.no_grad():
         fakes = [torch.ones(4)]
         module = make_fx(lambda x: (x * 2 - 1,), torch_private.decompositions(), tracing_mode="real")(*fakes)
-    run = torch_private.compile_graph(module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True)
+    with torch_private.compile_lock:
+        run = torch_private.compile_graph(module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True)
     assert torch.equal(run([torch.full((4,), 3.0)])[0], torch.full((4,), 5.0))

@@ -36,3 +36,15 @@ def test_rows_and_tables_tell_themselves_in_a_line():
     assert str(fixed) == "output 0: it was not allocated during the capture"
     assert (str(table), table.demoted()) == ("1 of 2 can be moved in 7 nodes", (fixed,))
     assert str(row.sites[1]) == "node 1, buffer 0, byte 24: address+64"
+
+
+def test_what_lies_in_nodes_that_cannot_be_changed_stays_and_so_does_what_moves_with_it():
+    leader = Row("tensor", 0, 4096, 256, (Site(1, 0, 8, 0), Site(2, 0, 8, 64)))
+    follower = Row("tensor", 1, 4160, 64, leader=0)
+    other = Row("tensor", 2, 8192, 256, (Site(3, 0, 8, 0),))
+    output = Row("output", 0, 512, 256, (Site(2, 0, 0, 0),))
+    table = Relocation((leader, follower, other), (output,), 4).without({2: "it is stubborn"})
+    assert table.tensors[2] == other
+    for row in (*table.tensors[:2], *table.outputs):
+        assert (row.reason, row.sites) == ("it is stubborn", ())
+    assert table.without({7: "not there"}) == table

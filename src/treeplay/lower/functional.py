@@ -18,8 +18,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
 from treeplay.facts.spec import TensorSpec
+from treeplay.lower.births import tell_results
 from treeplay.trace.scalar_ops import FORMULAS
-from treeplay.trace.tape import leaves_of
 
 aten = torch.ops.aten
 
@@ -75,13 +75,8 @@ class Tensors(torch.fx.Interpreter):
         if self.births is None:
             return self._call(n)
         before = self.births.now()
-        given = {
-            _storage(leaf) for leaf in leaves_of(self.fetch_args_kwargs_from_env(n)) if isinstance(leaf, torch.Tensor)
-        }
         value = self._call(n)
-        for tensor in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(tensor, torch.Tensor) and _storage(tensor) not in given:  # else a view, or written in place
-                self.births.born(tensor, before)
+        tell_results(self.births, before, self.fetch_args_kwargs_from_env(n), value)
         return value
 
     def _call(self, n: torch.fx.Node) -> Any:
@@ -106,10 +101,6 @@ class Tensors(torch.fx.Interpreter):
         value = args[0].to(torch.float64).reshape(()) if is_read else n.target(*args)  # type: ignore[operator]
         feeds_tensors = any(user.name not in self.scalars for user in n.users)
         return settled(value) if feeds_tensors else value  # type: ignore[no-any-return]
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def scalar_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:

@@ -16,9 +16,11 @@ import torch.fx
 from treeplay.errors import LoweringError
 from treeplay.facts.spec import TensorSpec
 from treeplay.lower.functional import Tensors, make_functional
+from treeplay.lower.layouts import has_convolutions_both_ways
 from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.numbers import Numbers, Vector, split_numbers
 from treeplay.lower.written_out import WRITTEN_OUT
+from treeplay.observe import keep_rng
 
 
 def lower_inductor(
@@ -32,15 +34,22 @@ def lower_inductor(
     numbers = split_numbers(graph)
     specs = _specs(graph, numbers, device)
     interpreter = Tensors(graph, numbers.scalars, numbers.known, numbers.slots, formulas=WRITTEN_OUT)
-    module, fakes = make_functional(interpreter.with_vector, specs, torch_private.decompositions())
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            artifact = torch_private.compile_graph(
-                module, fakes, device=device, eager_random=eager_random, is_small=is_small
-            )
-    except Exception as error:
-        raise LoweringError(f"Inductor could not compile the graph: {error}") from error
+    # One compilation at a time in the process, torch's own included; what it draws (to try kernels out) is nobody's loss.
+    with torch_private.compile_lock, keep_rng():
+        module, fakes = make_functional(interpreter.with_vector, specs, torch_private.decompositions())
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                artifact = torch_private.compile_graph(
+                    module,
+                    fakes,
+                    device=device,
+                    eager_random=eager_random,
+                    is_small=is_small,
+                    is_inference=not has_convolutions_both_ways(module),
+                )
+        except Exception as error:
+            raise LoweringError(f"Inductor could not compile the graph: {error}") from error
     vector = Vector(numbers, device) if numbers.size else None
     return Lowered(
         "inductor",

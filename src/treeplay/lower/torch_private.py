@@ -10,15 +10,20 @@ from typing import Any
 import torch
 import torch._inductor.config as inductor_config
 import torch.fx
+from torch._dynamo.convert_frame import compile_lock as compile_lock
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+from torch._inductor.graph import GraphLowering
+from torch._inductor.inductor_prims import force_stride_order
 from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from treeplay.device.protocol import Births
+from treeplay.lower.births import ResultsTold
 from treeplay.lower.functional import settled
+from treeplay.lower.layouts import has_convolutions_both_ways, put_channels_last
 
 _OPTIONS: dict[str, Any] = {
     "triton.cudagraphs": False,
@@ -56,8 +61,11 @@ def compile_graph(
     device: torch.device,
     eager_random: bool,
     is_small: bool,
+    is_inference: bool = True,
 ) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
-    """Inductor's artifact for a functional graph, without the layers that torch puts around it."""
+    """Inductor's artifact for a functional graph, without the layers that torch puts around it.
+
+    Results have the strides that the graph's metadata say. A step of training, whole, is no inference."""
     known = inductor_config.get_config_copy()  # releases of torch differ in what can be set
     is_host = device.type == "cpu"
     wanted = _OPTIONS | (_HOST_OPTIONS if is_host else _GPU_OPTIONS)
@@ -73,14 +81,35 @@ def compile_graph(
         torch._C._DisableAutocast(),
         torch.no_grad(),
     ):
-        compiled = compile_fx_inner(joint_graph_passes(module), fakes, cpp_wrapper=is_host, is_inference=True)
+        module = joint_graph_passes(module)
+        if _wants_channels_last(module, is_inference):
+            put_channels_last(module, force_stride_order)
+        _show_results(module)
+        compiled = compile_fx_inner(module, fakes, cpp_wrapper=is_host, is_inference=is_inference)
     call: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]] | None = getattr(compiled, "current_callable", None)
     return call or compiled
 
 
+def _wants_channels_last(module: torch.fx.GraphModule, is_inference: bool) -> bool:
+    return (
+        not is_inference
+        and has_convolutions_both_ways(module)
+        and bool(GraphLowering.decide_layout_opt(module, is_inference=False))
+    )
+
+
+def _show_results(module: torch.fx.GraphModule) -> None:
+    """Tell Inductor that somebody sees each result, so that it has the strides of its metadata."""
+    output = module.graph.output_node()
+    results: Any = output.args[0]
+    output.meta["user_visible_output_idxs"] = [at for at, part in enumerate(results) if isinstance(part, torch.fx.Node)]
+
+
 @contextlib.contextmanager
 def telling(artifact: Callable[..., Any], births: Births) -> Iterator[None]:
-    """While this lasts, the artifact tells of each buffer that its wrapper allocates."""
+    """While this lasts, the artifact tells of each buffer that its wrapper allocates, and of each result of an operator.
+
+    Both have to be told: where one is allocated, another may have been before."""
     names = _names_of_wrapper(artifact)
     if names is None:
         yield
@@ -95,7 +124,8 @@ def telling(artifact: Callable[..., Any], births: Births) -> Iterator[None]:
 
     names[_ALLOCATE] = allocate_and_tell
     try:
-        yield
+        with ResultsTold(births):
+            yield
     finally:
         names[_ALLOCATE] = allocate
 

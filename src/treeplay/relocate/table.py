@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Role = Literal["tensor", "output"]
@@ -92,6 +92,21 @@ class Relocation:
     def demoted(self) -> tuple[Row, ...]:
         """Those that cannot be moved."""
         return tuple(row for row in self.rows if not row.is_patchable)
+
+    def without(self, nodes: Mapping[int, str]) -> Relocation:
+        """The table if these nodes cannot be changed, each with the reason: what lies there, or with it, stays."""
+
+        def reason(row: Row) -> str | None:
+            return row.reason or next((nodes[at] for at in row.nodes if at in nodes), None)
+
+        led = {row.index: reason(row) for row in self.tensors}
+
+        def kept(row: Row) -> Row:
+            why = reason(row) if row.leader is None else row.reason or led[row.leader]
+            return row if why == row.reason else replace(row, reason=why, sites=())
+
+        tensors, outputs = tuple(map(kept, self.tensors)), tuple(map(kept, self.outputs))
+        return replace(self, tensors=tensors, outputs=outputs)
 
     def __str__(self) -> str:
         rows = self.rows

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from treeplay.device.generators import moving
 from treeplay.trace.torch_private import address_of
 
 _SEED = 0x7EEB1A7
@@ -21,7 +22,8 @@ class Generators:
 
     def __init__(self, known: Iterable[torch.Generator]) -> None:
         every = [torch.default_generator, *_of_gpus(), *known]
-        self._before = {address_of(generator): (generator, generator.get_state()) for generator in every}
+        with moving:
+            self._before = {address_of(generator): (generator, generator.get_state()) for generator in every}
         self._expected: dict[int, int] = {}
         self._drawn = 0
         for generator in every:
@@ -43,13 +45,15 @@ class Generators:
         """Give `generator` a seed of its own, so that going back to an earlier state shows; numbers that another thread
         draws meanwhile leave it as it is."""
         self._drawn += 1
-        generator.manual_seed(_SEED + self._drawn)
-        self._expected[address_of(generator)] = generator.initial_seed()
+        with moving:
+            generator.manual_seed(_SEED + self._drawn)
+            self._expected[address_of(generator)] = generator.initial_seed()
 
     def restore(self) -> None:
         """Put every generator back."""
-        for generator, state in self._before.values():
-            generator.set_state(state)
+        with moving:
+            for generator, state in self._before.values():
+                generator.set_state(state)
 
 
 def _of_gpus() -> Iterable[torch.Generator]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from treeplay.device.cuda.capture import capturing
 from treeplay.device.cuda.history import allocations
 from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.nodes import Shapes, read_nodes
+from treeplay.device.generators import moving
 from treeplay.device.protocol import Work
 from treeplay.errors import CaptureFailed
 from treeplay.facts.nodes import Captured, Placed
@@ -153,16 +154,12 @@ def spared_generator(device: torch.device, *, is_drawn_from: bool) -> Iterator[C
         yield lambda: None
         return
     generator = torch.cuda.default_generators[device.index]
-    own = generator.graphsafe_get_state()
-    generator.graphsafe_set_state(generator.clone_state())
-
-    def put_back() -> None:
-        generator.graphsafe_set_state(own)
-
-    try:
-        yield put_back
-    finally:
-        put_back()
+    with ExitStack() as swapped:
+        swapped.enter_context(moving)
+        own = generator.graphsafe_get_state()
+        swapped.callback(generator.graphsafe_set_state, own)
+        generator.graphsafe_set_state(generator.clone_state())
+        yield swapped.close
 
 
 def in_own_memory(outputs: Sequence[torch.Tensor]) -> list[int]:

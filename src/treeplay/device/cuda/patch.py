@@ -127,8 +127,14 @@ def build_patcher(graph: int, executable: int, table: Relocation, *, costs: Cost
 
     The graph must outlive it, both must be as they were captured, and their device must be current.
     """
-    handles, sizes_of = handles_of(graph), cache(param_sizes)
-    sites = [site for row in table.rows for site in row.sites]
-    nodes = {index: own_node(handles[index], sizes_of) for index in sorted({site.node for site in sites})}
-    words = {site: nodes[site.node].word(site.buffer, site.offset) for site in sites}
+    nodes = own_nodes_of(graph, table)
+    words = {site: nodes[site.node].word(site.buffer, site.offset) for row in table.rows for site in row.sites}
     return Patcher(graph, executable, table, nodes, words, costs)
+
+
+def own_nodes_of(graph: int, table: Relocation) -> dict[int, OwnNode]:
+    """The nodes that hold an address of the table, by index, each with a copy of its parameters."""
+    handles, sizes_of = handles_of(graph), cache(param_sizes)
+    return {
+        index: own_node(handles[index], sizes_of) for index in sorted({at for row in table.rows for at in row.nodes})
+    }

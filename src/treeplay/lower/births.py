@@ -1,0 +1,45 @@
+"""Tells of the memory that operators allocate for their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from treeplay.device.protocol import Births
+from treeplay.trace.tape import leaves_of
+
+
+class ResultsTold(TorchDispatchMode):
+    """While it is entered, each result in memory of its own is told to `births`; views and what is written in place are not."""
+
+    def __init__(self, births: Births) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._births = births
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Compiled functions inside stay compiled."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        before = self._births.now()
+        result = func(*args, **(kwargs or {}))
+        tell_results(self._births, before, (args, kwargs or {}), result)
+        return result
+
+
+def tell_results(births: Births, before: int, given: Any, result: Any) -> None:
+    """Tell of the results of an operator that lie in none of the tensors it was given; `before`: the time before it ran."""
+    taken = {_storage(leaf) for leaf in leaves_of(given) if isinstance(leaf, torch.Tensor)}
+    for tensor in result if isinstance(result, (list, tuple)) else (result,):
+        if isinstance(tensor, torch.Tensor) and _storage(tensor) not in taken:
+            births.born(tensor, before)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

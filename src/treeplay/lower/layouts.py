@@ -1,0 +1,93 @@
+"""What a compiler is told about memory layouts: results have eager's strides, convolutions compute with channels last.
+
+    forward ── conv ──▶ clone(channels last) ──▶ ...          metadata follows: what is computed from a channels-last
+    backward ── conv backward on channels-last clones ──▶     tensor is channels last, in the forward and the backward
+
+Inductor gives convolutions channels last by itself where it compiles forward and backward apart: the backward is compiled for
+what the forward saved. In one graph of both it asks the metadata, which is eager's; so here the metadata is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+from torch.fx import Node
+
+aten = torch.ops.aten
+
+_CONVOLUTIONS = {aten.convolution.default: (0, 1), aten.convolution_backward.default: (0, 1, 2)}
+_IMAGES = 4  # dimensions: batch, channels, height, width
+
+
+def has_convolutions_both_ways(module: torch.fx.GraphModule) -> bool:
+    """Whether a graph computes convolutions and gradients of them."""
+    return all(any(module.graph.find_nodes(op="call_function", target=target)) for target in _CONVOLUTIONS)
+
+
+def put_channels_last(module: torch.fx.GraphModule, keep_stride: Callable[..., Any]) -> None:
+    """Let convolutions of images, forward and backward, read channels-last tensors; results stay as they are laid out.
+
+    `keep_stride(tensor, stride)` is an operator whose result has these strides, if it can without a copy."""
+    graph = module.graph
+    strides = _strides_of_results(graph)
+    last: dict[Node, Node] = {}
+    for node in list(graph.nodes):
+        for at in _CONVOLUTIONS.get(node.target, ()):
+            source = node.args[at]
+            if isinstance(source, Node) and source.meta["val"].dim() == _IMAGES:
+                if source not in last:
+                    last[source] = _after(graph, source)
+                node.update_arg(at, last[source])
+    for source, clone in last.items():
+        # An input keeps its place: it may be written. What is computed is only needed in its new layout.
+        if source.op == "call_function":
+            source.replace_all_uses_with(clone, _all_but(clone))
+    _keep_strides_of_results(graph, strides, keep_stride)
+    graph.lint()
+    module.recompile()
+
+
+def _all_but(one: Node) -> Callable[[Node], bool]:
+    return lambda user: user is not one
+
+
+def _after(graph: torch.fx.Graph, source: Node) -> Node:
+    """A channels-last copy right behind `source`. As values they are equal, so a compiler need not make both."""
+    behind = source
+    if source.op == "placeholder":
+        behind = graph.find_nodes(op="placeholder")[-1]
+    with graph.inserting_after(behind):
+        clone = graph.call_function(aten.clone.default, (source,), {"memory_format": torch.channels_last})
+    clone.meta["val"] = source.meta["val"].clone(memory_format=torch.channels_last)
+    return clone
+
+
+def _strides_of_results(graph: torch.fx.Graph) -> list[list[int] | None]:
+    """The strides of the images that a graph computes and returns."""
+    results: Any = graph.output_node().args[0]
+    return [
+        list(result.meta["val"].stride())
+        if isinstance(result, Node) and result.op == "call_function" and result.meta["val"].dim() == _IMAGES
+        else None
+        for result in results
+    ]
+
+
+def _keep_strides_of_results(
+    graph: torch.fx.Graph, strides: list[list[int] | None], keep_stride: Callable[..., Any]
+) -> None:
+    output = graph.output_node()
+    results: Any = output.args[0]
+    kept = []
+    for result, stride in zip(results, strides, strict=True):
+        if stride is None:
+            kept.append(result)
+            continue
+        with graph.inserting_before(output):
+            kept.append(graph.call_function(keep_stride, (result, stride)))
+        value = result.meta["val"]
+        kept[-1].meta["val"] = value.new_empty_strided(value.shape, stride)
+    output.args = (tuple(kept),)

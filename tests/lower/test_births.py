@@ -1,0 +1,62 @@
+"""Allocations are told, so that what lies where a result lies later is not taken for it."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from types import FunctionType
+
+import torch
+
+from treeplay.lower.births import ResultsTold
+
+
+class Births:
+    """Counts the operators that ran, as a capture counts nodes."""
+
+    def __init__(self) -> None:
+        self.time = 0
+        self.told: list[tuple[int, int]] = []
+
+    def now(self) -> int:
+        self.time += 1
+        return self.time
+
+    def born(self, tensor: torch.Tensor, at: int) -> None:
+        self.told.append((tensor.untyped_storage().data_ptr(), at))
+
+
+def address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def test_results_in_memory_of_their_own_are_told() -> None:
+    births, x, out = Births(), torch.randn(3, 4), torch.empty(3, 4)
+    with ResultsTold(births):
+        made = x * 2 - 1
+        view = made.t()
+        made.add_(1)
+        torch.mul(made, 3, out=out)
+        least, where = torch.min(made, 0)
+    assert [place for place, _ in births.told][-2:] == [address(least), address(where)]
+    assert address(made) in dict(births.told) and address(view) == address(made)
+    assert address(out) not in dict(births.told) and address(x) not in dict(births.told)
+    assert len(births.told) == 4  # the product, the difference, and two of min
+
+
+def test_a_wrapper_tells_what_it_allocates_and_what_its_operators_return() -> None:
+    from treeplay.lower import torch_private
+
+    def wrapper(inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        buffer = empty_strided_cuda((2, 2), (2, 1), torch.float32)  # noqa: F821
+        return buffer.copy_(inputs[0]), torch.ops.aten.max_pool2d_with_indices.default(inputs[1], [2, 2])[0]
+
+    allocate: Callable[..., torch.Tensor] = lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)  # noqa: E731
+    names = {"__builtins__": builtins, "empty_strided_cuda": allocate, "torch": torch}
+    artifact = FunctionType(wrapper.__code__, names, "wrapper", None, wrapper.__closure__)
+    births = Births()
+    with torch_private.telling(artifact, births):
+        buffer, pooled = artifact([torch.ones(2, 2), torch.ones(1, 1, 4, 4)])
+    told = dict(births.told)
+    assert address(buffer) in told and address(pooled) in told
+    assert names["empty_strided_cuda"] is allocate

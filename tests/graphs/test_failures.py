@@ -111,7 +111,7 @@ def test_G13_the_memory_of_a_failed_capture_goes(cuda: str, failure: str) -> Non
             y[0].sum().item()
         if failure == "memory":
             torch.zeros(2**40, device=cuda)
-        side = torch.cuda.Stream()
+        side = next(stream for _ in range(2) if (stream := torch.cuda.Stream()) != torch.cuda.current_stream())
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             y[0] + 1

@@ -20,7 +20,6 @@ from treeplay.lower.layouts import has_convolutions_both_ways
 from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.numbers import Numbers, Vector, split_numbers
 from treeplay.lower.written_out import WRITTEN_OUT
-from treeplay.observe import keep_rng
 
 
 def lower_inductor(
@@ -34,8 +33,7 @@ def lower_inductor(
     numbers = split_numbers(graph)
     specs = _specs(graph, numbers, device)
     interpreter = Tensors(graph, numbers.scalars, numbers.known, numbers.slots, formulas=WRITTEN_OUT)
-    # One compilation at a time in the process, torch's own included; what it draws (to try kernels out) is nobody's loss.
-    with torch_private.compile_lock, keep_rng():
+    with torch_private.compile_lock:  # one compilation at a time in the process, torch's own included
         module, fakes = make_functional(interpreter.with_vector, specs, torch_private.decompositions())
         try:
             with warnings.catch_warnings():

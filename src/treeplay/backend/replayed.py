@@ -1,0 +1,156 @@
+"""A compiled graph that a device replays, as a boxed callable.
+
+    call 1 ── as compiled; its results show what is new memory ──▶ Work ── device.record ──▶ replay
+    later  ── def call(args): made = replay(tensors); return [made[0], args[2], ...]
+
+Nothing is recorded before there are real tensors, and the call that records runs once, like any other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from treeplay.backend.returns import Returns, emit_results, survey_returns
+from treeplay.device.protocol import Births, Device, Recorded, Replay, Work
+from treeplay.facts.launch import LaunchFacts
+from treeplay.facts.refusal import Reason
+from treeplay.facts.source import Source
+from treeplay.generated import hide_from_dynamo, load_source
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+_MOST_LOOKS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A compiled graph and what a device has to know of it.
+
+    `names` are its inputs'; `static` are those that stay where they are, `written` those that it writes. `draws`: whether it
+    draws random numbers. `tells`: while it lasts, `run` tells of the memory that it allocates.
+    """
+
+    run: Boxed
+    name: str
+    names: tuple[str, ...]
+    static: frozenset[int] = frozenset()
+    written: frozenset[int] = frozenset()
+    draws: bool = True
+    tells: Callable[[Births], AbstractContextManager[None]] | None = None
+
+
+@dataclass(eq=False)
+class Replayed:
+    """Boxed, like the graph. `given_up` is called once with the reason if a recording cannot be made."""
+
+    graph: Graph
+    device: Device
+    given_up: Callable[[Reason], None]
+    source: str | None = None
+    _recorded: Recorded | None = None
+    _call: Boxed | None = None
+    _looks: int = 0
+    _lock: Any = field(default_factory=threading.RLock)
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        call = self._call
+        return call(args) if call is not None else self._first(args)
+
+    def facts(self) -> LaunchFacts | None:
+        """How it is launched by now; None before there is a recording."""
+        return self._recorded.facts() if self._recorded is not None else None
+
+    def free(self) -> None:
+        """Give the recording's memory back; a later call makes it anew."""
+        if self._recorded is not None:
+            self._recorded.free()
+
+    def _first(self, args: list[Any]) -> Sequence[Any]:
+        with self._lock:
+            if self._call is not None:
+                return self._call(args)
+            given = list(args)
+            results = self.graph.run(args)
+            self._looks += 1
+            returns = survey_returns(given, results)
+            if isinstance(returns, str):
+                if self._looks == _MOST_LOOKS:
+                    self._call = self.graph.run
+                    advice = "pass tensors that share no memory, or copies of them"
+                    self.given_up(Reason(op=self.graph.name, why=returns, advice=advice))
+            else:
+                self._call = self._made(given, returns)
+            return results
+
+    def _made(self, given: Sequence[Any], returns: Returns) -> Boxed:
+        """The call function for arguments like `given`."""
+        places = tuple(at for at, arg in enumerate(given) if isinstance(arg, torch.Tensor))
+        fixed = {at: arg for at, arg in enumerate(given) if not isinstance(arg, torch.Tensor)}
+        recorded = self.device.record(_work(self.graph, places, fixed, returns))
+        source = emit_call(self.graph.name, len(given), places, fixed, returns)
+        source.names.update(plain=self.graph.run, replay=self._locked(recorded.replay))
+        call: Any = load_source(source)
+
+        def told(replay: Replay) -> None:
+            is_launch = replay is not recorded.replay  # which has a lock of its own
+            call.__globals__["replay"] = replay if is_launch else self._locked(replay)
+
+        recorded.tell(told)
+        self._recorded, self.source = recorded, source.text
+        hide_from_dynamo(call, with_callees=True)
+        boxed: Boxed = call
+        return boxed
+
+    def _locked(self, replay: Replay) -> Replay:
+        def locked(tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+            with self._lock:
+                return replay(tensors, numbers)
+
+        return locked
+
+
+def emit_call(name: str, count: int, places: Sequence[int], fixed: dict[int, Any], returns: Returns) -> Source:
+    """`call(args)` for `count` arguments with tensors at `places`; numbers must be those in `fixed`, or the graph runs plainly."""
+    names: dict[str, Any] = {"count": count}
+    lines = ["def call(args):", "    given = args[:]"]
+    for at, value in fixed.items():
+        names[f"value{at}"] = value
+        test = "is not" if value is None else "!="
+        lines.append(f"    if given[{at}] {test} value{at}: return plain(args)")
+    lines.append("    args.clear()")
+    tensors = "given" if len(places) == count else f"[{', '.join(f'given[{at}]' for at in places)}]"
+    lines.append(f"    made = replay({tensors}, ())")
+    result, more = emit_results(returns, "given", "made")
+    lines.append(f"    return {result}")
+    return Source(f"replay of {name}", "\n".join(lines) + "\n", names | more, entry="call")
+
+
+def _work(graph: Graph, places: Sequence[int], fixed: dict[int, Any], returns: Returns) -> Work:
+    """The graph as work over its tensors alone, which gives new memory alone."""
+    count, tensor_at = len(places) + len(fixed), {place: at for at, place in enumerate(places)}
+
+    def body(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        args = [fixed[at] if at in fixed else tensors[tensor_at[at]] for at in range(count)]
+        return returns.bases_of(graph.run(args))
+
+    def run(tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        return body(tensors)
+
+    return Work(
+        graph.name,
+        run,
+        body,
+        names=tuple(graph.names[at] for at in places),
+        mutated=frozenset(tensor_at[at] for at in graph.written if at in tensor_at),
+        state=frozenset(tensor_at[at] for at in graph.static if at in tensor_at),
+        tells=graph.tells,
+        draws=graph.draws,
+        # On the host a body is taped; nothing of it lies elsewhere than it is told.
+        is_opaque=True,
+    )

@@ -1,0 +1,152 @@
+"""What a compiled graph returns, by the memory of one run: inputs, views of them, new memory, and what is no tensor.
+
+    inputs, results of a run ──▶ Returns ┬▶ bases: the new storages, each once, which a recording makes anew for each call
+                                         └▶ emit_results: [made[0], args[2], as_strided(made[1], ...), ...]
+
+A graph saves for its backward what it was given, and views of it: a recording must not copy those, and a view has to be of
+the tensor of the day. So a recording is asked for new memory only, and the results are put together from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from treeplay.facts.spec import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """No tensor: None, or a number that is the same in every call."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The very argument at `index`."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A view of the argument at `index`, or of the base at it; `offset` counts elements from where that begins."""
+
+    index: int
+    is_of_base: bool
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The base at `index` as it is."""
+
+    index: int
+
+
+Part = Value | Given | View | Made
+
+
+@dataclass(frozen=True, slots=True)
+class Returns:
+    """How each result is found, and which result shows the storage of each base."""
+
+    parts: tuple[Part, ...]
+    owners: tuple[int, ...]
+
+    def bases_of(self, results: Sequence[Any]) -> list[torch.Tensor]:
+        """The new storages of a run's results, as tensors over all of each."""
+        return [_whole(results[at]) for at in self.owners]
+
+
+def survey_returns(args: Sequence[Any], results: Sequence[Any]) -> Returns | str:
+    """How `results` lie in the memory of `args` and in new memory; or why a recording cannot tell."""
+    places = {id(arg): at for at, arg in reversed(list(enumerate(args))) if isinstance(arg, torch.Tensor)}
+    storages: dict[int, list[int]] = {}
+    for at, arg in enumerate(args):
+        if isinstance(arg, torch.Tensor):
+            storages.setdefault(_storage(arg), []).append(at)
+    parts: list[Part] = []
+    owners: list[int] = []
+    bases: dict[int, int] = {}
+    for at, result in enumerate(results):
+        if not isinstance(result, torch.Tensor):
+            parts.append(Value(result))
+            continue
+        if not _is_plain(result):
+            return f"result {at} is more than memory, shape and strides"
+        if id(result) in places:
+            parts.append(Given(places[id(result)]))
+            continue
+        inside = storages.get(_storage(result), ())
+        if len(inside) > 1:
+            return f"result {at} is a view of memory that inputs {', '.join(map(str, inside))} share"
+        if inside:
+            base = args[inside[0]]
+            if base.dtype != result.dtype:
+                return f"result {at} is a view of input {inside[0]} with another dtype"
+            offset = result.storage_offset() - base.storage_offset()
+            parts.append(View(inside[0], False, tuple(result.shape), result.stride(), offset))
+            continue
+        known = bases.setdefault(_storage(result), len(owners)) if result.untyped_storage().nbytes() else len(owners)
+        if known == len(owners):
+            owners.append(at)
+        elif results[owners[known]].dtype != result.dtype:
+            return f"results {owners[known]} and {at} are of one memory and of different dtypes"
+        parts.append(
+            Made(known)
+            if _is_whole(result) and owners[known] == at
+            else View(known, True, tuple(result.shape), result.stride(), result.storage_offset())
+        )
+    return Returns(tuple(parts), tuple(owners))
+
+
+def emit_results(returns: Returns, args: str, made: str) -> tuple[str, dict[str, Any]]:
+    """Text of a list of the results, and the names in it; `args` and `made` are what the text calls the two lists."""
+    names: dict[str, Any] = {}
+    items = []
+    for at, part in enumerate(returns.parts):
+        match part:
+            case Value(value):
+                names[f"result{at}"] = value
+                items.append(f"result{at}")
+            case Given(index):
+                items.append(f"{args}[{index}]")
+            case Made(index):
+                items.append(f"{made}[{index}]")
+            case View(index, is_of_base, shape, stride, offset):
+                names |= {"as_strided": torch.as_strided, "begin": torch.Tensor.storage_offset}
+                base = f"{made if is_of_base else args}[{index}]"
+                start = str(offset) if is_of_base else f"begin({base})" + (f" + {offset}" if offset else "")
+                items.append(f"as_strided({base}, {shape}, {stride}, {start})")
+    return f"[{', '.join(items)}]", names
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+    )
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    return tensor.storage_offset() == 0 and TensorSpec.of(tensor).nbytes == tensor.untyped_storage().nbytes()
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor's storage, without its history."""
+    tensor = tensor.detach()
+    if _is_whole(tensor):
+        return tensor
+    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.dtype.itemsize,), (1,), 0)

@@ -34,17 +34,27 @@ SYMBOLIC = Symbolic()
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One operator call: its name, the user's line, the numbers among its arguments in order, and the line of code,
-    torch's own included, that called it (an optimizer's first step and the next come from one user line)."""
+    torch's own included, that called it (an optimizer's first step and the next come from one user line).
+
+    `given`: which arguments are tensors. A call with a mask is not the call without one, and its flags are its own: some
+    libraries take another way where they see that they are traced."""
 
     op: str
     where: Location | None
     numbers: tuple[Any, ...]
     site: tuple[str, int] = ("", 0)
+    given: frozenset[int | str] = frozenset()
+
+    @classmethod
+    def of(cls, func: Any, where: Location | None, args: Any, kwargs: dict[str, Any], site: tuple[str, int]) -> Entry:
+        """The entry of an operator that is called now."""
+        given = frozenset(name for name, value in (*enumerate(args), *kwargs.items()) if isinstance(value, torch.Tensor))
+        return cls(str(func), where, tuple(numbers_in((args, kwargs))), site, given)
 
     @property
-    def key(self) -> tuple[str, Location | None, tuple[str, int]]:
+    def key(self) -> tuple[Any, ...]:
         """What identifies the call in another run."""
-        return self.op, self.where, self.site
+        return self.op, self.where, self.site, self.given
 
 
 def result_entry(result: Any) -> Entry:

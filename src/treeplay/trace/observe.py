@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeplay.trace.jit import Call
 from treeplay.trace.location import call_site, user_location
-from treeplay.trace.log import Entry, numbers_in, result_entry
+from treeplay.trace.log import Entry, result_entry
 from treeplay.trace.tape import content
 
 aten = torch.ops.aten
@@ -31,7 +31,7 @@ class Observer(TorchDispatchMode):
             where = user_location()
             if func in _LIFTS:
                 self.log.append(Entry("constant", where, content(args[0]), call_site()))
-            self.log.append(Entry(str(func), where, tuple(numbers_in((args, kwargs))), call_site()))
+            self.log.append(Entry.of(func, where, args, kwargs, call_site()))
         return func(*args, **kwargs)
 
 

@@ -34,7 +34,7 @@ from treeplay.facts.refusal import Reason
 from treeplay.facts.spec import TensorSpec
 from treeplay.trace.fused import torchs_own
 from treeplay.trace.location import call_site, innermost_is_optimizer, user_location
-from treeplay.trace.log import Entry, numbers_in
+from treeplay.trace.log import Entry
 from treeplay.trace.randomness import Generators, generator_in
 from treeplay.trace.scalar_ops import takes_symbolic_number
 from treeplay.trace.scalars import Scalar, ScalarWorld, scalar_of, symbolic
@@ -140,7 +140,7 @@ class Tracer(TorchDispatchMode):
             )
         if func in _HOST_READS:
             return self._read_on_host(func, args, where)
-        self.tape.log.append(Entry(str(func), where, tuple(numbers_in((args, kwargs))), call_site()))
+        self.tape.log.append(Entry.of(func, where, args, kwargs, call_site()))
         if torch.Tag.nondeterministic_seeded in func.tags:
             self._draw(func, (*args, *kwargs.values()), where)
         self._check_lasting(func, args, kwargs, where)

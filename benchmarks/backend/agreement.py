@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 
 from benchmarks.backend.model import Feed, Loss
 from benchmarks.backend.ways import EAGER, Call, Way
@@ -71,10 +71,10 @@ class _Trained:
 def difference(found: Any, expected: Any) -> float:
     """The largest difference of any two tensors of two nested results, relative to the largest value among them.
 
-    Infinite if they have not the same leaves, shapes and dtypes, or if one is not finite where the other is.
+    Infinite if they have not the same containers, shapes and dtypes, or if one is not finite where the other is.
     """
-    left, right = tree_leaves(found), tree_leaves(expected)
-    if len(left) != len(right):
+    (left, structure), (right, wanted) = tree_flatten(found), tree_flatten(expected)
+    if structure != wanted:
         return float("inf")
     worst = largest = 0.0
     for a, b in zip(left, right, strict=True):

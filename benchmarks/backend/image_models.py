@@ -170,13 +170,13 @@ IMAGE_MODELS = (
         "swin",
         "shifted windows: Swin-Tiny",
         "timm",
-        _timm("swin_tiny_patch4_window7_224", img_size=56, embed_dim=16, depths=(2, 2), num_heads=(2, 4), drop_path_rate=0),
+        _timm(
+            "swin_tiny_patch4_window7_224", img_size=56, embed_dim=16, depths=(2, 2), num_heads=(2, 4), drop_path_rate=0
+        ),
         _images("x", 56),
         of_logits,
     ),
     Model("mixer", "mixer: Mixer-B/16", "timm", _mixer, _images("x", 32), of_logits),
     Model("unet", "diffusion: U-Net of DDPM CIFAR-10", "diffusers", _unet_of_pixels, _noise, _of_sample),
-    Model(
-        "unet-text", "diffusion: U-Net of Stable Diffusion 1.5", "diffusers", _unet_with_text, _latents, _of_sample
-    ),
+    Model("unet-text", "diffusion: U-Net of Stable Diffusion 1.5", "diffusers", _unet_with_text, _latents, _of_sample),
 )

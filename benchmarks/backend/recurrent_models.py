@@ -48,9 +48,7 @@ class Listener(nn.Module):
 
 def _words(size: Size, device: torch.device) -> Feed:
     words, shape = pick(size, (_TINY_WORDS, (2, 6)), (_WORDS, (20, 35)))
-    return Feed(
-        {"tokens": torch.randint(words, shape, device=device)}, torch.randint(words, shape, device=device)
-    )
+    return Feed({"tokens": torch.randint(words, shape, device=device)}, torch.randint(words, shape, device=device))
 
 
 def _sound(size: Size, device: torch.device) -> Feed:

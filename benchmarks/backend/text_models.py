@@ -33,7 +33,9 @@ def _feed(words: int, shape: tuple[int, int], *, masked: bool = False) -> Callab
 def _bert(size: Size) -> nn.Module:
     from transformers import BertConfig, BertForMaskedLM
 
-    tiny = dict(vocab_size=_TINY_WORDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
+    tiny = dict(
+        vocab_size=_TINY_WORDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
+    )
     no_dropout = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     made: nn.Module = BertForMaskedLM(BertConfig(**no_dropout, **pick(size, tiny, {})))
     return made

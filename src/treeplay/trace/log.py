@@ -17,6 +17,7 @@ import torch
 from treeplay.facts.location import Location
 from treeplay.facts.refusal import Reason
 from treeplay.facts.structure import flatten
+from treeplay.trace.layouts import Answer, Question
 
 _MOST_ALIGNED = 6000
 
@@ -37,13 +38,15 @@ class Entry:
     torch's own included, that called it (an optimizer's first step and the next come from one user line).
 
     `given`: which arguments are tensors. A call with a mask is not the call without one, and its flags are its own: some
-    libraries take another way where they see that they are traced."""
+    libraries take another way where they see that they are traced. `layout`: how its results were laid out, and what that
+    follows from."""
 
     op: str
     where: Location | None
     numbers: tuple[Any, ...]
     site: tuple[str, int] = ("", 0)
     given: frozenset[int | str] = frozenset()
+    layout: tuple[Question, Answer] | None = None
 
     @classmethod
     def of(cls, func: Any, where: Location | None, args: Any, kwargs: dict[str, Any], site: tuple[str, int]) -> Entry:

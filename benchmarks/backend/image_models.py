@@ -83,26 +83,26 @@ def _mixer(size: Size) -> nn.Module:
 def _unet_of_pixels(size: Size) -> nn.Module:
     from diffusers import UNet2DModel
 
-    blocks = dict(  # google/ddpm-cifar10-32
-        sample_size=32,
-        block_out_channels=(128, 256, 256, 256),
-        down_block_types=("DownBlock2D", "AttnDownBlock2D", "DownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "UpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
-        downsample_padding=0,
-        flip_sin_to_cos=False,
-        freq_shift=1,
-        norm_eps=1e-6,
-        attention_head_dim=None,
-    )
-    tiny = dict(
-        sample_size=16,
-        block_out_channels=(16, 32),
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-        layers_per_block=1,
-        norm_num_groups=4,
-        attention_head_dim=8,
-    )
+    blocks = {  # google/ddpm-cifar10-32
+        "sample_size": 32,
+        "block_out_channels": (128, 256, 256, 256),
+        "down_block_types": ("DownBlock2D", "AttnDownBlock2D", "DownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "UpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
+        "downsample_padding": 0,
+        "flip_sin_to_cos": False,
+        "freq_shift": 1,
+        "norm_eps": 1e-6,
+        "attention_head_dim": None,
+    }
+    tiny = {
+        "sample_size": 16,
+        "block_out_channels": (16, 32),
+        "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+        "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+        "layers_per_block": 1,
+        "norm_num_groups": 4,
+        "attention_head_dim": 8,
+    }
     made: nn.Module = UNet2DModel(**pick(size, tiny, blocks))
     return made
 
@@ -116,17 +116,17 @@ def _noise(size: Size, device: torch.device) -> Feed:
 def _unet_with_text(size: Size) -> nn.Module:
     from diffusers import UNet2DConditionModel
 
-    published = dict(sample_size=64, cross_attention_dim=768)  # Stable Diffusion 1.5
-    tiny = dict(
-        sample_size=16,
-        block_out_channels=(16, 32),
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        layers_per_block=1,
-        norm_num_groups=4,
-        attention_head_dim=4,
-        cross_attention_dim=16,
-    )
+    published = {"sample_size": 64, "cross_attention_dim": 768}  # Stable Diffusion 1.5
+    tiny = {
+        "sample_size": 16,
+        "block_out_channels": (16, 32),
+        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+        "layers_per_block": 1,
+        "norm_num_groups": 4,
+        "attention_head_dim": 4,
+        "cross_attention_dim": 16,
+    }
     made: nn.Module = UNet2DConditionModel(**pick(size, tiny, published))
     return made
 

@@ -33,10 +33,14 @@ def _feed(words: int, shape: tuple[int, int], *, masked: bool = False) -> Callab
 def _bert(size: Size) -> nn.Module:
     from transformers import BertConfig, BertForMaskedLM
 
-    tiny = dict(
-        vocab_size=_TINY_WORDS, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
-    )
-    no_dropout = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    tiny = {
+        "vocab_size": _TINY_WORDS,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+    }
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     made: nn.Module = BertForMaskedLM(BertConfig(**no_dropout, **pick(size, tiny, {})))
     return made
 
@@ -45,8 +49,8 @@ def gpt2_of(size: Size, dropout: float) -> nn.Module:
     """GPT-2 small with dropout of a probability."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    tiny = dict(vocab_size=_TINY_WORDS, n_embd=32, n_layer=2, n_head=4, n_positions=32)
-    rates = dict(resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout)
+    tiny = {"vocab_size": _TINY_WORDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}
+    rates = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
     made: nn.Module = GPT2LMHeadModel(GPT2Config(use_cache=False, **rates, **pick(size, tiny, {})))
     return made
 
@@ -54,25 +58,25 @@ def gpt2_of(size: Size, dropout: float) -> nn.Module:
 def _llama(size: Size) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tiny = dict(
-        vocab_size=_TINY_WORDS,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-    )
-    published = dict(  # SmolLM2-135M
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        rms_norm_eps=1e-5,
-    )
+    tiny = {
+        "vocab_size": _TINY_WORDS,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    published = {  # SmolLM2-135M
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+    }
     made: nn.Module = LlamaForCausalLM(
         LlamaConfig(tie_word_embeddings=True, use_cache=False, **pick(size, tiny, published))
     )
@@ -82,7 +86,14 @@ def _llama(size: Size) -> nn.Module:
 def _t5(size: Size) -> nn.Module:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    tiny: dict[str, Any] = dict(vocab_size=_TINY_WORDS, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    tiny: dict[str, Any] = {
+        "vocab_size": _TINY_WORDS,
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+    }
     made: nn.Module = T5ForConditionalGeneration(T5Config(dropout_rate=0.0, use_cache=False, **pick(size, tiny, {})))
     return made
 
@@ -96,7 +107,7 @@ def _t5_feed(size: Size, device: torch.device) -> Feed:
 def _whisper(size: Size) -> nn.Module:
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
-    layers = dict(encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4)
+    layers = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
     tiny = dict(
         vocab_size=_TINY_WORDS,
         num_mel_bins=8,
@@ -129,11 +140,19 @@ def _whisper_feed(size: Size, device: torch.device) -> Feed:
 def _clip(size: Size) -> nn.Module:
     from transformers import CLIPConfig, CLIPModel
 
-    part = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
-    words = dict(vocab_size=_TINY_WORDS, max_position_embeddings=16, eos_token_id=2, bos_token_id=1, pad_token_id=0)
-    tiny = dict(
-        text_config={**part, **words}, vision_config={**part, "image_size": 32, "patch_size": 8}, projection_dim=16
-    )
+    part = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    words = {
+        "vocab_size": _TINY_WORDS,
+        "max_position_embeddings": 16,
+        "eos_token_id": 2,
+        "bos_token_id": 1,
+        "pad_token_id": 0,
+    }
+    tiny = {
+        "text_config": {**part, **words},
+        "vision_config": {**part, "image_size": 32, "patch_size": 8},
+        "projection_dim": 16,
+    }
     made: nn.Module = CLIPModel(CLIPConfig(**pick(size, tiny, {})))
     return made
 

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import machine
 
-_PACKAGES = ("cuda-bindings", "triton", "transformers", "timm")
+_PACKAGES = ("cuda-bindings", "triton", "transformers", "timm", "torchvision", "diffusers")
 
 
 def facts(device: torch.device) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def run_front(
 ) -> Front:
     """The stages up to the plan, which compile and record nothing."""
     with _timed("trace", seconds):
-        traced = trace(program, call, is_exact=lower == "aten")
+        traced = trace(program, call, is_exact=lower == "aten", first_run=first_run)
     with _timed("compare", seconds):
         difference = first_difference(first_run, traced.log)
     if difference is not None:

@@ -278,6 +278,20 @@ def test_a_training_step_with_running_statistics(inner):
         torch.testing.assert_close(mine.grad, wanted.grad)
 
 
+@pytest.mark.parametrize("inner", ["aten", "inductor"])
+@pytest.mark.parametrize("function", [nn.functional.hardtanh, nn.functional.hardswish, nn.functional.elu])
+def test_D1_a_gradient_that_comes_transposed_can_be_viewed(function, inner):
+    def program(w, g):
+        y = function((w * 1.5).view(2, 4, 8)).transpose(1, 2)
+        return (y.reshape(2, 32) * g).sum()
+
+    w, g = torch.randn(64, requires_grad=True), torch.randn(2, 32)
+    torch.compile(program, backend=backend, options={"inner": inner})(w, g).backward()
+    mine, w.grad = w.grad, None
+    program(w, g).backward()
+    torch.testing.assert_close(mine, w.grad)
+
+
 def test_D1_the_entry_point_names_the_backend():
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     found = tomllib.loads(text)["project"]["entry-points"]["torch_dynamo_backends"]["treeplay"]

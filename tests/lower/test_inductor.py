@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treeplay
+from support import Twins
 from treeplay.lower.compiler import find_compiler
 
 pytestmark = pytest.mark.skipif(find_compiler().path is None, reason="there is no C++ compiler")
@@ -175,3 +176,24 @@ def test_compiling_draws_no_random_numbers() -> None:
     for _ in range(3):
         compiled(x)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_recurrent_layer_is_trained_by_its_operators() -> None:
+    """Compiled code calls them with gradients off: without what they keep for the backward, the replay raised."""
+
+    def make(model, optimizer):
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x)[0].square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    model = nn.LSTM(4, 4)
+    both = Twins(make, model, torch.optim.SGD(model.parameters(), lr=0.1), lower="auto")
+    both.calls(4, lambda: (torch.randn(3, 2, 4),))
+    recording = both.statistics.keys[0].recordings[0]
+    assert recording.lowering == "aten"
+    assert "only while gradients are on" in recording.passed_over[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,3 +60,13 @@ def test_a_changed_number_is_found_in_any_aligned_run(lines: list[tuple[int, int
         changed = [*run[:index], entry("op", lines[index][0], 99), *run[index + 1 :]]
         reason = first_difference(run, changed)
         assert reason is not None and "99" in reason.why
+
+
+def test_a_call_with_another_set_of_tensors_is_another_call() -> None:
+    def entry_of(flag: bool, **tensors: Any) -> Entry:
+        return Entry.of("attention", Location("program.py", 1), (torch.ones(1), flag), tensors, ("library.py", 5))
+
+    causal, masked = entry_of(True), entry_of(False, mask=torch.ones(1))
+    assert first_difference([causal], [masked]) is None
+    assert first_difference([causal], [entry_of(False)]) is not None
+    assert first_difference([masked], [entry_of(True, mask=torch.ones(1))]) is not None

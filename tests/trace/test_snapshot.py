@@ -113,3 +113,53 @@ def test_it_knows_which_leaves_had_no_gradient() -> None:
     first.grad = torch.ones(1)
     assert snapshot.had_no_grad(first) and not snapshot.had_no_grad(second)
     assert not snapshot.had_no_grad(torch.ones(1))
+
+
+class Registry(dict[Any, Any]):
+    """A table whose methods want other arguments and keep other keys than a dict's."""
+
+    def get(self, owner: Any) -> Any:  # type: ignore[override]
+        return dict.get(self, str(type(owner)))
+
+    def __setitem__(self, owner: Any, value: Any) -> None:
+        dict.__setitem__(self, str(type(owner)), value)
+
+    def _refuse(self, *_: Any) -> Any:
+        raise AssertionError("a survey and a snapshot leave the user's methods alone")
+
+    items = update = clear = copy = __contains__ = keys = _refuse  # type: ignore[assignment]
+
+
+def test_a_dict_of_the_users_own_kind_is_taken_by_what_it_holds() -> None:
+    world = World()
+    world.table = table = Registry()
+    table[0] = weight = torch.ones(1)
+    found = survey(world.run)
+    assert len(found.tensor_at(weight)) == 1
+    snapshot = Snapshot(found, [])
+    table[0] = torch.zeros(1)
+    table["more"] = 3
+    changes = list(snapshot.changes())
+    assert len(changes) == 2 and changes[0].before is weight
+    snapshot.restore()
+    assert table.get(0) is weight and len(table) == 1
+
+
+def test_other_containers_of_the_users_own_kinds_are_taken_by_what_they_hold() -> None:
+    class Items(list[Any]):
+        extend = clear = copy = Registry._refuse  # type: ignore[assignment]
+
+    class Bag(set[Any]):
+        update = clear = copy = Registry._refuse  # type: ignore[assignment]
+
+    class Queue(collections.deque[Any]):
+        extend = clear = copy = Registry._refuse  # type: ignore[assignment]
+
+    world = World()
+    world.items, world.bag, world.queue = Items([1, 2]), Bag({1, 2}), Queue([1, 2])
+    snapshot = Snapshot(survey(world.run), [])
+    world.items[0], _ = 9, world.bag.add(5)
+    world.queue.append(5)
+    assert len(list(snapshot.changes())) == 3
+    snapshot.restore()
+    assert (world.items, world.bag, list(world.queue)) == ([1, 2], {1, 2}, [1, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ def compile_inner(module: torch.fx.GraphModule, inputs: Sequence[Any], options: 
         if callable(options.inner):
             made: Boxed = options.inner(module, inputs)
             return made
-        return boxed(module) if options.inner == "aten" else _inductor(module, inputs, options)
+        return boxed(without_views(module)) if options.inner == "aten" else _inductor(module, inputs, options)
 
 
 def is_empty(module: torch.fx.GraphModule) -> bool:
@@ -48,6 +49,17 @@ def check_result(module: torch.fx.GraphModule) -> None:
             f"the inner compiler takes graphs whose result is a list or tuple, found {type(result).__name__} in\n"
             f"{module.graph}"
         )
+
+
+def without_views(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The graph with its views as reshapes: torch's rules for tensors without data make some results contiguous that an
+    operator leaves transposed, and no view of such a result is possible. Nothing writes to a view: the graph is functional."""
+    graphs = [part for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
+    for part, view in itertools.product(graphs, (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)):
+        for node in part.graph.find_nodes(op="call_function", target=view):
+            node.target = torch.ops.aten.reshape.default
+        part.recompile()
+    return module
 
 
 def boxed(module: torch.fx.GraphModule) -> Boxed:

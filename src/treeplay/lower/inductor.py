@@ -13,6 +13,7 @@ import warnings
 import torch
 import torch.fx
 
+from treeplay.device.host.operators import KEEPS_FOR_BACKWARD
 from treeplay.errors import LoweringError
 from treeplay.facts.spec import TensorSpec
 from treeplay.lower.functional import Tensors, make_functional
@@ -30,6 +31,7 @@ def lower_inductor(
     Raises `LoweringError` if torch's functionalization or Inductor cannot take it."""
     from treeplay.lower import torch_private  # imports Inductor: seconds, so only when it is needed
 
+    _check_keeping(graph)
     numbers = split_numbers(graph)
     specs = _specs(graph, numbers, device)
     interpreter = Tensors(graph, numbers.scalars, numbers.known, numbers.slots, formulas=WRITTEN_OUT)
@@ -57,6 +59,15 @@ def lower_inductor(
         tells=lambda births: torch_private.telling(artifact, births),
         operators=len(module.graph.nodes),
     )
+
+
+def _check_keeping(graph: torch.fx.Graph) -> None:
+    """Raise for a recurrent layer that is trained on the CPU: compiled code calls it with gradients off, and then its
+    operator does not keep what its backward needs."""
+    for node in graph.nodes:
+        kept = KEEPS_FOR_BACKWARD.get(node.target)
+        if kept is not None and any(part.args[1] == kept for part in node.users):
+            raise LoweringError(f"{node.target} keeps what its backward needs only while gradients are on")
 
 
 def _specs(graph: torch.fx.Graph, numbers: Numbers, device: torch.device) -> list[TensorSpec]:

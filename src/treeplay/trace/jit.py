@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from treeplay.facts.structure import Leaf, Structure, classes_in
 from treeplay.trace.conditions import make_signature
 from treeplay.trace.found import PLAIN, Survey
 from treeplay.trace.hooks import ours
+from treeplay.trace.layouts import Answer, Question
 from treeplay.trace.location import is_users
 from treeplay.trace.log import Entry, result_entry
 from treeplay.trace.prune import prune
@@ -88,27 +89,29 @@ class Run:
     stepped: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
 
 
-def trace(program: Callable[..., Any], call: Call, *, is_exact: bool = True) -> Trace:
+def trace(program: Callable[..., Any], call: Call, *, is_exact: bool = True, first_run: Iterable[Entry] = ()) -> Trace:
     """Run `program` once on fakes and write down what it does.
 
     `is_exact`: layers take the operators that they take eagerly, also where a compiler would rather have smaller ones.
+    `first_run`: the log of an eager run; what an operator laid out there is laid out alike here.
     Raises `Refusal` if it cannot be recorded (`TooEarly` if a later call can be), and `Busy` if another thread traces for
     long. The caller's tensors, slots, random state and modes are as before, also after an exception.
     """
+    layouts = dict(entry.layout for entry in first_run if entry.layout is not None)
     if not _turns.acquire(timeout=_MOST_SECONDS_WAITED):
         raise Busy
     try:
         with native_layers() if is_exact else contextlib.nullcontext():
-            return _trace(program, call)
+            return _trace(program, call, layouts)
     finally:
         _turns.release()
 
 
-def _trace(program: Callable[..., Any], call: Call) -> Trace:
+def _trace(program: Callable[..., Any], call: Call, layouts: dict[Question, Answer]) -> Trace:
     found = survey_to_record(program, call)
     generators = Generators(found.generators.values())
     snapshot = Snapshot(found, call.tensors)
-    tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators)
+    tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators, layouts)
     run = Run(tracer, WatchFunctions(tracer), found, snapshot)
     try:
         made = _traced(program, call, run)

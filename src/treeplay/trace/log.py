@@ -17,6 +17,7 @@ import torch
 from treeplay.facts.location import Location
 from treeplay.facts.refusal import Reason
 from treeplay.facts.structure import flatten
+from treeplay.trace.layouts import Answer, Question
 
 _MOST_ALIGNED = 6000
 
@@ -34,17 +35,31 @@ SYMBOLIC = Symbolic()
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One operator call: its name, the user's line, the numbers among its arguments in order, and the line of code,
-    torch's own included, that called it (an optimizer's first step and the next come from one user line)."""
+    torch's own included, that called it (an optimizer's first step and the next come from one user line).
+
+    `given`: which arguments are tensors. A call with a mask is not the call without one, and its flags are its own: some
+    libraries take another way where they see that they are traced. `layout`: how its results were laid out, and what that
+    follows from."""
 
     op: str
     where: Location | None
     numbers: tuple[Any, ...]
     site: tuple[str, int] = ("", 0)
+    given: frozenset[int | str] = frozenset()
+    layout: tuple[Question, Answer] | None = None
+
+    @classmethod
+    def of(cls, func: Any, where: Location | None, args: Any, kwargs: dict[str, Any], site: tuple[str, int]) -> Entry:
+        """The entry of an operator that is called now."""
+        given = frozenset(
+            name for name, value in (*enumerate(args), *kwargs.items()) if isinstance(value, torch.Tensor)
+        )
+        return cls(str(func), where, tuple(numbers_in((args, kwargs))), site, given)
 
     @property
-    def key(self) -> tuple[str, Location | None, tuple[str, int]]:
+    def key(self) -> tuple[Any, ...]:
         """What identifies the call in another run."""
-        return self.op, self.where, self.site
+        return self.op, self.where, self.site, self.given
 
 
 def result_entry(result: Any) -> Entry:

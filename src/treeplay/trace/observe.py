@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeplay.trace.jit import Call
+from treeplay.trace.layouts import answer, question
 from treeplay.trace.location import call_site, user_location
-from treeplay.trace.log import Entry, numbers_in, result_entry
+from treeplay.trace.log import Entry, result_entry
 from treeplay.trace.tape import content
 
 aten = torch.ops.aten
@@ -31,7 +33,13 @@ class Observer(TorchDispatchMode):
             where = user_location()
             if func in _LIFTS:
                 self.log.append(Entry("constant", where, content(args[0]), call_site()))
-            self.log.append(Entry(str(func), where, tuple(numbers_in((args, kwargs))), call_site()))
+            entry, asked = Entry.of(func, where, args, kwargs, call_site()), question(func, args, kwargs)
+            self.log.append(entry)
+            position = len(self.log) - 1
+            out = func(*args, **kwargs)
+            if asked is not None:
+                self.log[position] = replace(entry, layout=(asked, answer(out)))
+            return out
         return func(*args, **kwargs)
 
 

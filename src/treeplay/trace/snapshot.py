@@ -6,7 +6,6 @@ it rebinds on each call.
 
 from __future__ import annotations
 
-import collections
 import random
 import sys
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 from treeplay.facts.place import How, Place
+from treeplay.trace.bare import bare, fill
 from treeplay.trace.found import GONE, Container, Survey
 from treeplay.trace.torch_private import autocast_state, set_autocast_state, set_version, version_of
 
@@ -36,7 +36,7 @@ class Snapshot:
     def __init__(self, found: Survey, arguments: Iterable[torch.Tensor]) -> None:
         self._found = found
         self._containers = [
-            (container, found.container_places[key], container.copy()) for key, container in found.containers.items()
+            (container, found.container_places[key], bare(container)) for key, container in found.containers.items()
         ]
         self._cells = [(place, place.read_or(GONE)) for place, _ in found.cells]
         tensors: dict[int, torch.Tensor] = {id(tensor): tensor for tensor in arguments}
@@ -107,11 +107,9 @@ def _is_same(now: Container, before: Container) -> bool:
     return all(a is b for a, b in zip(now, before, strict=True))
 
 
-def _put_back(container: Any, before: Any) -> None:
-    if _is_same(container, before):
-        return
-    container.clear()
-    (container.extend if isinstance(container, (list, collections.deque)) else container.update)(before)
+def _put_back(container: Container, before: Container) -> None:
+    if not _is_same(bare(container), before):
+        fill(container, before)
 
 
 def _remove(place: Place) -> None:
@@ -125,21 +123,22 @@ def _remove(place: Place) -> None:
 
 
 def _compare(container: Any, place: Place, before: Any) -> Iterator[Change]:
-    if isinstance(container, dict):
-        for key in [*before, *(key for key in container if key not in before)]:
-            old, new = before.get(key, GONE), container.get(key, GONE)
+    found: Any = bare(container)
+    if isinstance(found, dict):
+        for key in [*before, *(key for key in found if key not in before)]:
+            old, new = before.get(key, GONE), found.get(key, GONE)
             if old is not new:
                 shown = (
                     key if isinstance(key, (str, int)) else f"<{type(key).__name__}>"
                 )  # a tensor's text is its values
                 yield Change(place.child(How.ITEM, container, key, f"{place}.{shown}"), old, new)
-    elif len(container) != len(before):
-        yield Change(place, f"{len(before)} items", f"{len(container)} items")
-    elif not isinstance(container, list):
-        if not _is_same(container, before):
+    elif len(found) != len(before):
+        yield Change(place, f"{len(before)} items", f"{len(found)} items")
+    elif not isinstance(found, list):
+        if not _is_same(found, before):
             yield Change(place, "these items", "other items")
     else:
-        for index, (old, new) in enumerate(zip(before, container, strict=True)):
+        for index, (old, new) in enumerate(zip(before, found, strict=True)):
             if old is not new:
                 yield Change(place.child(How.ITEM, container, index, f"{place}[{index}]"), old, new)
 

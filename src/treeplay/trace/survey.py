@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from treeplay.facts.place import How, Place, root
+from treeplay.trace.bare import entries
 from treeplay.trace.found import GONE, PLAIN, Container, Survey
 from treeplay.trace.location import is_own, is_users
 from treeplay.trace.names import methods_used, names_in, stores_in, strings_in, values_in
@@ -278,12 +279,12 @@ class _Walk:
     # --- containers -----------------------------------------------------------------------------------------
 
     def _container(self, values: Any, place: Place, needs: Names) -> None:
-        if isinstance(values, dict) and "__builtins__" in values and "__name__" in values:
+        if isinstance(values, dict) and dict.keys(values) >= {"__builtins__", "__name__"}:
             return  # globals, which are entered by name, from the functions that use them
         if isinstance(values, (dict, list, set, collections.deque)):
             self._keep(values, place)
         if isinstance(values, dict):
-            for key, value in list(values.items()):
+            for key, value in entries(values):
                 shown = repr(key) if isinstance(key, (str, int)) else f"<{type(key).__name__}>"
                 needed = needs | {key} if isinstance(key, str) and isinstance(value, PLAIN) else needs
                 self.enter(value, place.child(How.ITEM, values, key, f"{place}[{shown}]"), needed)

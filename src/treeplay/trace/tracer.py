@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -33,8 +33,9 @@ from treeplay.facts.location import Location
 from treeplay.facts.refusal import Reason
 from treeplay.facts.spec import TensorSpec
 from treeplay.trace.fused import torchs_own
+from treeplay.trace.layouts import Answer, Question, laid_out, question
 from treeplay.trace.location import call_site, innermost_is_optimizer, user_location
-from treeplay.trace.log import Entry, numbers_in
+from treeplay.trace.log import Entry
 from treeplay.trace.randomness import Generators, generator_in
 from treeplay.trace.scalar_ops import takes_symbolic_number
 from treeplay.trace.scalars import Scalar, ScalarWorld, scalar_of, symbolic
@@ -60,10 +61,17 @@ _LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
 
 
 class Tracer(TorchDispatchMode):
-    """Records ATen operators. `is_known` says whether a real tensor is state that can be found again."""
+    """Records ATen operators. `is_known` says whether a real tensor is state that can be found again; `layouts`, how
+    operators laid out their results when the program ran eagerly."""
 
-    def __init__(self, is_known: Callable[[torch.Tensor], bool], generators: Generators) -> None:
+    def __init__(
+        self,
+        is_known: Callable[[torch.Tensor], bool],
+        generators: Generators,
+        layouts: Mapping[Question, Answer] | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.layouts = layouts or {}
         self.generators = generators
         self.home: Location | None = None  # of the program as a whole, once it has run
         self.tape = Tape(torch.fx.Graph())
@@ -140,14 +148,18 @@ class Tracer(TorchDispatchMode):
             )
         if func in _HOST_READS:
             return self._read_on_host(func, args, where)
-        self.tape.log.append(Entry(str(func), where, tuple(numbers_in((args, kwargs))), call_site()))
+        self.tape.log.append(Entry.of(func, where, args, kwargs, call_site()))
         if torch.Tag.nondeterministic_seeded in func.tags:
             self._draw(func, (*args, *kwargs.values()), where)
         self._check_lasting(func, args, kwargs, where)
+        asked = question(func, args, kwargs) if self.layouts else None
         func, args, kwargs = self._settle(func, args, kwargs)
         node_args, node_kwargs = tree_map(self._to_node(func, where), (args, dict(kwargs)))
         fake_args, fake_kwargs = tree_map(self._to_fake, (args, dict(kwargs)))
         out = self._run_fake(func, fake_args, fake_kwargs, where)
+        if asked is not None and asked in self.layouts:
+            with self.fake_mode:
+                out = laid_out(out, self.layouts[asked])
         node = self.tape.graph.call_function(func, node_args, node_kwargs)
         node.meta["where"] = where
         self._note_writes(func, args, kwargs)

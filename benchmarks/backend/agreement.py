@@ -1,0 +1,89 @@
+"""How far a way's results, gradients and state are from eager's on the same weights and feeds.
+
+forward    a few batches without gradients                           largest difference of a result
+training   a few whole steps with AdamW from the same first weights  of losses, of the gradients of each step, of parameters
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten
+
+from benchmarks.backend.model import Feed, Loss
+from benchmarks.backend.ways import EAGER, Call, Way
+
+LEARNING_RATE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Largest differences, each relative to eager's largest value; zero is bit for bit."""
+
+    results: float
+    gradients: float = 0.0
+    parameters: float = 0.0
+
+    @property
+    def worst(self) -> float:
+        """The largest of all."""
+        return max(asdict(self).values())
+
+
+def forward_agreement(way: Way, model: nn.Module, feeds: list[Feed]) -> Agreement:
+    """Of inference. All results are kept until the end: none may change."""
+    run = way.forward(model)
+    with torch.no_grad():
+        found = [run(feed) for feed in feeds]
+        expected = [EAGER.forward(model)(feed) for feed in feeds]
+    return Agreement(difference(found, expected))
+
+
+def training_agreement(way: Way, model: nn.Module, feeds: list[Feed], loss: Loss) -> Agreement:
+    """Of whole training steps; `model` is trained, a copy of it by eager."""
+    twin = copy.deepcopy(model)
+    found = _Trained.by(way, model, feeds, loss)
+    expected = _Trained.by(EAGER, twin, feeds, loss)
+    gradients = max(difference(a, b) for a, b in zip(found.gradients, expected.gradients, strict=True))
+    state = [[tensor.detach() for tensor in one.state_dict().values()] for one in (model, twin)]
+    return Agreement(difference(found.losses, expected.losses), gradients, difference(*state))
+
+
+@dataclass(slots=True)
+class _Trained:
+    losses: list[torch.Tensor]
+    gradients: list[list[torch.Tensor | None]]
+
+    @staticmethod
+    def by(way: Way, model: nn.Module, feeds: list[Feed], loss: Loss) -> _Trained:
+        step: Call = way.step(model, torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE), loss)
+        this = _Trained([], [])
+        for feed in feeds:
+            this.losses.append(step(feed))
+            this.gradients.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
+        return this
+
+
+def difference(found: Any, expected: Any) -> float:
+    """The largest difference of any two tensors of two nested results, relative to the largest value among them.
+
+    Infinite if they have not the same containers, shapes and dtypes, or if one is not finite where the other is.
+    """
+    (left, structure), (right, wanted) = tree_flatten(found), tree_flatten(expected)
+    if structure != wanted:
+        return float("inf")
+    worst = largest = 0.0
+    for a, b in zip(left, right, strict=True):
+        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+            worst = worst if type(a) is type(b) and a == b else float("inf")
+        elif a.shape != b.shape or a.dtype != b.dtype:
+            return float("inf")
+        elif a.numel():
+            apart = torch.where(a == b, 0.0, (a.double() - b.double()).abs()).nan_to_num(nan=float("inf"))
+            worst = max(worst, float(apart.max()))
+            largest = max(largest, float(b.double().abs().nan_to_num(posinf=0, neginf=0).max()))
+    return worst / max(largest, 1e-12)

@@ -1,0 +1,69 @@
+"""A trace lays tensors out as the operators did when the program ran eagerly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from support import Twins, training
+from treeplay.trace.layouts import answer, laid_out, question
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize("function", [F.hardtanh, F.hardswish, F.hardsigmoid, F.elu, F.softplus])
+def test_a_gradient_that_comes_transposed_may_be_viewed_as_eager_views_it(function) -> None:
+    """torch's rules make these backwards contiguous; then a view is recorded that the real gradient does not allow."""
+
+    def make(w: torch.Tensor):
+        def step(g: torch.Tensor) -> None:
+            w.grad = None
+            y = function((w * 1.5).view(2, 4, 8)).transpose(1, 2)
+            (y.reshape(2, 32) * g).sum().backward()
+
+        return step
+
+    twins = Twins(make, torch.randn(64).requires_grad_())
+    twins.calls(4, lambda: (torch.randn(2, 32),))
+
+
+class Listener(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ears = nn.Sequential(
+            nn.Conv2d(1, 4, (11, 5), stride=(2, 1), padding=(5, 2)), nn.BatchNorm2d(4), nn.Hardtanh(0, 20)
+        )
+        self.head = nn.Linear(32, 7)
+
+    def forward(self, sound: torch.Tensor) -> torch.Tensor:
+        return self.head(self.ears(sound).flatten(1, 2).transpose(1, 2))
+
+
+def test_sums_over_a_layout_round_as_eager_rounds_them() -> None:
+    model = Listener()
+    twins = Twins(training, model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    twins.calls(4, lambda: (torch.randn(2, 1, 16, 8), torch.randn(2, 8, 7)))
+
+
+def test_numbers_are_no_part_of_the_question_and_strides_are() -> None:
+    x = torch.ones(2, 3)
+    assert question(aten.hardtanh.default, (x, 0.0, 1.0), {}) == question(aten.hardtanh.default, (x, 0.5, 2.0), {})
+    assert question(aten.cumsum.default, (x, 0), {}) != question(aten.cumsum.default, (x, 1), {})
+    assert question(aten.sin.default, (x,), {}) != question(aten.sin.default, (torch.ones(3, 2).t(),), {})
+
+
+def test_nothing_is_asked_of_operators_that_give_back_what_they_were_given() -> None:
+    x = torch.ones(2, 3)
+    assert question(aten.view.default, (x, [6]), {}) is None
+    assert question(aten.mul_.Tensor, (x, 2.0), {}) is None
+
+
+def test_a_result_of_other_strides_is_laid_out_anew() -> None:
+    wanted = answer((torch.ones(3, 2).t(), None))
+    made = laid_out((torch.ones(2, 3), None), wanted)
+    assert made[0].stride() == (1, 2) and made[1] is None
+    same = (torch.ones(3, 2).t(), None)
+    assert laid_out(same, wanted) is same
+    assert laid_out(same, None) is same

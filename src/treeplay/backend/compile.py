@@ -22,6 +22,7 @@ from treeplay.backend.passes import children, run_after_autograd, run_before_aut
 from treeplay.backend.shapes import Program, normalised
 from treeplay.backend.sizes import with_known_sizes
 from treeplay.backend.surroundings import undisturbed
+from treeplay.backend.traceable import traceable
 from treeplay.errors import Refusal
 from treeplay.wrap.aot import Compilers, wrap_function
 
@@ -72,14 +73,16 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
 
 def _wrapped(program: Program, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     """The program behind its wrapper; one that cannot be wrapped runs as it is, and the reason is warned."""
+    source = traceable(program)
     try:
-        compiled = wrap_function(program, list(inputs), compilers_for(options))
+        compiled = wrap_function(source.function, [*source.held, *inputs], compilers_for(options))
     except Refusal as refusal:
         warnings.warn(f"treeplay runs a graph uncompiled: {refusal}", stacklevel=2)
         return program
+    held = source.held
 
     def call(*args: Any) -> tuple[Any, ...]:
-        return tuple(compiled(list(args)))
+        return tuple(compiled([*held, *args]))
 
     return call
 

@@ -11,7 +11,11 @@ import torch
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
+from torch.fx.traceback import get_current_meta, has_preserved_node_meta
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from treeplay.facts.location import Location
+from treeplay.observe.lines import location_in
 
 apply_views = torch._C._functionalization.apply_view_meta_sequence
 set_grad_enabled = torch._C._set_grad_enabled
@@ -40,6 +44,11 @@ def traced(
         joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs), decompositions=decompositions)
         state, capture = joint._aot_state, joint._aot_graph_capture
         yield Traced(capture.graph_module, capture.updated_flat_args, bool(state.needs_autograd), state.fw_metadata)
+
+
+def replayed_location() -> Location | None:
+    """The user's line of the node that is being run, where a graph with noted lines is run node by node."""
+    return location_in(get_current_meta().get("stack_trace")) if has_preserved_node_meta() else None
 
 
 def is_wrapper(value: Any) -> bool:

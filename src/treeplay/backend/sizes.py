@@ -22,7 +22,7 @@ def with_known_sizes(inputs: Sequence[Any], compile_next: Compile) -> Call:
     """Compile through `compile_next`, which is given inputs without symbolic numbers.
 
     Of the callables for different sizes, the newest are kept, as many as recordings of one program."""
-    if not any(map(_is_symbolic, inputs)):
+    if not has_symbols(inputs):
         return compile_next(inputs)
     known: dict[tuple[Any, ...], Call] = {}
 
@@ -36,6 +36,11 @@ def with_known_sizes(inputs: Sequence[Any], compile_next: Compile) -> Call:
         return compiled(*args)
 
     return call
+
+
+def has_symbols(inputs: Sequence[Any]) -> bool:
+    """Whether any input is a symbolic number, or a tensor with one in its sizes, strides or offset."""
+    return any(map(_is_symbolic, inputs))
 
 
 def _is_symbolic(value: Any) -> bool:

@@ -56,8 +56,16 @@ def compile_graph(
     device: torch.device,
     eager_random: bool,
     is_small: bool,
+    is_inference: bool = True,
+    is_backward: bool = False,
+    visible: Sequence[int] | None = None,
+    strides: list[Any] | None = None,
 ) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
-    """Inductor's artifact for a functional graph, without the layers that torch puts around it."""
+    """Inductor's artifact for a functional graph, without the layers that torch puts around it.
+
+    The results at `visible` (None: all) get the strides noted in the graph, others the strides that Inductor likes best.
+    An empty list `strides` is filled with what each result has; None for one that is no tensor.
+    """
     known = inductor_config.get_config_copy()  # releases of torch differ in what can be set
     is_host = device.type == "cpu"
     wanted = _OPTIONS | (_HOST_OPTIONS if is_host else _GPU_OPTIONS)
@@ -65,17 +73,32 @@ def compile_graph(
     options["fallback_random"] = eager_random
     if is_small:
         options["cpp.threads"] = 1
-    mode = next(fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)) if fakes else FakeTensorMode()
+    mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None) or FakeTensorMode()
+    context = torch._guards.TracingContext(mode)
+    context.output_strides = strides
     with (
         inductor_config.patch(options),
         V.set_fake_mode(mode),
-        torch._guards.tracing(torch._guards.TracingContext(mode)),
+        torch._guards.tracing(context),
         torch._C._DisableAutocast(),
         torch.no_grad(),
     ):
-        compiled = compile_fx_inner(joint_graph_passes(module), fakes, cpp_wrapper=is_host, is_inference=True)
+        module = joint_graph_passes(module)
+        _mark_visible(module, visible)
+        compiled = compile_fx_inner(
+            module, fakes, cpp_wrapper=is_host, is_inference=is_inference, is_backward=is_backward
+        )
     call: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]] | None = getattr(compiled, "current_callable", None)
     return call or compiled
+
+
+def _mark_visible(module: torch.fx.GraphModule, visible: Sequence[int] | None) -> None:
+    results: Any = module.graph.output_node().args[0]
+    chosen = [
+        at for at in (range(len(results)) if visible is None else visible) if isinstance(results[at], torch.fx.Node)
+    ]
+    module.graph.output_node().meta["user_visible_output_idxs"] = chosen
+    module.meta["treeplay_visible"] = tuple(chosen)  # Inductor's cache looks at this, and not at the node's
 
 
 @contextlib.contextmanager

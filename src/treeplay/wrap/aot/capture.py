@@ -100,7 +100,8 @@ class _Module(torch.nn.Module):
         self.seen.writes.clear()
         self.seen.touched.clear()
         with _Watch(self.seen, inputs, self.leaves):
-            results = list(self.function(*inputs))
+            function: Any = self.function
+            results = list(function(*inputs))
         first: dict[int, int] = {}
         self.seen.again = {
             k: first[id(result)]

@@ -18,10 +18,10 @@ _compiling = threading.RLock()
 
 
 class LazyBackward:
-    """The backward of a plan. The first call compiles it, once; a compile that fails leaves the next call free to try."""
+    """The backward of a plan. The first call compiles it for what it is given, once; after a failure the next call tries."""
 
-    def __init__(self, compile_backward: Callable[[], Boxed]) -> None:
-        self._compile: Callable[[], Boxed] | None = compile_backward
+    def __init__(self, compile_backward: Callable[[Sequence[Any]], Boxed]) -> None:
+        self._compile: Callable[[Sequence[Any]], Boxed] | None = compile_backward
         self._run: Boxed | None = None
 
     @property
@@ -31,14 +31,34 @@ class LazyBackward:
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
         if self._run is None:
-            self._compile_once()
+            self._compile_once(values)
         assert self._run is not None
         return self._run(values)
 
-    def _compile_once(self) -> None:
+    def _compile_once(self, values: Sequence[Any]) -> None:
         with _compiling:
             if self._compile is not None:
-                self._run, self._compile = self._compile(), None
+                self._run, self._compile = self._compile(values), None
+
+
+def as_it_lies(fake: Any, value: Any) -> Any:
+    """`fake`, or if `value` lies in memory in another way, a fake that lies so."""
+    if not isinstance(fake, torch.Tensor) or not isinstance(value, torch.Tensor):
+        return fake
+    stride, offset = value.stride(), value.storage_offset()
+    if (fake.stride(), fake.storage_offset()) == (stride, offset) or value.layout is not torch.strided:
+        return fake
+    span = sum((size - 1) * step for size, step in zip(value.shape, stride, strict=True)) if value.numel() else 0
+    with torch_private.mode_of_fake(fake):
+        return torch.empty(offset + span + 1, dtype=value.dtype, device=value.device).as_strided(
+            value.shape, stride, offset
+        )
+
+
+def note_write(tensor: torch.Tensor) -> None:
+    """Tell autograd that a tensor is written by the graph."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
 
 
 class _Differentiated(torch.autograd.Function):

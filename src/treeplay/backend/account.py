@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from treeplay.errors import Refusal
+from treeplay.errors import Unrecorded
 from treeplay.facts.captured import Direction, GraphFacts, GraphReport, Skip
 from treeplay.facts.refusal import Reason
 from treeplay.observe import compile_records, counters
@@ -32,7 +32,7 @@ def next_graph_id() -> int:
 
 
 class Account:
-    """The account of one compiled graph; lives as long as the compiled callable."""
+    """The account of one compiled graph; owned by its job, and lives as long as the compiled callable."""
 
     def __init__(
         self, graph_id: int, direction: Direction, facts: GraphFacts, *, inner: str, seconds: float, must_record: bool
@@ -54,9 +54,16 @@ class Account:
             counters.add("skips", name)
         text = f"graph {self.graph_id} {self.direction} is not recorded: " + "; ".join(map(str, skips))
         if self._must_record:
-            raise Refusal(skips[0].reason)
+            raise Unrecorded(skips[0].reason)
         if self.facts.operators:
             log.info("%s", text)
+
+    def refused(self, reason: Reason) -> None:
+        """The graph could not be compiled, and runs as it is."""
+        try:
+            self.skipped((Skip("uncompiled", reason),))
+        finally:
+            self._outcome = "uncompiled"
 
     def failed(self, reason: Reason) -> None:
         """A recording was tried and failed: the graph runs unrecorded from here on."""

@@ -58,6 +58,7 @@ def with_repair(run: Boxed, plan: Sequence[int], mutated: Sequence[int] = ()) ->
                 counters.add("copies", "misaligned input")
                 if at in written:
                     back.append((given, args[at]))
+            del given  # it may die during the run
         results = run(args)
         for given, copy in back:
             given.copy_(copy)

@@ -18,12 +18,13 @@ import torch.fx
 from treeplay.backend.job import Job
 from treeplay.backend.options import Options, current, overridden, using
 from treeplay.backend.passes import children, run_before_autograd
-from treeplay.backend.roles import argument_roles
+from treeplay.backend.roles import argument_names, argument_roles
 from treeplay.backend.shapes import Program, normalised
 from treeplay.backend.sizes import has_symbols, with_known_sizes
 from treeplay.backend.surroundings import undisturbed
 from treeplay.backend.traceable import traceable
-from treeplay.errors import Refusal
+from treeplay.errors import Refusal, Unrecorded
+from treeplay.generated import hide_from_dynamo
 from treeplay.wrap.aot import wrap_function
 
 
@@ -70,17 +71,21 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
         with undisturbed(), using(options):
             return _wrapped(program, inputs, options, is_dynamic=is_dynamic)
 
-    return with_known_sizes(inputs, compile_sized)
+    return with_known_sizes(inputs, compile_sized, most=options.most_sizes)
 
 
 def _wrapped(program: Program, inputs: Sequence[Any], options: Options, *, is_dynamic: bool) -> Callable[..., Any]:
     """The program behind its wrapper; one that cannot be wrapped runs as it is, and the reason is warned."""
     source = traceable(program)
     roles = argument_roles(program, inputs, held=len(source.held))
-    job = Job(options, roles, is_dynamic=is_dynamic)
+    names = argument_names(program, inputs, held=source.names)
+    job = Job(options, roles, names, is_dynamic=is_dynamic)
     try:
         compiled = wrap_function(source.function, [*source.held, *inputs], job.compilers())
+    except Unrecorded:
+        raise
     except Refusal as refusal:
+        job.refused(refusal.reason)
         warnings.warn(f"treeplay runs a graph uncompiled: {refusal}", stacklevel=2)
         return program
     held = source.held
@@ -88,6 +93,8 @@ def _wrapped(program: Program, inputs: Sequence[Any], options: Options, *, is_dy
     def call(*args: Any) -> tuple[Any, ...]:
         return tuple(compiled([*held, *args]))
 
+    hide_from_dynamo(call, with_callees=True)
+    call.job = job  # type: ignore[attr-defined]  # the accounts of its graphs live as long as it
     return call
 
 

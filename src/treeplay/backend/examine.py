@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -35,20 +36,22 @@ def calls_of(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
     ]
 
 
-def inputs_of(nodes: Sequence[torch.fx.Node], values: Sequence[Any], roles: Sequence[Role]) -> tuple[InputFacts, ...]:
+def inputs_of(
+    nodes: Sequence[torch.fx.Node], values: Sequence[Any], roles: Sequence[Role], names: Sequence[str]
+) -> tuple[InputFacts, ...]:
     """Each input of a graph, with the line that writes it, if the graph does."""
-    return tuple(_input(node, value, role) for node, value, role in zip(nodes, values, roles, strict=True))
+    return tuple(starmap(_input, zip(nodes, values, roles, names, strict=True)))
 
 
-def _input(node: torch.fx.Node, value: Any, role: Role) -> InputFacts:
+def _input(node: torch.fx.Node, value: Any, role: Role, name: str) -> InputFacts:
     writes = [user for user in node.users if _writes(user, node)]
     is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
     return InputFacts(
-        name=str(node.target),
+        name=name,
         role=role,
         spec=_spec(value) if is_strided else None,
         offset=int(value.storage_offset()) if is_strided else 0,
-        kind=type(value).__name__ if value is None or not isinstance(value, torch.Tensor) else _kind(value),
+        kind=_kind(value),
         is_written=bool(writes),
         is_rebound=any(_name(user) in _REBINDS for user in writes),
         written=_line_of_write(writes[0]) if writes else None,
@@ -61,7 +64,9 @@ def _spec(value: torch.Tensor) -> TensorSpec:
     )
 
 
-def _kind(value: torch.Tensor) -> str:
+def _kind(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
     return "Tensor" if value.layout is torch.strided else f"{value.layout} tensor"
 
 

@@ -24,9 +24,10 @@ from treeplay.backend.options import Options, using
 from treeplay.backend.partition import decompositions, splitter
 from treeplay.backend.passes import run_after_autograd, run_joint
 from treeplay.backend.recorded import recorded
-from treeplay.backend.roles import fixed_inputs, graph_roles
+from treeplay.backend.roles import fixed_inputs, graph_roles, saved_roles
 from treeplay.backend.surroundings import undisturbed
 from treeplay.facts.captured import Direction, GraphFacts, Role
+from treeplay.facts.refusal import Reason
 from treeplay.wrap.aot import Compilers
 from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE
 
@@ -36,12 +37,17 @@ class Job:
 
     Owned by the wrapped function; the backward, compiled later, finds here what became of its forward."""
 
-    def __init__(self, options: Options, roles: Sequence[Role], *, is_dynamic: bool = False) -> None:
+    def __init__(
+        self, options: Options, roles: Sequence[Role], names: Sequence[str], *, is_dynamic: bool = False
+    ) -> None:
         self.options = options
         self.roles = dict(enumerate(roles))
+        self.names = tuple(names)
         self.is_dynamic = is_dynamic
         self.graph_id = next_graph_id()
         self.may_record = True
+        self.accounts: list[Account] = []
+        self.saved: dict[str, Role] = {}
 
     def compilers(self) -> Compilers:
         """What the wrap stage calls with the graphs it made."""
@@ -71,6 +77,23 @@ class Job:
             refresh_layout(module, inputs)
             return self._compile(module, inputs, "backward", None if self.options.keep_gradient_strides else ())
 
+    def refused(self, reason: Reason) -> None:
+        """Report that the wrap stage could not take the graph. Raises if every graph has to be recorded."""
+        account = Account(
+            self.graph_id,
+            "inference",
+            GraphFacts("inference"),
+            inner="as it is",
+            seconds=0.0,
+            must_record=self.options.record_or_fail,
+        )
+        self.accounts.append(account)
+        enter(account)
+        try:
+            account.refused(reason)
+        finally:
+            note(account)
+
     def _visible(self, module: torch.fx.GraphModule) -> tuple[int, ...] | None:
         """The results whose strides are eager's; None for all. Read before passes, which may make another output node."""
         marked: tuple[int, ...] | None = module.graph.output_node().meta.get(VISIBLE)
@@ -87,7 +110,9 @@ class Job:
         is_inference = direction == "inference"
         module = run_after_autograd(module, inputs, options.after_autograd, is_inference=is_inference)
         nodes = module.graph.find_nodes(op="placeholder")
-        roles = graph_roles(nodes, self.roles, ARGUMENT)
+        roles = graph_roles(nodes, self.roles, self.saved)
+        if direction == "forward":
+            self.saved = saved_roles(module, roles)
         facts = self._facts(module, inputs, roles, direction)  # before a compiler rewrites the graph
         static = tuple(at for at, role in enumerate(roles) if role is Role.STATIC)
         flat = Flat(direction, visible, static=static, graph_id=self.graph_id)
@@ -116,6 +141,7 @@ class Job:
         roles: tuple[Role, ...],
     ) -> Boxed:
         """Record the graph, or report why not."""
+        self.accounts.append(account)
         enter(account)
         skips = decide(account.facts)
         try:
@@ -126,14 +152,17 @@ class Job:
                 run = recorded(run, module, inputs, roles, account.direction, account)
         finally:
             note(account)
-        return _keeping(run, account)
+        return run
 
     def _facts(
         self, module: torch.fx.GraphModule, inputs: Sequence[Any], roles: tuple[Role, ...], direction: Direction
     ) -> GraphFacts:
+        nodes = module.graph.find_nodes(op="placeholder")
+        places = [node.meta.get(ARGUMENT) for node in nodes]
+        names = [node.name if place is None else self.names[place] for node, place in zip(nodes, places, strict=True)]
         return GraphFacts(
             direction=direction,
-            inputs=inputs_of(module.graph.find_nodes(op="placeholder"), inputs, roles),
+            inputs=inputs_of(nodes, inputs, roles, names),
             devices=devices_of(module),
             operators=len(calls_of(module)),
             obstacles=obstacles_of(module),
@@ -144,18 +173,3 @@ class Job:
             has_caching_allocator=has_caching_allocator(),
             is_forward_skipped=direction == "backward" and not self.may_record,
         )
-
-
-def _keeping(run: Boxed, account: Account) -> Boxed:
-    """`run`, which keeps its account alive. A function holds it; other callables get a function around them."""
-    try:
-        run.account = account  # type: ignore[attr-defined]
-    except AttributeError:
-        inner = run
-
-        def call(args: list[Any]) -> Sequence[Any]:
-            return inner(args)
-
-        call.account = account  # type: ignore[attr-defined]
-        return call
-    return run

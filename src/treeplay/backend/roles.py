@@ -6,6 +6,7 @@ arguments of the call ─ roles ─▶ inputs of forward or inference, in the sa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,10 @@ import torch.fx
 
 from treeplay.errors import InternalError
 from treeplay.facts.captured import Role
+from treeplay.wrap.aot.compilers import ARGUMENT
+from treeplay.wrap.aot.torch_private import shares_storage
 
+_DYNAMO_NAME = re.compile(r"^[lgLG]_(\w+)_$")  # of a local or global variable
 _STATIC_MARK = "_dynamo_static_input_type"
 _SEEDS = ("bwd_seed", "bwd_base_offset", "bwd_rng_state", "fwd_seed", "fwd_base_offset", "fwd_rng_state")
 
@@ -24,6 +28,15 @@ def argument_roles(program: Any, inputs: Sequence[Any], *, held: int = 0) -> tup
     marked = _marked(program) if isinstance(program, torch.fx.GraphModule) else frozenset()
     given = [_role(value, at in marked) for at, value in enumerate(inputs)]
     return (*[Role.STATIC] * held, *given)
+
+
+def argument_names(program: Any, inputs: Sequence[Any], *, held: Sequence[str] = ()) -> tuple[str, ...]:
+    """What the arguments of a captured program are called, as near to the user's own names as Dynamo tells."""
+    if isinstance(program, torch.fx.GraphModule):
+        targets = [str(node.target) for node in program.graph.find_nodes(op="placeholder")]
+    else:
+        targets = [f"argument {at}" for at in range(len(inputs))]
+    return (*held, *(_DYNAMO_NAME.sub(r"\1", target) for target in targets))
 
 
 def roles_by_count(inputs: Sequence[Any], *, users: int, has_random_state: bool = False) -> tuple[Role, ...]:
@@ -37,9 +50,27 @@ def roles_by_count(inputs: Sequence[Any], *, users: int, has_random_state: bool 
     )
 
 
-def graph_roles(nodes: Sequence[torch.fx.Node], arguments: Mapping[int, Role], note: str) -> tuple[Role, ...]:
-    """The roles of a graph's placeholders. Those of arguments note, under `note`, where they stand in the call."""
-    return tuple(_of_node(node, arguments, note) for node in nodes)
+def graph_roles(
+    nodes: Sequence[torch.fx.Node], arguments: Mapping[int, Role], saved: Mapping[str, Role]
+) -> tuple[Role, ...]:
+    """The roles of a graph's placeholders: of arguments by where they stand in the call, of `saved` tensors by name."""
+    return tuple(_of_node(node, arguments, saved) for node in nodes)
+
+
+def saved_roles(forward: torch.fx.GraphModule, roles: Sequence[Role]) -> dict[str, Role]:
+    """The roles of results of a forward, by name, that lie in the memory of an input: they are what that is."""
+    inputs = [
+        (node.meta.get("val"), role)
+        for node, role in zip(forward.graph.find_nodes(op="placeholder"), roles, strict=True)
+        if isinstance(node.meta.get("val"), torch.Tensor)
+    ]
+    found: dict[str, Role] = {}
+    for node in forward.graph.output_node().all_input_nodes:
+        value = node.meta.get("val")
+        shared = [role for other, role in inputs if isinstance(value, torch.Tensor) and shares_storage(value, other)]
+        if shared:
+            found[node.name] = shared[0]
+    return found
 
 
 def fixed_inputs(names: Sequence[str], *, was_cut: bool = False) -> int:
@@ -64,9 +95,9 @@ def _is_fixed(name: str) -> bool:
     return not is_gradient(name) and not any(seed in name for seed in _SEEDS)
 
 
-def _of_node(node: torch.fx.Node, arguments: Mapping[int, Role], note: str) -> Role:
+def _of_node(node: torch.fx.Node, arguments: Mapping[int, Role], saved: Mapping[str, Role]) -> Role:
     value = node.meta.get("val")
-    known = arguments.get(node.meta.get(note, -1))
+    known = arguments.get(node.meta.get(ARGUMENT, -1), saved.get(node.name))
     if value is not None and not isinstance(value, torch.Tensor):
         return Role.PLAIN
     if known is not None:

@@ -12,6 +12,7 @@ import torch.fx
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import CodeGen, _PyTreeCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -22,6 +23,11 @@ def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode | None:
     """The fake mode that some of `values` are fakes of, or that is active."""
     found: FakeTensorMode | None = detect_fake_mode(list(values))
     return found
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """A fake mode for sizes that are known. Inductor's cache passes by graphs whose mode has no shape environment."""
+    return FakeTensorMode(shape_env=ShapeEnv())
 
 
 def is_real(value: Any) -> bool:

@@ -16,13 +16,16 @@ import torch
 import torch.fx
 from torch.fx.traceback import preserve_node_meta
 
+_PREFIX = "program."
+
 
 @dataclass(frozen=True, slots=True)
 class Traceable:
-    """A function of `held` and then the graph's own inputs. Called outside of a trace it computes what the graph does."""
+    """A function of `held`, called `names`, and then of the graph's own inputs. It computes what the graph does."""
 
     function: Callable[..., Any]
     held: tuple[torch.Tensor, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 def traceable(program: torch.fx.GraphModule | Callable[..., Any]) -> Traceable:
@@ -36,7 +39,11 @@ def traceable(program: torch.fx.GraphModule | Callable[..., Any]) -> Traceable:
         given = dict(zip(names, args, strict=False))
         return torch.func.functional_call(interpreted, given, args[len(names) :])
 
-    return Traceable(function if names else interpreted.forward, tuple(names.values()))
+    return Traceable(
+        function if names else interpreted.forward,
+        tuple(names.values()),
+        tuple(name.removeprefix(_PREFIX) for name in names),
+    )
 
 
 def _tensors_of(program: torch.fx.GraphModule) -> dict[str, torch.Tensor]:
@@ -44,7 +51,7 @@ def _tensors_of(program: torch.fx.GraphModule) -> dict[str, torch.Tensor]:
     if not any(node.op in ("get_attr", "call_module") for node in program.graph.nodes):
         return {}
     named = [*program.named_parameters(), *program.named_buffers()]
-    return {f"program.{name}": tensor for name, tensor in named}
+    return {f"{_PREFIX}{name}": tensor for name, tensor in named}
 
 
 class _Interpreted(torch.nn.Module):

@@ -13,7 +13,7 @@ import torch
 
 from treeplay.errors import UsageError
 from treeplay.facts.source import Source
-from treeplay.generated import load_source
+from treeplay.generated import hide_from_dynamo, load_source
 from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.capture import Seen, captured
 from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, Boxed, Compilers
@@ -141,8 +141,11 @@ def _later(compilers: Compilers, backward: torch.fx.GraphModule) -> Callable[[Se
 def _node_class(plan: CallPlan, node: Node, forward: Boxed, backward: LazyBackward) -> Any:
     """The plan's autograd function: nothing but the two generated functions."""
     sources = emit_forward(plan, node, forward), emit_backward(plan, node, backward)
-    functions = [staticmethod(load_source(source)) for source in sources]
-    return type("Treeplay", (torch.autograd.Function,), {"forward": functions[0], "backward": functions[1]})
+    run_forward, run_backward = map(load_source, sources)
+    # Autograd may call it inside of a frame that Dynamo watches; what it calls, the compile above all, is not to be traced.
+    hide_from_dynamo(run_backward, with_callees=True)
+    functions = {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward)}
+    return type("Treeplay", (torch.autograd.Function,), functions)
 
 
 def _load(plan: CallPlan, run: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:

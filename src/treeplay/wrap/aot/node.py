@@ -13,6 +13,7 @@ from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.compilers import Boxed
 from treeplay.wrap.aot.overlap import overlap
 from treeplay.wrap.aot.plan import Layout
+from treeplay.wrap.torch_private import tensor_check
 
 _compiling = threading.RLock()
 
@@ -23,6 +24,8 @@ class LazyBackward:
     def __init__(self, compile_backward: Callable[[Sequence[Any]], Boxed]) -> None:
         self._compile: Callable[[Sequence[Any]], Boxed] | None = compile_backward
         self._run: Boxed | None = None
+        self._fits: Callable[..., bool] = _never
+        self._strides: tuple[tuple[int, ...], ...] = ()
 
     @property
     def is_compiled(self) -> bool:
@@ -32,13 +35,31 @@ class LazyBackward:
     def __call__(self, values: list[Any]) -> Sequence[Any]:
         if self._run is None:
             self._compile_once(values)
+        elif not self._fits(*values):
+            self._lay_out(values)
         assert self._run is not None
         return self._run(values)
 
     def _compile_once(self, values: Sequence[Any]) -> None:
         with _compiling:
             if self._compile is not None:
+                if all(value.layout is torch.strided for value in values):
+                    self._strides = tuple(value.stride() for value in values)
+                    self._fits = tensor_check(values)
                 self._run, self._compile = self._compile(values), None
+
+    def _lay_out(self, values: list[Any]) -> None:
+        """Lay out what differs as when this was compiled: hooks of the user's may unpack a saved tensor in another way."""
+        for at, (value, stride) in enumerate(zip(values, self._strides, strict=False)):
+            if value.layout is torch.strided and value.stride() != stride:
+                first = value  # what was one slice, shown several times, still is
+                for dimension in (d for d, step in enumerate(stride) if step == 0 and value.size(d) > 1):
+                    first = first.narrow(dimension, 0, 1)
+                values[at] = laid_out(first, Layout(tuple(first.size()), stride, 0)).expand(value.size())
+
+
+def _never(*_: Any) -> bool:
+    return False
 
 
 def as_it_lies(fake: Any, value: Any) -> Any:

@@ -11,6 +11,8 @@ def step(x, y):
     return loss
 """
 
+from typing import TYPE_CHECKING, Any
+
 from treeplay import graphs
 from treeplay.errors import (
     ArgumentError,
@@ -25,7 +27,23 @@ from treeplay.errors import (
 from treeplay.program import Jitted, jit, reset
 from treeplay.settings import settings
 
+if TYPE_CHECKING:
+    from treeplay.backend.account import graph_reports
+    from treeplay.backend.explain import explain
+
 __version__ = "0.1.0"
+
+_OF_BACKEND = {"explain": "treeplay.backend.explain", "graph_reports": "treeplay.backend.account"}
+
+
+def __getattr__(name: str) -> Any:
+    """What belongs to the backend of `torch.compile`, which is imported when it is first used: that takes seconds."""
+    import importlib
+
+    if name in _OF_BACKEND:
+        return getattr(importlib.import_module(_OF_BACKEND[name]), name)
+    raise AttributeError(f"module 'treeplay' has no attribute {name!r}")
+
 
 __all__ = [
     "ArgumentError",
@@ -37,6 +55,8 @@ __all__ = [
     "Refusal",
     "TreeplayError",
     "UsageError",
+    "explain",
+    "graph_reports",
     "graphs",
     "jit",
     "reset",

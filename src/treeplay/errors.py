@@ -57,6 +57,10 @@ class TooEarly(Refusal):
     """This call cannot be recorded, and a later one can: it makes what the others will only change."""
 
 
+class Unrecorded(Refusal):
+    """A graph of `torch.compile` is not recorded, and its options demand that it is (`record_or_fail`)."""
+
+
 class ProgramRaised(Refusal):
     """The program raised while it ran without data. Whether that is its own doing, only an eager run can tell.
 

@@ -15,15 +15,17 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.backend.inner import Boxed, compile_inner
+from treeplay.backend.job import Job
 from treeplay.backend.options import Options, current, overridden, using
-from treeplay.backend.partition import decompositions, splitter
-from treeplay.backend.passes import children, run_after_autograd, run_before_autograd, run_joint
+from treeplay.backend.passes import children, run_before_autograd
+from treeplay.backend.roles import argument_names, argument_roles
 from treeplay.backend.shapes import Program, normalised
-from treeplay.backend.sizes import with_known_sizes
+from treeplay.backend.sizes import has_symbols, with_known_sizes
 from treeplay.backend.surroundings import undisturbed
-from treeplay.errors import Refusal
-from treeplay.wrap.aot import Compilers, wrap_function
+from treeplay.backend.traceable import traceable
+from treeplay.errors import Refusal, Unrecorded
+from treeplay.generated import hide_from_dynamo
+from treeplay.wrap.aot import wrap_function
 
 
 def compile_graph(
@@ -63,49 +65,37 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     if isinstance(program, torch.fx.GraphModule):
         program = run_before_autograd(program, inputs, options.before_autograd)
 
+    is_dynamic = has_symbols(inputs)
+
     def compile_sized(inputs: Sequence[Any]) -> Callable[..., Any]:
         with undisturbed(), using(options):
-            return _wrapped(program, inputs, options)
+            return _wrapped(program, inputs, options, is_dynamic=is_dynamic)
 
-    return with_known_sizes(inputs, compile_sized)
+    return with_known_sizes(inputs, compile_sized, most=options.most_sizes)
 
 
-def _wrapped(program: Program, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+def _wrapped(program: Program, inputs: Sequence[Any], options: Options, *, is_dynamic: bool) -> Callable[..., Any]:
     """The program behind its wrapper; one that cannot be wrapped runs as it is, and the reason is warned."""
+    source = traceable(program)
+    roles = argument_roles(program, inputs, held=len(source.held))
+    names = argument_names(program, inputs, held=source.names)
+    job = Job(options, roles, names, is_dynamic=is_dynamic)
     try:
-        compiled = wrap_function(program, list(inputs), compilers_for(options))
+        compiled = wrap_function(source.function, [*source.held, *inputs], job.compilers())
+    except Unrecorded:
+        raise
     except Refusal as refusal:
+        job.refused(refusal.reason)
         warnings.warn(f"treeplay runs a graph uncompiled: {refusal}", stacklevel=2)
         return program
+    held = source.held
 
     def call(*args: Any) -> tuple[Any, ...]:
-        return tuple(compiled(list(args)))
+        return tuple(compiled([*held, *args]))
 
+    hide_from_dynamo(call, with_callees=True)
+    call.job = job  # type: ignore[attr-defined]  # the accounts of its graphs live as long as it
     return call
-
-
-def compilers_for(options: Options) -> Compilers:
-    """What the wrap stage calls with the graphs it made. Each works under `options`, whenever it is called."""
-
-    def after(module: torch.fx.GraphModule, inputs: Sequence[Any], is_inference: bool) -> Boxed:
-        with undisturbed(), using(options):
-            module = run_after_autograd(module, inputs, options.after_autograd, is_inference=is_inference)
-            return compile_inner(module, inputs, options)
-
-    def inference(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
-        with undisturbed(), using(options):
-            return after(run_joint(module, inputs, options.joint), inputs, is_inference=True)
-
-    def training(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
-        return after(module, inputs, is_inference=False)
-
-    return Compilers(
-        forward=training,
-        backward=training,
-        inference=inference,
-        partition=splitter(options),
-        decompositions=decompositions(options),
-    )
 
 
 def copy_of(module: torch.fx.GraphModule) -> torch.fx.GraphModule:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,8 +16,9 @@ import torch.utils._pytree as pytree
 from treeplay.backend import torch_private
 from treeplay.backend.metadata import mode_of
 from treeplay.backend.options import Options
-from treeplay.backend.strides import traced_strides, with_strides
+from treeplay.backend.strides import noted_strides, visible_strides, with_strides
 from treeplay.errors import LoweringError
+from treeplay.facts.captured import Direction
 from treeplay.lower.compiler import find_compiler, find_gpu_compiler
 from treeplay.observe import counters, warn_once
 
@@ -24,16 +27,49 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 _NOT_CALLS = ("placeholder", "get_attr", "output")
 
 
-def compile_inner(module: torch.fx.GraphModule, inputs: Sequence[Any], options: Options) -> Boxed:
-    """Compile a flat graph under `options`. Its results may be tensors, None and numbers, and stay in their places."""
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """What an inner compiler may want to know of a graph beside its inputs.
+
+    `visible`: positions of the results whose strides are eager's; None for all. `static`: inputs that stay where they are.
+    """
+
+    direction: Direction = "inference"
+    visible: tuple[int, ...] | None = None
+    static: tuple[int, ...] = ()
+    graph_id: int = 0
+
+    def as_keywords(self) -> dict[str, Any]:
+        """As a user's own inner compiler is told."""
+        return {
+            "static": self.static,
+            "visible": self.visible,
+            "is_backward": self.direction == "backward",
+            "is_inference": self.direction == "inference",
+            "graph_id": self.graph_id,
+        }
+
+
+def compile_inner(
+    module: torch.fx.GraphModule, inputs: Sequence[Any], options: Options, flat: Flat | None = None
+) -> Boxed:
+    """Compile a flat graph under `options`. Its results may be tensors, None and numbers, and stay in their places.
+
+    Where the tracing context asks for the strides of the results, they are reported there."""
     check_result(module)
     if is_empty(module):
         return boxed(module)
+    flat = flat or Flat()
+    strides = noted_strides(module)
     with torch_private.without_autocast():  # its casts are written out, and must not be made twice
         if callable(options.inner):
-            made: Boxed = options.inner(module, inputs)
-            return made
-        return boxed(without_views(module)) if options.inner == "aten" else _inductor(module, inputs, options)
+            run: Boxed = options.inner(module, inputs, **_asked_for(options.inner, flat))
+        elif options.inner == "aten":
+            run = boxed(without_views(module))
+        else:
+            run, strides = _inductor(module, inputs, options, flat, strides)
+    torch_private.report_strides(strides)
+    return run
 
 
 def is_empty(module: torch.fx.GraphModule) -> bool:
@@ -63,35 +99,75 @@ def without_views(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def boxed(module: torch.fx.GraphModule) -> Boxed:
-    """Run a graph as it is; the arguments come in one list, which is emptied."""
+    """Run a graph as it is; the arguments come in one list, which is emptied, so that each can die at its last use."""
+    graph = copy.deepcopy(module.graph)
+    graph.set_codegen(BoxedCode())
+    twin = torch.fx.GraphModule(module, graph)
+    run: Boxed = twin.forward
 
     def call(args: list[Any]) -> Sequence[Any]:
-        values = tuple(args)
-        args.clear()
-        result: Sequence[Any] = module.forward(*values)
-        return result
+        return run(args)
 
+    call._boxed_call = True  # type: ignore[attr-defined]
     return call
 
 
-def _inductor(module: torch.fx.GraphModule, inputs: Sequence[Any], options: Options) -> Boxed:
+class BoxedCode(torch.fx.graph.CodeGen):
+    """Writes a graph's function so that it takes its arguments in one list and empties it before it computes."""
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **_: Any) -> str:
+        """The head of the function, and the lines that take the arguments out."""
+        names = [name.split(":")[0].split("=")[0].strip() for name in free_vars if name != "self"]
+        taken = f"\n    {', '.join(names)}, = args_list" if names else ""
+        return f"def {self._func_name}(self, args_list){maybe_return_annotation}:{taken}\n    args_list.clear()"
+
+
+def _asked_for(inner: Callable[..., Any], flat: Flat) -> dict[str, Any]:
+    """What a user's inner compiler has keywords for."""
+    known = flat.as_keywords()
+    try:
+        parameters = inspect.signature(inner).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return known
+    names = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    return {name: value for name, value in known.items() if name in names}
+
+
+def _inductor(
+    module: torch.fx.GraphModule, inputs: Sequence[Any], options: Options, flat: Flat, noted: list[Any]
+) -> tuple[Boxed, list[Any]]:
+    """Inductor's artifact and the strides of its results; where Inductor cannot be had, the graph as it is."""
     device = _device_of(module, inputs)
     if (find_compiler() if device.type == "cpu" else find_gpu_compiler()).path is None:
-        return boxed(module)
+        return boxed(module), noted
     from treeplay.lower import torch_private as inductor  # imports Inductor: seconds, so only when it is needed
 
     mode = mode_of(inputs)
-    fakes = [mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in inputs]
-    wanted = traced_strides(module)  # before Inductor rewrites the graph
+    fakes = [mode.from_tensor(value, static_shapes=True) if torch_private.is_real(value) else value for value in inputs]
     spare = torch.fx.GraphModule(module, copy.deepcopy(module.graph))  # Inductor rewrites what it is given
+    strides: list[Any] = []
     try:
-        run = inductor.compile_graph(module, fakes, device=device, eager_random=options.eager_random, is_small=False)
+        run = inductor.compile_graph(
+            module,
+            fakes,
+            device=device,
+            eager_random=options.eager_random,
+            is_small=False,
+            is_inference=flat.direction == "inference",
+            is_backward=flat.direction == "backward",
+            visible=flat.visible,
+            strides=strides,
+        )
     except Exception as error:  # Inductor raises anything
         why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         counters.add("lowering failed", "inductor")
         warn_once(f"treeplay runs a graph of torch.compile's uncompiled, operator by operator: Inductor raised {why}")
-        return boxed(spare)
-    return with_strides(run, wanted)
+        return boxed(spare), noted
+    wanted = visible_strides(noted, flat.visible)
+    wrong = [(at, stride) for at, stride in wanted if at >= len(strides) or strides[at] != stride]
+    return with_strides(run, wrong), [dict(wanted).get(at, stride) for at, stride in enumerate(strides)] or noted
 
 
 def _device_of(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.device:

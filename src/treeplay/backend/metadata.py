@@ -24,6 +24,26 @@ def refresh(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> FakeTensorMo
     return mode
 
 
+def refresh_layout(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Note anew what a graph yields where an input lies in memory in another way than when it was traced.
+
+    A view that was possible then may now need a copy, so views become reshapes, which know."""
+    nodes = module.graph.find_nodes(op="placeholder")
+    if all(_lie_alike(node.meta.get("val"), value) for node, value in zip(nodes, inputs, strict=True)):
+        return
+    for target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
+        for node in module.graph.find_nodes(op="call_function", target=target):
+            node.target = torch.ops.aten.reshape.default
+    module.recompile()
+    refresh(module, inputs)
+
+
+def _lie_alike(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return True
+    return one.stride() == other.stride() and one.storage_offset() == other.storage_offset()
+
+
 def values_of(
     module: torch.fx.GraphModule, inputs: Sequence[Any], nodes: Sequence[torch.fx.Node]
 ) -> dict[torch.fx.Node, Any]:

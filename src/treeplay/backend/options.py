@@ -44,6 +44,24 @@ class Options:
     eager_random: bool = False
     """Compiled kernels draw the very random numbers that eager would, at some cost in speed."""
 
+    keep_strides: bool = True
+    """Results that a user sees have eager's strides. Otherwise the inner compiler lays them out as it likes."""
+
+    keep_gradient_strides: bool = False
+    """Gradients that leave a backward graph have eager's strides too."""
+
+    record: bool = True
+    """Compiled graphs may be recorded."""
+
+    record_dynamic: bool = True
+    """Graphs with sizes that change from call to call may be recorded, once for each set of sizes."""
+
+    record_or_fail: bool = False
+    """A graph that cannot be recorded is an error, on every path, instead of a line in the log."""
+
+    most_sizes: int = 8
+    """How many sets of sizes a graph is compiled for before a warning suggests to pad."""
+
 
 _DEFAULTS = Options()
 _current: ContextVar[Options] = ContextVar("treeplay_options", default=_DEFAULTS)
@@ -122,6 +140,13 @@ def _bool(name: str, value: Any) -> Any:
     return value
 
 
+def _count(name: str, value: Any) -> Any:
+    _expect(type(value) is int, name, "int", value)
+    if value < 1:
+        raise ArgumentError(f"options[{name!r}]: expected at least 1, found {value}")
+    return value
+
+
 def _expect(is_right: bool, name: str, expected: str, value: Any) -> None:
     if not is_right:
         raise ArgumentTypeError(f"options[{name!r}]: expected {expected}, found {type(value).__name__}")
@@ -135,4 +160,10 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "partition": _partition,
     "decompositions": _decompositions,
     "eager_random": _bool,
+    "keep_strides": _bool,
+    "keep_gradient_strides": _bool,
+    "record": _bool,
+    "record_dynamic": _bool,
+    "record_or_fail": _bool,
+    "most_sizes": _count,
 }

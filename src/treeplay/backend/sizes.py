@@ -5,37 +5,79 @@ compile ─▶ nothing yet        call with sizes A ─▶ compile for A, run   
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from treeplay.backend import torch_private
+from treeplay.observe import counters
+from treeplay.observe.once import warn_here
 from treeplay.settings import settings
 
 Call = Callable[..., Any]
 Compile = Callable[[Sequence[Any]], Call]
 
 
-def with_known_sizes(inputs: Sequence[Any], compile_next: Compile) -> Call:
+def with_known_sizes(inputs: Sequence[Any], compile_next: Compile, *, most: int = 8) -> Call:
     """Compile through `compile_next`, which is given inputs without symbolic numbers.
 
-    Of the callables for different sizes, the newest are kept, as many as recordings of one program."""
-    if not any(map(_is_symbolic, inputs)):
+    Callables for at most as many sets of sizes are kept as a program may have recordings; the one unused for longest goes
+    first. Above `most` sets, one warning suggests to pad."""
+    if not has_symbols(inputs):
         return compile_next(inputs)
-    known: dict[tuple[Any, ...], Call] = {}
+    symbolic = tuple(at for at, value in enumerate(inputs) if _is_symbolic(value))
+    known: OrderedDict[tuple[Any, ...], Call] = OrderedDict()
+    seen: set[tuple[Any, ...]] = set()
+    lock = threading.RLock()
+
+    def compile_for(key: tuple[Any, ...], args: Sequence[Any]) -> Call:
+        with lock:
+            if key in known:  # another thread was faster
+                return known[key]
+            _count(seen, key, most)
+            while len(known) >= settings.max_recordings_per_program:
+                known.popitem(last=False)
+                counters.add("sizes", "dropped")
+            compiled = known[key] = compile_next(_fakes(args))
+            return compiled
 
     def call(*args: Any) -> Any:
-        key = tuple(map(_sizes, args))
+        key = tuple([_sizes(args[at]) for at in symbolic])
         compiled = known.get(key)
         if compiled is None:
-            while len(known) >= settings.max_recordings_per_program:
-                del known[next(iter(known))]
-            compiled = known[key] = compile_next(_fakes(args))
+            compiled = compile_for(key, args)
+        elif len(known) >= settings.max_recordings_per_program:  # the order matters only where one may be dropped
+            with lock:
+                known[key] = compiled
+                known.move_to_end(key)
         return compiled(*args)
 
     return call
+
+
+def _count(seen: set[tuple[Any, ...]], key: tuple[Any, ...], most: int) -> None:
+    """Count a compile for a set of sizes; warn at the first above `most` different ones."""
+    counters.add("sizes", "compiled")
+    if len(seen) > most:
+        return
+    seen.add(key)
+    if len(seen) > most:
+        warn_here(
+            f"a graph of torch.compile was compiled for more than {most} sets of sizes, the newest {_shown(key)}; "
+            "each costs a compile. To mend: pad to a few sizes, or raise options['most_sizes']"
+        )
+
+
+def _shown(key: tuple[Any, ...]) -> str:
+    return ", ".join(str(list(part[0])) if isinstance(part[0], torch.Size) else str(part[1]) for part in key)
+
+
+def has_symbols(inputs: Sequence[Any]) -> bool:
+    """Whether any input is a symbolic number, or a tensor with one in its sizes, strides or offset."""
+    return any(map(_is_symbolic, inputs))
 
 
 def _is_symbolic(value: Any) -> bool:
@@ -53,5 +95,5 @@ def _sizes(value: Any) -> Any:
 
 def _fakes(args: Sequence[Any]) -> list[Any]:
     """Fakes of one mode, so that nothing is compiled for an address or a value; one tensor stays one."""
-    mode = torch_private.fake_mode_of(args) or FakeTensorMode()
+    mode = torch_private.fake_mode_of(args) or torch_private.new_fake_mode()
     return [mode.from_tensor(arg, static_shapes=True) if isinstance(arg, torch.Tensor) else arg for arg in args]

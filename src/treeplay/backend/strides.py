@@ -1,4 +1,4 @@
-"""Results keep the strides that they were traced with: a backward is compiled for those, and users see eager's."""
+"""The strides of a graph's results: as traced, as a compiler made them, and a copy where a user would see a difference."""
 
 from __future__ import annotations
 
@@ -8,18 +8,32 @@ from typing import Any
 import torch
 import torch.fx
 
+from treeplay.backend.copies import first_slices
+from treeplay.facts import layout
+
 Boxed = Callable[[list[Any]], Sequence[Any]]
+Strides = tuple[int, ...] | None
 
 
-def traced_strides(module: torch.fx.GraphModule) -> list[tuple[int, tuple[int, ...]]]:
-    """The positions and strides of the tensors that a graph with noted values returns."""
+def noted_strides(module: torch.fx.GraphModule) -> list[Strides]:
+    """The strides that each result of a graph was traced with; None for one that is no tensor."""
     results: Any = module.graph.output_node().args[0]
     values = [part.meta.get("val") if isinstance(part, torch.fx.Node) else part for part in results]
-    return [(at, tuple(value.stride())) for at, value in enumerate(values) if isinstance(value, torch.Tensor)]
+    return [tuple(value.stride()) if isinstance(value, torch.Tensor) else None for value in values]
+
+
+def visible_strides(noted: Sequence[Strides], visible: Sequence[int] | None) -> list[tuple[int, tuple[int, ...]]]:
+    """Positions and strides of the tensors among the visible results."""
+    chosen = range(len(noted)) if visible is None else visible
+    return [(at, stride) for at in chosen if (stride := noted[at]) is not None]
 
 
 def with_strides(run: Boxed, wanted: Sequence[tuple[int, tuple[int, ...]]]) -> Boxed:
-    """`run` with each of its results that has other strides than `wanted` replaced by a copy with these."""
+    """`run` with each of its results that has other strides than `wanted` replaced by a copy with these.
+
+    With nothing wanted it is `run` itself."""
+    if not wanted:
+        return run
 
     def call(args: list[Any]) -> Sequence[Any]:
         results = run(args)
@@ -36,9 +50,7 @@ def with_strides(run: Boxed, wanted: Sequence[tuple[int, tuple[int, ...]]]) -> B
 
 def laid_out(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
     """A copy of `tensor` with the given strides, in the least memory; along a dimension of stride 0 its first part is shown."""
-    first = tensor
-    for dimension, step in enumerate(stride):
-        if step == 0 and tensor.size(dimension) > 1:
-            first = first.narrow(dimension, 0, 1)
+    size, stride = tuple(tensor.size()), tuple(stride)
+    first = first_slices(tensor, layout.expanded(size, stride))
     made = torch.empty_strided(first.size(), stride, dtype=tensor.dtype, device=tensor.device)
     return made.copy_(first).expand(tensor.size())

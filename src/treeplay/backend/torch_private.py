@@ -3,22 +3,52 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.fx
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._guards import TracingContext, detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import CodeGen, _PyTreeCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
+
+from treeplay.errors import InternalError
 
 
 def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode | None:
     """The fake mode that some of `values` are fakes of, or that is active."""
     found: FakeTensorMode | None = detect_fake_mode(list(values))
     return found
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """A fake mode for sizes that are known. Inductor's cache passes by graphs whose mode has no shape environment."""
+    return FakeTensorMode(shape_env=ShapeEnv())
+
+
+def is_real(value: Any) -> bool:
+    """Whether a value is a tensor with data."""
+    return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+
+
+def report_strides(strides: Sequence[Any]) -> None:
+    """Tell the tracing context, if it asks, the strides of each result of what was compiled; None for no tensor."""
+    context = TracingContext.try_get()
+    if context is None or context.output_strides is None:
+        return
+    if context.output_strides:
+        raise InternalError(f"strides were reported already: {context.output_strides}")
+    context.output_strides.extend(stride if stride is None else tuple(map(int, stride)) for stride in strides)
+
+
+def compile_lock() -> contextlib.AbstractContextManager[Any]:
+    """The lock under which torch compiles. Where Dynamo was never imported nobody else compiles."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    return frames.compile_lock if frames is not None else contextlib.nullcontext()
 
 
 def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:

@@ -62,10 +62,16 @@ def compile_graph(
     eager_random: bool,
     is_small: bool,
     is_inference: bool = True,
+    is_backward: bool = False,
+    visible: Sequence[int] | None = None,
+    strides: list[Any] | None = None,
 ) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
     """Inductor's artifact for a functional graph, without the layers that torch puts around it.
 
-    Results have the strides that the graph's metadata say. A step of training, whole, is no inference."""
+    The results at `visible` (None: all) get the strides noted in the graph, others the strides that Inductor likes best.
+    A step of training, whole, is no inference. An empty list `strides` is filled with what each result has; None for one
+    that is no tensor.
+    """
     known = inductor_config.get_config_copy()  # releases of torch differ in what can be set
     is_host = device.type == "cpu"
     wanted = _OPTIONS | (_HOST_OPTIONS if is_host else _GPU_OPTIONS)
@@ -73,19 +79,23 @@ def compile_graph(
     options["fallback_random"] = eager_random
     if is_small:
         options["cpp.threads"] = 1
-    mode = next(fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)) if fakes else FakeTensorMode()
+    mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None) or FakeTensorMode()
+    context = torch._guards.TracingContext(mode)
+    context.output_strides = strides
     with (
         inductor_config.patch(options),
         V.set_fake_mode(mode),
-        torch._guards.tracing(torch._guards.TracingContext(mode)),
+        torch._guards.tracing(context),
         torch._C._DisableAutocast(),
         torch.no_grad(),
     ):
         module = joint_graph_passes(module)
         if _wants_channels_last(module, is_inference):
             put_channels_last(module, force_stride_order)
-        _show_results(module)
-        compiled = compile_fx_inner(module, fakes, cpp_wrapper=is_host, is_inference=is_inference)
+        _mark_visible(module, visible)
+        compiled = compile_fx_inner(
+            module, fakes, cpp_wrapper=is_host, is_inference=is_inference, is_backward=is_backward
+        )
     call: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]] | None = getattr(compiled, "current_callable", None)
     return call or compiled
 
@@ -98,11 +108,13 @@ def _wants_channels_last(module: torch.fx.GraphModule, is_inference: bool) -> bo
     )
 
 
-def _show_results(module: torch.fx.GraphModule) -> None:
-    """Tell Inductor that somebody sees each result, so that it has the strides of its metadata."""
-    output = module.graph.output_node()
-    results: Any = output.args[0]
-    output.meta["user_visible_output_idxs"] = [at for at, part in enumerate(results) if isinstance(part, torch.fx.Node)]
+def _mark_visible(module: torch.fx.GraphModule, visible: Sequence[int] | None) -> None:
+    results: Any = module.graph.output_node().args[0]
+    chosen = [
+        at for at in (range(len(results)) if visible is None else visible) if isinstance(results[at], torch.fx.Node)
+    ]
+    module.graph.output_node().meta["user_visible_output_idxs"] = chosen
+    module.meta["treeplay_visible"] = tuple(chosen)  # Inductor's cache looks at this, and not at the node's
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import os
+import re
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -44,6 +45,15 @@ def user_location() -> Location | None:
             return Location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
     return None
+
+
+_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
+
+
+def location_in(stack_trace: str | None) -> Location | None:
+    """The innermost line of the user's in the text of a stack trace, as torch notes it at the nodes of a graph."""
+    places = [(file, int(line), function) for file, line, function in _FRAME.findall(stack_trace or "")]
+    return next((Location(*place) for place in reversed(places) if is_users(place[0])), None)
 
 
 @dataclass(frozen=True, slots=True)

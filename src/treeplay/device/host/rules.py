@@ -39,14 +39,19 @@ def refusal_of_method(function: Any) -> Reason | None:
 
 
 def refusal_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reason | None:
-    """Why an operator with these arguments cannot be part of a recording, or None."""
+    """Why an operator with these arguments cannot be part of a recording on the host, or None."""
+    return refusal_of_operator(op, args, kwargs) or refusal_of_tensors(op, (args, kwargs))
+
+
+def refusal_of_operator(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reason | None:
+    """Why an operator with these arguments cannot be part of a recording on any device, or None."""
     if op in _HOST_READS or torch.Tag.data_dependent_output in op.tags:
         return _reason(_spoken(op, "item"), _READS, _READ_LATER)
     if torch.Tag.dynamic_output_shape in op.tags and not _has_fixed_shape(op, args, kwargs):
         return _reason(_spoken(op), _SHAPES, _FIXED_SHAPE)
     if op in _WITH_INDICES and _has_mask(args[1]) and args[2].numel() != 1:
         return _reason(_spoken(op), "writes as many elements as a mask has", "`masked_fill_`, or `torch.where`")
-    return refusal_of_tensors(op, (args, kwargs))
+    return None
 
 
 def refusal_of_tensors(op: Any, tree: Any) -> Reason | None:

@@ -13,12 +13,12 @@ import torch
 
 from treeplay.errors import UsageError
 from treeplay.facts.source import Source
-from treeplay.generated import load_source
+from treeplay.generated import hide_from_dynamo, load_source
 from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.capture import Seen, captured
-from treeplay.wrap.aot.compilers import Boxed, Compilers
+from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, Boxed, Compilers
 from treeplay.wrap.aot.emit import emit_backward, emit_call, emit_forward
-from treeplay.wrap.aot.node import LazyBackward
+from treeplay.wrap.aot.node import LazyBackward, as_it_lies
 from treeplay.wrap.aot.plan import CallPlan, Node
 from treeplay.wrap.aot.planning import plan_call, plan_node
 from treeplay.wrap.aot.torch_private import Traced
@@ -96,25 +96,40 @@ def _names(function: Callable[..., Any], count: int) -> tuple[str, ...]:
 def _compile(
     traced: Traced, plan: CallPlan, seen: Seen, compilers: Compilers, positions: Sequence[int]
 ) -> Callable[[list[Any]], list[Any]]:
+    _mark_arguments(traced.graph, positions)
     with torch.no_grad():
         if not traced.is_joint:
+            _mark_visible(traced.graph, plan)
             return _load(plan, compilers.inference(traced.graph, traced.inputs))
         forward, backward = compilers.partition(
             traced.graph, traced.inputs, num_fwd_outputs=plan.values, static_lifetime_input_indices=[]
         )
         node = plan_node(traced, plan, forward, backward, positions)
         plan = dataclasses.replace(plan, node=node)
+        _mark_visible(forward, plan)
         run_forward = compilers.forward(forward, traced.inputs[0])
     lazy = LazyBackward(_later(compilers, backward))
     return _load(plan, _node_class(plan, node, run_forward, lazy).apply)
 
 
-def _later(compilers: Compilers, backward: torch.fx.GraphModule) -> Callable[[], Boxed]:
+def _mark_arguments(graph: torch.fx.GraphModule, positions: Sequence[int]) -> None:
+    """Note at the placeholders of arguments where these stand in the call. The split into two graphs keeps such notes."""
+    for node, position in zip(graph.graph.find_nodes(op="placeholder"), positions, strict=False):
+        node.meta[ARGUMENT] = position
+
+
+def _mark_visible(graph: torch.fx.GraphModule, plan: CallPlan) -> None:
+    """Note which results a user sees: after the new contents of arguments, and before what the backward needs."""
+    graph.graph.output_node().meta[VISIBLE] = tuple(range(len(plan.writes), plan.values))
+
+
+def _later(compilers: Compilers, backward: torch.fx.GraphModule) -> Callable[[Sequence[Any]], Boxed]:
     """Compile the backward when it is first needed, from a copy of its graph and as if still in this trace."""
     context = torch_private.keep_tracing_context()
 
-    def compile_backward() -> Boxed:
-        inputs = [node.meta["val"] for node in backward.graph.nodes if node.op == "placeholder"]
+    def compile_backward(values: Sequence[Any]) -> Boxed:
+        traced = [node.meta["val"] for node in backward.graph.nodes if node.op == "placeholder"]
+        inputs = [as_it_lies(fake, value) for fake, value in zip(traced, values, strict=True)]
         with context(), torch.no_grad():
             module = torch.fx.GraphModule(backward, copy.deepcopy(backward.graph))
             compiled: Boxed = torch_private.without_autocast(compilers.backward, module, inputs)
@@ -126,8 +141,11 @@ def _later(compilers: Compilers, backward: torch.fx.GraphModule) -> Callable[[],
 def _node_class(plan: CallPlan, node: Node, forward: Boxed, backward: LazyBackward) -> Any:
     """The plan's autograd function: nothing but the two generated functions."""
     sources = emit_forward(plan, node, forward), emit_backward(plan, node, backward)
-    functions = [staticmethod(load_source(source)) for source in sources]
-    return type("Treeplay", (torch.autograd.Function,), {"forward": functions[0], "backward": functions[1]})
+    run_forward, run_backward = map(load_source, sources)
+    # Autograd may call it inside of a frame that Dynamo watches; what it calls, the compile above all, is not to be traced.
+    hide_from_dynamo(run_backward, with_callees=True)
+    functions = {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward)}
+    return type("Treeplay", (torch.autograd.Function,), functions)
 
 
 def _load(plan: CallPlan, run: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from treeplay.errors import Refusal
 from treeplay.facts.location import Location
 from treeplay.facts.refusal import Reason
-from treeplay.observe.lines import failed_call, user_location
+from treeplay.observe.lines import failed_call, location_in, user_location
 from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.torch_private import Traced
 
@@ -69,7 +69,7 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if _is_in_place(name):
-            where = user_location()
+            where = torch_private.replayed_location() or user_location()
             self.seen.writes.append((name, where))
             if args and isinstance(args[0], torch.Tensor):
                 self._touch(name, args[0], where)
@@ -93,14 +93,15 @@ class _Module(torch.nn.Module):
     def __init__(self, function: Callable[..., Any], seen: Seen, leaves: Sequence[bool]) -> None:
         super().__init__()
         self.leaves = leaves
-        self.function = function
+        object.__setattr__(self, "function", function)  # as a child module its parameters would be lifted by the trace
         self.seen = seen
 
     def forward(self, *inputs: Any) -> list[Any]:
         self.seen.writes.clear()
         self.seen.touched.clear()
         with _Watch(self.seen, inputs, self.leaves):
-            results = list(self.function(*inputs))
+            function: Any = self.function
+            results = list(function(*inputs))
         first: dict[int, int] = {}
         self.seen.again = {
             k: first[id(result)]
@@ -123,8 +124,9 @@ def captured(
         except Refusal:
             raise
         except Exception as error:
-            where = failed_call(error.__traceback__).where or seen.line()
-            raise refusal("trace", f"{type(error).__name__}: {error}", where) from error
+            where = failed_call(error.__traceback__).where or location_in(str(error)) or seen.line()
+            what, _, _ = str(error).partition("\n\nWhile executing ")  # where a graph was run node by node
+            raise refusal("trace", f"{type(error).__name__}: {what}", where) from error
         yield traced, seen
 
 

@@ -11,12 +11,20 @@ import torch
 Boxed = Callable[[list[Any]], Sequence[Any]]
 Compile = Callable[[torch.fx.GraphModule, Sequence[Any]], Boxed]
 
+ARGUMENT = "treeplay_argument"
+"""Under this name the placeholder of an argument notes where it stands in the call."""
+
+VISIBLE = "treeplay_visible"
+"""Under this name the output node notes the positions of the results that a user sees."""
+
 
 @dataclass(frozen=True, slots=True)
 class Compilers:
     """One compiler for each kind of graph, and how a joint graph is cut in two.
 
     Each compiler takes a graph and its sample inputs and returns a callable that takes one list and empties it.
+    The backward's samples lie in memory as the first tensors that arrived, not as those of the trace: what the forward
+    saves is laid out as the forward's compiler liked best.
     `partition(graph, inputs, num_fwd_outputs=..., static_lifetime_input_indices=...)` returns forward and backward.
     """
 

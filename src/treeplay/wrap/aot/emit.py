@@ -97,8 +97,8 @@ class _Call(_Text):
         """Layouts change before the graph as far as autograd can tell: what this call saves is not outdated by it."""
         moved = {write.argument for write in self.plan.writes if not write.has_data} | set(self.plan.touched)
         for argument in sorted(moved):
-            self.use("increment_version", torch.autograd.graph.increment_version)
-            self.add(f"increment_version(args[{self.at(argument)}])")
+            self.use("note_write", helpers.note_write)
+            self.add(f"note_write(args[{self.at(argument)}])")
 
     def keep(self) -> None:
         """Only what the epilogue needs stays referenced; everything else may die inside the graph."""

@@ -13,16 +13,19 @@ from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.compilers import Boxed
 from treeplay.wrap.aot.overlap import overlap
 from treeplay.wrap.aot.plan import Layout
+from treeplay.wrap.torch_private import tensor_check
 
 _compiling = threading.RLock()
 
 
 class LazyBackward:
-    """The backward of a plan. The first call compiles it, once; a compile that fails leaves the next call free to try."""
+    """The backward of a plan. The first call compiles it for what it is given, once; after a failure the next call tries."""
 
-    def __init__(self, compile_backward: Callable[[], Boxed]) -> None:
-        self._compile: Callable[[], Boxed] | None = compile_backward
+    def __init__(self, compile_backward: Callable[[Sequence[Any]], Boxed]) -> None:
+        self._compile: Callable[[Sequence[Any]], Boxed] | None = compile_backward
         self._run: Boxed | None = None
+        self._fits: Callable[..., bool] = _never
+        self._strides: tuple[tuple[int, ...], ...] = ()
 
     @property
     def is_compiled(self) -> bool:
@@ -31,14 +34,52 @@ class LazyBackward:
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
         if self._run is None:
-            self._compile_once()
+            self._compile_once(values)
+        elif not self._fits(*values):
+            self._lay_out(values)
         assert self._run is not None
         return self._run(values)
 
-    def _compile_once(self) -> None:
+    def _compile_once(self, values: Sequence[Any]) -> None:
         with _compiling:
             if self._compile is not None:
-                self._run, self._compile = self._compile(), None
+                if all(value.layout is torch.strided for value in values):
+                    self._strides = tuple(value.stride() for value in values)
+                    self._fits = tensor_check(values)
+                self._run, self._compile = self._compile(values), None
+
+    def _lay_out(self, values: list[Any]) -> None:
+        """Lay out what differs as when this was compiled: hooks of the user's may unpack a saved tensor in another way."""
+        for at, (value, stride) in enumerate(zip(values, self._strides, strict=False)):
+            if value.layout is torch.strided and value.stride() != stride:
+                first = value  # what was one slice, shown several times, still is
+                for dimension in (d for d, step in enumerate(stride) if step == 0 and value.size(d) > 1):
+                    first = first.narrow(dimension, 0, 1)
+                values[at] = laid_out(first, Layout(tuple(first.size()), stride, 0)).expand(value.size())
+
+
+def _never(*_: Any) -> bool:
+    return False
+
+
+def as_it_lies(fake: Any, value: Any) -> Any:
+    """`fake`, or if `value` lies in memory in another way, a fake that lies so."""
+    if not isinstance(fake, torch.Tensor) or not isinstance(value, torch.Tensor):
+        return fake
+    stride, offset = value.stride(), value.storage_offset()
+    if (fake.stride(), fake.storage_offset()) == (stride, offset) or value.layout is not torch.strided:
+        return fake
+    span = sum((size - 1) * step for size, step in zip(value.shape, stride, strict=True)) if value.numel() else 0
+    with torch_private.mode_of_fake(fake):
+        return torch.empty(offset + span + 1, dtype=value.dtype, device=value.device).as_strided(
+            value.shape, stride, offset
+        )
+
+
+def note_write(tensor: torch.Tensor) -> None:
+    """Tell autograd that a tensor is written by the graph."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
 
 
 class _Differentiated(torch.autograd.Function):

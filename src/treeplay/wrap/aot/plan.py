@@ -123,8 +123,8 @@ class CallPlan:
     """What happens before and after a graph so that the call acts like the user's function.
 
     `arguments` are names; `copies` are pairs (later, earlier) of positions that hold one object; `apart` are pairs of
-    positions that must not overlap, because one of the two is written; `touched` are arguments that were changed in
-    place and changed back; `values` counts what the forward returns.
+    positions that must not overlap, because one of the two is written; `touched` are arguments that the graph writes
+    itself, or that were changed in place and changed back; `values` counts what the forward returns.
     """
 
     arguments: tuple[str, ...]

@@ -26,7 +26,7 @@ from treeplay.wrap.aot.plan import (
     ViewOfValue,
     Write,
 )
-from treeplay.wrap.aot.torch_private import Traced, is_wrapper
+from treeplay.wrap.aot.torch_private import Traced, is_wrapper, is_written_by_graph
 
 _SHAPES = frozenset(
     ("t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "resize_", "resize_as_")
@@ -54,12 +54,18 @@ def plan_call(
         copies=copies,
         apart=_apart(samples, written, positions),
         writes=writes,
-        touched=tuple(sorted({positions[k] for k in seen.touched} - {write.argument for write in writes})),
+        touched=tuple(sorted(_touched(traced, seen, positions) - {write.argument for write in writes})),
         results=_results(traced, seen, len(writes), positions),
         values=len(writes) + len(facts.output_info) + facts.num_intermediate_bases,
         node=None,
         grad_mode_after=facts.grad_enabled_mutation,
     )
+
+
+def _touched(traced: Traced, seen: Seen, positions: Sequence[int]) -> set[int]:
+    """Arguments that the graph writes, or that the program changed and changed back."""
+    written = {k for k, info in enumerate(traced.facts.input_info) if is_written_by_graph(info)}
+    return {positions[k] for k in seen.touched | written}
 
 
 def _refuse_what_is_missing(facts: Any, seen: Seen, samples: Sequence[Any], *, arguments: Sequence[str]) -> None:

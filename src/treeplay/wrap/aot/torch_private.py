@@ -11,7 +11,12 @@ import torch
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.traceback import get_current_meta, has_preserved_node_meta
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from treeplay.facts.location import Location
+from treeplay.observe.lines import location_in
 
 apply_views = torch._C._functionalization.apply_view_meta_sequence
 set_grad_enabled = torch._C._set_grad_enabled
@@ -34,12 +39,54 @@ class Traced:
 def traced(
     module: torch.nn.Module, inputs: Sequence[Any], decompositions: dict[Any, Callable[..., Any]] | None
 ) -> Iterator[Traced]:
-    """Trace `module` without data into a functional graph. The graph is to be partitioned and compiled inside."""
+    """Trace `module` without data into a functional graph. The graph is to be partitioned and compiled inside.
+
+    Where no gradient is needed, arguments that it writes are written by the graph itself, at its end."""
+    needs_gradient = torch.is_grad_enabled() and any(map(_needs_gradient, inputs))
     with contextlib.ExitStack() as stack:
         stack.enter_context(functorch_config.patch(functionalize_rng_ops=False))
-        joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs), decompositions=decompositions)
-        state, capture = joint._aot_state, joint._aot_graph_capture
-        yield Traced(capture.graph_module, capture.updated_flat_args, bool(state.needs_autograd), state.fw_metadata)
+        found = _trace(stack, module, inputs, decompositions, writes_arguments=not needs_gradient)
+        infos = found.facts.input_info
+        is_mixed = found.facts.mutated_inp_runtime_indices or any(info.mutates_metadata for info in infos)
+        if is_mixed and any(map(is_written_by_graph, infos)):
+            # Torch mixes up the results where some arguments are written by the graph and others after it, and forgets
+            # the new layout of one that the graph writes.
+            found = _trace(stack, module, inputs, decompositions, writes_arguments=False)
+        yield found
+
+
+def _trace(
+    stack: contextlib.ExitStack,
+    module: torch.nn.Module,
+    inputs: Sequence[Any],
+    decompositions: dict[Any, Callable[..., Any]] | None,
+    *,
+    writes_arguments: bool,
+) -> Traced:
+    joint = aot_export_joint_with_descriptors(
+        stack, module, tuple(inputs), decompositions=decompositions, keep_inference_input_mutations=writes_arguments
+    )
+    state, capture = joint._aot_state, joint._aot_graph_capture
+    return Traced(capture.graph_module, capture.updated_flat_args, bool(state.needs_autograd), state.fw_metadata)
+
+
+def _needs_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def is_written_by_graph(info: Any) -> bool:
+    """Whether the graph itself writes an argument, by what the trace noted of it; else its new contents are a result."""
+    return bool(info.mutation_type.name == "MUTATED_IN_GRAPH")
+
+
+def mode_of_fake(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+    """While this lasts, what is made is as fake as `tensor`; for a tensor with data, nothing changes."""
+    return tensor.fake_mode if isinstance(tensor, FakeTensor) else contextlib.nullcontext()
+
+
+def replayed_location() -> Location | None:
+    """The user's line of the node that is being run, where a graph with noted lines is run node by node."""
+    return location_in(get_current_meta().get("stack_trace")) if has_preserved_node_meta() else None
 
 
 def is_wrapper(value: Any) -> bool:

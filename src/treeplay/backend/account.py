@@ -1,0 +1,122 @@
+"""What became of each graph, always kept: a snapshot as plain values, one line in the log for each skip, and counts.
+
+graph compiled ─▶ account ─┬▶ recorded(), failed(reason), skipped(reasons)
+                           └▶ report() ─▶ `graph_reports()`, `explain`
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from treeplay.errors import Unrecorded
+from treeplay.facts.captured import Direction, GraphFacts, GraphReport, Skip
+from treeplay.facts.refusal import Reason
+from treeplay.observe import compile_records, counters
+
+log = logging.getLogger("treeplay.backend")
+
+_graph_ids = itertools.count()
+_lock = threading.RLock()
+_accounts: weakref.WeakSet[Account] = weakref.WeakSet()
+_collecting: list[list[Account]] = []
+
+
+def next_graph_id() -> int:
+    """The number of a compile: its forward and its backward share it."""
+    return next(_graph_ids)
+
+
+class Account:
+    """The account of one compiled graph; owned by its job, and lives as long as the compiled callable."""
+
+    def __init__(
+        self, graph_id: int, direction: Direction, facts: GraphFacts, *, inner: str, seconds: float, must_record: bool
+    ) -> None:
+        self.graph_id = graph_id
+        self.direction = direction
+        self.facts = facts
+        self._inner = inner
+        self._seconds = seconds
+        self._must_record = must_record
+        self._outcome = "compiled"
+        self._skips: tuple[Skip, ...] = ()
+
+    def skipped(self, skips: Sequence[Skip]) -> None:
+        """The graph is not recorded, for these reasons. Reported once; raises if every graph has to be."""
+        self._outcome, self._skips = "skipped", tuple(skips)
+        counters.add("skips", "total")
+        for name in sorted({skip.name for skip in skips}):
+            counters.add("skips", name)
+        text = f"graph {self.graph_id} {self.direction} is not recorded: " + "; ".join(map(str, skips))
+        if self._must_record:
+            raise Unrecorded(skips[0].reason)
+        if self.facts.operators:
+            log.info("%s", text)
+
+    def refused(self, reason: Reason) -> None:
+        """The graph could not be compiled, and runs as it is."""
+        try:
+            self.skipped((Skip("uncompiled", reason),))
+        finally:
+            self._outcome = "uncompiled"
+
+    def failed(self, reason: Reason) -> None:
+        """A recording was tried and failed: the graph runs unrecorded from here on."""
+        self.skipped((Skip("failed", reason),))
+
+    def recorded(self) -> None:
+        """A recording was made."""
+        self._outcome = "recorded"
+        counters.add("graphs", "recorded")
+
+    def report(self) -> GraphReport:
+        """The account as it stands, as plain values."""
+        return GraphReport(
+            graph_id=self.graph_id,
+            direction=self.direction,
+            outcome=self._outcome,
+            skips=self._skips,
+            inputs=self.facts.inputs,
+            operators=self.facts.operators,
+            inner=self._inner,
+            seconds=self._seconds,
+        )
+
+
+def enter(account: Account) -> None:
+    """Take an account into the books."""
+    with _lock:
+        _accounts.add(account)
+        for collected in _collecting:
+            collected.append(account)
+
+
+def note(account: Account) -> None:
+    """Put an account as it stands into the record of compiles."""
+    compile_records.add(account.report(), direction=account.direction)
+
+
+def graph_reports() -> tuple[GraphReport, ...]:
+    """All graphs of `torch.compile` that are alive, in the order of their compiles, forward before backward."""
+    with _lock:
+        alive = list(_accounts)
+    order = {"forward": 0, "inference": 0, "backward": 1}
+    return tuple(account.report() for account in sorted(alive, key=lambda item: (item.graph_id, order[item.direction])))
+
+
+@contextmanager
+def collecting() -> Iterator[list[Account]]:
+    """Collect the accounts of what is compiled while this lasts, in any thread."""
+    collected: list[Account] = []
+    with _lock:
+        _collecting.append(collected)
+    try:
+        yield collected
+    finally:
+        with _lock:
+            _collecting.remove(collected)

@@ -1,0 +1,72 @@
+"""Inputs at addresses that generated code cannot take: which to look at, decided when compiling, and their repair.
+
+plan ─▶ inputs that are assumed to be aligned and might not be ─▶ at a call: a misaligned one is replaced by a copy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from treeplay.backend.copies import copy_of
+from treeplay.facts.captured import InputFacts, Role
+from treeplay.observe import counters
+
+ALIGNMENT_BYTES = 16
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+def plan_alignment(inputs: Sequence[InputFacts], *, assumes_all: bool = False) -> tuple[int, ...]:
+    """Positions of the inputs to look at on each call. Pure.
+
+    Code is generated for what an input was when it was compiled: one that was misaligned is not taken to be aligned
+    (unless `assumes_all`), and one that stays where it is needs no second look."""
+    return tuple(at for at, item in enumerate(inputs) if _needs_a_look(item, assumes_all))
+
+
+def _needs_a_look(item: InputFacts, assumes_all: bool) -> bool:
+    if item.spec is None or item.spec.device.type == "cpu":
+        return False
+    is_aligned = item.offset * item.spec.dtype.itemsize % ALIGNMENT_BYTES == 0
+    if is_aligned:
+        return item.role is not Role.STATIC
+    return assumes_all
+
+
+def is_misaligned(tensor: torch.Tensor) -> bool:
+    """Whether generated code that takes an address for aligned cannot take this tensor."""
+    return tensor.data_ptr() % ALIGNMENT_BYTES != 0
+
+
+def with_repair(run: Boxed, plan: Sequence[int], mutated: Sequence[int] = ()) -> Boxed:
+    """`run` with misaligned inputs at the planned positions replaced by copies; what it writes into one is copied back.
+
+    With nothing planned it is `run` itself."""
+    if not plan:
+        return run
+    planned, written = tuple(plan), frozenset(mutated)
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        back: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for at in planned:
+            given = args[at]
+            if is_misaligned(given):
+                args[at] = copy_of(given)
+                counters.add("copies", "misaligned input")
+                if at in written:
+                    back.append((given, args[at]))
+            del given  # it may die during the run
+        results = run(args)
+        for given, copy in back:
+            given.copy_(copy)
+        return results
+
+    return call
+
+
+def still_static(inputs: Sequence[Any], static: Sequence[int]) -> tuple[int, ...]:
+    """Those of the `static` positions whose own tensor is aligned; the others have to be copied to an aligned place."""
+    return tuple(at for at in static if not (isinstance(inputs[at], torch.Tensor) and is_misaligned(inputs[at])))

@@ -1,0 +1,165 @@
+"""The facts about a compiled graph that the decision to record it looks at, gathered in one place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import starmap
+from typing import Any
+
+import torch
+import torch.fx
+import torch.utils._pytree as pytree
+
+from treeplay.device.host.rules import refusal_of_operator
+from treeplay.facts.captured import DeviceUse, InputFacts, Role
+from treeplay.facts.location import Location
+from treeplay.facts.refusal import Reason
+from treeplay.facts.spec import TensorSpec
+from treeplay.observe.lines import location_in
+
+MARK = "treeplay"
+"""`torch.fx.traceback.annotate({"treeplay": "unrecorded"})` around a part of a program keeps its graph from being recorded."""
+
+_UNSAFE_TAG = getattr(torch.Tag, "cudagraph_unsafe", None)
+_CONTROL_FLOW = ("cond", "while_loop", "switch")
+_REBINDS = ("set_", "resize_", "resize_storage_bytes_")
+
+
+def calls_of(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """The nodes that call something that runs."""
+    return [
+        node
+        for node in module.graph.nodes
+        if node.op in ("call_function", "call_method", "call_module") and "getitem" not in str(node.target)
+    ]
+
+
+def inputs_of(
+    nodes: Sequence[torch.fx.Node], values: Sequence[Any], roles: Sequence[Role], names: Sequence[str]
+) -> tuple[InputFacts, ...]:
+    """Each input of a graph, with the line that writes it, if the graph does."""
+    return tuple(starmap(_input, zip(nodes, values, roles, names, strict=True)))
+
+
+def _input(node: torch.fx.Node, value: Any, role: Role, name: str) -> InputFacts:
+    writes = [user for user in node.users if _writes(user, node)]
+    is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return InputFacts(
+        name=name,
+        role=role,
+        spec=_spec(value) if is_strided else None,
+        offset=int(value.storage_offset()) if is_strided else 0,
+        kind=_kind(value),
+        is_written=bool(writes),
+        is_rebound=any(_name(user) in _REBINDS for user in writes),
+        written=_line_of_write(writes[0]) if writes else None,
+    )
+
+
+def _spec(value: torch.Tensor) -> TensorSpec:
+    return TensorSpec(
+        tuple(map(int, value.size())), tuple(map(int, value.stride())), value.dtype, value.device, value.requires_grad
+    )
+
+
+def _kind(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return "Tensor" if value.layout is torch.strided else f"{value.layout} tensor"
+
+
+def _writes(user: torch.fx.Node, node: torch.fx.Node) -> bool:
+    schema = getattr(user.target, "_schema", None)
+    if schema is None:
+        return False
+    named = dict(zip((argument.name for argument in schema.arguments), user.args, strict=False)) | user.kwargs
+    return any(
+        argument.alias_info is not None and argument.alias_info.is_write and named.get(argument.name) is node
+        for argument in schema.arguments
+    )
+
+
+def _line_of_write(write: torch.fx.Node) -> Location | None:
+    """The user's line: that of the write itself, or, as that is put at a graph's end, of what it writes."""
+    for node in (write, *reversed(write.all_input_nodes)):
+        where = line_of(node)
+        if where is not None and node.op != "placeholder":
+            return where
+    return None
+
+
+def line_of(node: torch.fx.Node) -> Location | None:
+    """The user's line that a node comes from."""
+    return location_in(node.meta.get("stack_trace"))
+
+
+def devices_of(module: torch.fx.GraphModule) -> tuple[DeviceUse, ...]:
+    """Each device that the graph works on, with the first operator there."""
+    found: dict[torch.device, DeviceUse] = {}
+    for node in module.graph.nodes:
+        user = next((user for user in node.users if user.op != "output"), None) if node.op == "placeholder" else node
+        if user is None or node.op == "output":
+            continue
+        for leaf in pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(leaf, torch.Tensor):
+                found.setdefault(leaf.device, DeviceUse(leaf.device, _name(user), line_of(user)))
+    return tuple(found.values())
+
+
+def obstacles_of(module: torch.fx.GraphModule) -> tuple[Reason, ...]:
+    """Operators that no recording can hold, in the graph and in the branches of its control flow."""
+    return tuple(_obstacles(module))
+
+
+def _obstacles(module: torch.fx.GraphModule) -> Iterator[Reason]:
+    for node in calls_of(module):
+        reason = _obstacle(node)
+        if reason is not None:
+            yield replace(reason, op=_name(node), where=line_of(node))
+
+
+def _obstacle(node: torch.fx.Node) -> Reason | None:
+    op = node.target
+    if isinstance(op, torch._ops.HigherOrderOperator):
+        if op.name() in _CONTROL_FLOW:
+            why = "chooses on the host what runs, by a value that only exists when the recording is replayed"
+            return Reason(op.name(), why, "decide on the device (`torch.where`)")
+        return None
+    if not isinstance(op, torch._ops.OpOverload):
+        return None
+    if _UNSAFE_TAG is not None and _UNSAFE_TAG in op.tags:
+        return Reason(_name(node), "is marked by torch as unfit for a recording", "compile it apart from the rest")
+    args, kwargs = pytree.tree_map_only(torch.fx.Node, lambda found: found.meta.get("val"), (node.args, node.kwargs))
+    reason = refusal_of_operator(op, args, kwargs)
+    if reason is not None:
+        return reason
+    leaves = pytree.tree_leaves((args, kwargs, node.meta.get("val")))
+    odd = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided), None)
+    if odd is None:
+        return None
+    return Reason(_name(node), f"works on a tensor of layout {odd.layout}", "use strided tensors (`to_dense()`)")
+
+
+def marks_of(module: torch.fx.GraphModule) -> tuple[Reason, ...]:
+    """What the user asked not to record, each line once."""
+    found: dict[Location | None, Reason] = {}
+    for node in calls_of(module):
+        if (node.meta.get("custom") or {}).get(MARK) == "unrecorded":
+            where = line_of(node)
+            why = "is marked as unrecorded by the program"
+            found.setdefault(where, Reason(_name(node), why, "take the annotation away to record it", where))
+    return tuple(found.values())
+
+
+def has_caching_allocator() -> bool:
+    """Whether memory on an accelerator is kept for the next use, as a recording needs it."""
+    return os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "") in ("", "0")
+
+
+def _name(node: torch.fx.Node) -> str:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target._schema.name).partition("::")[2]
+    return str(getattr(target, "__name__", target))

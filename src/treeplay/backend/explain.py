@@ -1,0 +1,87 @@
+"""`treeplay.explain`: which graphs `torch.compile` makes of a program, and what keeps each from being recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from treeplay.backend.account import collecting
+from treeplay.backend.compile import backend
+from treeplay.facts.captured import GraphReport
+from treeplay.facts.refusal import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The graphs of a program in the order of their compiles. Printed, it is text for a person."""
+
+    program: str
+    graphs: tuple[GraphReport, ...]
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """All that keeps graphs from being recorded."""
+        return tuple(skip.reason for graph in self.graphs for skip in graph.skips)
+
+    def __str__(self) -> str:
+        skipped = sum(graph.outcome == "skipped" for graph in self.graphs)
+        head = f"{self.program}: {len(self.graphs)} graphs, {skipped} that cannot be recorded"
+        lines = [f"└─ {line}" if k == 0 else f"   {line}" for graph in self.graphs for k, line in _numbered(graph)]
+        return "\n".join([head, *lines])
+
+
+def _numbered(graph: GraphReport) -> list[tuple[int, str]]:
+    return list(enumerate(str(graph).splitlines()))
+
+
+def explain(
+    program: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
+) -> Explanation:
+    """Compile `program` anew with `torch.compile`, run it once on these arguments, and say what became of each graph.
+
+    A module or function that is compiled already is explained by its original. The run has the program's effects. Where its
+    result needs a gradient, the backward runs too, without a mark on any `.grad`.
+    """
+    original = getattr(program, "_orig_mod", None) or getattr(program, "_torchdynamo_orig_callable", None) or program
+    chosen = dict(options or {})
+
+    def anew(
+        gm: torch.fx.GraphModule, inputs: Any
+    ) -> Callable[..., Any]:  # its own backend: Dynamo knows no graph for it
+        return backend(gm, inputs, options=chosen)
+
+    with collecting() as accounts:
+        result = torch.compile(original, backend=anew)(*args, **kwargs)
+        _run_backward(result)
+    name = str(getattr(original, "__qualname__", type(original).__name__))
+    return Explanation(name, tuple(account.report() for account in accounts))
+
+
+def _run_backward(result: Any) -> None:
+    """Run the backward of what needs a gradient, into gradients that nobody keeps."""
+    outputs = [
+        leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None
+    ]
+    leaves = _leaves(outputs)
+    if leaves:
+        torch.autograd.grad(outputs, leaves, [torch.ones_like(output) for output in outputs], allow_unused=True)
+
+
+def _leaves(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The leaves that results depend on."""
+    found: dict[int, torch.Tensor] = {}
+    waiting: list[Any] = [output.grad_fn for output in outputs]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.setdefault(id(node.variable), node.variable)
+        waiting += [following for following, _ in node.next_functions]
+    return list(found.values())

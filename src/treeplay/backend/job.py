@@ -1,0 +1,175 @@
+"""One captured graph on its way: what is known of its arguments, and the compilers that its two directions share.
+
+graph from the wrap stage ─▶ passes ─▶ inner compiler ─▶ facts ─▶ decide ─┬▶ no reason: recorded
+                                                                          └▶ reasons: reported, runs as compiled
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from treeplay.backend import torch_private
+from treeplay.backend.account import Account, enter, next_graph_id, note
+from treeplay.backend.alignment import plan_alignment, with_repair
+from treeplay.backend.decide import decide
+from treeplay.backend.examine import calls_of, devices_of, has_caching_allocator, inputs_of, marks_of, obstacles_of
+from treeplay.backend.inner import Boxed, Flat, compile_inner, is_empty
+from treeplay.backend.metadata import refresh_layout
+from treeplay.backend.options import Options, using
+from treeplay.backend.partition import decompositions, splitter
+from treeplay.backend.passes import run_after_autograd, run_joint
+from treeplay.backend.recorded import recorded
+from treeplay.backend.roles import fixed_inputs, graph_roles, saved_roles
+from treeplay.backend.surroundings import undisturbed
+from treeplay.facts.captured import Direction, GraphFacts, Role
+from treeplay.facts.refusal import Reason
+from treeplay.wrap.aot import Compilers
+from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE
+
+
+class Job:
+    """The compile of one captured graph. Each of its compilers works under the job's options, whenever it is called.
+
+    Owned by the wrapped function; the backward, compiled later, finds here what became of its forward."""
+
+    def __init__(
+        self, options: Options, roles: Sequence[Role], names: Sequence[str], *, is_dynamic: bool = False
+    ) -> None:
+        self.options = options
+        self.roles = dict(enumerate(roles))
+        self.names = tuple(names)
+        self.is_dynamic = is_dynamic
+        self.graph_id = next_graph_id()
+        self.may_record = True
+        self.accounts: list[Account] = []
+        self.saved: dict[str, Role] = {}
+
+    def compilers(self) -> Compilers:
+        """What the wrap stage calls with the graphs it made."""
+        return Compilers(
+            forward=self.compile_forward,
+            backward=self.compile_backward,
+            inference=self.compile_inference,
+            partition=splitter(self.options),
+            decompositions=decompositions(self.options),
+        )
+
+    def compile_forward(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+        """Compile the forward of a graph whose backward may be needed."""
+        with undisturbed(), using(self.options):
+            return self._compile(module, inputs, "forward", self._visible(module))
+
+    def compile_inference(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+        """Compile a graph that has no backward."""
+        with undisturbed(), using(self.options):
+            visible = self._visible(module)
+            return self._compile(run_joint(module, inputs, self.options.joint), inputs, "inference", visible)
+
+    def compile_backward(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+        """Compile the backward, for inputs that lie in memory as they do when it is first called."""
+        with torch_private.compile_lock(), undisturbed(), using(self.options):
+            fixed_inputs([node.name for node in module.graph.find_nodes(op="placeholder")])
+            refresh_layout(module, inputs)
+            return self._compile(module, inputs, "backward", None if self.options.keep_gradient_strides else ())
+
+    def refused(self, reason: Reason) -> None:
+        """Report that the wrap stage could not take the graph. Raises if every graph has to be recorded."""
+        account = Account(
+            self.graph_id,
+            "inference",
+            GraphFacts("inference"),
+            inner="as it is",
+            seconds=0.0,
+            must_record=self.options.record_or_fail,
+        )
+        self.accounts.append(account)
+        enter(account)
+        try:
+            account.refused(reason)
+        finally:
+            note(account)
+
+    def _visible(self, module: torch.fx.GraphModule) -> tuple[int, ...] | None:
+        """The results whose strides are eager's; None for all. Read before passes, which may make another output node."""
+        marked: tuple[int, ...] | None = module.graph.output_node().meta.get(VISIBLE)
+        return marked if self.options.keep_strides else ()
+
+    def _compile(
+        self,
+        module: torch.fx.GraphModule,
+        inputs: Sequence[Any],
+        direction: Direction,
+        visible: tuple[int, ...] | None,
+    ) -> Boxed:
+        options, start = self.options, time.perf_counter()
+        is_inference = direction == "inference"
+        module = run_after_autograd(module, inputs, options.after_autograd, is_inference=is_inference)
+        nodes = module.graph.find_nodes(op="placeholder")
+        roles = graph_roles(nodes, self.roles, self.saved)
+        if direction == "forward":
+            self.saved = saved_roles(module, roles)
+        facts = self._facts(module, inputs, roles, direction)  # before a compiler rewrites the graph
+        static = tuple(at for at, role in enumerate(roles) if role is Role.STATIC)
+        flat = Flat(direction, visible, static=static, graph_id=self.graph_id)
+        run = compile_inner(module, inputs, options, flat)
+        if is_empty(module):
+            return run
+        written = [at for at, item in enumerate(facts.inputs) if item.is_written]
+        run = with_repair(run, plan_alignment(facts.inputs), written)
+        inner = options.inner if isinstance(options.inner, str) else getattr(options.inner, "__name__", "custom")
+        account = Account(
+            self.graph_id,
+            direction,
+            facts,
+            inner=inner,
+            seconds=time.perf_counter() - start,
+            must_record=options.record_or_fail,
+        )
+        return self._decided(account, run, module, inputs, roles)
+
+    def _decided(
+        self,
+        account: Account,
+        run: Boxed,
+        module: torch.fx.GraphModule,
+        inputs: Sequence[Any],
+        roles: tuple[Role, ...],
+    ) -> Boxed:
+        """Record the graph, or report why not."""
+        self.accounts.append(account)
+        enter(account)
+        skips = decide(account.facts)
+        try:
+            if skips:
+                self.may_record = False
+                account.skipped(skips)
+            else:
+                run = recorded(run, module, inputs, roles, account.direction, account)
+        finally:
+            note(account)
+        return run
+
+    def _facts(
+        self, module: torch.fx.GraphModule, inputs: Sequence[Any], roles: tuple[Role, ...], direction: Direction
+    ) -> GraphFacts:
+        nodes = module.graph.find_nodes(op="placeholder")
+        places = [node.meta.get(ARGUMENT) for node in nodes]
+        names = [node.name if place is None else self.names[place] for node, place in zip(nodes, places, strict=True)]
+        return GraphFacts(
+            direction=direction,
+            inputs=inputs_of(nodes, inputs, roles, names),
+            devices=devices_of(module),
+            operators=len(calls_of(module)),
+            obstacles=obstacles_of(module),
+            marked=marks_of(module),
+            is_on=self.options.record,
+            is_dynamic=self.is_dynamic,
+            allows_dynamic=self.options.record_dynamic,
+            has_caching_allocator=has_caching_allocator(),
+            is_forward_skipped=direction == "backward" and not self.may_record,
+        )

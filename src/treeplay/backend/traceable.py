@@ -1,0 +1,66 @@
+"""A captured graph as a function that a trace can run: its own tensors become arguments, and each node keeps its line.
+
+    graph that holds w, called with x  ─▶  function(w, x)  and  [w]
+
+A trace takes what a graph holds for constants, and a compiled constant would miss later changes. As leading arguments they
+are ordinary, and known to stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+from torch.fx.traceback import preserve_node_meta
+
+_PREFIX = "program."
+
+
+@dataclass(frozen=True, slots=True)
+class Traceable:
+    """A function of `held`, called `names`, and then of the graph's own inputs. It computes what the graph does."""
+
+    function: Callable[..., Any]
+    held: tuple[torch.Tensor, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+def traceable(program: torch.fx.GraphModule | Callable[..., Any]) -> Traceable:
+    """`program` for a trace. A callable that is no graph is left as it is."""
+    if not isinstance(program, torch.fx.GraphModule):
+        return Traceable(program)
+    names = _tensors_of(program)
+    interpreted = _Interpreted(program)
+
+    def function(*args: Any) -> Any:
+        given = dict(zip(names, args, strict=False))
+        return torch.func.functional_call(interpreted, given, args[len(names) :])
+
+    return Traceable(
+        function if names else interpreted.forward,
+        tuple(names.values()),
+        tuple(name.removeprefix(_PREFIX) for name in names),
+    )
+
+
+def _tensors_of(program: torch.fx.GraphModule) -> dict[str, torch.Tensor]:
+    """Parameters and buffers that the graph may use, each once, by their names in `_Interpreted`."""
+    if not any(node.op in ("get_attr", "call_module") for node in program.graph.nodes):
+        return {}
+    named = [*program.named_parameters(), *program.named_buffers()]
+    return {f"{_PREFIX}{name}": tensor for name, tensor in named}
+
+
+class _Interpreted(torch.nn.Module):
+    """Runs a graph node by node, so that what is traced meanwhile is noted with the node's line and the user's marks."""
+
+    def __init__(self, program: torch.fx.GraphModule) -> None:
+        super().__init__()
+        self.program = program
+
+    def forward(self, *args: Any) -> Any:
+        with preserve_node_meta():
+            return torch.fx.Interpreter(self.program).run(*args)

@@ -1,0 +1,95 @@
+"""`treeplay.explain`: each graph of a program, and all that keeps it from being recorded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import treeplay
+from treeplay.facts.captured import Role
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        yield
+    torch._dynamo.reset()
+
+
+ATEN = {"inner": "aten"}
+
+
+def test_Dplus1_two_reasons_with_two_lines_in_one_call():
+    def program(x):
+        x.add_(1)
+        return x.nonzero() * 3
+
+    found = treeplay.explain(program, torch.ones(3), options=ATEN)
+    (graph,) = found.graphs
+    assert (graph.direction, graph.outcome) == ("inference", "skipped")
+    assert [skip.name for skip in graph.skips] == ["operator", "mutated_input"]
+    assert [reason.where.source for reason in found.reasons] == ["return x.nonzero() * 3", "x.add_(1)"]
+    assert [item.name for item in graph.inputs if item.is_written] == ["x"]
+
+
+def test_Dplus1_the_text_names_operators_lines_and_cures():
+    def program(x):
+        return x.nonzero() * 3
+
+    text = str(treeplay.explain(program, torch.ones(3), options=ATEN))
+    assert "1 graphs, 1 that cannot be recorded" in text
+    assert "nonzero: makes a result whose shape depends on values" in text
+    assert f"{__file__}:" in text and "to mend" in text
+
+
+def test_Dplus1_forward_and_backward_of_a_module_without_a_mark_on_its_gradients():
+    net = nn.Linear(3, 2)
+    found = treeplay.explain(net, torch.ones(4, 3), options=ATEN)
+    assert [(graph.direction, graph.outcome) for graph in found.graphs] == [
+        ("forward", "compiled"),
+        ("backward", "compiled"),
+    ]
+    assert found.reasons == () and net.weight.grad is None
+    assert [item.role for item in found.graphs[0].inputs].count(Role.STATIC) == 2
+
+
+def test_Dplus1_a_program_that_is_compiled_already():
+    net = torch.compile(nn.Linear(3, 2), backend="eager")
+    net(torch.ones(4, 3))
+    assert len(treeplay.explain(net, torch.ones(4, 3), options=ATEN).graphs) == 2
+    run = torch.compile(lambda x: x * 2, backend="eager")
+    run(torch.ones(3))
+    assert [graph.direction for graph in treeplay.explain(run, torch.ones(3), options=ATEN).graphs] == ["inference"]
+
+
+def test_Dplus1_each_part_of_a_broken_program():
+    def program(x):
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y * 2
+
+    found = treeplay.explain(program, torch.ones(3), options=ATEN)
+    assert [graph.direction for graph in found.graphs] == ["inference", "inference"]
+    assert found.graphs[1].graph_id == found.graphs[0].graph_id + 1
+
+
+def test_Dplus1_a_choice_on_the_host_is_named():
+    def program(x):
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x * 5, (x,))
+
+    (graph,) = treeplay.explain(program, torch.ones(3), options=ATEN).graphs
+    assert [skip.reason.op for skip in graph.skips] == ["cond"]
+
+
+def test_Dplus1_the_report_is_always_on():
+    run = torch.compile(lambda x: x * 2, backend="treeplay", options=ATEN) if _is_installed() else None
+    if run is None:
+        pytest.skip("treeplay was installed before it had this entry point")
+    run(torch.ones(3))
+    assert treeplay.graph_reports()[-1].direction == "inference"
+
+
+def _is_installed():
+    return "treeplay" in torch.compiler.list_backends(exclude_tags=None)

@@ -1,0 +1,306 @@
+"""What torch.compile does around graphs works with treeplay behind it: breaks, modes, hooks, autocast, resets, processes."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from treeplay.backend.account import graph_reports
+from treeplay.backend.compile import backend
+from treeplay.backend.inner import boxed
+from treeplay.lower.compiler import find_compiler
+
+needs_compiler = pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")
+BOTH = pytest.mark.parametrize("inner", ["aten", pytest.param("inductor", marks=needs_compiler)])
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(program, inner="aten", *, fullgraph=False, dynamic=None, **options):
+    return torch.compile(
+        program, backend=backend, options={"inner": inner, **options}, fullgraph=fullgraph, dynamic=dynamic
+    )
+
+
+def mlp():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def inputs(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def check_training(net, inner, *, make=lambda seed: inputs(seed, 3, 4), steps=4, **keywords):
+    """Train a module and its twin and compare results, gradients, parameters and buffers after each step."""
+    twin = copy.deepcopy(net)
+    run = compiled(net, inner, **keywords)
+    mine, wanted = (torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9) for module in (net, twin))
+    for seed in range(steps):
+        results = []
+        for program, optimizer in ((run, mine), (twin, wanted)):
+            optimizer.zero_grad()
+            out = program(make(seed))
+            out.square().mean().backward()
+            optimizer.step()
+            results.append(out.detach())
+        torch.testing.assert_close(*results)
+        for one, other in zip(net.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad)
+            torch.testing.assert_close(one, other)
+        for one, other in zip(net.buffers(), twin.buffers(), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+class Broken(nn.Module):
+    """Two graph breaks, one of them data-dependent."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.first(x).sin()
+        torch._dynamo.graph_break()
+        x = x * 3 if x.sum().item() > 0 else x - 5
+        return self.second(x)
+
+
+@BOTH
+def test_graph_breaks_make_several_graphs_of_a_frame(inner):
+    torch.manual_seed(2)
+    net = Broken()
+    check_training(net, inner)
+    ids = {report.graph_id for report in graph_reports()}
+    assert len(ids) >= 3
+
+
+@BOTH
+def test_inference_over_graph_breaks(inner):
+    net = Broken().eval()
+    run = compiled(net, inner)
+    with torch.no_grad():
+        for seed in range(5):
+            torch.testing.assert_close(run(inputs(seed, 3, 4)), net(inputs(seed, 3, 4)))
+
+
+def test_a_full_graph_that_breaks_raises():
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        compiled(Broken(), fullgraph=True)(inputs(0, 3, 4))
+
+
+@BOTH
+def test_a_full_graph_trains(inner):
+    check_training(mlp(), inner, fullgraph=True)
+
+
+@BOTH
+def test_normalisation_and_convolution_train(inner):
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3))
+    check_training(net, inner, make=lambda seed: inputs(seed, 5, 2, 8))
+
+
+def test_a_reset_compiles_anew():
+    compiles = []
+
+    def inner(module, inputs):
+        compiles.append(module)
+        return boxed(module)
+
+    def program(x):
+        return x * 2 + 1
+
+    run = compiled(program, inner)
+    for expected in (1, 2):
+        for _ in range(2):
+            assert run(torch.ones(2)).tolist() == [3, 3]
+        assert len(compiles) == expected
+        torch.compiler.reset()
+
+
+@BOTH
+def test_grad_mode_switches_between_calls(inner):
+    net, x = mlp(), inputs(0, 3, 4)
+    run = compiled(net, inner)
+    wanted = net(x).detach()
+    for _ in range(2):
+        with torch.no_grad():
+            out = run(x)
+        assert not out.requires_grad
+        torch.testing.assert_close(out, wanted)
+        out = run(x)
+        assert out.requires_grad
+        torch.testing.assert_close(out.detach(), wanted)
+        with torch.inference_mode():
+            torch.testing.assert_close(run(x), wanted)
+
+
+@BOTH
+def test_grad_mode_switches_inside_of_a_graph(inner):
+    def program(x, w):
+        y = x @ w
+        with torch.no_grad():
+            scale = y.abs().sum()
+        with torch.enable_grad():
+            return y * scale + y.detach().sin()
+
+    x, w = inputs(0, 3, 4), inputs(1, 4, 2).requires_grad_()
+    (mine,) = torch.autograd.grad(compiled(program, inner)(x, w).sum(), w)
+    (wanted,) = torch.autograd.grad(program(x, w).sum(), w)
+    torch.testing.assert_close(mine, wanted)
+
+
+@BOTH
+def test_autocast_outside_and_inside(inner):
+    net, x = mlp(), inputs(0, 3, 4)
+
+    def inside(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = net(x)
+        return y.float() * 3
+
+    run_outside, run_inside = compiled(net, inner), compiled(inside, inner)
+    with torch.autocast("cpu", torch.bfloat16):
+        mine, wanted = run_outside(x), net(x)
+        assert mine.dtype == wanted.dtype == torch.bfloat16
+        mine.float().sum().backward()
+    grads = [parameter.grad.clone() for parameter in net.parameters()]
+    net.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        net(x).float().sum().backward()
+    for one, parameter in zip(grads, net.parameters(), strict=True):
+        torch.testing.assert_close(one, parameter.grad, rtol=5e-2, atol=5e-2)
+    torch.testing.assert_close(mine, wanted, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(run_inside(x), inside(x), rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(run_outside(x), net(x))  # and without it again
+
+
+@BOTH
+def test_hooks_of_modules_and_of_tensors(inner):
+    net, twin = mlp(), mlp()
+    seen = {"mine": [], "wanted": []}
+    for module, name in ((net, "mine"), (twin, "wanted")):
+        module[0].register_forward_hook(lambda module, args, out: out * 3)
+        module[2].register_forward_pre_hook(lambda module, args: (args[0] + 5,))
+        module[0].weight.register_hook(lambda grad, name=name: seen[name].append(grad.clone()) or grad * 7)
+    x = inputs(0, 3, 4)
+    mine, wanted = compiled(net, inner)(x), twin(x)
+    torch.testing.assert_close(mine, wanted)
+    mine.sum().backward()
+    wanted.sum().backward()
+    for one, other in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    assert len(seen["mine"]) == 1
+    torch.testing.assert_close(seen["mine"], seen["wanted"])
+
+
+def test_full_backward_hooks():
+    net, twin = mlp(), mlp()
+    for module in (net, twin):
+        module[1].register_full_backward_hook(lambda module, into, out: (into[0] * 5,))
+    x = inputs(0, 3, 4)
+    compiled(net)(x).sum().backward()
+    twin(x).sum().backward()
+    for one, other in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_saved_tensors_may_be_packed_by_the_user():
+    """What a hook gives back lies otherwise in memory than what was saved: the backward still computes with its values."""
+    x, w = inputs(0, 3, 4).t().contiguous().t(), inputs(1, 4, 5).requires_grad_()
+
+    def program(x, w):
+        return ((x @ w).t() * 2).sin()
+
+    (wanted,) = torch.autograd.grad(program(x, w).sum(), w)
+    run = compiled(program, "inductor" if find_compiler().path else "aten")
+    torch.testing.assert_close(torch.autograd.grad(run(x, w).sum(), w)[0], wanted)
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: tensor, lambda tensor: tensor.t().contiguous().t() if tensor.dim() == 2 else tensor
+    ):
+        torch.testing.assert_close(torch.autograd.grad(run(x, w).sum(), w)[0], wanted)
+
+
+@BOTH
+def test_sizes_that_change_train(inner):
+    net, twin = mlp(), mlp()
+    run = compiled(net, inner, dynamic=True)
+    for rows in (3, 5, 3):
+        x = inputs(rows, rows, 4)
+        run(x).square().sum().backward()
+        twin(x).square().sum().backward()
+    for one, other in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+SCRIPT = """
+import copy, os, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+rank, port, inner = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+dist.init_process_group("gloo", rank=rank, world_size=2)
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2))
+twin = copy.deepcopy(net)
+from treeplay.backend.compile import backend
+ddp = torch.compile(DistributedDataParallel(net, bucket_cap_mb=0.0001), backend=backend, options={"inner": inner})
+plain = DistributedDataParallel(twin)
+mine, wanted = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (net, twin))
+for step in range(3):
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(10 * step + rank))
+    for program, optimizer in ((ddp, mine), (plain, wanted)):
+        optimizer.zero_grad()
+        program(x).square().mean().backward()
+        optimizer.step()
+for one, other in zip(net.parameters(), twin.parameters(), strict=True):
+    torch.testing.assert_close(one, other)
+from treeplay.backend.account import graph_reports
+assert any(report.direction == "backward" for report in graph_reports())
+dist.destroy_process_group()
+print("equal")
+"""
+
+
+@BOTH
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
+def test_distributed_data_parallel_over_two_processes(inner, tmp_path):
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    script = tmp_path / "worker.py"
+    script.write_text(SCRIPT)
+    source = str(Path(sys.modules[backend.__module__].__file__).parents[2])
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(script), str(rank), port, inner],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [worker.communicate(timeout=200)[0] for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    assert all("equal" in output for output in outputs), "\n".join(outputs)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from typing import Any
 
 import pytest
 import torch
 
+from treeplay.backend import job
+from treeplay.backend.account import graph_reports
+from treeplay.backend.recorded import recorded_on
 from treeplay.backend.replayed import Graph, Replayed
 from treeplay.device.host import HostDevice
 from treeplay.facts.refusal import Reason
@@ -33,7 +37,7 @@ class Counted:
 def make(run: Any = body, **facts: Any) -> tuple[Replayed, Counted, list[Reason]]:
     counted, reasons = Counted(run), []
     graph = Graph(counted, "graph 0", ("x", "w", "size", "nothing"), **facts)
-    return Replayed(graph, HostDevice(), reasons.append), counted, reasons
+    return Replayed(graph, HostDevice(), lambda: None, reasons.append), counted, reasons
 
 
 def assert_equal(found: Any, expected: Any) -> None:
@@ -138,3 +142,30 @@ def test_threads_share_a_recording() -> None:
     for thread in threads:
         thread.join(60)
     assert not wrong
+
+
+def test_a_graph_of_torch_compile_is_recorded_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way, with a tape of the CPU where a GPU would have a CUDA graph."""
+
+    def on_a_tape(run: Any, module: Any, inputs: Any, roles: Any, direction: Any, report: Any) -> Any:
+        return recorded_on(HostDevice(), run, module, roles, report)
+
+    monkeypatch.setattr(job, "recorded", on_a_tape)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="treeplay", options={"inner": "aten"})
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9) for net in (model, twin)]
+    for _ in range(6):
+        x = torch.randn(5, 4)
+        losses = [net(x).square().sum() for net in (compiled, twin)]
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        torch.testing.assert_close(*losses)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    reports = [report for report in graph_reports() if "recorded" in report.outcome]
+    assert {report.direction for report in reports} >= {"forward", "backward"}
+    torch.compiler.reset()

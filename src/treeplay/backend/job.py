@@ -149,7 +149,8 @@ class Job:
                 self.may_record = False
                 account.skipped(skips)
             else:
-                run = recorded(run, module, inputs, roles, account.direction, account)
+                may_launch = self.options.record_on_gpu or not account.facts.uses_accelerator
+                run = recorded(run, module, inputs, roles, account.direction, account) if may_launch else run
         finally:
             note(account)
         return run

@@ -1,13 +1,20 @@
-"""A compiled graph that nothing keeps from being recorded."""
+"""A compiled graph that nothing keeps from being recorded: on a GPU it becomes a recording, on the CPU it is one already.
+
+What is compiled for the CPU takes tensors where they lie and returns new ones: there is no launch to save.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 import torch.fx
 
 from treeplay.backend.account import Account
+from treeplay.backend.replayed import Graph, Replayed
+from treeplay.device.protocol import Births, Device
 from treeplay.facts.captured import Direction, Role
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -21,5 +28,54 @@ def recorded(
     direction: Direction,
     report: Account,
 ) -> Boxed:
-    """The compiled graph as it is: it is launched as compiled code is."""
-    return run
+    """The graph behind a recording that its first calls make; on the CPU the graph as it is compiled."""
+    devices = {use.device for use in report.facts.devices if use.device.type == "cuda"}
+    if not devices:
+        return run
+    return recorded_on(_gpu(devices.pop()), run, module, roles, report)
+
+
+def recorded_on(
+    device: Device, run: Boxed, module: torch.fx.GraphModule, roles: Sequence[Role], report: Account
+) -> Boxed:
+    """The graph behind a recording of `device`."""
+    facts = report.facts
+    graph = Graph(
+        run,
+        f"graph {report.graph_id} {report.direction}",
+        tuple(item.name for item in facts.inputs),
+        static=frozenset(at for at, role in enumerate(roles) if role is Role.STATIC),
+        written=frozenset(at for at, item in enumerate(facts.inputs) if item.is_written),
+        draws=draws_random_numbers(module),
+        tells=lambda births: _telling(run, births),
+    )
+    return Replayed(graph, device, report.recorded, report.failed)
+
+
+def draws_random_numbers(module: torch.fx.GraphModule) -> bool:
+    """Whether some operator of the graph, or of a child graph, draws; what torch does not say of one counts as yes."""
+    parts = [part for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
+    return any(_draws(node) for part in parts for node in part.graph.nodes)
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    if node.op != "call_function":
+        return node.op == "call_method"
+    if isinstance(node.target, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded in node.target.tags
+    return isinstance(node.target, torch._ops.HigherOrderOperator)
+
+
+@contextlib.contextmanager
+def _telling(run: Boxed, births: Births) -> Iterator[None]:
+    from treeplay.lower.torch_private import telling  # imports Inductor: seconds, so only when it is needed
+
+    with telling(run, births):
+        yield
+
+
+def _gpu(device: torch.device) -> Device:
+    from treeplay.device.cuda.device import CudaDevice
+
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return CudaDevice(torch.device("cuda", index))

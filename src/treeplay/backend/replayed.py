@@ -47,10 +47,11 @@ class Graph:
 
 @dataclass(eq=False)
 class Replayed:
-    """Boxed, like the graph. `given_up` is called once with the reason if a recording cannot be made."""
+    """Boxed, like the graph. Once the device has the work `made` is called; if it cannot have it `given_up`, with the reason."""
 
     graph: Graph
     device: Device
+    made: Callable[[], None]
     given_up: Callable[[Reason], None]
     source: str | None = None
     _recorded: Recorded | None = None
@@ -103,6 +104,7 @@ class Replayed:
 
         recorded.tell(told)
         self._recorded, self.source = recorded, source.text
+        self.made()
         hide_from_dynamo(call, with_callees=True)
         boxed: Boxed = call
         return boxed

@@ -91,7 +91,7 @@ def survey_returns(args: Sequence[Any], results: Sequence[Any]) -> Returns | str
             base = args[inside[0]]
             if base.dtype != result.dtype:
                 return f"result {at} is a view of input {inside[0]} with another dtype"
-            offset = result.storage_offset() - base.storage_offset()
+            offset = int(result.storage_offset()) - int(base.storage_offset())
             parts.append(View(inside[0], False, tuple(result.shape), result.stride(), offset))
             continue
         known = bases.setdefault(_storage(result), len(owners)) if result.untyped_storage().nbytes() else len(owners)
@@ -102,7 +102,7 @@ def survey_returns(args: Sequence[Any], results: Sequence[Any]) -> Returns | str
         parts.append(
             Made(known)
             if _is_whole(result) and owners[known] == at
-            else View(known, True, tuple(result.shape), result.stride(), result.storage_offset())
+            else View(known, True, tuple(result.shape), result.stride(), int(result.storage_offset()))
         )
     return Returns(tuple(parts), tuple(owners))
 

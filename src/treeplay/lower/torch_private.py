@@ -124,7 +124,8 @@ def telling(artifact: Callable[..., Any], births: Births) -> Iterator[None]:
     Both have to be told: where one is allocated, another may have been before."""
     names = _names_of_wrapper(artifact)
     if names is None:
-        yield
+        with ResultsTold(births):
+            yield
         return
     allocate = names[_ALLOCATE]
 

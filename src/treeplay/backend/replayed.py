@@ -47,7 +47,7 @@ class Graph:
 
 @dataclass(eq=False)
 class Replayed:
-    """Boxed, like the graph. Once the device has the work `made` is called; if it cannot have it `given_up`, with the reason."""
+    """Boxed, like the graph. `made` is called once the device has the work, else `given_up` with the reason."""
 
     graph: Graph
     device: Device

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -196,7 +197,7 @@ def measure(layers: int, *, is_training: bool, seconds: float) -> dict[str, Any]
     return {
         "program": f"{kind}, {layers} layers",
         "kind": kind,
-        "environment": machine.facts(),
+        "environment": {**machine.facts(), "load": os.getloadavg()[0]},
         "rounds": len(rounds),
         "us": {name: quartiles([times[name] for times in rounds]) for name in runs},
         "above_empty_us": quartiles(own_shares(layers, is_training=is_training, batch=batches[0], seconds=seconds / 2)),

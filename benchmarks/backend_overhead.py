@@ -1,20 +1,24 @@
 """What treeplay costs a call behind torch.compile: `python -m benchmarks.backend_overhead`, on the CPU.
 
     empty      a backend that gives back the graph as it is: Dynamo's guards, and eager's operators
-    aten       treeplay, operators as they are: against "empty", what treeplay itself costs
     inductor   treeplay over Inductor
     default    torch.compile as it comes
 
-Small tensors, so that the host is what is measured; all variants in turn in one process, and differences taken round by round.
+Small tensors, so that the host is what is measured: processor time of the calling thread, to which other programs on the
+machine add little. All variants in turn in one process, and differences taken round by round.
+What treeplay itself costs is a call less the time inside of its compiled graphs, above the same for "empty"; in training, also
+less what autograd's engine takes for a single node with the same parameters whose results lie ready.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from time import thread_time
 from typing import Any
 
 import torch
@@ -23,8 +27,10 @@ from torch import nn
 
 from benchmarks import machine
 from benchmarks.layout import for_terminal
-from benchmarks.measure import quartiles, time_rounds
+from benchmarks.measure import quartiles
+from benchmarks.programs import Batch
 from treeplay.backend.compile import backend
+from treeplay.backend.inner import boxed
 
 RESULTS = machine.ROOT / "benchmarks" / "results" / "backend"
 LAYERS = (1, 4, 16)
@@ -33,7 +39,8 @@ BUDGET_US = {"inference": 20.0, "training": 60.0}
 
 _WIDTH = 8
 _ROWS = 2
-HEAD = ("program", "eager", "empty", "aten", "inductor", "default", "aten − empty", "inductor − default")
+_CALLS = 20
+HEAD = ("program", "eager", "empty", "inductor", "default", "own share − empty's", "inductor − default")
 
 Run = Callable[..., Any]
 
@@ -56,7 +63,6 @@ def variants(layers: int, *, is_training: bool) -> dict[str, Run]:
     made = {
         "eager": network(layers),
         "empty": torch.compile(network(layers), backend=empty),
-        "aten": torch.compile(network(layers), backend=backend, options={"inner": "aten"}),
         "inductor": torch.compile(network(layers), backend=backend),
         "default": torch.compile(network(layers)),
     }
@@ -83,6 +89,102 @@ def _step(module: Any) -> Run:
     return run
 
 
+class Watched:
+    """Behind one backend, a call less the time inside of its graphs."""
+
+    def __init__(self, make: Callable[[Watched], Any], step: Callable[[Any], Run]) -> None:
+        self.inside = 0.0
+        self.run = step(make(self))
+
+    def timed(self, graph: Run) -> Run:
+        """`graph`, with its time taken."""
+
+        def call(*args: Any) -> Any:
+            start = thread_time()
+            results = graph(*args)
+            self.inside += thread_time() - start
+            return results
+
+        return call
+
+    def own_us(self, batch: Batch, calls: int) -> float:
+        """Microseconds a call outside of graphs."""
+        self.inside = 0.0
+        start = thread_time()
+        for _ in range(calls):
+            self.run(*batch)
+        return (thread_time() - start - self.inside) / calls * 1e6
+
+
+def own_shares(layers: int, *, is_training: bool, batch: Batch, seconds: float) -> list[float]:
+    """Round by round, what treeplay spends outside of its graphs above what an empty backend spends there."""
+    torch.compiler.reset()
+
+    def behind_treeplay(watch: Watched) -> Any:
+        def inner(module: torch.fx.GraphModule, inputs: Any) -> Run:
+            return watch.timed(boxed(module))
+
+        return torch.compile(network(layers), backend=backend, options={"inner": inner})
+
+    def behind_nothing(watch: Watched) -> Any:
+        return torch.compile(network(layers), backend=lambda gm, inputs: watch.timed(gm.forward))
+
+    # The empty backend's backward is eager's own: no part of it is the backend's. Ours is one node.
+    ours = Watched(behind_treeplay, _step if is_training else _inference)
+    nothing = Watched(behind_nothing, _forward if is_training else _inference)
+    engine = Watched(lambda _: ready_node(layers), _step) if is_training else None
+    watches = [watch for watch in (ours, nothing, engine) if watch is not None]
+    for watch in watches:
+        watch.own_us(batch, _CALLS)
+    shares: list[float] = []
+    end = thread_time() + seconds
+    while len(shares) < 10 or thread_time() < end:
+        own, *floors = [watch.own_us(batch, _CALLS) for watch in watches]
+        shares.append(own - sum(floors))
+    return shares
+
+
+def ready_node(layers: int) -> Run:
+    """A call that gives a ready result, whose one node in autograd gives a ready gradient for each parameter."""
+    parameters = list(network(layers).parameters())
+    result = torch.ones(_ROWS, _WIDTH)
+    # The gradient of a weight is a transposed product, in eager too: adding it up takes longer than a plain one.
+    gradients = [torch.ones_like(parameter).t() for parameter in parameters]
+
+    class Ready(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *_: torch.Tensor) -> torch.Tensor:
+            return result.detach()
+
+        @staticmethod
+        def backward(ctx: Any, *_: torch.Tensor) -> tuple[Any, ...]:
+            return (None, *gradients)
+
+    return lambda x: Ready.apply(x, *parameters)
+
+
+def time_rounds(runs: dict[str, Run], batch: Batch, *, seconds: float) -> list[dict[str, float]]:
+    """Microseconds of a call of each variant, round by round."""
+    for run in runs.values():
+        _time_us(run, batch)
+    rounds: list[dict[str, float]] = []
+    end = thread_time() + seconds
+    while len(rounds) < 10 or thread_time() < end:
+        rounds.append({name: _time_us(run, batch) for name, run in runs.items()})
+    return rounds
+
+
+def _time_us(run: Run, batch: Batch) -> float:
+    start = thread_time()
+    for _ in range(_CALLS):
+        run(*batch)
+    return (thread_time() - start) / _CALLS * 1e6
+
+
+def _forward(module: Any) -> Run:
+    return lambda x: module(x)
+
+
 def measure(layers: int, *, is_training: bool, seconds: float) -> dict[str, Any]:
     """One program, as plain values: microseconds a call, and the two differences."""
     batches = [(torch.randn(_ROWS, _WIDTH),) for _ in range(4)]
@@ -90,24 +192,22 @@ def measure(layers: int, *, is_training: bool, seconds: float) -> dict[str, Any]
     wanted = runs["eager"](*batches[0]).detach()
     for name, run in runs.items():
         torch.testing.assert_close(run(*batches[0]).detach(), wanted, msg=lambda text, name=name: f"{name}: {text}")
-    rounds = [
-        {name: time * 1e6 for name, time in times.items()} for times in time_rounds(runs, batches, seconds=seconds)
-    ]
+    rounds = time_rounds(runs, batches[0], seconds=seconds)
     kind = "training" if is_training else "inference"
     return {
         "program": f"{kind}, {layers} layers",
         "kind": kind,
-        "environment": machine.facts(),
+        "environment": {**machine.facts(), "load": os.getloadavg()[0]},
         "rounds": len(rounds),
         "us": {name: quartiles([times[name] for times in rounds]) for name in runs},
-        "above_empty_us": quartiles([times["aten"] - times["empty"] for times in rounds]),
+        "above_empty_us": quartiles(own_shares(layers, is_training=is_training, batch=batches[0], seconds=seconds / 2)),
         "above_default_us": quartiles([times["inductor"] - times["default"] for times in rounds]),
     }
 
 
 def row(result: dict[str, Any]) -> tuple[str, ...]:
     """One program's cells."""
-    times = [f"{result['us'][name]['median']:,.1f}" for name in HEAD[1:6]]
+    times = [f"{result['us'][name]['median']:,.1f}" for name in HEAD[1:5]]
     differences = [
         f"{result[name]['median']:+.1f} ({result[name]['low']:+.1f} to {result[name]['high']:+.1f})"
         for name in ("above_empty_us", "above_default_us")

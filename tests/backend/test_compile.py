@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeplay.backend import compile as compile_module
+from treeplay.backend.account import graph_reports
 from treeplay.backend.compile import backend, compile_graph
 from treeplay.backend.inner import boxed
 from treeplay.backend.options import current
@@ -242,6 +243,8 @@ def test_what_cannot_be_wrapped_runs_as_it_is_with_a_warning(monkeypatch):
     with pytest.warns(UserWarning, match="runs a graph uncompiled: .*it is odd"):
         run = compile_graph(module, [torch.ones(2)], inner="aten")
     assert run(torch.ones(2))["o"].tolist() == [2, 2]
+    report = graph_reports()[-1]
+    assert report.outcome == "uncompiled" and "it is odd" in str(report)
 
 
 def test_D7_a_program_without_work_compiles_nothing():

@@ -74,6 +74,20 @@ def test_without_a_compiler_operators_run_as_they_are(monkeypatch):
     assert compile_inner(module, [torch.ones(3)], Options())([torch.ones(3)])[0].tolist() == [2, 2, 2]
 
 
+def test_the_graph_given_to_inductor_stays_as_it_is_for_others(monkeypatch):
+    if inner_module.find_compiler().path is None:
+        pytest.skip("needs a C++ compiler")
+    from treeplay.lower import torch_private
+
+    monkeypatch.setattr(
+        torch_private, "compile_graph", lambda module, fakes, **_: module.graph.erase_node(module.graph.output_node())
+    )
+    module = make_fx(lambda x: (x * 3,))(torch.ones(2))
+    before = module.code
+    compile_inner(module, [torch.ones(2)], Options(inner="inductor"))
+    assert str(module.graph.python_code("self").src).strip() == before.strip()
+
+
 def test_a_graph_that_inductor_fails_on_runs_as_it_is(monkeypatch):
     pytest.importorskip("torch._inductor")
     if inner_module.find_compiler().path is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.fx
+from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from treeplay.backend import torch_private
@@ -38,3 +39,41 @@ def test_trees_of_an_exporter_are_found_and_dropped():
     assert trees is not None and trees[1].num_leaves == 1
     torch_private.drop_exporter_trees(graph)
     assert torch_private.exporter_trees(graph) is None
+
+
+def test_strides_are_reported_only_where_they_are_asked_for():
+    torch_private.report_strides([(1,)])
+    context = TracingContext(None)
+    with tracing(context):
+        torch_private.report_strides([(1,)])
+        assert context.output_strides is None
+        context.output_strides = []
+        torch_private.report_strides([(3, 1), None])
+    assert context.output_strides == [(3, 1), None]
+
+
+def test_the_lock_of_compiles_can_be_taken_twice():
+    import torch._dynamo.convert_frame as frames
+
+    with torch_private.compile_lock(), torch_private.compile_lock():
+        assert torch_private.compile_lock() is frames.compile_lock
+
+
+def test_a_new_fake_mode_has_what_inductors_cache_asks_for():
+    mode = torch_private.new_fake_mode()
+    fake = mode.from_tensor(torch.ones(2, 3), static_shapes=True)
+    assert mode.shape_env is not None and all(type(size) is int for size in fake.shape)
+    assert torch_private.is_real(torch.ones(2)) and not torch_private.is_real(fake) and not torch_private.is_real(3)
+
+
+def test_dynamo_marks_what_stays_where_it_is():
+    seen = []
+
+    def look(gm, inputs):
+        nodes = gm.graph.find_nodes(op="placeholder")
+        seen.extend((node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type") for node in nodes)
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(torch.nn.Linear(3, 2), backend=look)(torch.ones(4, 3))
+    assert sorted(mark is not None for mark in seen) == [False, True, True]

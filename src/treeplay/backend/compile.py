@@ -87,14 +87,19 @@ def _wrapped(program: Program, inputs: Sequence[Any], options: Options, *, is_dy
     except Refusal as refusal:
         job.refused(refusal.reason)
         warnings.warn(f"treeplay runs a graph uncompiled: {refusal}", stacklevel=2)
-        return program
+        return _owning(job, lambda *args: program(*args))
     held = source.held
 
     def call(*args: Any) -> tuple[Any, ...]:
         return tuple(compiled([*held, *args]))
 
+    return _owning(job, call)
+
+
+def _owning(job: Job, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, as long as which the accounts of its graphs live; Dynamo leaves it alone."""
     hide_from_dynamo(call, with_callees=True)
-    call.job = job  # type: ignore[attr-defined]  # the accounts of its graphs live as long as it
+    call.job = job  # type: ignore[attr-defined]
     return call
 
 

@@ -146,11 +146,13 @@ def _inductor(
 
     mode = mode_of(inputs)
     fakes = [mode.from_tensor(value, static_shapes=True) if torch_private.is_real(value) else value for value in inputs]
-    spare = torch.fx.GraphModule(module, copy.deepcopy(module.graph))  # Inductor rewrites what it is given
+    spare = torch.fx.GraphModule(
+        module, copy.deepcopy(module.graph)
+    )  # Inductor rewrites what it is given, and others still ask the graph
     strides: list[Any] = []
     try:
         run = inductor.compile_graph(
-            module,
+            spare,
             fakes,
             device=device,
             eager_random=options.eager_random,
@@ -164,7 +166,7 @@ def _inductor(
         why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         counters.add("lowering failed", "inductor")
         warn_once(f"treeplay runs a graph of torch.compile's uncompiled, operator by operator: Inductor raised {why}")
-        return boxed(spare), noted
+        return boxed(module), noted
     wanted = visible_strides(noted, flat.visible)
     wrong = [(at, stride) for at, stride in wanted if at >= len(strides) or strides[at] != stride]
     return with_strides(run, wrong), [dict(wanted).get(at, stride) for at, stride in enumerate(strides)] or noted

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch.fx.traceback import preserve_node_meta
 
 from treeplay.wrap.aot import torch_private
+from treeplay.wrap.aot.capture import captured
 from wrap.aot.oracle import numbers
 
 
@@ -67,3 +69,43 @@ def test_wrapper_subclasses_are_told_apart() -> None:
     assert not torch_private.is_wrapper(numbers(2))
     assert not torch_private.is_wrapper(torch.nn.Parameter(numbers(2)))
     assert not torch_private.is_wrapper(3)
+
+
+def test_the_line_of_a_node_is_known_while_it_is_run() -> None:
+    seen = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch_private.replayed_location())
+        return x
+
+    graph = torch.fx.Graph()
+    node = graph.call_function(look, (graph.placeholder("x"),))
+    graph.output(node)
+    node.meta["stack_trace"] = f'  File "{__file__}", line 7, in step\n    x.sin()\n'
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    with preserve_node_meta():
+        torch.fx.Interpreter(module).run(numbers(2))
+    torch.fx.Interpreter(module).run(numbers(2))
+    assert [place and (place.file, place.line, place.function) for place in seen] == [(__file__, 7, "step"), None]
+
+
+def test_a_trace_without_gradients_writes_arguments_in_the_graph() -> None:
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x.add_(1) * 2]
+
+    def shaping(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x.add_(1).t_() * 2]
+
+    for function, inside in ((program, True), (shaping, False)):
+        with captured(function, [numbers(2, 3)], None) as (traced, _):
+            assert [torch_private.is_written_by_graph(info) for info in traced.facts.input_info] == [inside]
+    with captured(program, [numbers(2, 3).requires_grad_() * 1], None) as (traced, _):
+        assert not torch_private.is_written_by_graph(traced.facts.input_info[0])
+
+
+def test_what_is_made_is_as_fake_as_another_tensor() -> None:
+    fake = torch._subclasses.FakeTensorMode().from_tensor(numbers(2))
+    with torch_private.mode_of_fake(fake):
+        assert type(torch.empty(3)) is type(fake)
+    with torch_private.mode_of_fake(numbers(2)):
+        assert type(torch.empty(3)) is torch.Tensor

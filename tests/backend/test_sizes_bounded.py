@@ -1,0 +1,79 @@
+"""Compiles for different sizes are bounded, counted, and warned of."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from treeplay.backend.account import graph_reports
+from treeplay.backend.compile import backend
+from treeplay.observe import counters
+from treeplay.settings import settings
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def program(x):
+    return x.sin() * x.shape[0]
+
+
+def compiled(**options):
+    return torch.compile(program, backend=backend, options={"inner": "aten", **options}, dynamic=True)
+
+
+def call(run, rows):
+    x = torch.randn(rows, 2)
+    torch.testing.assert_close(run(x), x.sin() * rows)
+
+
+def test_Dplus5_many_sizes_leave_few_behind_and_all_are_right():
+    run = compiled(most_sizes=100)
+    with settings.changed(max_recordings_per_program=4):
+        for rows in range(3, 33):
+            call(run, rows)
+        assert dict(counters["sizes"]) == {"compiled": 30, "dropped": 26}
+        assert sum(report.direction == "inference" for report in graph_reports()) <= 30
+    call(run, 32)
+    assert counters["sizes"]["compiled"] == 30
+
+
+def test_Dplus5_the_size_unused_for_longest_goes_first():
+    run = compiled()
+    with settings.changed(max_recordings_per_program=2):
+        for rows in (3, 5, 3, 7, 3):  # 3 was used after 5, which makes room for 7
+            call(run, rows)
+    assert counters["sizes"]["compiled"] == 3
+
+
+def test_D28_one_compile_for_each_size_that_came():
+    run = compiled()
+    for rows in (4, 5, 4, 5):
+        call(run, rows)
+    assert dict(counters["sizes"]) == {"compiled": 2}
+
+
+def test_D28_one_warning_suggests_to_pad():
+    run = compiled(most_sizes=3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for rows in range(3, 10):
+            call(run, rows)
+    texts = [str(item.message) for item in caught if "sets of sizes" in str(item.message)]
+    assert len(texts) == 1 and "pad" in texts[0] and "more than 3" in texts[0]
+
+
+def test_D28_an_option_forbids_to_record_sizes_that_change():
+    run = compiled(record_dynamic=False)
+    call(run, 4)
+    assert [skip.name for skip in graph_reports()[-1].skips] == ["dynamic_sizes"]
+    torch._dynamo.reset()
+    fixed = torch.compile(program, backend=backend, options={"inner": "aten", "record_dynamic": False}, dynamic=False)
+    call(fixed, 4)
+    assert graph_reports()[-1].skips == ()

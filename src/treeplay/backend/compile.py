@@ -1,7 +1,8 @@
 """The way of a traced graph, every stage once and in order.
 
-    shapes ─▶ passes before autograd ─▶ sizes ─▶ wrap ┬▶ joint passes ─▶ split ┬▶ passes after autograd ─▶ inner compiler
-                                                      └▶ joint passes (inference) ────┘
+    shapes ─▶ passes before autograd ─▶ sizes ─▶ patterns ─▶ wrap
+    wrap ┬▶ joint passes ─▶ split ┬▶ passes after autograd ─▶ inner compiler
+         └▶ joint passes (inference) ────┘
 The backward is compiled when it is first needed, under the options of its forward.
 """
 
@@ -19,6 +20,7 @@ from treeplay.backend.inner import Boxed, compile_inner
 from treeplay.backend.options import Options, current, overridden, using
 from treeplay.backend.partition import decompositions, splitter
 from treeplay.backend.passes import children, run_after_autograd, run_before_autograd, run_joint
+from treeplay.backend.patterns import with_patterns
 from treeplay.backend.shapes import Program, normalised
 from treeplay.backend.sizes import with_known_sizes
 from treeplay.backend.surroundings import undisturbed
@@ -67,7 +69,7 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
         with undisturbed(), using(options):
             return _wrapped(program, inputs, options)
 
-    return with_known_sizes(inputs, compile_sized)
+    return with_known_sizes(inputs, lambda sized: with_patterns(sized, compile_sized, uncompiled=program))
 
 
 def _wrapped(program: Program, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:

@@ -32,7 +32,7 @@ def with_known_sizes(inputs: Sequence[Any], compile_next: Compile) -> Call:
         if compiled is None:
             while len(known) >= settings.max_recordings_per_program:
                 del known[next(iter(known))]
-            compiled = known[key] = compile_next(_fakes(args))
+            compiled = known[key] = compile_next(fakes_of(args))
         return compiled(*args)
 
     return call
@@ -51,7 +51,7 @@ def _sizes(value: Any) -> Any:
     return type(value), value
 
 
-def _fakes(args: Sequence[Any]) -> list[Any]:
+def fakes_of(args: Sequence[Any]) -> list[Any]:
     """Fakes of one mode, so that nothing is compiled for an address or a value; one tensor stays one."""
     mode = torch_private.fake_mode_of(args) or FakeTensorMode()
     return [mode.from_tensor(arg, static_shapes=True) if isinstance(arg, torch.Tensor) else arg for arg in args]

@@ -15,12 +15,14 @@ from treeplay.errors import UsageError
 from treeplay.facts.source import Source
 from treeplay.generated import load_source
 from treeplay.wrap.aot import torch_private
+from treeplay.wrap.aot.arrange import Arrangement, Noted, arrange, needs_arrangement
 from treeplay.wrap.aot.capture import Seen, captured
 from treeplay.wrap.aot.compilers import Boxed, Compilers
 from treeplay.wrap.aot.emit import emit_backward, emit_call, emit_forward
 from treeplay.wrap.aot.node import LazyBackward
 from treeplay.wrap.aot.plan import CallPlan, Node
 from treeplay.wrap.aot.planning import plan_call, plan_node
+from treeplay.wrap.aot.probe import apart, written_by
 from treeplay.wrap.aot.torch_private import Traced
 
 _TAKEN = frozenset(
@@ -37,49 +39,35 @@ def wrap_function(
     """
     if not all(sample is None or isinstance(sample, torch.Tensor | int | float | bool) for sample in samples):
         raise UsageError("sample inputs must be tensors, numbers or None. To mend: flatten the arguments first")
-    call = _wrap(function, samples, compilers, copies=())
-    if call is None:
-        call = _wrap(function, samples, compilers, copies=_copies(samples))
-    assert call is not None
-    return call
-
-
-def _copies(samples: Sequence[Any]) -> tuple[tuple[int, int], ...]:
-    """Pairs (later, earlier) of positions that hold one tensor."""
-    first: dict[int, int] = {}
-    return tuple(
-        (k, first[id(sample)])
-        for k, sample in enumerate(samples)
-        if isinstance(sample, torch.Tensor) and first.setdefault(id(sample), k) != k
-    )
+    names = names_of(function, len(samples))
+    arrangement, any_write = Arrangement(len(samples)), False
+    if needs_arrangement(samples):
+        written, any_write = written_by(function, samples)
+        arrangement = arrange(samples, names, written, any_write=any_write)
+    return _wrap(function, samples, compilers, names=names, arrangement=arrangement, is_apart=any_write)
 
 
 def _wrap(
-    function: Callable[..., Any], samples: Sequence[Any], compilers: Compilers, *, copies: tuple[tuple[int, int], ...]
-) -> Callable[[list[Any]], list[Any]] | None:
-    """The compiled function, or None if it writes one tensor that it was given twice, and `copies` do not say so."""
-    from_earlier = dict(copies)
-    positions = [k for k in range(len(samples)) if k not in from_earlier]
-    place = {position: k for k, position in enumerate(positions)}
+    function: Callable[..., Any],
+    samples: Sequence[Any],
+    compilers: Compilers,
+    *,
+    names: tuple[str, ...],
+    arrangement: Arrangement,
+    is_apart: bool,
+) -> Callable[[list[Any]], list[Any]]:
+    """The compiled function, traced with inputs in the place of its arguments.
 
-    def without_copies(*inputs: Any) -> Any:
-        return function(*(inputs[place[from_earlier.get(k, k)]] for k in range(len(samples))))
-
-    given = [samples[k] for k in positions]
-    with captured(without_copies if copies else function, given, compilers.decompositions) as (traced, seen):
-        if not copies and _copies(samples) and (seen.writes or _writes_any(traced)):
-            return None
-        plan = plan_call(
-            traced, seen, samples=given, arguments=_names(function, len(samples)), copies=copies, positions=positions
-        )
-        return _compile(traced, plan, seen, compilers, positions)
-
-
-def _writes_any(traced: Traced) -> bool:
-    return any(info.mutates_data or info.mutates_metadata for info in traced.facts.input_info)
+    `is_apart`: inputs that still share a storage do not overlap, or nobody writes them; torch, which would merge some
+    of them, sees each in a storage of its own."""
+    noted, given = Noted(), arrangement.samples(samples)
+    inputs = apart(given) if is_apart else given
+    with captured(arrangement.adapted(function, noted), inputs, compilers.decompositions) as (traced, seen):
+        plan = plan_call(traced, seen, samples=given, arguments=names, arrangement=arrangement, noted=noted)
+        return _compile(traced, plan, seen, compilers)
 
 
-def _names(function: Callable[..., Any], count: int) -> tuple[str, ...]:
+def names_of(function: Callable[..., Any], count: int) -> tuple[str, ...]:
     """The user's argument names, where they are known and can stand in generated code."""
     plain = tuple(f"arg{k}" for k in range(count))
     try:
@@ -93,16 +81,14 @@ def _names(function: Callable[..., Any], count: int) -> tuple[str, ...]:
     return tuple(names) if is_usable else plain
 
 
-def _compile(
-    traced: Traced, plan: CallPlan, seen: Seen, compilers: Compilers, positions: Sequence[int]
-) -> Callable[[list[Any]], list[Any]]:
+def _compile(traced: Traced, plan: CallPlan, seen: Seen, compilers: Compilers) -> Callable[[list[Any]], list[Any]]:
     with torch.no_grad():
         if not traced.is_joint:
             return _load(plan, compilers.inference(traced.graph, traced.inputs))
         forward, backward = compilers.partition(
             traced.graph, traced.inputs, num_fwd_outputs=plan.values, static_lifetime_input_indices=[]
         )
-        node = plan_node(traced, plan, forward, backward, positions)
+        node = plan_node(traced, plan, forward, backward)
         plan = dataclasses.replace(plan, node=node)
         run_forward = compilers.forward(forward, traced.inputs[0])
     lazy = LazyBackward(_later(compilers, backward))

@@ -19,11 +19,13 @@ from typing import Any
 import torch
 
 from treeplay.facts.source import Source
+from treeplay.wrap.aot import checks, torch_private
 from treeplay.wrap.aot import node as helpers
-from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.plan import Again, CallPlan, Flag, New, Node, Recipe, Result, Same, ViewOfArgument, ViewOfValue
 
 _INDENT = "    "
+_MAX_PAIRS = 8
+"""Up to so many pairs are tested one by one; more are tested by address, all at once."""
 
 
 def emit_call(plan: CallPlan, run: Callable[..., Any]) -> Source:
@@ -61,6 +63,7 @@ class _Call(_Text):
 
     def source(self) -> Source:
         self.copies()
+        self.bases()
         self.apart()
         self.versions()
         if self.plan.node is None:
@@ -73,25 +76,63 @@ class _Call(_Text):
         return Source("call", self.text("def call(args):"), self.names, entry="call")
 
     def name(self, argument: int) -> str:
-        return self.plan.arguments[argument]
+        return self.plan.name(argument)
 
     def copies(self) -> None:
         for later, earlier in self.plan.copies:
-            self.use("check_copy", helpers.check_copy)
-            self.add(f"check_copy(args[{earlier}], args[{later}], ({earlier}, {later}))")
+            self.use("check_copy", checks.check_copy)
+            told = (self.told(earlier), self.told(later))
+            self.add(f"check_copy(args[{earlier}], args[{later}], {told!r})")
         for later in sorted((later for later, _ in self.plan.copies), reverse=True):
             self.add(f"del args[{later}]")
 
+    def bases(self) -> None:
+        """Members of a common base are taken off the list, and the base is put in front."""
+        dropped = sorted(later for later, _ in self.plan.copies)
+        place = {k: k - sum(later < k for later in dropped) for k in range(len(self.plan.arguments))}
+        for k, base in enumerate(self.plan.bases):
+            name = self.name(len(self.plan.arguments) + k)
+            spec = self.use(f"{name}spec", base)
+            for member in base.members:
+                self.add(f"{self.name(member.argument)} = args[{place[member.argument]}]")
+            members = "".join(f"{self.name(member.argument)}, " for member in base.members)
+            self.use("common_base", checks.common_base)
+            self.add(f"{name} = common_base({spec}, ({members}))")
+            for argument in base.moved:
+                self.use("increment_version", torch.autograd.graph.increment_version)
+                self.add(f"increment_version({self.name(argument)})")
+        if self.plan.bases:
+            count = len(self.plan.arguments)
+            texts = [self.name(k) if k >= count else f"args[{place[k]}]" for k in self.plan.inputs]
+            self.add(f"args[:] = [{', '.join(texts)}]")
+
     def at(self, argument: int) -> int:
-        """Where an argument stands once the copies are dropped."""
-        return argument - sum(later < argument for later, _ in self.plan.copies)
+        """Where an argument stands once the copies are dropped and the bases made."""
+        return self.plan.inputs.index(argument)
 
     def apart(self) -> None:
-        for one, other in self.plan.apart:
+        apart = self.plan.apart
+        if apart is None:
+            return
+        if len(apart.written) * (len(apart.written) + len(apart.others)) > _MAX_PAIRS:
+            written, others = ([self.at(k) for k in group] for group in (apart.written, apart.others))
+            told = {self.at(k): self.told(k) for k in (*apart.written, *apart.others)}
+            self.use("check_all_apart", checks.AllApart(tuple(written), tuple(others), told))
+            self.add("check_all_apart(args)")
+            return
+        for one, other in apart.pairs():
             self.use("shares_storage", torch_private.shares_storage)
-            self.use("check_apart", helpers.check_apart)
+            self.use("check_apart", checks.check_apart)
             pair = f"args[{self.at(one)}], args[{self.at(other)}]"
-            self.add(f"if shares_storage({pair}): check_apart({pair}, ({one}, {other}))")
+            self.add(f"if shares_storage({pair}): check_apart({pair}, {(self.told(one), self.told(other))!r})")
+
+    def told(self, argument: int) -> str:
+        """An argument as messages call it."""
+        count = len(self.plan.arguments)
+        if argument < count:
+            return f"argument {argument} (`{self.name(argument)}`)"
+        listed = [str(member.argument) for member in self.plan.bases[argument - count].members]
+        return f"the memory of arguments {', '.join(listed)}"
 
     def versions(self) -> None:
         """Layouts change before the graph as far as autograd can tell: what this call saves is not outdated by it."""
@@ -104,7 +145,7 @@ class _Call(_Text):
         """Only what the epilogue needs stays referenced; everything else may die inside the graph."""
         kept = {write.argument for write in self.plan.writes}
         kept |= {result.argument for result in self.plan.results if isinstance(result, Same | ViewOfArgument)}
-        for argument in sorted(kept):
+        for argument in sorted(kept & set(self.plan.inputs) & set(range(len(self.plan.arguments)))):
             self.add(f"{self.name(argument)} = args[{self.at(argument)}]")
 
     def inference(self) -> None:
@@ -121,8 +162,7 @@ class _Call(_Text):
         )
 
     def training(self, node: Node) -> None:
-        dropped = {later for later, _ in self.plan.copies}
-        given = [k for k in range(len(self.plan.arguments)) if k not in dropped]
+        given = self.plan.inputs
         names = ", ".join(self.name(k) for k in given)
         passed = ", ".join(self.name(k) + (".detach()" if k in node.detached else "") for k in given)
         returned = ", ".join(f"value{k}" for k in node.returned)
@@ -161,8 +201,22 @@ class _Call(_Text):
         if self.plan.grad_mode_after is not None:
             self.add(f"set_grad_enabled({self.plan.grad_mode_after})")
         texts = [named[k] for k in range(len(named))]
+        if self.plan.layouts:
+            self.add(f"results = [{', '.join(texts)}]")
+            self.layouts()
+            self.add("return results")
+            return
         is_plain = texts == [f"values[{k}]" for k in range(self.plan.values)]
         self.add("return [*values]" if is_plain else f"return [{', '.join(texts)}]")
+
+    def layouts(self) -> None:
+        """Shapes of members change last: one of them may be the base that results were taken of."""
+        for argument, layout in self.plan.layouts:
+            name = self.name(argument)
+            self.use("lay_out", helpers.lay_out)
+            self.use("increment_version", torch.autograd.graph.increment_version)
+            self.add(f"increment_version({name})")
+            self.add(f"lay_out({name}, {self.use(f'layout{argument}', layout)})")
 
     def result(self, k: int, result: Result) -> str:
         match result:
@@ -195,8 +249,7 @@ def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source:
     text.use("wrong_count", helpers.wrong_count)
     text.use("is_any_autocast_enabled", torch_private.is_any_autocast_enabled)
     text.use("run_plainly", helpers.run_plainly)
-    dropped = {later for later, _ in plan.copies}
-    names = ", ".join(name for k, name in enumerate(plan.arguments) if k not in dropped)
+    names = ", ".join(plan.name(k) for k in plan.inputs)
     count = plan.values + node.saved
     text.add(
         f"args = [{names}]",

@@ -51,6 +51,54 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """An argument that a common base stands for. `is_detached`: the base needs a gradient and the argument does not."""
+
+    argument: int
+    layout: Layout
+    dtype: str
+    is_detached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Inputs that must not overlap: the `written` ones neither each other nor any of the `others`."""
+
+    written: tuple[int, ...]
+    others: tuple[int, ...]
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """All pairs, by their order in the call."""
+        both = [(one, other) for k, one in enumerate(self.written) for other in self.written[k + 1 :]]
+        both += [(one, other) for one in self.written for other in self.others]
+        return sorted((min(pair), max(pair)) for pair in both)
+
+
+class Whole(Enum):
+    """What a common base is: one of its members, the tensor that members are views of, or a flat view made for the call."""
+
+    MEMBER = "member"
+    RECORDED = "recorded"
+    FLAT = "flat"
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """One tensor that replaces arguments which share memory, because some of them are written.
+
+    It is, or is found through, the argument `source`. `moved` are arguments whose version a write to it does not move,
+    though the user's write would.
+    """
+
+    whole: Whole
+    source: int
+    layout: Layout
+    dtype: str
+    members: tuple[Member, ...]
+    moved: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class New:
     """A result that the graph made; also a number, or None."""
 
@@ -122,20 +170,30 @@ class Node:
 class CallPlan:
     """What happens before and after a graph so that the call acts like the user's function.
 
-    `arguments` are names; `copies` are pairs (later, earlier) of positions that hold one object; `apart` are pairs of
-    positions that must not overlap, because one of the two is written; `touched` are arguments that were changed in
-    place and changed back; `values` counts what the forward returns.
+    `arguments` are names; `copies` are pairs (later, earlier) of positions that hold one object; `bases` replace
+    arguments that share memory, and are numbered on from the arguments; `inputs` are what the graph takes, in order;
+    `apart` says which of them must not overlap; `touched` are arguments that were
+    changed in place and changed back; `layouts` are given to members of bases at the very end; `values` counts what
+    the forward returns.
     """
 
     arguments: tuple[str, ...]
     copies: tuple[tuple[int, int], ...]
-    apart: tuple[tuple[int, int], ...]
+    apart: Apart | None
     writes: tuple[Write, ...]
     touched: tuple[int, ...]
     results: tuple[Result, ...]
     values: int
     node: Node | None
     grad_mode_after: bool | None
+    inputs: tuple[int, ...]
+    bases: tuple[Base, ...] = ()
+    layouts: tuple[tuple[int, Layout], ...] = ()
+
+    def name(self, argument: int) -> str:
+        """The name of an argument, or of a common base."""
+        count = len(self.arguments)
+        return self.arguments[argument] if argument < count else f"base{argument - count}"
 
     def __str__(self) -> str:
         kind = "inference" if self.node is None else "training"

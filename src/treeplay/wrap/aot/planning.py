@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from treeplay.errors import InternalError
+from treeplay.wrap.aot.arrange import Arrangement, Noted
 from treeplay.wrap.aot.capture import Seen, is_leaf, refusal
 from treeplay.wrap.aot.overlap import overlap
 from treeplay.wrap.aot.plan import (
     Again,
+    Apart,
     CallPlan,
     Flag,
     Layout,
@@ -24,6 +27,7 @@ from treeplay.wrap.aot.plan import (
     Tangent,
     ViewOfArgument,
     ViewOfValue,
+    Whole,
     Write,
 )
 from treeplay.wrap.aot.torch_private import Traced, is_wrapper
@@ -40,26 +44,47 @@ def plan_call(
     *,
     samples: Sequence[Any],
     arguments: tuple[str, ...],
-    copies: tuple[tuple[int, int], ...],
-    positions: Sequence[int],
+    arrangement: Arrangement,
+    noted: Noted,
 ) -> CallPlan:
-    """The plan but for its node. `positions` are where the traced function's arguments stand in the call."""
-    facts = traced.facts
+    """The plan but for its node. `samples` are what the traced function takes in place of the arguments."""
+    facts, positions = traced.facts, arrangement.inputs
+    plan = CallPlan(arguments, arrangement.copies, None, (), (), (), 0, None, None, positions, arrangement.bases)
     _refuse_written_after_reshaped(traced, seen)
-    _refuse_what_is_missing(facts, seen, samples, arguments=[arguments[at] for at in positions])
+    _refuse_what_is_missing(facts, seen, samples, arguments=[plan.name(at) for at in positions])
+    _refuse_reshaped_members(plan, facts, seen, noted)
+    _refuse_new_histories(plan, facts, seen)
     writes = _writes(traced, samples, positions)
     written = [k for k, info in enumerate(facts.input_info) if info.mutates_data or info.mutates_metadata]
-    return CallPlan(
-        arguments=arguments,
-        copies=copies,
-        apart=_apart(samples, written, positions),
+    return replace(
+        plan,
+        apart=_apart(plan, samples, written, seen),
         writes=writes,
         touched=tuple(sorted({positions[k] for k in seen.touched} - {write.argument for write in writes})),
-        results=_results(traced, seen, len(writes), positions),
+        results=_results(traced, seen, len(writes), positions, noted),
         values=len(writes) + len(facts.output_info) + facts.num_intermediate_bases,
-        node=None,
         grad_mode_after=facts.grad_enabled_mutation,
+        layouts=tuple(sorted(noted.layouts.items())),
     )
+
+
+def _refuse_new_histories(plan: CallPlan, facts: Any, seen: Seen) -> None:
+    for base, info in zip(plan.bases, facts.input_info, strict=False):  # bases come first
+        if base.whole is Whole.FLAT and info.requires_grad:
+            one, other = (plan.name(member.argument) for member in base.members[:2])
+            told = (
+                f"arguments `{one}` and `{other}` share memory, and a write to it starts a history that both would need"
+            )
+            raise refusal("write", told, seen.line())
+
+
+def _refuse_reshaped_members(plan: CallPlan, facts: Any, seen: Seen, noted: Noted) -> None:
+    for base, info in zip(plan.bases, facts.input_info, strict=False):
+        for member in base.members:
+            if member.argument in noted.layouts and info.requires_grad and not member.is_detached:
+                # Its history would be that of a tensor with the old shape.
+                told = f"`{plan.name(member.argument)}` needs a gradient, and its shape changes in place"
+                raise refusal("write", told, seen.line())
 
 
 def _refuse_what_is_missing(facts: Any, seen: Seen, samples: Sequence[Any], *, arguments: Sequence[str]) -> None:
@@ -124,13 +149,15 @@ def _writes(traced: Traced, samples: Sequence[Any], positions: Sequence[int]) ->
     return tuple(writes)
 
 
-def _results(traced: Traced, seen: Seen, first: int, positions: Sequence[int]) -> tuple[Result, ...]:
+def _results(traced: Traced, seen: Seen, first: int, positions: Sequence[int], noted: Noted) -> tuple[Result, ...]:
     facts, outputs = traced.facts, _outputs(traced)
     bases = first + len(facts.output_info)
     results: list[Result] = []
     for k, info in enumerate(facts.output_info):
         kind, value = info.output_type.name, first + k
-        if k in seen.again:
+        if k in noted.members:
+            results.append(Same(noted.members[k]))
+        elif k in seen.again:
             results.append(Again(seen.again[k]))
         elif kind in _NEW:
             results.append(New(value))
@@ -171,13 +198,19 @@ def _steps(sequence: Any) -> bytes | None:
         return None
 
 
-def _apart(samples: Sequence[Any], written: Sequence[int], positions: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def _apart(plan: CallPlan, samples: Sequence[Any], written: Sequence[int], seen: Seen) -> Apart | None:
+    """Written inputs and all other tensors that could share memory with them."""
     tensors = [k for k, sample in enumerate(samples) if isinstance(sample, torch.Tensor)]
-    pairs = [(min(k, other), max(k, other)) for k in written for other in tensors if other != k]
-    for one, other in pairs:
-        if overlap(samples[one], samples[other]):
-            raise refusal("write", "two arguments share memory, and one of them is written", None)
-    return tuple(sorted({(positions[one], positions[other]) for one, other in pairs}))
+    for one in written:
+        for other in tensors:
+            if one != other and overlap(samples[one], samples[other]):
+                names = [f"`{plan.name(plan.inputs[k])}`" for k in sorted((one, other))]
+                told = f"arguments {names[0]} and {names[1]} share memory, and one of them is written"
+                raise refusal("write", told, seen.line())
+    others = [k for k in tensors if k not in written]
+    if len(written) + len(others) < 2 or not written:
+        return None
+    return Apart(tuple(plan.inputs[k] for k in written), tuple(plan.inputs[k] for k in others))
 
 
 def plan_node(
@@ -185,7 +218,6 @@ def plan_node(
     plan: CallPlan,
     forward: torch.fx.GraphModule,
     backward: torch.fx.GraphModule,
-    positions: Sequence[int],
 ) -> Node:
     """What the autograd node does, once the joint graph is cut in two."""
     facts = traced.facts
@@ -208,7 +240,7 @@ def plan_node(
         tangents=tangents,
         feeds=feeds,
         detached=tuple(
-            positions[k]
+            plan.inputs[k]
             for k, info in enumerate(facts.input_info)
             if info.requires_grad and not info.is_leaf and feeds[k] is None
         ),

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._guards import TracingContext, tracing
+from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 apply_views = torch._C._functionalization.apply_view_meta_sequence
@@ -45,6 +46,12 @@ def traced(
 def is_wrapper(value: Any) -> bool:
     """Whether a tensor is a subclass made of inner tensors."""
     return isinstance(value, torch.Tensor) and bool(is_traceable_wrapper_subclass(value))
+
+
+def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode | None:
+    """The fake mode that some of `values` are fakes of, or that is active."""
+    found: FakeTensorMode | None = detect_fake_mode(list(values))
+    return found
 
 
 def without_autocast(function: Callable[..., Any], *inputs: Any) -> Any:

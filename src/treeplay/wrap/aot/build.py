@@ -16,11 +16,12 @@ from treeplay.facts.source import Source
 from treeplay.generated import load_source
 from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.arrange import Arrangement, Noted, arrange, needs_arrangement
-from treeplay.wrap.aot.capture import Seen, captured
+from treeplay.wrap.aot.capture import captured
 from treeplay.wrap.aot.compilers import Boxed, Compilers
 from treeplay.wrap.aot.emit import emit_backward, emit_call, emit_forward
+from treeplay.wrap.aot.later import forward_writes, take_out
 from treeplay.wrap.aot.node import LazyBackward
-from treeplay.wrap.aot.plan import CallPlan, Node
+from treeplay.wrap.aot.plan import CallPlan, LateWrite, Node
 from treeplay.wrap.aot.planning import plan_call, plan_node
 from treeplay.wrap.aot.probe import apart, written_by
 from treeplay.wrap.aot.torch_private import Traced
@@ -64,7 +65,14 @@ def _wrap(
     inputs = apart(given) if is_apart else given
     with captured(arrangement.adapted(function, noted), inputs, compilers.decompositions) as (traced, seen):
         plan = plan_call(traced, seen, samples=given, arguments=names, arrangement=arrangement, noted=noted)
-        return _compile(traced, plan, seen, compilers)
+
+        def trace_in_graph() -> list[tuple[int, str]]:
+            again = arrangement.adapted(function, Noted())
+            with captured(again, inputs, compilers.decompositions, writes_inside=True) as (inside, _):
+                return forward_writes(inside)
+
+        late = take_out(traced, plan, seen.line(), trace_in_graph) if traced.is_joint else ()
+        return _compile(traced, plan, late, compilers)
 
 
 def names_of(function: Callable[..., Any], count: int) -> tuple[str, ...]:
@@ -81,14 +89,16 @@ def names_of(function: Callable[..., Any], count: int) -> tuple[str, ...]:
     return tuple(names) if is_usable else plain
 
 
-def _compile(traced: Traced, plan: CallPlan, seen: Seen, compilers: Compilers) -> Callable[[list[Any]], list[Any]]:
+def _compile(
+    traced: Traced, plan: CallPlan, late: tuple[LateWrite, ...], compilers: Compilers
+) -> Callable[[list[Any]], list[Any]]:
     with torch.no_grad():
         if not traced.is_joint:
             return _load(plan, compilers.inference(traced.graph, traced.inputs))
         forward, backward = compilers.partition(
             traced.graph, traced.inputs, num_fwd_outputs=plan.values, static_lifetime_input_indices=[]
         )
-        node = plan_node(traced, plan, forward, backward)
+        node = plan_node(traced, plan, forward, backward, late)
         plan = dataclasses.replace(plan, node=node)
         run_forward = compilers.forward(forward, traced.inputs[0])
     lazy = LazyBackward(_later(compilers, backward))

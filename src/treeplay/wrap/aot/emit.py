@@ -251,6 +251,9 @@ def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source:
     text.use("run_plainly", helpers.run_plainly)
     names = ", ".join(plan.name(k) for k in plan.inputs)
     count = plan.values + node.saved
+    later = "".join(f"{plan.name(write.argument)}, " for write in node.late if write.argument is not None)
+    if later:
+        text.add(f"ctx.later = ({later})")
     text.add(
         f"args = [{names}]",
         f"del {names}",
@@ -271,7 +274,8 @@ def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source:
 
 def _save(text: _Text, plan: CallPlan, node: Node) -> None:
     text.use("saved_view", helpers.saved_view)
-    saved = [f"saved_view(values[{plan.values + k}])" for k in range(node.saved)]
+    places = [f"values[{plan.values + k}]" for k in range(node.saved)]
+    saved = [f"{place}.clone()" if k in node.copied else f"saved_view({place})" for k, place in enumerate(places)]
     checked = saved[: len(saved) - node.unchecked]
     unchecked = saved[len(saved) - node.unchecked :]
     if checked:
@@ -290,18 +294,23 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source
     text.use("run_plainly", helpers.run_plainly)
     arriving = {tangent.value: f"grad{k}" for k, tangent in enumerate(node.tangents)}
     names = [arriving.get(value, f"unused{value}") for value in node.returned]
+    _refuse_late(text, node)
     for k, tangent in enumerate(node.tangents):
         if tangent.value not in node.returned:
             text.add(f"grad{k} = None")
+        if any(write.tangent == k for write in node.late):
+            text.add(f"given{k} = grad{k}")
         _tangent(text, node, k)
     saved = ["*ctx.saved_tensors"] if node.saved > node.unchecked else []
     saved += ["*ctx.unchecked"] if node.unchecked else []
-    text.add(f"args = [{', '.join([*saved, *arriving.values()])}]")
+    later = ["*ctx.later"] if any(write.argument is not None for write in node.late) else []
+    text.add(f"args = [{', '.join([*saved, *arriving.values(), *later])}]")
     text.add(f"del {', '.join(names)}")
     text.add(
         "grads = differentiated(run, args) if is_grad_enabled() else "
         "run_plainly(run, args) if is_any_autocast_enabled() else run(args)"
     )
+    _late(text, node)
     fed = [_fed(k, feed, len(node.tangents)) for k, feed in enumerate(node.feeds)]
     text.add(f"return ({''.join(f'{item}, ' for item in fed)})")
     return Source("node backward", text.text(f"def backward(ctx, {', '.join(names)}):"), text.names, entry="backward")
@@ -322,6 +331,25 @@ def _tangent(text: _Text, node: Node, k: int) -> None:
         f"grad{k} = laid_out(grad{k}, {layout})",
     )
     text.use("strided", torch.strided)
+
+
+def _refuse_late(text: _Text, node: Node) -> None:
+    """Under create_graph a write to what needs a gradient would lack its history."""
+    if any(write.needs_grad for write in node.late):
+        text.use("late_write", helpers.late_write)
+        text.add("if is_grad_enabled(): raise late_write()")
+
+
+def _late(text: _Text, node: Node) -> None:
+    """The backward's own writes, unseen by autograd."""
+    place = 0
+    for k, write in enumerate(node.late, start=len(node.feeds)):
+        if write.tangent is None:
+            text.add(f"ctx.later[{place}].detach().copy_(grads[{k}].detach())")
+            place += 1
+        else:
+            given = f"given{write.tangent}"
+            text.add(f"if {given} is not None: {given}.detach().copy_(grads[{k}].detach())")
 
 
 def _fed(k: int, feed: tuple[int, ...] | None, tangents: int) -> str:

@@ -99,3 +99,11 @@ def lay_out(tensor: torch.Tensor, layout: Layout) -> None:
 def wrong_count(expected: int, values: Sequence[Any]) -> InternalError:
     """The graph returned another number of values than its plan says."""
     return InternalError(f"the forward returned the wrong number of values: expected {expected}, got {len(values)}")
+
+
+def late_write() -> RuntimeError:
+    """The backward writes to an argument that needs a gradient, under create_graph."""
+    return RuntimeError(
+        "the backward of a compiled function writes to an argument that needs a gradient, and create_graph=True asks for "
+        "a history of that write, which is not kept. To mend: compute this part without treeplay, or without create_graph"
+    )

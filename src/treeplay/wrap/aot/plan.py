@@ -149,12 +149,23 @@ class Tangent:
 
 
 @dataclass(frozen=True, slots=True)
+class LateWrite:
+    """A write that the backward does: to an argument, or to the gradient that arrives as a tangent."""
+
+    argument: int | None
+    tangent: int | None
+    needs_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """What the one autograd node of a training plan does.
 
     `returned` are the values that leave it, `differentiable` those among them that need a gradient. `saved` values
     come after all others; the last `unchecked` of them eager keeps without noticing later writes. `feeds` says, for
-    each argument, from which tangents (by position) its gradient comes; None where there is no gradient at all.
+    each argument, from which tangents (by position) its gradient comes; None where there is no gradient at all. `copied`
+    are saved values that lie in an argument which is written after the graph. `late` are the backward's own writes; their
+    values come after the gradients, and what the arguments among them hold goes in after the tangents.
     """
 
     returned: tuple[int, ...]
@@ -164,6 +175,8 @@ class Node:
     tangents: tuple[Tangent, ...]
     feeds: tuple[tuple[int, ...] | None, ...]
     detached: tuple[int, ...]
+    copied: tuple[int, ...] = ()
+    late: tuple[LateWrite, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

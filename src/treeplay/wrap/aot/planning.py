@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import InternalError
+from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.arrange import Arrangement, Noted
 from treeplay.wrap.aot.capture import Seen, is_leaf, refusal
 from treeplay.wrap.aot.overlap import overlap
@@ -18,6 +19,7 @@ from treeplay.wrap.aot.plan import (
     Apart,
     CallPlan,
     Flag,
+    LateWrite,
     Layout,
     New,
     Node,
@@ -218,6 +220,7 @@ def plan_node(
     plan: CallPlan,
     forward: torch.fx.GraphModule,
     backward: torch.fx.GraphModule,
+    late: tuple[LateWrite, ...],
 ) -> Node:
     """What the autograd node does, once the joint graph is cut in two."""
     facts = traced.facts
@@ -227,11 +230,12 @@ def plan_node(
             raise refusal("wrap", "a number that the trace does not know is needed for the backward", None)
     values = _values_with_tangents(facts, plan)
     inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
-    if len(inputs) != len(saved) + len(values):
-        raise InternalError(f"the backward has {len(inputs)} inputs, expected {len(saved)} + {len(values)}")
-    arriving = inputs[len(saved) :]
+    now = sum(write.argument is not None for write in late)
+    if len(inputs) != len(saved) + len(values) + now:
+        raise InternalError(f"the backward has {len(inputs)} inputs, expected {len(saved)} + {len(values)} + {now}")
+    arriving = inputs[len(saved) : len(saved) + len(values)]
     tangents = tuple(_tangent(value, _fake(node)) for value, node in zip(values, arriving, strict=True))
-    feeds = _feeds(backward, arriving, len(facts.input_info))
+    feeds = _feeds(backward, arriving, len(facts.input_info), len(late))
     return Node(
         returned=_returned(plan),
         differentiable=values,
@@ -244,6 +248,23 @@ def plan_node(
             for k, info in enumerate(facts.input_info)
             if info.requires_grad and not info.is_leaf and feeds[k] is None
         ),
+        copied=_copied(forward, saved, plan),
+        late=late,
+    )
+
+
+def _copied(forward: torch.fx.GraphModule, saved: Sequence[torch.fx.Node], plan: CallPlan) -> tuple[int, ...]:
+    """Saved values that lie in an argument which is written after the graph.
+
+    A graph that computes something again in the backward may save an argument that eager would not have saved. What
+    the call writes to it must neither change the saved value nor make it look outdated."""
+    written = {write.argument for write in plan.writes if write.has_data}
+    inputs = [node for node in forward.graph.nodes if node.op == "placeholder"]
+    targets = [_fake(node) for node, argument in zip(inputs, plan.inputs, strict=False) if argument in written]
+    return tuple(
+        k
+        for k, node in enumerate(saved)
+        if any(torch_private.shares_storage(_fake(node), target) for target in targets)
     )
 
 
@@ -274,7 +295,7 @@ def _tangent(value: int, fake: torch.Tensor) -> Tangent:
 
 
 def _feeds(
-    backward: torch.fx.GraphModule, tangents: Sequence[torch.fx.Node], arguments: int
+    backward: torch.fx.GraphModule, tangents: Sequence[torch.fx.Node], arguments: int, late: int
 ) -> tuple[tuple[int, ...] | None, ...]:
     """From which tangents each gradient comes: reachability in the backward graph."""
     reach: dict[torch.fx.Node, frozenset[int]] = {node: frozenset([k]) for k, node in enumerate(tangents)}
@@ -282,6 +303,6 @@ def _feeds(
         if node.op != "output" and node not in reach:
             reach[node] = frozenset().union(*(reach[source] for source in node.all_input_nodes))
     gradients = list(backward.graph.output_node().args[0])  # type: ignore[arg-type]
-    if len(gradients) != arguments:
-        raise InternalError(f"the backward gives {len(gradients)} gradients, expected {arguments}")
-    return tuple(tuple(sorted(reach[node])) if node is not None else None for node in gradients)
+    if len(gradients) != arguments + late:
+        raise InternalError(f"the backward gives {len(gradients)} values, expected {arguments} + {late}")
+    return tuple(tuple(sorted(reach[node])) if node is not None else None for node in gradients[:arguments])

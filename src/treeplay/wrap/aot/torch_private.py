@@ -33,12 +33,18 @@ class Traced:
 
 @contextlib.contextmanager
 def traced(
-    module: torch.nn.Module, inputs: Sequence[Any], decompositions: dict[Any, Callable[..., Any]] | None
+    module: torch.nn.Module,
+    inputs: Sequence[Any],
+    decompositions: dict[Any, Callable[..., Any]] | None,
+    *,
+    writes_inside: bool = False,
 ) -> Iterator[Traced]:
     """Trace `module` without data into a functional graph. The graph is to be partitioned and compiled inside."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(functorch_config.patch(functionalize_rng_ops=False))
-        joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs), decompositions=decompositions)
+        joint = aot_export_joint_with_descriptors(
+            stack, module, tuple(inputs), decompositions=decompositions, keep_inference_input_mutations=writes_inside
+        )
         state, capture = joint._aot_state, joint._aot_graph_capture
         yield Traced(capture.graph_module, capture.updated_flat_args, bool(state.needs_autograd), state.fw_metadata)
 

@@ -75,7 +75,7 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
 def _wrapped(program: Program, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     """The program behind its wrapper; one that cannot be wrapped runs as it is, and the reason is warned."""
     try:
-        compiled = wrap_function(program, list(inputs), compilers_for(options))
+        compiled = wrap_function(program, list(inputs), compilers_for(options), is_checked=options.inner == "aten")
     except Refusal as refusal:
         warnings.warn(f"treeplay runs a graph uncompiled: {refusal}", stacklevel=2)
         return program

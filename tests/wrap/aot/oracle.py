@@ -39,8 +39,8 @@ def min_cut(graph: Any, inputs: Any, **options: Any) -> Any:
 Make = Callable[[], list[Any]]
 
 
-def wrapped(function: Callable[..., Any], make: Make, **changes: Any) -> Any:
-    return wrap_function(function, make(), compilers(**changes))
+def wrapped(function: Callable[..., Any], make: Make, *, checked: bool = False, **changes: Any) -> Any:
+    return wrap_function(function, make(), compilers(**changes), is_checked=checked)
 
 
 def leaves(args: Sequence[Any]) -> list[torch.Tensor]:

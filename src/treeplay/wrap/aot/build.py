@@ -17,7 +17,8 @@ from treeplay.generated import load_source
 from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.arrange import Arrangement, Noted, arrange, needs_arrangement
 from treeplay.wrap.aot.capture import captured
-from treeplay.wrap.aot.compilers import Boxed, Compilers
+from treeplay.wrap.aot.checks import check_of
+from treeplay.wrap.aot.compilers import Boxed, Compile, Compilers
 from treeplay.wrap.aot.emit import emit_backward, emit_call, emit_forward
 from treeplay.wrap.aot.later import forward_writes, take_out
 from treeplay.wrap.aot.node import LazyBackward
@@ -32,10 +33,11 @@ _TAKEN = frozenset(
 
 
 def wrap_function(
-    function: Callable[..., Any], samples: Sequence[Any], compilers: Compilers
+    function: Callable[..., Any], samples: Sequence[Any], compilers: Compilers, *, is_checked: bool = False
 ) -> Callable[[list[Any]], list[Any]]:
     """Compile `function`, which takes and returns flat tensors, for calls like `samples`; the result is boxed.
 
+    `is_checked`: each call is first compared with the samples, which costs a little; front ends that do that do not need it.
     `.plan` is what a call does, `.source` the text of the call function. What cannot be done is a `Refusal`.
     """
     if not all(sample is None or isinstance(sample, torch.Tensor | int | float | bool) for sample in samples):
@@ -45,7 +47,9 @@ def wrap_function(
     if needs_arrangement(samples):
         written, any_write = written_by(function, samples)
         arrangement = arrange(samples, names, written, any_write=any_write)
-    return _wrap(function, samples, compilers, names=names, arrangement=arrangement, is_apart=any_write)
+    return _wrap(
+        function, samples, compilers, names=names, arrangement=arrangement, is_apart=any_write, is_checked=is_checked
+    )
 
 
 def _wrap(
@@ -56,6 +60,7 @@ def _wrap(
     names: tuple[str, ...],
     arrangement: Arrangement,
     is_apart: bool,
+    is_checked: bool,
 ) -> Callable[[list[Any]], list[Any]]:
     """The compiled function, traced with inputs in the place of its arguments.
 
@@ -65,6 +70,8 @@ def _wrap(
     inputs = apart(given) if is_apart else given
     with captured(arrangement.adapted(function, noted), inputs, compilers.decompositions) as (traced, seen):
         plan = plan_call(traced, seen, samples=given, arguments=names, arrangement=arrangement, noted=noted)
+        if is_checked:
+            plan = dataclasses.replace(plan, checks=tuple(check_of(sample) for sample in samples))
 
         def trace_in_graph() -> list[tuple[int, str]]:
             again = arrangement.adapted(function, Noted())
@@ -101,11 +108,14 @@ def _compile(
         node = plan_node(traced, plan, forward, backward, late)
         plan = dataclasses.replace(plan, node=node)
         run_forward = compilers.forward(forward, traced.inputs[0])
-    lazy = LazyBackward(_later(compilers, backward))
-    return _load(plan, _node_class(plan, node, run_forward, lazy).apply)
+    lazy, last = LazyBackward(_later(compilers.backward, backward)), None
+    donating = compilers.donating
+    if donating is not None and node.donated:
+        last = LazyBackward(_later(lambda module, inputs: donating(module, inputs, node.donated), backward))
+    return _load(plan, _node_class(plan, node, run_forward, lazy, last).apply)
 
 
-def _later(compilers: Compilers, backward: torch.fx.GraphModule) -> Callable[[], Boxed]:
+def _later(compiler: Compile, backward: torch.fx.GraphModule) -> Callable[[], Boxed]:
     """Compile the backward when it is first needed, from a copy of its graph and as if still in this trace."""
     context = torch_private.keep_tracing_context()
 
@@ -113,17 +123,21 @@ def _later(compilers: Compilers, backward: torch.fx.GraphModule) -> Callable[[],
         inputs = [node.meta["val"] for node in backward.graph.nodes if node.op == "placeholder"]
         with context(), torch.no_grad():
             module = torch.fx.GraphModule(backward, copy.deepcopy(backward.graph))
-            compiled: Boxed = torch_private.without_autocast(compilers.backward, module, inputs)
+            compiled: Boxed = torch_private.without_autocast(compiler, module, inputs)
             return compiled
 
     return compile_backward
 
 
-def _node_class(plan: CallPlan, node: Node, forward: Boxed, backward: LazyBackward) -> Any:
+def _node_class(plan: CallPlan, node: Node, forward: Boxed, backward: LazyBackward, last: LazyBackward | None) -> Any:
     """The plan's autograd function: nothing but the two generated functions."""
-    sources = emit_forward(plan, node, forward), emit_backward(plan, node, backward)
+    sources = (
+        emit_forward(plan, node, forward, is_donating=last is not None),
+        emit_backward(plan, node, backward, last),
+    )
     functions = [staticmethod(load_source(source)) for source in sources]
-    return type("Treeplay", (torch.autograd.Function,), {"forward": functions[0], "backward": functions[1]})
+    parts = {"forward": functions[0], "backward": functions[1], "boxed_grads_call": True}
+    return type("Treeplay", (torch.autograd.Function,), parts)
 
 
 def _load(plan: CallPlan, run: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:

@@ -7,13 +7,35 @@ from typing import Any
 
 import torch
 
-from treeplay.errors import PatternChanged
+from treeplay.errors import PatternChanged, UsageError
 from treeplay.wrap.aot.bases import dtype_of, flat_base, layout_of
 from treeplay.wrap.aot.overlap import overlap, span
-from treeplay.wrap.aot.plan import Base, Member, Whole
+from treeplay.wrap.aot.plan import Base, Check, Member, Whole
 from treeplay.wrap.aot.torch_private import shares_storage
 
 _MEND = "To mend: wrap the function again for this pattern of arguments"
+
+
+def check_of(sample: Any) -> Check:
+    """What an argument is, as far as it decides how a call is tracked."""
+    if not isinstance(sample, torch.Tensor):
+        return Check.OTHER
+    return Check.NEEDS_GRADIENT if sample.requires_grad else Check.TENSOR
+
+
+def check_arguments(args: Sequence[Any], checks: Sequence[Check], names: Sequence[str]) -> None:
+    """Refuse a call with a tensor where none was at the trace, the reverse, or one that needs a gradient only now."""
+    for value, check, name in zip(args, checks, names, strict=True):
+        found = check_of(value)
+        if found is check or (check is Check.NEEDS_GRADIENT and found is Check.TENSOR):
+            continue
+        if check is Check.TENSOR and found is Check.NEEDS_GRADIENT and not torch.is_grad_enabled():
+            continue
+        told = found.value if found is not Check.OTHER else type(value).__name__
+        raise UsageError(
+            f"argument `{name}` was {check.value} when this was traced, and is now {told}. "
+            "To mend: wrap the function again for arguments like these, or pass what it was traced with"
+        )
 
 
 def check_copy(one: Any, other: Any, names: tuple[str, str]) -> None:

@@ -62,6 +62,7 @@ class _Call(_Text):
         self.use("is_grad_enabled", torch.is_grad_enabled)
 
     def source(self) -> Source:
+        self.checks()
         self.copies()
         self.bases()
         self.apart()
@@ -77,6 +78,12 @@ class _Call(_Text):
 
     def name(self, argument: int) -> str:
         return self.plan.name(argument)
+
+    def checks(self) -> None:
+        if self.plan.checks:
+            self.use("check_arguments", checks.check_arguments)
+            self.use("expected", self.plan.checks)
+            self.add(f"check_arguments(args, expected, {self.plan.arguments!r})")
 
     def copies(self) -> None:
         for later, earlier in self.plan.copies:
@@ -242,7 +249,7 @@ class _Call(_Text):
         return text + ends[recipe.flag]
 
 
-def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source:
+def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any], *, is_donating: bool) -> Source:
     """The node's forward: runs the graph, saves for the backward, marks what needs no gradient."""
     text = _Text()
     text.use("run", run)
@@ -262,6 +269,9 @@ def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source:
         f"if len(values) != {count}: raise wrong_count({count}, values)",
     )
     _save(text, plan, node)
+    if is_donating:  # what the user's hooks give back may be the user's own
+        text.use("saving_hooks", torch_private.saving_hooks)
+        text.add("ctx.is_hooked = saving_hooks(True) is not None")
     plain = [f"values[{k}]" for k in node.returned if k not in node.differentiable]
     if plain:
         text.use("Tensor", torch.Tensor)
@@ -284,8 +294,10 @@ def _save(text: _Text, plan: CallPlan, node: Node) -> None:
         text.add(f"ctx.unchecked = [{', '.join(unchecked)}]")
 
 
-def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source:
-    """The node's backward: gradients in the expected layout, the graph, and a gradient only where eager has one."""
+def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any], run_last: Callable[..., Any] | None) -> Source:
+    """The node's backward: gradients in the expected layout, the graph, and a gradient only where eager has one.
+
+    `run_last` may overwrite saved values: it runs where the graph is not kept for another backward."""
     text = _Text()
     text.use("run", run)
     text.use("is_grad_enabled", torch.is_grad_enabled)
@@ -294,6 +306,9 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source
     text.use("run_plainly", helpers.run_plainly)
     arriving = {tangent.value: f"grad{k}" for k, tangent in enumerate(node.tangents)}
     names = [arriving.get(value, f"unused{value}") for value in node.returned]
+    # Autograd's own reference to each gradient must go too, so that it can die inside the graph.
+    text.add(f"{''.join(f'{name}, ' for name in names)} = grads" if len(names) > 1 else f"{names[0]}, = grads")
+    text.add("grads.clear()" if torch_private.GRADIENTS_COME_IN_A_LIST else "del grads")
     _refuse_late(text, node)
     for k, tangent in enumerate(node.tangents):
         if tangent.value not in node.returned:
@@ -305,15 +320,30 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source
     saved += ["*ctx.unchecked"] if node.unchecked else []
     later = ["*ctx.later"] if any(write.argument is not None for write in node.late) else []
     text.add(f"args = [{', '.join([*saved, *arriving.values(), *later])}]")
-    text.add(f"del {', '.join(names)}")
+    text.add(f"del {', '.join(dict.fromkeys([*names, *arriving.values()]))}")
+    chosen = _release(text, node, run_last)
     text.add(
-        "grads = differentiated(run, args) if is_grad_enabled() else "
-        "run_plainly(run, args) if is_any_autocast_enabled() else run(args)"
+        f"grads = differentiated(run, args) if is_grad_enabled() else "
+        f"run_plainly({chosen}, args) if is_any_autocast_enabled() else {chosen}(args)"
     )
     _late(text, node)
     fed = [_fed(k, feed, len(node.tangents)) for k, feed in enumerate(node.feeds)]
     text.add(f"return ({''.join(f'{item}, ' for item in fed)})")
-    return Source("node backward", text.text(f"def backward(ctx, {', '.join(names)}):"), text.names, entry="backward")
+    header = "def backward(ctx, grads):" if torch_private.GRADIENTS_COME_IN_A_LIST else "def backward(ctx, *grads):"
+    return Source("node backward", text.text(header), text.names, entry="backward")
+
+
+def _release(text: _Text, node: Node, run_last: Callable[..., Any] | None) -> str:
+    """Let go of saved tensors that no other backward will read; the name of what runs the graph."""
+    if node.saved == node.unchecked:
+        return "run"
+    text.use("keeps_graph", torch_private.keeps_graph)
+    text.add("is_last = not keeps_graph()", "if is_last: ctx.maybe_clear_saved_tensors()")
+    if run_last is None:
+        return "run"
+    text.use("run_last", run_last)
+    text.add("chosen = run_last if is_last and not ctx.is_hooked else run")
+    return "chosen"
 
 
 def _tangent(text: _Text, node: Node, k: int) -> None:

@@ -60,6 +60,14 @@ class Member:
     is_detached: bool
 
 
+class Check(Enum):
+    """What an argument was at the trace, as far as it decides how a call is tracked."""
+
+    OTHER = "something else"
+    TENSOR = "a tensor that needs no gradient"
+    NEEDS_GRADIENT = "a tensor that needs a gradient"
+
+
 @dataclass(frozen=True, slots=True)
 class Apart:
     """Inputs that must not overlap: the `written` ones neither each other nor any of the `others`."""
@@ -164,7 +172,8 @@ class Node:
     `returned` are the values that leave it, `differentiable` those among them that need a gradient. `saved` values
     come after all others; the last `unchecked` of them eager keeps without noticing later writes. `feeds` says, for
     each argument, from which tangents (by position) its gradient comes; None where there is no gradient at all. `copied`
-    are saved values that lie in an argument which is written after the graph. `late` are the backward's own writes; their
+    are saved values that lie in an argument which is written after the graph; `donated` are saved values that nobody else
+    can see, so that a backward may overwrite them. `late` are the backward's own writes; their
     values come after the gradients, and what the arguments among them hold goes in after the tangents.
     """
 
@@ -177,6 +186,7 @@ class Node:
     detached: tuple[int, ...]
     copied: tuple[int, ...] = ()
     late: tuple[LateWrite, ...] = ()
+    donated: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +196,7 @@ class CallPlan:
     `arguments` are names; `copies` are pairs (later, earlier) of positions that hold one object; `bases` replace
     arguments that share memory, and are numbered on from the arguments; `inputs` are what the graph takes, in order;
     `apart` says which of them must not overlap; `touched` are arguments that were
-    changed in place and changed back; `layouts` are given to members of bases at the very end; `values` counts what
+    changed in place and changed back; `layouts` are given to members of bases at the very end; `checks`, if wanted, are made first; `values` counts what
     the forward returns.
     """
 
@@ -202,6 +212,7 @@ class CallPlan:
     inputs: tuple[int, ...]
     bases: tuple[Base, ...] = ()
     layouts: tuple[tuple[int, Layout], ...] = ()
+    checks: tuple[Check, ...] = ()
 
     def name(self, argument: int) -> str:
         """The name of an argument, or of a common base."""

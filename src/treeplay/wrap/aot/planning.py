@@ -250,7 +250,31 @@ def plan_node(
         ),
         copied=_copied(forward, saved, plan),
         late=late,
+        donated=_donated(forward, backward, saved, plan),
     )
+
+
+def _donated(
+    forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, saved: Sequence[torch.fx.Node], plan: CallPlan
+) -> tuple[int, ...]:
+    """Saved values that share memory with no input, no value outside, no gradient and no other saved value."""
+    values = list(forward.graph.output_node().args[0])[: plan.values]  # type: ignore[arg-type]
+    gradients = list(backward.graph.output_node().args[0])  # type: ignore[arg-type]
+    own = [node for node in forward.graph.nodes if node.op == "placeholder"]
+    outside = [_fake(node) for node in (*own, *values, *gradients)]
+    others = [value for value in outside if isinstance(value, torch.Tensor)]
+    arriving = [_fake(node) for node in backward.graph.nodes if node.op == "placeholder"]
+    donated = []
+    for k, node in enumerate(saved):
+        value, twin = _fake(node), arriving[k]  # the two graphs may have fakes of their own
+        rest = [_fake(other) for at, other in enumerate(saved) if at != k]
+        is_shared = any(
+            torch_private.shares_storage(item, other) for item in (value, twin) for other in (*others, *rest)
+        )
+        is_checked = not node.meta.get("saved_tensor_with_no_vc_check")
+        if is_checked and not is_shared and value.layout is torch.strided:
+            donated.append(k)
+    return tuple(donated)
 
 
 def _copied(forward: torch.fx.GraphModule, saved: Sequence[torch.fx.Node], plan: CallPlan) -> tuple[int, ...]:

@@ -19,6 +19,11 @@ set_grad_enabled = torch._C._set_grad_enabled
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 shares_storage = torch._C._is_alias_of  # type: ignore[attr-defined]
 preserving_version = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+GRADIENTS_COME_IN_A_LIST = hasattr(torch.autograd.Function, "boxed_grads_call")
+"""Whether a node's backward can be given its gradients in one list, to be emptied; older torch passes a tuple."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ def compare(function: Callable[..., Any], call: Any, make: Make, *, backward: bo
     for by in (lambda a, b: a is b, torch._C._is_alias_of):
         assert pattern(everything, by=by) == pattern(our_everything, by=by)
     if backward:
-        compare_gradients(eager, ours, eager_leaves, our_leaves)
+        compare_gradients(eager + eager_args, ours + our_args, eager_leaves, our_leaves)
 
 
 def compare_gradients(eager: Any, ours: Any, eager_leaves: Any, our_leaves: Any) -> None:

@@ -21,7 +21,7 @@ def test_W22_the_version_moves_where_eagers_moves() -> None:
     wrapped(lambda x: (x.detach().mul_(2), [x + 1])[1], lambda: [numbers(4, 3)])([x])
     assert x._version > 0
     y = numbers(4, 3)
-    wrapped(lambda x, y: (x.mul_(2), [x + y])[1], lambda: [numbers(4, 3)] + [numbers(4, 3)])([x, y])
+    wrapped(lambda x, y: (x.mul_(2), [x + y])[1], lambda: [numbers(4, 3), numbers(4, 3)])([x, y])
     assert y._version == 0
 
 
@@ -182,7 +182,7 @@ def test_W46_a_flag_that_changed_is_told_before_anything_runs() -> None:
         call([numbers(2, grad=True), numbers(2)])
     text = str(caught.value)
     assert "`x`" in text and "needs a gradient" in text and "To mend" in text and not ran
-    with pytest.raises(UsageError, match="`y`.*a tensor.*int"):
+    with pytest.raises(UsageError, match=r"`y`.*a tensor.*int"):
         call([numbers(2), 3])
     with torch.no_grad():
         call([numbers(2, grad=True), numbers(2)])
@@ -210,5 +210,82 @@ def test_W46_data_is_not_to_be_had_in_a_trace() -> None:
 
 def test_W46_a_captured_fake_tensor_is_refused() -> None:
     fake = torch._subclasses.FakeTensorMode().from_tensor(numbers(2))
-    with pytest.raises(Refusal, match="[Ff]ake"):
+    with pytest.raises(Refusal, match=r"[Ff]ake"):
         wrapped(lambda x: [x + fake], lambda: [numbers(2)])
+
+
+def sets_data(x: Any, y: Any) -> Any:
+    x.data = y
+    return [x * 2]
+
+
+def new_leaf(x: Any, y: Any) -> Any:
+    w = torch.ones(3, requires_grad=True)
+    return [w, x * 2]
+
+
+def view_under_no_grad(x: Any, y: Any) -> Any:
+    with torch.no_grad():
+        view = x.view(-1)
+    return [view, x * 2]
+
+
+def made_a_leaf(x: Any, y: Any) -> Any:
+    return [(x * 2).detach().requires_grad_()]
+
+
+def flag_set(x: Any, y: Any) -> Any:
+    y.requires_grad = True
+    return [x * y]
+
+
+def detached_in_place(x: Any, y: Any) -> Any:
+    return [(x * 1).detach_() * y]
+
+
+@pytest.mark.parametrize(
+    "function", [sets_data, new_leaf, view_under_no_grad, made_a_leaf, flag_set, detached_in_place, left_on]
+)
+def test_Wplus3_changes_of_flags_and_modes_are_refused_with_the_line(function: Callable[..., Any]) -> None:
+    with pytest.raises(Refusal) as caught:
+        wrapped(function, lambda: [numbers(3, grad=True), numbers(3)])
+    text = str(caught.value)
+    assert "to mend" in text and ("test_writes.py" in text or function is left_on)
+
+
+@pytest.mark.parametrize("make", [lambda: [numbers(3)], lambda: [numbers(3, grad=True)], lambda: [grown(3)]])
+def test_Wplus3_a_write_through_data_does_not_move_the_version(make: Any) -> None:
+    def function(x: Any) -> Any:
+        x.data.mul_(2)
+        x.data[1:].add_(1)
+        return [x * 3]
+
+    def mixed(x: Any) -> Any:
+        x.data.mul_(2)
+        x.detach().add_(1)
+        return [x * 3]
+
+    call = twin(function, make)
+    (x,) = make()
+    call([x])
+    assert x._version == 0
+    call = twin(mixed, make)
+    (x,) = make()
+    call([x])
+    assert x._version > 0
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_W28_a_grad_mode_left_changed_stands_and_the_trace_leaves_none(grad: bool) -> None:
+    def function(x: Any) -> Any:
+        y = x * 2
+        torch._C._set_grad_enabled(False)
+        return [y]
+
+    try:
+        call = wrapped(function, lambda: [numbers(2, grad=grad)])
+        assert torch.is_grad_enabled() and call.plan.grad_mode_after is False
+        call([numbers(2, grad=grad)])
+        assert not torch.is_grad_enabled()
+    finally:
+        torch._C._set_grad_enabled(True)

@@ -45,7 +45,7 @@ def wrap_function(
     names = names_of(function, len(samples))
     arrangement, any_write = Arrangement(len(samples)), False
     if needs_arrangement(samples):
-        written, any_write = written_by(function, samples)
+        written, any_write = written_by(function, samples, names)
         arrangement = arrange(samples, names, written, any_write=any_write)
     return _wrap(
         function, samples, compilers, names=names, arrangement=arrangement, is_apart=any_write, is_checked=is_checked
@@ -68,7 +68,8 @@ def _wrap(
     of them, sees each in a storage of its own."""
     noted, given = Noted(), arrangement.samples(samples)
     inputs = apart(given) if is_apart else given
-    with captured(arrangement.adapted(function, noted), inputs, compilers.decompositions) as (traced, seen):
+    told = [names[k] if k < len(samples) else f"base{k - len(samples)}" for k in arrangement.inputs]
+    with captured(arrangement.adapted(function, noted), inputs, compilers.decompositions, names=told) as (traced, seen):
         plan = plan_call(traced, seen, samples=given, arguments=names, arrangement=arrangement, noted=noted)
         if is_checked:
             plan = dataclasses.replace(plan, checks=tuple(check_of(sample) for sample in samples))

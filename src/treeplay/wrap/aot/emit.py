@@ -191,7 +191,10 @@ class _Call(_Text):
             if write.layout is not None:
                 self.use("lay_out", helpers.lay_out)
                 self.add(f"lay_out({name}, {self.use(f'layout{write.argument}', write.layout)})")
-            if write.has_data and write.is_tracked:
+            if write.has_data and not write.is_versioned:
+                self.use("write_unnoticed", helpers.write_unnoticed)
+                self.add(f"write_unnoticed({name}, {self.value(write.value)})")
+            elif write.has_data and write.is_tracked:
                 self.add(f"{name}.copy_({self.value(write.value)})")
             elif write.has_data:
                 self.add(f"{name}.detach().copy_({self.value(write.value)}.detach())")
@@ -272,13 +275,16 @@ def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any], *, is_dona
     if is_donating:  # what the user's hooks give back may be the user's own
         text.use("saving_hooks", torch_private.saving_hooks)
         text.add("ctx.is_hooked = saving_hooks(True) is not None")
-    plain = [f"values[{k}]" for k in node.returned if k not in node.differentiable]
+    for k in node.views:
+        text.add(f"view{k} = values[{k}].detach()")
+    value = {k: f"view{k}" if k in node.views else f"values[{k}]" for k in node.returned}
+    plain = [value[k] for k in node.returned if k not in node.differentiable]
     if plain:
         text.use("Tensor", torch.Tensor)
         marked = ", ".join(f"*(({value},) if isinstance({value}, Tensor) else ())" for value in plain)
         text.add(f"ctx.mark_non_differentiable({marked})")
     text.add("ctx.set_materialize_grads(False)")
-    text.add(f"return ({''.join(f'values[{k}], ' for k in node.returned)})")
+    text.add(f"return ({''.join(f'{value[k]}, ' for k in node.returned)})")
     return Source("node forward", text.text(f"def forward(ctx, {names}):"), text.names, entry="forward")
 
 

@@ -96,6 +96,12 @@ def lay_out(tensor: torch.Tensor, layout: Layout) -> None:
         tensor.as_strided_(layout.size, layout.stride, layout.offset)
 
 
+def write_unnoticed(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """A write that came through `.data`: the version stays."""
+    with torch_private.preserving_version(tensor):
+        tensor.detach().copy_(value.detach())
+
+
 def wrong_count(expected: int, values: Sequence[Any]) -> InternalError:
     """The graph returned another number of values than its plan says."""
     return InternalError(f"the forward returned the wrong number of values: expected {expected}, got {len(values)}")

@@ -40,7 +40,7 @@ class Recipe:
 class Write:
     """A change of an argument that follows the graph: its layout, its contents (from `value`), or both.
 
-    `is_tracked`: autograd sees it, as it would have seen the user's own.
+    `is_tracked`: autograd sees it, as it would have seen the user's own. `is_versioned`: it moves the version.
     """
 
     argument: int
@@ -48,6 +48,7 @@ class Write:
     has_data: bool
     layout: Layout | None
     is_tracked: bool
+    is_versioned: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,8 @@ class Node:
 
     `returned` are the values that leave it, `differentiable` those among them that need a gradient. `saved` values
     come after all others; the last `unchecked` of them eager keeps without noticing later writes. `feeds` says, for
-    each argument, from which tangents (by position) its gradient comes; None where there is no gradient at all. `copied`
+    each argument, from which tangents (by position) its gradient comes; None where there is no gradient at all. `views` are
+    returned values that lose their base on the way out. `copied`
     are saved values that lie in an argument which is written after the graph; `donated` are saved values that nobody else
     can see, so that a backward may overwrite them. `late` are the backward's own writes; their
     values come after the gradients, and what the arguments among them hold goes in after the tangents.
@@ -184,6 +186,7 @@ class Node:
     tangents: tuple[Tangent, ...]
     feeds: tuple[tuple[int, ...] | None, ...]
     detached: tuple[int, ...]
+    views: tuple[int, ...] = ()
     copied: tuple[int, ...] = ()
     late: tuple[LateWrite, ...] = ()
     donated: tuple[int, ...] = ()
@@ -196,8 +199,8 @@ class CallPlan:
     `arguments` are names; `copies` are pairs (later, earlier) of positions that hold one object; `bases` replace
     arguments that share memory, and are numbered on from the arguments; `inputs` are what the graph takes, in order;
     `apart` says which of them must not overlap; `touched` are arguments that were
-    changed in place and changed back; `layouts` are given to members of bases at the very end; `checks`, if wanted, are made first; `values` counts what
-    the forward returns.
+    changed in place and changed back; `layouts` are given to members of bases at the very end; `checks`, if wanted,
+    are made first; `values` counts what the forward returns.
     """
 
     arguments: tuple[str, ...]

@@ -13,7 +13,7 @@ from treeplay.errors import InternalError
 from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.arrange import Arrangement, Noted
 from treeplay.wrap.aot.capture import Seen, is_leaf, refusal
-from treeplay.wrap.aot.overlap import overlap
+from treeplay.wrap.aot.overlap import overlap, span
 from treeplay.wrap.aot.plan import (
     Again,
     Apart,
@@ -56,7 +56,7 @@ def plan_call(
     _refuse_what_is_missing(facts, seen, samples, arguments=[plan.name(at) for at in positions])
     _refuse_reshaped_members(plan, facts, seen, noted)
     _refuse_new_histories(plan, facts, seen)
-    writes = _writes(traced, samples, positions)
+    writes = _writes(traced, seen, samples, plan)
     written = [k for k, info in enumerate(facts.input_info) if info.mutates_data or info.mutates_metadata]
     return replace(
         plan,
@@ -65,7 +65,7 @@ def plan_call(
         touched=tuple(sorted({positions[k] for k in seen.touched} - {write.argument for write in writes})),
         results=_results(traced, seen, len(writes), positions, noted),
         values=len(writes) + len(facts.output_info) + facts.num_intermediate_bases,
-        grad_mode_after=facts.grad_enabled_mutation,
+        grad_mode_after=seen.grad_mode_after,
         layouts=tuple(sorted(noted.layouts.items())),
     )
 
@@ -139,15 +139,18 @@ def _layout(tensor: torch.Tensor) -> Layout:
     return Layout(tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()))
 
 
-def _writes(traced: Traced, samples: Sequence[Any], positions: Sequence[int]) -> tuple[Write, ...]:
+def _writes(traced: Traced, seen: Seen, samples: Sequence[Any], plan: CallPlan) -> tuple[Write, ...]:
     facts, outputs = traced.facts, _outputs(traced)
     writes = []
     for value, k in enumerate(facts.mutated_inp_runtime_indices):
-        info = facts.input_info[k]
+        info, argument = facts.input_info[k], plan.inputs[k]
         hidden = info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode
         hidden = hidden or is_leaf(samples[k])
         layout = _layout(_fake(outputs[value])) if info.mutates_metadata else None
-        writes.append(Write(positions[k], value, info.mutates_data, layout, not hidden))
+        if layout is not None and span(_fake(outputs[value]))[1] > samples[k].untyped_storage().nbytes():
+            raise refusal("resize_", f"`{plan.name(argument)}` grows beyond its storage", seen.line())
+        is_versioned = k in seen.versioned or k not in seen.touched
+        writes.append(Write(argument, value, info.mutates_data, layout, not hidden, is_versioned))
     return tuple(writes)
 
 
@@ -248,6 +251,7 @@ def plan_node(
             for k, info in enumerate(facts.input_info)
             if info.requires_grad and not info.is_leaf and feeds[k] is None
         ),
+        views=_views(forward, plan),
         copied=_copied(forward, saved, plan),
         late=late,
         donated=_donated(forward, backward, saved, plan),
@@ -275,6 +279,18 @@ def _donated(
         if is_checked and not is_shared and value.layout is torch.strided:
             donated.append(k)
     return tuple(donated)
+
+
+def _views(forward: torch.fx.GraphModule, plan: CallPlan) -> tuple[int, ...]:
+    """Results made as views of what nobody else sees: they leave the node as tensors of their own."""
+    values = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
+    new = {result.value for result in plan.results if isinstance(result, New)}
+    return tuple(k for k, node in enumerate(values) if k in new and isinstance(node, torch.fx.Node) and _is_view(node))
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(returned.alias_info is not None for returned in schema.returns)
 
 
 def _copied(forward: torch.fx.GraphModule, saved: Sequence[torch.fx.Node], plan: CallPlan) -> tuple[int, ...]:

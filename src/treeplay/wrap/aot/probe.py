@@ -14,9 +14,9 @@ from treeplay.wrap.aot.capture import captured
 from treeplay.wrap.aot.overlap import span
 
 
-def written_by(function: Callable[..., Any], samples: Sequence[Any]) -> tuple[Written, bool]:
+def written_by(function: Callable[..., Any], samples: Sequence[Any], names: Sequence[str]) -> tuple[Written, bool]:
     """The arguments whose data is written, and whether any argument changes in any way."""
-    with captured(function, apart(samples), None) as (traced, seen):
+    with captured(function, apart(samples), None, names=names) as (traced, seen):
         infos = traced.facts.input_info
         data = frozenset(k for k, info in enumerate(infos) if info.mutates_data or info.mutates_storage_metadata)
         any_write = bool(seen.touched) or any(info.mutates_data or info.mutates_metadata for info in infos)

@@ -119,13 +119,18 @@ def compare(function: Callable[..., Any], call: Any, make: Make, *, backward: bo
 
 
 def compare_gradients(eager: Any, ours: Any, eager_leaves: Any, our_leaves: Any) -> None:
-    for results in (eager, ours):
-        needy = [item for item in results if isinstance(item, torch.Tensor) and item.requires_grad]
-        if needy:
-            sum((item * (k + 2)).abs().sum() for k, item in enumerate(needy)).backward()
+    run_backward(eager)
+    run_backward(ours)
     assert len(eager_leaves) == len(our_leaves)
     for k, (left, right) in enumerate(zip(eager_leaves, our_leaves, strict=True)):
         same(f"gradient {k}", left.grad, right.grad)
+
+
+def run_backward(results: Sequence[Any]) -> None:
+    """The gradients of a sum in which each result has a weight of its own."""
+    needy = [item for item in results if isinstance(item, torch.Tensor) and item.requires_grad]
+    if needy:
+        sum((item * (k + 2)).abs().sum() for k, item in enumerate(needy)).backward()
 
 
 def twin(function: Callable[..., Any], make: Make, *, backward: bool = True, **changes: Any) -> Any:

@@ -353,3 +353,32 @@ def test_W5_arguments_of_a_base_reach_the_graph_as_one() -> None:
     args = of_a_third()
     call(args)
     assert seen == [1] and args == []
+
+
+def test_W11_a_detached_member_that_a_write_gives_a_history_is_refused() -> None:
+    def make() -> list[Any]:
+        x = whole(True)
+        return [x, x.detach()]
+
+    assert "history" in refused(lambda a, b: (b.mul_(a.sum()), [a * 1])[1], make)
+
+
+def test_W10_members_that_do_not_start_at_their_storage_are_right_in_training() -> None:
+    def make() -> list[Any]:
+        x = numbers(8)[2:]
+        return [x[:4].detach(), x[2:].detach(), numbers(4, grad=True)]
+
+    twin(lambda a, b, w: (a.mul_(2), b.add_(a.sum()), [a.sum() + b * w])[2], make)
+
+
+def test_W11_a_base_with_gaps_is_refused_where_gradients_are_needed() -> None:
+    def make() -> list[Any]:
+        x = numbers(8)[2:].detach().requires_grad_()
+        return [x[:4], x[2:]]
+
+    def function(a: Any, b: Any) -> Any:
+        with torch.no_grad():
+            a.mul_(2)
+        return [a + b]
+
+    assert "gaps" in refused(function, make)

@@ -19,10 +19,12 @@ from treeplay.wrap.aot.plan import Base, Layout
 
 @dataclass(slots=True)
 class Noted:
-    """What only the function sees while it runs: results that are members of a base, and members' new layouts."""
+    """What only the function sees while it runs: results that are members of a base, members' new layouts, and detached
+    members that a write gave a history."""
 
     members: dict[int, int] = field(default_factory=dict)
     layouts: dict[int, Layout] = field(default_factory=dict)
+    grown: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Arrangement:
             at |= members
             results = list(function(*(at[earlier.get(k, k)] for k in range(self.count))))
             noted.members = _members_among(results, members)
+            detached = [member.argument for base in self.bases for member in base.members if member.is_detached]
+            noted.grown = [argument for argument in detached if members[argument].requires_grad]
             noted.layouts = _new_layouts(self.bases, members)
             return [None if k in noted.members else result for k, result in enumerate(results)]
 

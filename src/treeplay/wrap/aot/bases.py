@@ -22,9 +22,6 @@ from treeplay.wrap.aot.overlap import overlap, span
 from treeplay.wrap.aot.plan import Base, Layout, Member, Whole
 from treeplay.wrap.aot.torch_private import is_wrapper, shares_storage
 
-_ALIGNMENT = 16
-"""Flat bases start at a multiple of so many bytes: no dtype is wider."""
-
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -87,11 +84,16 @@ def _base(samples: Sequence[Any], group: Sequence[int], names: Sequence[str], wr
         for position in group
         if not (samples[position] is whole or recorded[position] is whole or _is_detached(samples[position], whole))
     ]
-    if not needy and (strays or not with_base or whole.requires_grad or _dtypes(samples, group) != {whole.dtype}):
+    is_fit = (
+        bool(with_base) and not whole.requires_grad and _dtypes(samples, group) == {whole.dtype} and _is_dense(whole)
+    )
+    if not needy and (strays or not is_fit):
         return _flat(samples, group, written)
     if strays:
         why = "autograd does not know them as views of one tensor, though gradients are needed"
         refuse(*_sorted(lead, strays[0]), why)
+    if not _is_dense(whole):
+        refuse(group[0], group[1], "the tensor that they are views of has gaps, though gradients are needed")
     for position in group:
         if samples[position].dtype is not whole.dtype:
             other = next(item for item in group if item != position)
@@ -123,6 +125,11 @@ def _is_detached(sample: torch.Tensor, whole: torch.Tensor) -> bool:
     return sample._base is None and not sample.requires_grad and whole.requires_grad
 
 
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a copy of a tensor, which traces make of what is written, lies in its own storage as the tensor in its."""
+    return tensor.storage_offset() == 0 and span(tensor)[1] == tensor.numel() * tensor.element_size()
+
+
 def _refuse_writes_past_autograd(members: Sequence[Member], written: Written, refuse: Any) -> None:
     """A write that autograd sees and one that it does not see, to one memory, make one history that is neither's."""
     seen = [member for member in members if member.argument in written.arguments]
@@ -137,16 +144,11 @@ def _member(position: int, sample: torch.Tensor, whole: torch.Tensor) -> Member:
 
 
 def _flat(samples: Sequence[Any], group: Sequence[int], written: Written) -> Base:
-    """A base over the bytes that the members reach, in their dtype, or in bytes where they have several."""
-    spans = [span(samples[position]) for position in group if samples[position].numel()]
-    start = min(low for low, _ in spans) // _ALIGNMENT * _ALIGNMENT
-    end = max(high for _, high in spans)
+    """A base from the start of the storage to the last byte of a member, in bytes where members differ in dtype."""
+    end = max(span(samples[position])[1] for position in group)
     dtypes = _dtypes(samples, group)
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.uint8
-    end = -(-end // _ALIGNMENT) * _ALIGNMENT if dtype is torch.uint8 else end
-    end = min(end, samples[group[0]].untyped_storage().nbytes())
-    width = dtype.itemsize
-    layout = Layout(((end - start) // width,), (1,), start // width)
+    layout = Layout((end // dtype.itemsize,), (1,), 0)
     members = tuple(
         Member(position, layout_of(samples[position]), str(samples[position].dtype), is_detached=False)
         for position in group

@@ -19,6 +19,10 @@ from treeplay.wrap.aot.torch_private import Traced
 
 _LEAF = "a leaf Variable that requires grad, or a view of one, is being used in an in-place operation"
 _FLAGS = frozenset(("requires_grad_", "detach_", "share_memory_"))
+SHAPES = frozenset(
+    ("t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "resize_", "resize_as_")
+)
+"""What changes a tensor's shape in place."""
 _DUNDERS = frozenset(
     (
         "__setitem__",
@@ -46,7 +50,8 @@ class Seen:
 
     `again`: which results are one object with an earlier one; `touched`: arguments that were changed in place,
     if only for a while; `versioned`: those of them whose version moves, as it does not for a write through `.data`;
-    `grad_mode_after`: the grad mode that the function left, if another than it found; `writes`: the operations that
+    `grad_mode_after`: the grad mode that the function left, if another than it found; `reshaped_then_written`: what
+    changed the shape of a tensor whose memory was written later; `writes`: the operations that
     change a tensor in place, with the user's lines.
     """
 
@@ -55,6 +60,7 @@ class Seen:
     versioned: set[int] = field(default_factory=set)
     writes: list[tuple[str, Location | None]] = field(default_factory=list)
     grad_mode_after: bool | None = None
+    reshaped_then_written: tuple[str, Location | None] | None = None
 
     def line(self) -> Location | None:
         """The first line that changed a tensor in place, if any did."""
@@ -69,6 +75,7 @@ class _Watch(TorchFunctionMode):
         self.seen = seen
         self.names = names
         self.data: list[torch.Tensor] = []
+        self.reshaped: list[tuple[torch.Tensor, tuple[str, Location | None]]] = []
         self.born: dict[int, tuple[torch.Tensor, Location | None]] = {}
         self.inputs = [(k, value) for k, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
         self.leaves = [value for value, is_leaf in zip(inputs, leaves, strict=True) if is_leaf]
@@ -116,6 +123,12 @@ class _Watch(TorchFunctionMode):
                 raise refusal("leaf", "a result needs a gradient and has no history", self.born[id(result)][1])
 
     def _touch(self, name: str, target: torch.Tensor, where: Location | None) -> None:
+        if name in SHAPES:
+            self.reshaped.append((target, (name, where)))
+        elif self.seen.reshaped_then_written is None:
+            self.seen.reshaped_then_written = next(
+                (told for tensor, told in self.reshaped if torch_private.shares_storage(target, tensor)), None
+            )
         touched = {k for k, value in self.inputs if torch_private.shares_storage(target, value)}
         self.seen.touched |= touched
         if not any(target is data for data in self.data):
@@ -147,6 +160,7 @@ class _Module(torch.nn.Module):
         self.seen.writes.clear()
         self.seen.touched.clear()
         self.seen.versioned.clear()
+        self.seen.reshaped_then_written = None
         with _Watch(self.seen, inputs, self.leaves, self.names) as watch, _autocast_kept(), self._grad_mode_noted():
             results = list(self.function(*inputs))
             watch.refuse_leaves(results)

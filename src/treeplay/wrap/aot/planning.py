@@ -34,9 +34,6 @@ from treeplay.wrap.aot.plan import (
 )
 from treeplay.wrap.aot.torch_private import Traced, is_wrapper
 
-_SHAPES = frozenset(
-    ("t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "resize_", "resize_as_")
-)
 _NEW = ("non_alias", "unsafe_view_alias", "custom_function_view")
 
 
@@ -55,7 +52,7 @@ def plan_call(
     _refuse_written_after_reshaped(traced, seen)
     _refuse_what_is_missing(facts, seen, samples, arguments=[plan.name(at) for at in positions])
     _refuse_reshaped_members(plan, facts, seen, noted)
-    _refuse_new_histories(plan, facts, seen)
+    _refuse_new_histories(plan, facts, seen, noted)
     writes = _writes(traced, seen, samples, plan)
     written = [k for k, info in enumerate(facts.input_info) if info.mutates_data or info.mutates_metadata]
     return replace(
@@ -70,13 +67,13 @@ def plan_call(
     )
 
 
-def _refuse_new_histories(plan: CallPlan, facts: Any, seen: Seen) -> None:
+def _refuse_new_histories(plan: CallPlan, facts: Any, seen: Seen, noted: Noted) -> None:
+    """A write of something that needs a gradient starts a history, here of one tensor in the place of several."""
     for base, info in zip(plan.bases, facts.input_info, strict=False):  # bases come first
-        if base.whole is Whole.FLAT and info.requires_grad:
+        grown = any(member.argument in noted.grown for member in base.members)
+        if grown or (base.whole is Whole.FLAT and info.requires_grad):
             one, other = (plan.name(member.argument) for member in base.members[:2])
-            told = (
-                f"arguments `{one}` and `{other}` share memory, and a write to it starts a history that both would need"
-            )
+            told = f"arguments `{one}` and `{other}` share memory, and a write to one of them starts a history"
             raise refusal("write", told, seen.line())
 
 
@@ -117,10 +114,8 @@ def _refuse_what_is_missing(facts: Any, seen: Seen, samples: Sequence[Any], *, a
 
 def _refuse_written_after_reshaped(traced: Traced, seen: Seen) -> None:
     """Torch's trace gives a view taken before `t_` a transposed gradient of a write that comes after it."""
-    names = [name for name, _ in seen.writes]
-    shaped = next((k for k, name in enumerate(names) if name in _SHAPES), len(names))
-    if traced.is_joint and any(name not in _SHAPES for name in names[shaped:]):
-        name, where = seen.writes[shaped]
+    if traced.is_joint and seen.reshaped_then_written is not None:
+        name, where = seen.reshaped_then_written
         raise refusal(name, "changes a shape in place before a write, where gradients are needed", where)
 
 

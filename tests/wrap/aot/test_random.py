@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -46,6 +47,25 @@ def arguments(grad: bool) -> list[Any]:
     return [a, a, numbers(2, 3), whole[:4], whole[2:]]
 
 
+def mutants(source: str, grad: bool) -> Iterator[tuple[str, str]]:
+    """The text of a call with one line left out, or made to do nothing."""
+    lines = source.splitlines()
+    for k, line in enumerate(lines[1:], start=1):
+        step = line.strip()
+        if step.startswith(("check_", "if shares_storage", "if len(values)", "finally:")):
+            continue  # these refuse calls that do not fit, or have no effect of their own
+        if grad and "set_grad_enabled" in step:
+            continue  # in training the grad mode matters to callers under no_grad only
+        if step.startswith("try:"):
+            yield step, "\n".join([*lines[:k], "    values = ()", *lines[k + 4 :]])
+        elif step.startswith("if mode :="):
+            yield step, "\n".join([*lines[:k], "    mode = True", *lines[k + 1 :]])
+        elif line.startswith("        "):
+            yield step, "\n".join([*lines[:k], "        pass", *lines[k + 1 :]])
+        else:
+            yield step, "\n".join([*lines[:k], *lines[k + 1 :]])
+
+
 @pytest.mark.parametrize("grad", [False, True])
 def test_Wplus14_no_line_of_a_call_can_be_left_out(grad: bool) -> None:
     function = everything if grad else everything_without_gradients
@@ -55,24 +75,16 @@ def test_Wplus14_no_line_of_a_call_can_be_left_out(grad: bool) -> None:
 
     call = wrapped(function, make, inference=without_gradients)
     compare(function, call, make)
-    header, *lines = call.source.splitlines()
     tried = 0
-    for k, line in enumerate(lines):
-        if line.strip().startswith(("check_", "if shares_storage", "if len(values)")):
-            continue  # these refuse calls that do not fit
-        if line.strip() == "set_grad_enabled(True)":
-            continue  # matters to callers under no_grad only
-        text = "\n".join([header, *lines[:k], *lines[k + 1 :]])
-        if line.strip().startswith("try:"):
-            text = "\n".join([header, *lines[:k], "    values = ()", *lines[k + 2 :]])
-        elif line.strip().startswith("finally:"):
-            text = "\n".join([header, *lines[:k], "    finally: pass", *lines[k + 1 :]])
+    for name, text in mutants(call.source, grad):
         scope = dict(call.__globals__)
         exec(text, scope)
-        with pytest.raises(Exception), torch.enable_grad():  # noqa: B017 — any failure tells
-            compare(function, scope["call"], make)
-            assert torch.is_grad_enabled()
-        torch.set_grad_enabled(True)
+        try:
+            with pytest.raises(Exception), torch.enable_grad():  # noqa: B017 — any failure tells
+                compare(function, scope["call"], make)
+                assert torch.is_grad_enabled(), name
+        finally:
+            torch.set_grad_enabled(True)
         tried += 1
     assert tried >= 10
 

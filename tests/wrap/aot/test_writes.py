@@ -83,7 +83,7 @@ def test_W3_writes_come_before_views_and_views_before_the_grad_mode() -> None:
     finally:
         torch._C._set_grad_enabled(True)
     steps = ["check_copy(", "del args", "shares_storage(", "increment_version", "set_grad_enabled(False)", "run(args)"]
-    steps += ["set_grad_enabled(mode)", "wrong_count", ".copy_(", "lay_out(", "set_grad_enabled(False)", "return ["]
+    steps += ["set_grad_enabled(True)", "wrong_count", ".copy_(", "lay_out(", "set_grad_enabled(False)", "return ["]
     at = -1
     for step in steps:
         at = call.source.find(step, at + 1)

@@ -160,11 +160,13 @@ class _Call(_Text):
         self.use("run_plainly", helpers.run_plainly)
         self.use("wrong_count", helpers.wrong_count)
         count = self.plan.values
+        nothing = "" if count else " or ()"
         self.add(
-            "mode = is_grad_enabled()",
-            "set_grad_enabled(False)",
-            "try: values = (run_plainly(run, args) if is_any_autocast_enabled() else run(args)) or ()",
-            "finally: set_grad_enabled(mode), args.clear()",
+            "if mode := is_grad_enabled(): set_grad_enabled(False)",
+            f"try: values = (run_plainly(run, args) if is_any_autocast_enabled() else run(args)){nothing}",
+            "finally:",
+            "    if mode: set_grad_enabled(True)",
+            "    if args: args.clear()",
             f"if len(values) != {count}: raise wrong_count({count}, values)",
         )
 
@@ -176,10 +178,10 @@ class _Call(_Text):
         self.add(
             f"{names}{',' if len(given) == 1 else ''} = args",
             "args.clear()",
-            "mode = is_grad_enabled()",
-            "set_grad_enabled(True)",
+            "if not (mode := is_grad_enabled()): set_grad_enabled(True)",
             f"try: {returned}{',' if len(node.returned) == 1 else ''} = run({passed})",
-            "finally: set_grad_enabled(mode)",
+            "finally:",
+            "    if not mode: set_grad_enabled(False)",
         )
 
     def value(self, value: int) -> str:

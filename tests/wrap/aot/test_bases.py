@@ -382,3 +382,17 @@ def test_W11_a_base_with_gaps_is_refused_where_gradients_are_needed() -> None:
         return [a + b]
 
     assert "gaps" in refused(function, make)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_W9_a_changed_shape_alone_needs_no_base(grad: bool) -> None:
+    def make() -> list[Any]:
+        x = numbers(3, 3)
+        return [x[:2], x[1:], numbers(3, grad=grad)]
+
+    call = twin(lambda a, b, w: (a.t_(), [a.sum() + b * w, b[1:]])[1], make)
+    assert call.plan.bases == () and "shares_storage" not in call.source
+    x = numbers(2, 3)
+    with pytest.raises(PatternChanged, match="one tensor"):
+        call([x, x, numbers(3, grad=grad)])
+    assert x.shape == (2, 3)

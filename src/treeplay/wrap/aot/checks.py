@@ -47,6 +47,11 @@ def check_copy(one: Any, other: Any, names: tuple[str, str]) -> None:
         )
 
 
+def one_object(names: tuple[str, str]) -> PatternChanged:
+    """Two positions hold one tensor, as they did not at the trace, and its shape changes in place."""
+    return PatternChanged(f"{names[0]} and {names[1]} are one tensor, and its shape changes in place. {_MEND}")
+
+
 def check_apart(one: torch.Tensor, other: torch.Tensor, names: tuple[str, str]) -> None:
     """Refuse a call in which a written argument shares memory with another, as it did not at the trace."""
     if overlap(one, other):

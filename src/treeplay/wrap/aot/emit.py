@@ -121,6 +121,10 @@ class _Call(_Text):
         apart = self.plan.apart
         if apart is None:
             return
+        for one, other in apart.distinct:
+            self.use("one_object", checks.one_object)
+            both = (self.told(one), self.told(other))
+            self.add(f"if args[{self.at(one)}] is args[{self.at(other)}]: raise one_object({both!r})")
         if len(apart.written) * (len(apart.written) + len(apart.others)) > _MAX_PAIRS:
             written, others = ([self.at(k) for k in group] for group in (apart.written, apart.others))
             told = {self.at(k): self.told(k) for k in (*apart.written, *apart.others)}

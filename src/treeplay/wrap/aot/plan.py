@@ -71,10 +71,13 @@ class Check(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """Inputs that must not overlap: the `written` ones neither each other nor any of the `others`."""
+    """Inputs that must not overlap: the `written` ones neither each other nor any of the `others`.
+
+    `distinct` are pairs that must only not be one object: of one of the two the shape changes, and no data."""
 
     written: tuple[int, ...]
     others: tuple[int, ...]
+    distinct: tuple[tuple[int, int], ...] = ()
 
     def pairs(self) -> list[tuple[int, int]]:
         """All pairs, by their order in the call."""

@@ -54,10 +54,9 @@ def plan_call(
     _refuse_reshaped_members(plan, facts, seen, noted)
     _refuse_new_histories(plan, facts, seen, noted)
     writes = _writes(traced, seen, samples, plan)
-    written = [k for k, info in enumerate(facts.input_info) if info.mutates_data or info.mutates_metadata]
     return replace(
         plan,
-        apart=_apart(plan, samples, written, seen),
+        apart=_apart(plan, samples, facts),
         writes=writes,
         touched=tuple(sorted({positions[k] for k in seen.touched} - {write.argument for write in writes})),
         results=_results(traced, seen, len(writes), positions, noted),
@@ -198,19 +197,25 @@ def _steps(sequence: Any) -> bytes | None:
         return None
 
 
-def _apart(plan: CallPlan, samples: Sequence[Any], written: Sequence[int], seen: Seen) -> Apart | None:
+def _apart(plan: CallPlan, samples: Sequence[Any], facts: Any) -> Apart | None:
     """Written inputs and all other tensors that could share memory with them."""
     tensors = [k for k, sample in enumerate(samples) if isinstance(sample, torch.Tensor)]
+    written = [k for k in tensors if facts.input_info[k].mutates_data]
+    shaped = [k for k in tensors if facts.input_info[k].mutates_metadata and k not in written]
     for one in written:
         for other in tensors:
             if one != other and overlap(samples[one], samples[other]):
-                names = [f"`{plan.name(plan.inputs[k])}`" for k in sorted((one, other))]
-                told = f"arguments {names[0]} and {names[1]} share memory, and one of them is written"
-                raise refusal("write", told, seen.line())
-    others = [k for k in tensors if k not in written]
-    if len(written) + len(others) < 2 or not written:
+                raise InternalError(f"inputs {one} and {other} of a graph overlap, and the first is written")
+    others = [k for k in tensors if k not in written] if written else []
+    pairs = {(min(one, other), max(one, other)) for one in shaped for other in tensors if one != other}
+    if len(written) + len(others) < 2 and not pairs:
         return None
-    return Apart(tuple(plan.inputs[k] for k in written), tuple(plan.inputs[k] for k in others))
+    places = plan.inputs
+    return Apart(
+        tuple(places[k] for k in written),
+        tuple(places[k] for k in others),
+        tuple(sorted((places[one], places[other]) for one, other in pairs if not {one, other} & set(written))),
+    )
 
 
 def plan_node(

@@ -76,6 +76,11 @@ class UsageError(TreeplayError, RuntimeError):
     """A function was called in a state, on a stream or in an order in which it cannot be (the caller's to mend)."""
 
 
+class PatternChanged(UsageError):
+    """A compiled function that writes to its arguments was called with arguments that share memory in another way than
+    those it was compiled for. Nothing has run. `torch.compile` and `treeplay.jit` compile again by themselves."""
+
+
 class CaptureFailed(Explained):
     """A capture was broken by what it contains (the program's to mend). Nothing of it has run.
 

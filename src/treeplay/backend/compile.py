@@ -1,7 +1,8 @@
 """The way of a traced graph, every stage once and in order.
 
-    shapes ─▶ passes before autograd ─▶ sizes ─▶ wrap ┬▶ joint passes ─▶ split ┬▶ passes after autograd ─▶ inner compiler
-                                                      └▶ joint passes (inference) ────┘
+    shapes ─▶ passes before autograd ─▶ sizes ─▶ patterns ─▶ wrap
+    wrap ┬▶ joint passes ─▶ split ┬▶ passes after autograd ─▶ inner compiler
+         └▶ joint passes (inference) ────┘
 The backward is compiled when it is first needed, under the options of its forward.
 """
 
@@ -18,6 +19,7 @@ import torch.fx
 from treeplay.backend.job import Job
 from treeplay.backend.options import Options, current, overridden, using
 from treeplay.backend.passes import children, run_before_autograd
+from treeplay.backend.patterns import with_patterns
 from treeplay.backend.roles import argument_names, argument_roles
 from treeplay.backend.shapes import Program, normalised
 from treeplay.backend.sizes import has_symbols, with_known_sizes
@@ -71,7 +73,10 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
         with undisturbed(), using(options):
             return _wrapped(program, inputs, options, is_dynamic=is_dynamic)
 
-    return with_known_sizes(inputs, compile_sized, most=options.most_sizes)
+    def compile_patterns(inputs: Sequence[Any]) -> Callable[..., Any]:
+        return with_patterns(inputs, compile_sized)
+
+    return with_known_sizes(inputs, compile_patterns, most=options.most_sizes)
 
 
 def _wrapped(program: Program, inputs: Sequence[Any], options: Options, *, is_dynamic: bool) -> Callable[..., Any]:
@@ -81,13 +86,16 @@ def _wrapped(program: Program, inputs: Sequence[Any], options: Options, *, is_dy
     names = argument_names(program, inputs, held=source.names)
     job = Job(options, roles, names, is_dynamic=is_dynamic)
     try:
-        compiled = wrap_function(source.function, [*source.held, *inputs], job.compilers())
+        is_checked = options.inner == "aten"
+        compiled = wrap_function(source.function, [*source.held, *inputs], job.compilers(), is_checked=is_checked)
     except Unrecorded:
         raise
     except Refusal as refusal:
         job.refused(refusal.reason)
         warnings.warn(f"treeplay runs a graph uncompiled: {refusal}", stacklevel=2)
-        return _owning(job, lambda *args: program(*args))
+        uncompiled = _owning(job, lambda *args: program(*args))
+        uncompiled.is_uncompiled = True  # type: ignore[attr-defined]
+        return uncompiled
     held = source.held
 
     def call(*args: Any) -> tuple[Any, ...]:

@@ -41,7 +41,7 @@ def with_known_sizes(inputs: Sequence[Any], compile_next: Compile, *, most: int 
             while len(known) >= settings.max_recordings_per_program:
                 known.popitem(last=False)
                 counters.add("sizes", "dropped")
-            compiled = known[key] = compile_next(_fakes(args))
+            compiled = known[key] = compile_next(fakes_of(args))
             return compiled
 
     def call(*args: Any) -> Any:
@@ -93,7 +93,7 @@ def _sizes(value: Any) -> Any:
     return type(value), value
 
 
-def _fakes(args: Sequence[Any]) -> list[Any]:
+def fakes_of(args: Sequence[Any]) -> list[Any]:
     """Fakes of one mode, so that nothing is compiled for an address or a value; one tensor stays one."""
     mode = torch_private.fake_mode_of(args) or torch_private.new_fake_mode()
     return [mode.from_tensor(arg, static_shapes=True) if isinstance(arg, torch.Tensor) else arg for arg in args]

@@ -39,8 +39,8 @@ def min_cut(graph: Any, inputs: Any, **options: Any) -> Any:
 Make = Callable[[], list[Any]]
 
 
-def wrapped(function: Callable[..., Any], make: Make, **changes: Any) -> Any:
-    return wrap_function(function, make(), compilers(**changes))
+def wrapped(function: Callable[..., Any], make: Make, *, checked: bool = False, **changes: Any) -> Any:
+    return wrap_function(function, make(), compilers(**changes), is_checked=checked)
 
 
 def leaves(args: Sequence[Any]) -> list[torch.Tensor]:
@@ -115,17 +115,22 @@ def compare(function: Callable[..., Any], call: Any, make: Make, *, backward: bo
     for by in (lambda a, b: a is b, torch._C._is_alias_of):
         assert pattern(everything, by=by) == pattern(our_everything, by=by)
     if backward:
-        compare_gradients(eager, ours, eager_leaves, our_leaves)
+        compare_gradients(eager + eager_args, ours + our_args, eager_leaves, our_leaves)
 
 
 def compare_gradients(eager: Any, ours: Any, eager_leaves: Any, our_leaves: Any) -> None:
-    for results in (eager, ours):
-        needy = [item for item in results if isinstance(item, torch.Tensor) and item.requires_grad]
-        if needy:
-            sum((item * (k + 2)).abs().sum() for k, item in enumerate(needy)).backward()
+    run_backward(eager)
+    run_backward(ours)
     assert len(eager_leaves) == len(our_leaves)
     for k, (left, right) in enumerate(zip(eager_leaves, our_leaves, strict=True)):
         same(f"gradient {k}", left.grad, right.grad)
+
+
+def run_backward(results: Sequence[Any]) -> None:
+    """The gradients of a sum in which each result has a weight of its own."""
+    needy = [item for item in results if isinstance(item, torch.Tensor) and item.requires_grad]
+    if needy:
+        sum((item * (k + 2)).abs().sum() for k, item in enumerate(needy)).backward()
 
 
 def twin(function: Callable[..., Any], make: Make, *, backward: bool = True, **changes: Any) -> Any:

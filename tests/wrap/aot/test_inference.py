@@ -165,7 +165,7 @@ def test_W8_another_pattern_of_one_tensor_twice_does_not_fit() -> None:
     call = wrapped(lambda a, b: (a.mul_(2), [a + b])[1], lambda: [numbers(2)] * 2)
     y, z = numbers(2), numbers(2) + 1
     before = y.clone(), z.clone()
-    with pytest.raises(UsageError, match="arguments 0 and 1"):
+    with pytest.raises(UsageError, match=r"argument 0 \(`a`\) and argument 1 \(`b`\) were one"):
         call([y, z])
     assert torch.equal(y, before[0]) and torch.equal(z, before[1])
 
@@ -190,23 +190,6 @@ def refused(function: Any, make: Any) -> str:
     with pytest.raises(Refusal) as caught:
         wrapped(function, make)
     return str(caught.value)
-
-
-def test_W9_overlap_with_a_write_is_refused_and_without_is_not() -> None:
-    def make() -> list[Any]:
-        x = numbers(6)
-        return [x[:4], x[2:]]
-
-    assert "share memory" in refused(lambda a, b: (a.mul_(2), [a + b])[1], make)
-    twin(added, make)
-
-
-def test_W9_disjoint_slices_of_one_storage_are_written() -> None:
-    def make() -> list[Any]:
-        x = numbers(6)
-        return [x[:3], x[3:]]
-
-    twin(lambda a, b: (a.mul_(2), b.add_(a), [a + b])[2], make)
 
 
 def test_Wplus4_a_write_to_a_leaf_is_refused_with_the_line() -> None:

@@ -1,101 +1,15 @@
-"""Wplus14: random programs over views, writes, duplicates, flags and results are right, or refused."""
+"""Wplus14: random programs over views, writes, duplicates, overlaps, flags and results are right, or refused."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from treeplay.errors import Refusal
-from wrap.aot.oracle import numbers, twin
-
-Step = tuple[str, int, int]
-VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "t": lambda x: x.t(),
-    "slice": lambda x: x[:1],
-    "flat": lambda x: x.reshape(-1).view(-1),
-    "unsqueeze": lambda x: x.unsqueeze(0),
-    "detach": lambda x: x.detach(),
-    "self": lambda x: x,
-}
-MATHS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "add": lambda x, y: x * 1.5 + y.sum(),
-    "sin": lambda x, y: x.sin(),
-    "scale": lambda x, y: y.mean() * x,
-}
-WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
-    "mul_": lambda x, y: x.mul_(2),
-    "add_": lambda x, y: x.add_(y.detach().mean()),
-    "use_": lambda x, y: x.mul_(y.sum()),
-    "no_grad": lambda x, y: torch.no_grad()(lambda: x.mul_(3))(),
-    "t_": lambda x, y: x.t_() if x.dim() == 2 else x,
-}
-
-
-class Program:
-    """A random straight-line program; `arguments` are (kind, needs a gradient)."""
-
-    def __init__(self, seed: int) -> None:
-        choose = random.Random(seed)
-        self.arguments = [
-            (choose.choice(("plain", "plain", "grown", "slice", "first")), choose.random() < 0.4)
-            for _ in range(choose.randint(1, 3))
-        ]
-        kinds = [*VIEWS, *MATHS] + [*WRITES] * choose.randint(0, 2)
-        self.steps = [
-            (choose.choice(kinds), choose.randrange(99), choose.randrange(99)) for _ in range(choose.randint(1, 6))
-        ]
-        self.results = [choose.randrange(99) for _ in range(choose.randint(1, 3))]
-
-    def make(self) -> list[Any]:
-        made: list[Any] = []
-        for k, (kind, grad) in enumerate(self.arguments):
-            fresh = numbers(2, 2) + k
-            if kind == "first" and made:
-                made.append(made[0])
-            elif kind == "slice":
-                made.append((torch.cat([fresh, fresh]).requires_grad_(grad) * 1)[1:3])
-            else:
-                fresh.requires_grad_(grad)
-                made.append(fresh * 1 if kind == "grown" else fresh)
-        return made
-
-    def __call__(self, *args: Any) -> list[Any]:
-        known = list(args)
-        for name, one, other in self.steps:
-            x, y = known[one % len(known)], known[other % len(known)]
-            if name in VIEWS:
-                known.append(VIEWS[name](x))
-            elif name in MATHS:
-                known.append(MATHS[name](x, y))
-            else:
-                WRITES[name](x, y)
-        return [known[-1 - at % len(known)] for at in self.results]
-
-    def __str__(self) -> str:
-        return f"{self.arguments} {self.steps} {self.results}"
-
-
-def outcome(seed: int) -> str:
-    """`right`, `refused`, or `invalid` where eager itself raises. A wrong one raises."""
-    program = Program(seed)
-    try:
-        for results in (program(*program.make()),):
-            needy = [item for item in results if item.requires_grad]
-            if needy:
-                sum((item * 2).abs().sum() for item in needy).backward()
-    except RuntimeError:
-        return "invalid"
-    try:
-        twin(program, program.make)
-    except Refusal as error:
-        return f"refused: {error.reason.why[:60]}"
-    except Exception as error:
-        raise AssertionError(f"program {seed}: {program}") from error
-    return "right"
+from wrap.aot.oracle import compare, grown, numbers, wrapped
+from wrap.aot.programs import outcome
 
 
 @pytest.mark.parametrize("block", range(8))
@@ -103,3 +17,94 @@ def test_Wplus14_random_programs_are_right_or_refused(block: int) -> None:
     found = [outcome(seed) for seed in range(block * 40, block * 40 + 40)]
     valid = [item for item in found if item != "invalid"]
     assert sum(item != "right" for item in valid) <= len(valid) * 0.25, found
+
+
+def everything(a: Any, b: Any, x: Any, y: Any, z: Any) -> Any:
+    a.mul_(2)
+    y.add_(a)
+    x.t_()
+    w = y * 2
+    return [x.view(3, 2, 1), a[1:], b * 2, z.view(-1), w, w.view(-1), w]
+
+
+def everything_without_gradients(a: Any, b: Any, x: Any, y: Any, z: Any) -> Any:
+    return [*everything(a, b, x, y, z), y]
+
+
+def without_gradients(module: Any, inputs: Any) -> Any:
+    """A graph that minds the grad mode, and leaves its list to the caller."""
+
+    def run(args: list[Any]) -> Any:
+        assert not torch.is_grad_enabled()
+        return module(*args)
+
+    return run
+
+
+def arguments(grad: bool) -> list[Any]:
+    a = numbers(4)
+    whole = numbers(6, grad=True) * 1 if grad else numbers(6)
+    return [a, a, numbers(2, 3), whole[:4], whole[2:]]
+
+
+def mutants(source: str, grad: bool) -> Iterator[tuple[str, str]]:
+    """The text of a call with one line left out, or made to do nothing."""
+    lines = source.splitlines()
+    for k, line in enumerate(lines[1:], start=1):
+        step = line.strip()
+        if step.startswith(("check_", "if shares_storage", "if len(values)", "finally:")):
+            continue  # these refuse calls that do not fit, or have no effect of their own
+        if grad and "set_grad_enabled" in step:
+            continue  # in training the grad mode matters to callers under no_grad only
+        if step.startswith("try:"):
+            yield step, "\n".join([*lines[:k], "    values = ()", *lines[k + 4 :]])
+        elif step.startswith("if mode :="):
+            yield step, "\n".join([*lines[:k], "    mode = True", *lines[k + 1 :]])
+        elif line.startswith("        "):
+            yield step, "\n".join([*lines[:k], "        pass", *lines[k + 1 :]])
+        else:
+            yield step, "\n".join([*lines[:k], *lines[k + 1 :]])
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_Wplus14_no_line_of_a_call_can_be_left_out(grad: bool) -> None:
+    function = everything if grad else everything_without_gradients
+
+    def make() -> list[Any]:
+        return arguments(grad)
+
+    call = wrapped(function, make, inference=without_gradients)
+    compare(function, call, make)
+    tried = 0
+    for name, text in mutants(call.source, grad):
+        scope = dict(call.__globals__)
+        exec(text, scope)
+        try:
+            with pytest.raises(Exception), torch.enable_grad():  # noqa: B017 — any failure tells
+                compare(function, scope["call"], make)
+                assert torch.is_grad_enabled(), name
+        finally:
+            torch.set_grad_enabled(True)
+        tried += 1
+    assert tried >= 10
+
+
+def test_Wplus14_writes_cannot_be_swapped_with_views_or_layouts() -> None:
+    def function(x: Any, y: Any) -> Any:
+        x.t_()
+        x.mul_(2)
+        y.mul_(3)
+        return [x.view(-1), y.detach()]
+
+    def make() -> list[Any]:
+        return [numbers(2, 3).t(), grown(3).detach()]
+
+    call = wrapped(function, make)
+    compare(function, call, make)
+    lines = call.source.splitlines()
+    at = next(k for k, line in enumerate(lines) if "lay_out" in line)
+    lines[at], lines[at + 1] = lines[at + 1], lines[at]
+    scope = dict(call.__globals__)
+    exec("\n".join(lines), scope)
+    with pytest.raises((AssertionError, RuntimeError)):
+        compare(function, scope["call"], make)

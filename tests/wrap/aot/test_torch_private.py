@@ -109,3 +109,34 @@ def test_what_is_made_is_as_fake_as_another_tensor() -> None:
         assert type(torch.empty(3)) is type(fake)
     with torch_private.mode_of_fake(numbers(2)):
         assert type(torch.empty(3)) is torch.Tensor
+
+
+def test_the_fake_mode_of_values_is_found() -> None:
+    mode = torch._subclasses.FakeTensorMode()
+    assert torch_private.fake_mode_of([3, mode.from_tensor(numbers(2))]) is mode
+    assert torch_private.fake_mode_of([3, numbers(2)]) is None
+
+
+def test_hooks_on_saved_tensors_and_kept_graphs_are_seen() -> None:
+    assert torch_private.saving_hooks(True) is None
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        assert torch_private.saving_hooks(True) is not None
+    kept: list[bool] = []
+    x = numbers(2, grad=True)
+    y = (x * 2).sum()
+    x.register_hook(lambda gradient: kept.append(torch_private.keeps_graph()))
+    y.backward(retain_graph=True)
+    y.backward()
+    assert kept == [True, False]
+
+
+def test_writes_can_be_traced_inside() -> None:
+    class Written(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            x.mul_(2)
+            return [x + 1]
+
+    for inside in (False, True):
+        with torch_private.traced(Written(), [numbers(2)], None, writes_inside=inside) as traced:
+            assert ("copy_" in str(traced.graph.graph)) == inside
+            assert list(traced.facts.mutated_inp_runtime_indices) == ([] if inside else [0])

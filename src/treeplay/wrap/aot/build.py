@@ -15,13 +15,17 @@ from treeplay.errors import UsageError
 from treeplay.facts.source import Source
 from treeplay.generated import hide_from_dynamo, load_source
 from treeplay.wrap.aot import torch_private
-from treeplay.wrap.aot.capture import Seen, captured
-from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, Boxed, Compilers
+from treeplay.wrap.aot.arrange import Arrangement, Noted, arrange, needs_arrangement
+from treeplay.wrap.aot.capture import captured
+from treeplay.wrap.aot.checks import check_of
+from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, Boxed, Compile, Compilers
 from treeplay.wrap.aot.emit import emit_backward, emit_call, emit_forward
+from treeplay.wrap.aot.later import forward_writes, take_out
 from treeplay.wrap.aot.node import LazyBackward, as_it_lies
-from treeplay.wrap.aot.plan import CallPlan, Node
+from treeplay.wrap.aot.plan import CallPlan, LateWrite, Node
 from treeplay.wrap.aot.planning import plan_call, plan_node
-from treeplay.wrap.aot.torch_private import Traced
+from treeplay.wrap.aot.probe import apart, written_by
+from treeplay.wrap.aot.torch_private import Traced, is_written_by_graph
 
 _TAKEN = frozenset(
     ("args", "values", "mode", "ctx", "run", "grads", "strided", "missing", "call", "forward", "backward")
@@ -29,57 +33,74 @@ _TAKEN = frozenset(
 
 
 def wrap_function(
-    function: Callable[..., Any], samples: Sequence[Any], compilers: Compilers
+    function: Callable[..., Any], samples: Sequence[Any], compilers: Compilers, *, is_checked: bool = False
 ) -> Callable[[list[Any]], list[Any]]:
     """Compile `function`, which takes and returns flat tensors, for calls like `samples`; the result is boxed.
 
+    `is_checked`: each call is first compared with the samples, which costs a little; front ends that do that do not need it.
     `.plan` is what a call does, `.source` the text of the call function. What cannot be done is a `Refusal`.
     """
     if not all(sample is None or isinstance(sample, torch.Tensor | int | float | bool) for sample in samples):
         raise UsageError("sample inputs must be tensors, numbers or None. To mend: flatten the arguments first")
-    call = _wrap(function, samples, compilers, copies=())
-    if call is None:
-        call = _wrap(function, samples, compilers, copies=_copies(samples))
-    assert call is not None
-    return call
-
-
-def _copies(samples: Sequence[Any]) -> tuple[tuple[int, int], ...]:
-    """Pairs (later, earlier) of positions that hold one tensor."""
-    first: dict[int, int] = {}
-    return tuple(
-        (k, first[id(sample)])
-        for k, sample in enumerate(samples)
-        if isinstance(sample, torch.Tensor) and first.setdefault(id(sample), k) != k
+    names = names_of(function, len(samples))
+    arrangement, any_write = Arrangement(len(samples)), False
+    if needs_arrangement(samples):
+        written, any_write = written_by(function, samples, names)
+        arrangement = arrange(samples, names, written, any_write=any_write)
+    return _wrap(
+        function, samples, compilers, names=names, arrangement=arrangement, is_apart=any_write, is_checked=is_checked
     )
 
 
 def _wrap(
-    function: Callable[..., Any], samples: Sequence[Any], compilers: Compilers, *, copies: tuple[tuple[int, int], ...]
-) -> Callable[[list[Any]], list[Any]] | None:
-    """The compiled function, or None if it writes one tensor that it was given twice, and `copies` do not say so."""
-    from_earlier = dict(copies)
-    positions = [k for k in range(len(samples)) if k not in from_earlier]
-    place = {position: k for k, position in enumerate(positions)}
+    function: Callable[..., Any],
+    samples: Sequence[Any],
+    compilers: Compilers,
+    *,
+    names: tuple[str, ...],
+    arrangement: Arrangement,
+    is_apart: bool,
+    is_checked: bool,
+    writes_inside: bool | None = None,
+) -> Callable[[list[Any]], list[Any]]:
+    """The compiled function, traced with inputs in the place of its arguments.
 
-    def without_copies(*inputs: Any) -> Any:
-        return function(*(inputs[place[from_earlier.get(k, k)]] for k in range(len(samples))))
+    `is_apart`: inputs that still share a storage do not overlap, or nobody writes them; torch, which would merge some
+    of them, sees each in a storage of its own."""
+    noted, given = Noted(), arrangement.samples(samples)
+    inputs = apart(given) if is_apart else given
+    told = [names[k] if k < len(samples) else f"base{k - len(samples)}" for k in arrangement.inputs]
+    with captured(
+        arrangement.adapted(function, noted), inputs, compilers.decompositions, writes_inside=writes_inside, names=told
+    ) as (traced, seen):
+        if any(
+            is_written_by_graph(info) and not seen.moves_version(k) for k, info in enumerate(traced.facts.input_info)
+        ):
+            # The graph's own write would be seen by autograd, where the program's is not.
+            return _wrap(
+                function,
+                samples,
+                compilers,
+                names=names,
+                arrangement=arrangement,
+                is_apart=is_apart,
+                is_checked=is_checked,
+                writes_inside=False,
+            )
+        plan = plan_call(traced, seen, samples=given, arguments=names, arrangement=arrangement, noted=noted)
+        if is_checked:
+            plan = dataclasses.replace(plan, checks=tuple(check_of(sample) for sample in samples))
 
-    given = [samples[k] for k in positions]
-    with captured(without_copies if copies else function, given, compilers.decompositions) as (traced, seen):
-        if not copies and _copies(samples) and (seen.writes or _writes_any(traced)):
-            return None
-        plan = plan_call(
-            traced, seen, samples=given, arguments=_names(function, len(samples)), copies=copies, positions=positions
-        )
-        return _compile(traced, plan, seen, compilers, positions)
+        def trace_in_graph() -> list[tuple[int, str]]:
+            again = arrangement.adapted(function, Noted())
+            with captured(again, inputs, compilers.decompositions, writes_inside=True) as (inside, _):
+                return forward_writes(inside)
+
+        late = take_out(traced, plan, seen.line(), trace_in_graph) if traced.is_joint else ()
+        return _compile(traced, plan, late, compilers)
 
 
-def _writes_any(traced: Traced) -> bool:
-    return any(info.mutates_data or info.mutates_metadata for info in traced.facts.input_info)
-
-
-def _names(function: Callable[..., Any], count: int) -> tuple[str, ...]:
+def names_of(function: Callable[..., Any], count: int) -> tuple[str, ...]:
     """The user's argument names, where they are known and can stand in generated code."""
     plain = tuple(f"arg{k}" for k in range(count))
     try:
@@ -94,9 +115,9 @@ def _names(function: Callable[..., Any], count: int) -> tuple[str, ...]:
 
 
 def _compile(
-    traced: Traced, plan: CallPlan, seen: Seen, compilers: Compilers, positions: Sequence[int]
+    traced: Traced, plan: CallPlan, late: tuple[LateWrite, ...], compilers: Compilers
 ) -> Callable[[list[Any]], list[Any]]:
-    _mark_arguments(traced.graph, positions)
+    _mark_arguments(traced.graph, plan)
     with torch.no_grad():
         if not traced.is_joint:
             _mark_visible(traced.graph, plan)
@@ -104,18 +125,22 @@ def _compile(
         forward, backward = compilers.partition(
             traced.graph, traced.inputs, num_fwd_outputs=plan.values, static_lifetime_input_indices=[]
         )
-        node = plan_node(traced, plan, forward, backward, positions)
+        node = plan_node(traced, plan, forward, backward, late)
         plan = dataclasses.replace(plan, node=node)
         _mark_visible(forward, plan)
         run_forward = compilers.forward(forward, traced.inputs[0])
-    lazy = LazyBackward(_later(compilers, backward))
-    return _load(plan, _node_class(plan, node, run_forward, lazy).apply)
+    lazy, last = LazyBackward(_later(compilers.backward, backward)), None
+    donating = compilers.donating
+    if donating is not None and node.donated:
+        last = LazyBackward(_later(lambda module, inputs: donating(module, inputs, node.donated), backward))
+    return _load(plan, _node_class(plan, node, run_forward, lazy, last).apply)
 
 
-def _mark_arguments(graph: torch.fx.GraphModule, positions: Sequence[int]) -> None:
+def _mark_arguments(graph: torch.fx.GraphModule, plan: CallPlan) -> None:
     """Note at the placeholders of arguments where these stand in the call. The split into two graphs keeps such notes."""
-    for node, position in zip(graph.graph.find_nodes(op="placeholder"), positions, strict=False):
-        node.meta[ARGUMENT] = position
+    for node, position in zip(graph.graph.find_nodes(op="placeholder"), plan.inputs, strict=False):
+        if position < len(plan.arguments):  # the others are bases
+            node.meta[ARGUMENT] = position
 
 
 def _mark_visible(graph: torch.fx.GraphModule, plan: CallPlan) -> None:
@@ -123,7 +148,7 @@ def _mark_visible(graph: torch.fx.GraphModule, plan: CallPlan) -> None:
     graph.graph.output_node().meta[VISIBLE] = tuple(range(len(plan.writes), plan.values))
 
 
-def _later(compilers: Compilers, backward: torch.fx.GraphModule) -> Callable[[Sequence[Any]], Boxed]:
+def _later(compiler: Compile, backward: torch.fx.GraphModule) -> Callable[[Sequence[Any]], Boxed]:
     """Compile the backward when it is first needed, from a copy of its graph and as if still in this trace."""
     context = torch_private.keep_tracing_context()
 
@@ -132,20 +157,20 @@ def _later(compilers: Compilers, backward: torch.fx.GraphModule) -> Callable[[Se
         inputs = [as_it_lies(fake, value) for fake, value in zip(traced, values, strict=True)]
         with context(), torch.no_grad():
             module = torch.fx.GraphModule(backward, copy.deepcopy(backward.graph))
-            compiled: Boxed = torch_private.without_autocast(compilers.backward, module, inputs)
+            compiled: Boxed = torch_private.without_autocast(compiler, module, inputs)
             return compiled
 
     return compile_backward
 
 
-def _node_class(plan: CallPlan, node: Node, forward: Boxed, backward: LazyBackward) -> Any:
+def _node_class(plan: CallPlan, node: Node, forward: Boxed, backward: LazyBackward, last: LazyBackward | None) -> Any:
     """The plan's autograd function: nothing but the two generated functions."""
-    sources = emit_forward(plan, node, forward), emit_backward(plan, node, backward)
-    run_forward, run_backward = map(load_source, sources)
+    run_forward = load_source(emit_forward(plan, node, forward, is_donating=last is not None))
+    run_backward = load_source(emit_backward(plan, node, backward, last))
     # Autograd may call it inside of a frame that Dynamo watches; what it calls, the compile above all, is not to be traced.
     hide_from_dynamo(run_backward, with_callees=True)
-    functions = {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward)}
-    return type("Treeplay", (torch.autograd.Function,), functions)
+    parts = {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward), "boxed_grads_call": True}
+    return type("Treeplay", (torch.autograd.Function,), parts)
 
 
 def _load(plan: CallPlan, run: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:

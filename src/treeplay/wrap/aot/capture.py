@@ -19,6 +19,10 @@ from treeplay.wrap.aot.torch_private import Traced
 
 _LEAF = "a leaf Variable that requires grad, or a view of one, is being used in an in-place operation"
 _FLAGS = frozenset(("requires_grad_", "detach_", "share_memory_"))
+SHAPES = frozenset(
+    ("t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "resize_", "resize_as_")
+)
+"""What changes a tensor's shape in place."""
 _DUNDERS = frozenset(
     (
         "__setitem__",
@@ -45,38 +49,94 @@ class Seen:
     """What was noticed while the function ran for the trace.
 
     `again`: which results are one object with an earlier one; `touched`: arguments that were changed in place,
-    if only for a while; `writes`: the operations that change a tensor in place, with the user's lines.
+    if only for a while; `versioned`: those of them whose version moves, as it does not for a write through `.data`;
+    `grad_mode_after`: the grad mode that the function left, if another than it found; `reshaped_then_written`: what
+    changed the shape of a tensor whose memory was written later; `writes`: the operations that
+    change a tensor in place, with the user's lines.
     """
 
     again: dict[int, int] = field(default_factory=dict)
     touched: set[int] = field(default_factory=set)
+    versioned: set[int] = field(default_factory=set)
     writes: list[tuple[str, Location | None]] = field(default_factory=list)
+    grad_mode_after: bool | None = None
+    reshaped_then_written: tuple[str, Location | None] | None = None
 
     def line(self) -> Location | None:
         """The first line that changed a tensor in place, if any did."""
         return self.writes[0][1] if self.writes else None
 
+    def moves_version(self, argument: int) -> bool:
+        """Whether autograd sees the writes to an argument."""
+        return argument in self.versioned or argument not in self.touched
+
 
 class _Watch(TorchFunctionMode):
     """Notes the user's line of every call that changes a tensor in place."""
 
-    def __init__(self, seen: Seen, inputs: Sequence[Any], leaves: Sequence[bool]) -> None:
+    def __init__(self, seen: Seen, inputs: Sequence[Any], leaves: Sequence[bool], names: Sequence[str]) -> None:
         super().__init__()
         self.seen = seen
+        self.names = names
+        self.data: list[torch.Tensor] = []
+        self.reshaped: list[tuple[torch.Tensor, tuple[str, Location | None]]] = []
+        self.born: dict[int, tuple[torch.Tensor, Location | None]] = {}
         self.inputs = [(k, value) for k, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
         self.leaves = [value for value, is_leaf in zip(inputs, leaves, strict=True) if is_leaf]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
+        if name == "__set__":
+            self._refuse_setting(func)
+        if name.partition(".")[0] == "set_":
+            self._refuse_replacing(args[0])
         if _is_in_place(name):
             where = torch_private.replayed_location() or user_location()
             self.seen.writes.append((name, where))
             if args and isinstance(args[0], torch.Tensor):
                 self._touch(name, args[0], where)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self._note(func, args, result)
+        return result
+
+    def _refuse_setting(self, func: Any) -> None:
+        for name in ("data", "requires_grad"):
+            if func.__self__ is getattr(torch.Tensor, name):
+                raise refusal(name, "is set on a tensor, which a trace does not keep", user_location())
+
+    def _refuse_replacing(self, target: Any) -> None:
+        for k, value in self.inputs:
+            if target is value or target is getattr(value, "elem", None):  # what a functional tensor is made of
+                told = f"the storage of argument `{self.names[k]}` is replaced"
+                advice = "copy the data into it, or run this function without treeplay"
+                raise refusal("set_", told, user_location(), advice)
+
+    def _note(self, func: Any, args: Sequence[Any], result: torch.Tensor) -> None:
+        """Keep tensors that came through `.data`, views of them included, and leaves made inside."""
+        is_data = func is torch.Tensor.data.__get__ or getattr(func, "__self__", None) is torch.Tensor.data  # type: ignore[attr-defined]
+        if is_data or (self.data and any(arg is data for arg in args for data in self.data)):
+            self.data.append(result)
+        if result.requires_grad and result.is_leaf and not any(result is value for _, value in self.inputs):
+            self.born[id(result)] = result, user_location()
+
+    def refuse_leaves(self, results: Sequence[Any]) -> None:
+        """A new leaf, or a view made under no_grad, would come out of the graph with a history."""
+        for result in results:
+            if id(result) in self.born and result.is_leaf:  # what a custom function made may have a history by now
+                raise refusal("leaf", "a result needs a gradient and has no history", self.born[id(result)][1])
 
     def _touch(self, name: str, target: torch.Tensor, where: Location | None) -> None:
-        self.seen.touched.update(k for k, value in self.inputs if torch_private.shares_storage(target, value))
+        if name in SHAPES:
+            self.reshaped.append((target, (name, where)))
+        elif self.seen.reshaped_then_written is None:
+            self.seen.reshaped_then_written = next(
+                (told for tensor, told in self.reshaped if torch_private.shares_storage(target, tensor)), None
+            )
+        touched = {k for k, value in self.inputs if torch_private.shares_storage(target, value)}
+        self.seen.touched |= touched
+        if not any(target is data for data in self.data):
+            self.seen.versioned |= touched
         is_tracked = torch.is_grad_enabled() and target.requires_grad and name not in _FLAGS
         # In a trace arguments are no leaves themselves, so autograd does not raise what it would in eager mode.
         if is_tracked and any(leaf is target or (target._is_view() and leaf is target._base) for leaf in self.leaves):
@@ -88,20 +148,27 @@ def _is_in_place(name: str) -> bool:
 
 
 class _Module(torch.nn.Module):
-    """A flat function in the form that torch traces, under watch."""
+    """A flat function in the form that torch traces, under watch. Modes are afterwards what they were."""
 
-    def __init__(self, function: Callable[..., Any], seen: Seen, leaves: Sequence[bool]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], seen: Seen, leaves: Sequence[bool], names: Sequence[str] | None = None
+    ) -> None:
         super().__init__()
         self.leaves = leaves
         object.__setattr__(self, "function", function)  # as a child module its parameters would be lifted by the trace
         self.seen = seen
+        self.names = names if names is not None else [f"arg{k}" for k in range(len(leaves))]
+        self.mode = torch.is_grad_enabled()
 
     def forward(self, *inputs: Any) -> list[Any]:
         self.seen.writes.clear()
         self.seen.touched.clear()
-        with _Watch(self.seen, inputs, self.leaves):
+        self.seen.versioned.clear()
+        self.seen.reshaped_then_written = None
+        with _Watch(self.seen, inputs, self.leaves, self.names) as watch, _autocast_kept(), self._grad_mode_noted():
             function: Any = self.function
             results = list(function(*inputs))
+            watch.refuse_leaves(results)
         first: dict[int, int] = {}
         self.seen.again = {
             k: first[id(result)]
@@ -110,17 +177,55 @@ class _Module(torch.nn.Module):
         }
         return results
 
+    @contextlib.contextmanager
+    def _grad_mode_noted(self) -> Iterator[None]:
+        before = torch.is_grad_enabled()
+        try:
+            yield
+            if before == self.mode:  # torch runs a function again with gradients off, where none are needed
+                after = torch.is_grad_enabled()
+                self.seen.grad_mode_after = after if after != before else None
+        finally:
+            torch_private.set_grad_enabled(before)
+
+
+@contextlib.contextmanager
+def _autocast_kept() -> Iterator[None]:
+    """Refuse a function that leaves another autocast state than it found, and put that back."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.amp.is_autocast_available(kind)]
+    before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+    try:
+        yield
+        for kind, is_enabled, dtype in before:
+            if (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) != (is_enabled, dtype):
+                raise refusal(
+                    "autocast", f"the function leaves another autocast state for {kind} than it found", user_location()
+                )
+    finally:
+        for kind, is_enabled, dtype in before:
+            torch.set_autocast_enabled(kind, is_enabled)
+            torch.set_autocast_dtype(kind, dtype)
+
 
 @contextlib.contextmanager
 def captured(
-    function: Callable[..., Any], inputs: Sequence[Any], decompositions: dict[Any, Any] | None
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    decompositions: dict[Any, Any] | None,
+    *,
+    writes_inside: bool | None = None,
+    names: Sequence[str] | None = None,
 ) -> Iterator[tuple[Traced, Seen]]:
-    """The traced function. What cannot be traced is a `Refusal`; what the caller's block raises passes through."""
+    """The traced function; with `writes_inside` its graph does what writes it can itself.
+
+    What cannot be traced is a `Refusal`; what the caller's block raises passes through."""
     seen = Seen()
     with contextlib.ExitStack() as stack:
         try:
-            module = _Module(function, seen, [is_leaf(value) for value in inputs])
-            traced = stack.enter_context(torch_private.traced(module, inputs, decompositions))
+            module = _Module(function, seen, [is_leaf(value) for value in inputs], names)
+            traced = stack.enter_context(
+                torch_private.traced(module, inputs, decompositions, writes_inside=writes_inside)
+            )
         except Refusal:
             raise
         except Exception as error:

@@ -25,6 +25,8 @@ class Compilers:
     Each compiler takes a graph and its sample inputs and returns a callable that takes one list and empties it.
     The backward's samples lie in memory as the first tensors that arrived, not as those of the trace: what the forward
     saves is laid out as the forward's compiler liked best.
+    `donating` compiles a backward that may overwrite the inputs at the given positions; it runs where the graph is not kept
+    for another backward, which `backward` then serves. Without it there is one backward, which overwrites nothing.
     `partition(graph, inputs, num_fwd_outputs=..., static_lifetime_input_indices=...)` returns forward and backward.
     """
 
@@ -33,3 +35,4 @@ class Compilers:
     inference: Compile
     partition: Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
     decompositions: dict[Any, Callable[..., Any]] | None = None
+    donating: Callable[[torch.fx.GraphModule, Sequence[Any], tuple[int, ...]], Boxed] | None = None

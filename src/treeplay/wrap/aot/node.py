@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from treeplay.errors import InternalError, UsageError
+from treeplay.errors import InternalError
 from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.compilers import Boxed
-from treeplay.wrap.aot.overlap import overlap
 from treeplay.wrap.aot.plan import Layout
 from treeplay.wrap.torch_private import tensor_check
 
@@ -138,24 +137,20 @@ def lay_out(tensor: torch.Tensor, layout: Layout) -> None:
         tensor.as_strided_(layout.size, layout.stride, layout.offset)
 
 
+def write_unnoticed(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """A write that came through `.data`: the version stays."""
+    with torch_private.preserving_version(tensor):
+        tensor.detach().copy_(value.detach())
+
+
 def wrong_count(expected: int, values: Sequence[Any]) -> InternalError:
     """The graph returned another number of values than its plan says."""
     return InternalError(f"the forward returned the wrong number of values: expected {expected}, got {len(values)}")
 
 
-def check_copy(one: Any, other: Any, positions: tuple[int, int]) -> None:
-    """Refuse a call in which two positions do not hold one object, as they did at the trace."""
-    if one is not other:
-        raise UsageError(
-            f"arguments {positions[0]} and {positions[1]} were one tensor when this was traced, and one of them is "
-            "written; now they are two. To mend: wrap the function again for this pattern of arguments"
-        )
-
-
-def check_apart(one: torch.Tensor, other: torch.Tensor, positions: tuple[int, int]) -> None:
-    """Refuse a call in which a written argument shares memory with another, as it did not at the trace."""
-    if overlap(one, other):
-        raise UsageError(
-            f"arguments {positions[0]} and {positions[1]} share memory, and one of them is written; when this was "
-            "traced they were apart. To mend: wrap the function again for this pattern of arguments"
-        )
+def late_write() -> RuntimeError:
+    """The backward writes to an argument that needs a gradient, under create_graph."""
+    return RuntimeError(
+        "the backward of a compiled function writes to an argument that needs a gradient, and create_graph=True asks for "
+        "a history of that write, which is not kept. To mend: compute this part without treeplay, or without create_graph"
+    )

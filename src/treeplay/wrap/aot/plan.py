@@ -40,7 +40,7 @@ class Recipe:
 class Write:
     """A change of an argument that follows the graph: its layout, its contents (from `value`), or both.
 
-    `is_tracked`: autograd sees it, as it would have seen the user's own.
+    `is_tracked`: autograd sees it, as it would have seen the user's own. `is_versioned`: it moves the version.
     """
 
     argument: int
@@ -48,6 +48,66 @@ class Write:
     has_data: bool
     layout: Layout | None
     is_tracked: bool
+    is_versioned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An argument that a common base stands for. `is_detached`: the base needs a gradient and the argument does not."""
+
+    argument: int
+    layout: Layout
+    dtype: str
+    is_detached: bool
+
+
+class Check(Enum):
+    """What an argument was at the trace, as far as it decides how a call is tracked."""
+
+    OTHER = "something else"
+    TENSOR = "a tensor that needs no gradient"
+    NEEDS_GRADIENT = "a tensor that needs a gradient"
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Inputs that must not overlap: the `written` ones neither each other nor any of the `others`.
+
+    `distinct` are pairs that must only not be one object: of one of the two the shape changes, and no data."""
+
+    written: tuple[int, ...]
+    others: tuple[int, ...]
+    distinct: tuple[tuple[int, int], ...] = ()
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """All pairs, by their order in the call."""
+        both = [(one, other) for k, one in enumerate(self.written) for other in self.written[k + 1 :]]
+        both += [(one, other) for one in self.written for other in self.others]
+        return sorted((min(pair), max(pair)) for pair in both)
+
+
+class Whole(Enum):
+    """What a common base is: one of its members, the tensor that members are views of, or a flat view made for the call."""
+
+    MEMBER = "member"
+    RECORDED = "recorded"
+    FLAT = "flat"
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """One tensor that replaces arguments which share memory, because some of them are written.
+
+    It is, or is found through, the argument `source`. `moved` are arguments whose version a write to it does not move,
+    though the user's write would.
+    """
+
+    whole: Whole
+    source: int
+    layout: Layout
+    dtype: str
+    members: tuple[Member, ...]
+    moved: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +161,25 @@ class Tangent:
 
 
 @dataclass(frozen=True, slots=True)
+class LateWrite:
+    """A write that the backward does: to an argument, or to the gradient that arrives as a tangent."""
+
+    argument: int | None
+    tangent: int | None
+    needs_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """What the one autograd node of a training plan does.
 
     `returned` are the values that leave it, `differentiable` those among them that need a gradient. `saved` values
     come after all others; the last `unchecked` of them eager keeps without noticing later writes. `feeds` says, for
-    each argument, from which tangents (by position) its gradient comes; None where there is no gradient at all.
+    each argument, from which tangents (by position) its gradient comes; None where there is no gradient at all. `views` are
+    returned values that lose their base on the way out. `copied`
+    are saved values that lie in an argument which is written after the graph; `donated` are saved values that nobody else
+    can see, so that a backward may overwrite them. `late` are the backward's own writes; their
+    values come after the gradients, and what the arguments among them hold goes in after the tangents.
     """
 
     returned: tuple[int, ...]
@@ -116,26 +189,41 @@ class Node:
     tangents: tuple[Tangent, ...]
     feeds: tuple[tuple[int, ...] | None, ...]
     detached: tuple[int, ...]
+    views: tuple[int, ...] = ()
+    copied: tuple[int, ...] = ()
+    late: tuple[LateWrite, ...] = ()
+    donated: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CallPlan:
     """What happens before and after a graph so that the call acts like the user's function.
 
-    `arguments` are names; `copies` are pairs (later, earlier) of positions that hold one object; `apart` are pairs of
-    positions that must not overlap, because one of the two is written; `touched` are arguments that the graph writes
-    itself, or that were changed in place and changed back; `values` counts what the forward returns.
+    `arguments` are names; `copies` are pairs (later, earlier) of positions that hold one object; `bases` replace
+    arguments that share memory, and are numbered on from the arguments; `inputs` are what the graph takes, in order;
+    `apart` says which of them must not overlap; `touched` are arguments that the graph writes itself, or that were
+    changed in place and changed back; `layouts` are given to members of bases at the very end; `checks`, if wanted,
+    are made first; `values` counts what the forward returns.
     """
 
     arguments: tuple[str, ...]
     copies: tuple[tuple[int, int], ...]
-    apart: tuple[tuple[int, int], ...]
+    apart: Apart | None
     writes: tuple[Write, ...]
     touched: tuple[int, ...]
     results: tuple[Result, ...]
     values: int
     node: Node | None
     grad_mode_after: bool | None
+    inputs: tuple[int, ...]
+    bases: tuple[Base, ...] = ()
+    layouts: tuple[tuple[int, Layout], ...] = ()
+    checks: tuple[Check, ...] = ()
+
+    def name(self, argument: int) -> str:
+        """The name of an argument, or of a common base."""
+        count = len(self.arguments)
+        return self.arguments[argument] if argument < count else f"base{argument - count}"
 
     def __str__(self) -> str:
         kind = "inference" if self.node is None else "training"

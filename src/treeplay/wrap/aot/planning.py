@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from treeplay.errors import InternalError
+from treeplay.wrap.aot import torch_private
+from treeplay.wrap.aot.arrange import Arrangement, Noted
 from treeplay.wrap.aot.capture import Seen, is_leaf, refusal
-from treeplay.wrap.aot.overlap import overlap
+from treeplay.wrap.aot.overlap import overlap, span
 from treeplay.wrap.aot.plan import (
     Again,
+    Apart,
     CallPlan,
     Flag,
+    LateWrite,
     Layout,
     New,
     Node,
@@ -24,13 +29,11 @@ from treeplay.wrap.aot.plan import (
     Tangent,
     ViewOfArgument,
     ViewOfValue,
+    Whole,
     Write,
 )
 from treeplay.wrap.aot.torch_private import Traced, is_wrapper, is_written_by_graph
 
-_SHAPES = frozenset(
-    ("t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "resize_", "resize_as_")
-)
 _NEW = ("non_alias", "unsafe_view_alias", "custom_function_view")
 
 
@@ -40,25 +43,26 @@ def plan_call(
     *,
     samples: Sequence[Any],
     arguments: tuple[str, ...],
-    copies: tuple[tuple[int, int], ...],
-    positions: Sequence[int],
+    arrangement: Arrangement,
+    noted: Noted,
 ) -> CallPlan:
-    """The plan but for its node. `positions` are where the traced function's arguments stand in the call."""
-    facts = traced.facts
+    """The plan but for its node. `samples` are what the traced function takes in place of the arguments."""
+    facts, positions = traced.facts, arrangement.inputs
+    plan = CallPlan(arguments, arrangement.copies, None, (), (), (), 0, None, None, positions, arrangement.bases)
     _refuse_written_after_reshaped(traced, seen)
-    _refuse_what_is_missing(facts, seen, samples, arguments=[arguments[at] for at in positions])
-    writes = _writes(traced, samples, positions)
-    written = [k for k, info in enumerate(facts.input_info) if info.mutates_data or info.mutates_metadata]
-    return CallPlan(
-        arguments=arguments,
-        copies=copies,
-        apart=_apart(samples, written, positions),
+    _refuse_what_is_missing(facts, seen, samples, arguments=[plan.name(at) for at in positions])
+    _refuse_reshaped_members(plan, facts, seen, noted)
+    _refuse_new_histories(plan, facts, seen, noted)
+    writes = _writes(traced, seen, samples, plan)
+    return replace(
+        plan,
+        apart=_apart(plan, samples, facts),
         writes=writes,
         touched=tuple(sorted(_touched(traced, seen, positions) - {write.argument for write in writes})),
-        results=_results(traced, seen, len(writes), positions),
+        results=_results(traced, seen, len(writes), positions, noted),
         values=len(writes) + len(facts.output_info) + facts.num_intermediate_bases,
-        node=None,
-        grad_mode_after=facts.grad_enabled_mutation,
+        grad_mode_after=seen.grad_mode_after,
+        layouts=tuple(sorted(noted.layouts.items())),
     )
 
 
@@ -66,6 +70,25 @@ def _touched(traced: Traced, seen: Seen, positions: Sequence[int]) -> set[int]:
     """Arguments that the graph writes, or that the program changed and changed back."""
     written = {k for k, info in enumerate(traced.facts.input_info) if is_written_by_graph(info)}
     return {positions[k] for k in seen.touched | written}
+
+
+def _refuse_new_histories(plan: CallPlan, facts: Any, seen: Seen, noted: Noted) -> None:
+    """A write of something that needs a gradient starts a history, here of one tensor in the place of several."""
+    for base, info in zip(plan.bases, facts.input_info, strict=False):  # bases come first
+        grown = any(member.argument in noted.grown for member in base.members)
+        if grown or (base.whole is Whole.FLAT and info.requires_grad):
+            one, other = (plan.name(member.argument) for member in base.members[:2])
+            told = f"arguments `{one}` and `{other}` share memory, and a write to one of them starts a history"
+            raise refusal("write", told, seen.line())
+
+
+def _refuse_reshaped_members(plan: CallPlan, facts: Any, seen: Seen, noted: Noted) -> None:
+    for base, info in zip(plan.bases, facts.input_info, strict=False):
+        for member in base.members:
+            if member.argument in noted.layouts and info.requires_grad and not member.is_detached:
+                # Its history would be that of a tensor with the old shape.
+                told = f"`{plan.name(member.argument)}` needs a gradient, and its shape changes in place"
+                raise refusal("write", told, seen.line())
 
 
 def _refuse_what_is_missing(facts: Any, seen: Seen, samples: Sequence[Any], *, arguments: Sequence[str]) -> None:
@@ -96,10 +119,8 @@ def _refuse_what_is_missing(facts: Any, seen: Seen, samples: Sequence[Any], *, a
 
 def _refuse_written_after_reshaped(traced: Traced, seen: Seen) -> None:
     """Torch's trace gives a view taken before `t_` a transposed gradient of a write that comes after it."""
-    names = [name for name, _ in seen.writes]
-    shaped = next((k for k, name in enumerate(names) if name in _SHAPES), len(names))
-    if traced.is_joint and any(name not in _SHAPES for name in names[shaped:]):
-        name, where = seen.writes[shaped]
+    if traced.is_joint and seen.reshaped_then_written is not None:
+        name, where = seen.reshaped_then_written
         raise refusal(name, "changes a shape in place before a write, where gradients are needed", where)
 
 
@@ -118,25 +139,29 @@ def _layout(tensor: torch.Tensor) -> Layout:
     return Layout(tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()))
 
 
-def _writes(traced: Traced, samples: Sequence[Any], positions: Sequence[int]) -> tuple[Write, ...]:
+def _writes(traced: Traced, seen: Seen, samples: Sequence[Any], plan: CallPlan) -> tuple[Write, ...]:
     facts, outputs = traced.facts, _outputs(traced)
     writes = []
     for value, k in enumerate(facts.mutated_inp_runtime_indices):
-        info = facts.input_info[k]
+        info, argument = facts.input_info[k], plan.inputs[k]
         hidden = info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode
         hidden = hidden or is_leaf(samples[k])
         layout = _layout(_fake(outputs[value])) if info.mutates_metadata else None
-        writes.append(Write(positions[k], value, info.mutates_data, layout, not hidden))
+        if layout is not None and span(_fake(outputs[value]))[1] > samples[k].untyped_storage().nbytes():
+            raise refusal("resize_", f"`{plan.name(argument)}` grows beyond its storage", seen.line())
+        writes.append(Write(argument, value, info.mutates_data, layout, not hidden, seen.moves_version(k)))
     return tuple(writes)
 
 
-def _results(traced: Traced, seen: Seen, first: int, positions: Sequence[int]) -> tuple[Result, ...]:
+def _results(traced: Traced, seen: Seen, first: int, positions: Sequence[int], noted: Noted) -> tuple[Result, ...]:
     facts, outputs = traced.facts, _outputs(traced)
     bases = first + len(facts.output_info)
     results: list[Result] = []
     for k, info in enumerate(facts.output_info):
         kind, value = info.output_type.name, first + k
-        if k in seen.again:
+        if k in noted.members:
+            results.append(Same(noted.members[k]))
+        elif k in seen.again:
             results.append(Again(seen.again[k]))
         elif kind in _NEW:
             results.append(New(value))
@@ -177,13 +202,25 @@ def _steps(sequence: Any) -> bytes | None:
         return None
 
 
-def _apart(samples: Sequence[Any], written: Sequence[int], positions: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def _apart(plan: CallPlan, samples: Sequence[Any], facts: Any) -> Apart | None:
+    """Written inputs and all other tensors that could share memory with them."""
     tensors = [k for k, sample in enumerate(samples) if isinstance(sample, torch.Tensor)]
-    pairs = [(min(k, other), max(k, other)) for k in written for other in tensors if other != k]
-    for one, other in pairs:
-        if overlap(samples[one], samples[other]):
-            raise refusal("write", "two arguments share memory, and one of them is written", None)
-    return tuple(sorted({(positions[one], positions[other]) for one, other in pairs}))
+    written = [k for k in tensors if facts.input_info[k].mutates_data]
+    shaped = [k for k in tensors if facts.input_info[k].mutates_metadata and k not in written]
+    for one in written:
+        for other in tensors:
+            if one != other and overlap(samples[one], samples[other]):
+                raise InternalError(f"inputs {one} and {other} of a graph overlap, and the first is written")
+    others = [k for k in tensors if k not in written] if written else []
+    pairs = {(min(one, other), max(one, other)) for one in shaped for other in tensors if one != other}
+    if len(written) + len(others) < 2 and not pairs:
+        return None
+    places = plan.inputs
+    return Apart(
+        tuple(places[k] for k in written),
+        tuple(places[k] for k in others),
+        tuple(sorted((places[one], places[other]) for one, other in pairs if not {one, other} & set(written))),
+    )
 
 
 def plan_node(
@@ -191,7 +228,7 @@ def plan_node(
     plan: CallPlan,
     forward: torch.fx.GraphModule,
     backward: torch.fx.GraphModule,
-    positions: Sequence[int],
+    late: tuple[LateWrite, ...],
 ) -> Node:
     """What the autograd node does, once the joint graph is cut in two."""
     facts = traced.facts
@@ -201,11 +238,12 @@ def plan_node(
             raise refusal("wrap", "a number that the trace does not know is needed for the backward", None)
     values = _values_with_tangents(facts, plan)
     inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
-    if len(inputs) != len(saved) + len(values):
-        raise InternalError(f"the backward has {len(inputs)} inputs, expected {len(saved)} + {len(values)}")
-    arriving = inputs[len(saved) :]
+    now = sum(write.argument is not None for write in late)
+    if len(inputs) != len(saved) + len(values) + now:
+        raise InternalError(f"the backward has {len(inputs)} inputs, expected {len(saved)} + {len(values)} + {now}")
+    arriving = inputs[len(saved) : len(saved) + len(values)]
     tangents = tuple(_tangent(value, _fake(node)) for value, node in zip(values, arriving, strict=True))
-    feeds = _feeds(backward, arriving, len(facts.input_info))
+    feeds = _feeds(backward, arriving, len(facts.input_info), len(late))
     return Node(
         returned=_returned(plan),
         differentiable=values,
@@ -214,10 +252,64 @@ def plan_node(
         tangents=tangents,
         feeds=feeds,
         detached=tuple(
-            positions[k]
+            plan.inputs[k]
             for k, info in enumerate(facts.input_info)
             if info.requires_grad and not info.is_leaf and feeds[k] is None
         ),
+        views=_views(forward, plan),
+        copied=_copied(forward, saved, plan),
+        late=late,
+        donated=_donated(forward, backward, saved, plan),
+    )
+
+
+def _donated(
+    forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, saved: Sequence[torch.fx.Node], plan: CallPlan
+) -> tuple[int, ...]:
+    """Saved values that share memory with no input, no value outside, no gradient and no other saved value."""
+    values = list(forward.graph.output_node().args[0])[: plan.values]  # type: ignore[arg-type]
+    gradients = list(backward.graph.output_node().args[0])  # type: ignore[arg-type]
+    own = [node for node in forward.graph.nodes if node.op == "placeholder"]
+    outside = [_fake(node) for node in (*own, *values, *gradients)]
+    others = [value for value in outside if isinstance(value, torch.Tensor)]
+    arriving = [_fake(node) for node in backward.graph.nodes if node.op == "placeholder"]
+    donated = []
+    for k, node in enumerate(saved):
+        value, twin = _fake(node), arriving[k]  # the two graphs may have fakes of their own
+        rest = [_fake(other) for at, other in enumerate(saved) if at != k]
+        is_shared = any(
+            torch_private.shares_storage(item, other) for item in (value, twin) for other in (*others, *rest)
+        )
+        is_checked = not node.meta.get("saved_tensor_with_no_vc_check")
+        if is_checked and not is_shared and value.layout is torch.strided:
+            donated.append(k)
+    return tuple(donated)
+
+
+def _views(forward: torch.fx.GraphModule, plan: CallPlan) -> tuple[int, ...]:
+    """Results made as views of what nobody else sees: they leave the node as tensors of their own."""
+    values = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
+    new = {result.value for result in plan.results if isinstance(result, New)}
+    return tuple(k for k, node in enumerate(values) if k in new and isinstance(node, torch.fx.Node) and _is_view(node))
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(returned.alias_info is not None for returned in schema.returns)
+
+
+def _copied(forward: torch.fx.GraphModule, saved: Sequence[torch.fx.Node], plan: CallPlan) -> tuple[int, ...]:
+    """Saved values that lie in an argument which is written after the graph.
+
+    A graph that computes something again in the backward may save an argument that eager would not have saved. What
+    the call writes to it must neither change the saved value nor make it look outdated."""
+    written = {write.argument for write in plan.writes if write.has_data}
+    inputs = [node for node in forward.graph.nodes if node.op == "placeholder"]
+    targets = [_fake(node) for node, argument in zip(inputs, plan.inputs, strict=False) if argument in written]
+    return tuple(
+        k
+        for k, node in enumerate(saved)
+        if any(torch_private.shares_storage(_fake(node), target) for target in targets)
     )
 
 
@@ -248,7 +340,7 @@ def _tangent(value: int, fake: torch.Tensor) -> Tangent:
 
 
 def _feeds(
-    backward: torch.fx.GraphModule, tangents: Sequence[torch.fx.Node], arguments: int
+    backward: torch.fx.GraphModule, tangents: Sequence[torch.fx.Node], arguments: int, late: int
 ) -> tuple[tuple[int, ...] | None, ...]:
     """From which tangents each gradient comes: reachability in the backward graph."""
     reach: dict[torch.fx.Node, frozenset[int]] = {node: frozenset([k]) for k, node in enumerate(tangents)}
@@ -256,6 +348,6 @@ def _feeds(
         if node.op != "output" and node not in reach:
             reach[node] = frozenset().union(*(reach[source] for source in node.all_input_nodes))
     gradients = list(backward.graph.output_node().args[0])  # type: ignore[arg-type]
-    if len(gradients) != arguments:
-        raise InternalError(f"the backward gives {len(gradients)} gradients, expected {arguments}")
-    return tuple(tuple(sorted(reach[node])) if node is not None else None for node in gradients)
+    if len(gradients) != arguments + late:
+        raise InternalError(f"the backward gives {len(gradients)} values, expected {arguments} + {late}")
+    return tuple(tuple(sorted(reach[node])) if node is not None else None for node in gradients[:arguments])

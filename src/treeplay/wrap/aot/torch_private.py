@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.traceback import get_current_meta, has_preserved_node_meta
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -23,6 +23,11 @@ set_grad_enabled = torch._C._set_grad_enabled
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 shares_storage = torch._C._is_alias_of  # type: ignore[attr-defined]
 preserving_version = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+GRADIENTS_COME_IN_A_LIST = hasattr(torch.autograd.Function, "boxed_grads_call")
+"""Whether a node's backward can be given its gradients in one list, to be emptied; older torch passes a tuple."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +42,25 @@ class Traced:
 
 @contextlib.contextmanager
 def traced(
-    module: torch.nn.Module, inputs: Sequence[Any], decompositions: dict[Any, Callable[..., Any]] | None
+    module: torch.nn.Module,
+    inputs: Sequence[Any],
+    decompositions: dict[Any, Callable[..., Any]] | None,
+    *,
+    writes_inside: bool | None = None,
 ) -> Iterator[Traced]:
     """Trace `module` without data into a functional graph. The graph is to be partitioned and compiled inside.
 
-    Where no gradient is needed, arguments that it writes are written by the graph itself, at its end."""
+    `writes_inside`: arguments that it writes are written by the graph itself, at its end, where that can be; by default where
+    no gradient is needed."""
     needs_gradient = torch.is_grad_enabled() and any(map(_needs_gradient, inputs))
     with contextlib.ExitStack() as stack:
         stack.enter_context(functorch_config.patch(functionalize_rng_ops=False))
-        found = _trace(stack, module, inputs, decompositions, writes_arguments=not needs_gradient)
+        if writes_inside is None:
+            writes_inside = not needs_gradient
+        found = _trace(stack, module, inputs, decompositions, writes_arguments=writes_inside)
+        if needs_gradient:
+            yield found
+            return
         infos = found.facts.input_info
         is_mixed = found.facts.mutated_inp_runtime_indices or any(info.mutates_metadata for info in infos)
         if is_mixed and any(map(is_written_by_graph, infos)):
@@ -92,6 +107,12 @@ def replayed_location() -> Location | None:
 def is_wrapper(value: Any) -> bool:
     """Whether a tensor is a subclass made of inner tensors."""
     return isinstance(value, torch.Tensor) and bool(is_traceable_wrapper_subclass(value))
+
+
+def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode | None:
+    """The fake mode that some of `values` are fakes of, or that is active."""
+    found: FakeTensorMode | None = detect_fake_mode(list(values))
+    return found
 
 
 def without_autocast(function: Callable[..., Any], *inputs: Any) -> Any:

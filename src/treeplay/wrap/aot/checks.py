@@ -1,0 +1,123 @@
+"""What generated functions call first: do the arguments share memory as they did at the trace? If not, nothing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from treeplay.errors import PatternChanged, UsageError
+from treeplay.wrap.aot.bases import dtype_of, flat_base, layout_of
+from treeplay.wrap.aot.overlap import overlap, span
+from treeplay.wrap.aot.plan import Base, Check, Member, Whole
+from treeplay.wrap.aot.torch_private import shares_storage
+
+_MEND = "To mend: wrap the function again for this pattern of arguments"
+
+
+def check_of(sample: Any) -> Check:
+    """What an argument is, as far as it decides how a call is tracked."""
+    if not isinstance(sample, torch.Tensor):
+        return Check.OTHER
+    return Check.NEEDS_GRADIENT if sample.requires_grad else Check.TENSOR
+
+
+def check_arguments(args: Sequence[Any], checks: Sequence[Check], names: Sequence[str]) -> None:
+    """Refuse a call with a tensor where none was at the trace, the reverse, or one that needs a gradient only now."""
+    for value, check, name in zip(args, checks, names, strict=True):
+        found = check_of(value)
+        if found is check or (check is Check.NEEDS_GRADIENT and found is Check.TENSOR):
+            continue
+        if check is Check.TENSOR and found is Check.NEEDS_GRADIENT and not torch.is_grad_enabled():
+            continue
+        told = found.value if found is not Check.OTHER else type(value).__name__
+        raise UsageError(
+            f"argument `{name}` was {check.value} when this was traced, and is now {told}. "
+            "To mend: wrap the function again for arguments like these, or pass what it was traced with"
+        )
+
+
+def check_copy(one: Any, other: Any, names: tuple[str, str]) -> None:
+    """Refuse a call in which two positions do not hold one object, as they did at the trace."""
+    if one is not other:
+        raise PatternChanged(
+            f"{names[0]} and {names[1]} were one tensor when this was traced, and one of them is written; "
+            f"now they are two. {_MEND}"
+        )
+
+
+def one_object(names: tuple[str, str]) -> PatternChanged:
+    """Two positions hold one tensor, as they did not at the trace, and its shape changes in place."""
+    return PatternChanged(f"{names[0]} and {names[1]} are one tensor, and its shape changes in place. {_MEND}")
+
+
+def check_apart(one: torch.Tensor, other: torch.Tensor, names: tuple[str, str]) -> None:
+    """Refuse a call in which a written argument shares memory with another, as it did not at the trace."""
+    if overlap(one, other):
+        raise PatternChanged(
+            f"{names[0]} and {names[1]} share memory, and one of them is written; when this was traced they were "
+            f"apart. {_MEND}"
+        )
+
+
+class AllApart:
+    """The same check for many inputs: by address, and not again while no address changes."""
+
+    def __init__(self, written: tuple[int, ...], others: tuple[int, ...], names: dict[int, str]) -> None:
+        self.written = frozenset(written)
+        self.order = (*written, *others)
+        self.names = names
+        self.last: list[int] = []
+
+    def __call__(self, args: Sequence[Any]) -> None:
+        addresses = [args[k].data_ptr() for k in self.order]
+        if addresses != self.last:
+            self._check(args, addresses)
+            self.last = addresses
+
+    def _check(self, args: Sequence[Any], addresses: Sequence[int]) -> None:
+        lengths = [high - low for low, high in (span(args[k]) for k in self.order)]
+        spans = sorted(
+            (start, start + length, k) for start, length, k in zip(addresses, lengths, self.order, strict=True)
+        )
+        active: list[tuple[int, int, int]] = []
+        for item in spans:
+            active = [other for other in active if other[1] > item[0]]
+            for other in active:
+                if item[2] in self.written or other[2] in self.written:
+                    one, two = sorted((item[2], other[2]))
+                    check_apart(args[one], args[two], (self.names[one], self.names[two]))
+            active.append(item)
+
+
+def common_base(base: Base, members: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tensor that stands for `members`, if they lie in it as they did at the trace."""
+    places = [member.argument for member in base.members]
+    source = members[places.index(base.source)]
+    if base.whole is Whole.FLAT:
+        whole = source
+    else:
+        whole = source if base.whole is Whole.MEMBER else source._base  # type: ignore[assignment]
+        if whole is None or layout_of(whole) != base.layout or whole.dtype is not dtype_of(base.dtype):
+            raise _another(base)
+    for tensor, member in zip(members, base.members, strict=True):
+        if not _fits(tensor, member, base, whole):
+            raise _another(base)
+    return flat_base(source, base.layout, dtype_of(base.dtype)) if base.whole is Whole.FLAT else whole
+
+
+def _fits(tensor: torch.Tensor, member: Member, base: Base, whole: torch.Tensor) -> bool:
+    if not shares_storage(tensor, whole) or layout_of(tensor) != member.layout:
+        return False
+    if base.whole is Whole.FLAT:
+        return not tensor.requires_grad
+    return (member.is_detached and not tensor.requires_grad) or tensor is whole or tensor._base is whole
+
+
+def _another(base: Base) -> PatternChanged:
+    listed = ", ".join(str(member.argument) for member in base.members)
+    return PatternChanged(
+        f"arguments {listed} shared memory when this was traced, and some of them are written; now they share it in "
+        f"another way, or not at all. {_MEND}"
+    )

@@ -1,0 +1,135 @@
+"""Writes that the backward does, to arguments and to the gradients that arrive, as values that leave its graph.
+
+    joint graph as traced                         as it is cut in two
+    ───────────────────────────                   ─────────────────────────────────────────────
+    forward   f = buf + 10                        f = buf + 10              value of the forward's write
+    backward  b = f * 2      copy_(buf, b)        b = now * 2               `now`: what buf holds by then
+              return …, grads                     return …, grads, b        the node copies b into buf
+
+Between a forward and its backward other calls may write the same buffer: the backward reads what it finds, as in eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from treeplay.errors import InternalError
+from treeplay.facts.location import Location
+from treeplay.wrap.aot.capture import refusal
+from treeplay.wrap.aot.plan import CallPlan, LateWrite
+from treeplay.wrap.aot.torch_private import Traced
+
+_copy = torch.ops.aten.copy_.default
+
+
+def take_out(
+    traced: Traced, plan: CallPlan, where: Location | None, trace_in_graph: Callable[[], list[tuple[int, str]]]
+) -> tuple[LateWrite, ...]:
+    """Rewrite a joint graph so that the backward's writes are outputs after its gradients.
+
+    `trace_in_graph` traces again, with the writes inside, and tells which inputs the forward writes and with which node."""
+    graph = traced.graph.graph
+    before = _state_after_forward(traced, plan, where, trace_in_graph)
+    arguments = [node for node in graph.nodes if node.op == "placeholder" and not _is_tangent(node)]
+    tangents = [node for node in graph.nodes if node.op == "placeholder" and _is_tangent(node)]
+    outputs = list(graph.output_node().args[0])  # type: ignore[arg-type]
+    late: list[LateWrite] = []
+    values: list[torch.fx.Node] = []
+    for k, argument in enumerate(arguments):
+        value = before[argument][1] if argument in before else _written_value(argument)
+        if value is None:
+            continue
+        state = before[argument][0] if argument in before else argument
+        now = _now(graph, argument, len(tangents) + len(late))
+        for user in [user for user in state.users if _is_backward(user)]:
+            user.replace_input_with(state, now)
+        needs_grad = bool(traced.facts.input_info[k].requires_grad)
+        late.append(LateWrite(argument=plan.inputs[k], tangent=None, needs_grad=needs_grad))
+        values.append(now if value is state else value)
+    for k, tangent in enumerate(tangents):
+        value = _written_value(tangent)
+        if value is not None:
+            late.append(LateWrite(argument=None, tangent=k, needs_grad=False))
+            values.append(value)
+    if late:
+        for argument, (state, _) in before.items():
+            outputs[_write_of(traced, arguments.index(argument))] = state
+        graph.output_node().args = ([*outputs, *values],)
+        told = graph.output_node().meta.get("desc")
+        if told is not None:  # torch's word for what each output is
+            graph.output_node().meta["desc"] = [*told, *[None] * len(values)]
+        graph.lint()
+        traced.graph.recompile()
+    return tuple(late)
+
+
+def forward_writes(traced: Traced) -> list[tuple[int, str]]:
+    """Inputs that the forward of a graph with writes inside writes, with the names of the nodes that it writes."""
+    arguments = [node for node in traced.graph.graph.nodes if node.op == "placeholder"]
+    found = []
+    for node in traced.graph.graph.nodes:
+        if node.target is _copy and node.meta.get("partitioner_tag") == "must_be_in_forward":
+            found.append((arguments.index(node.args[0]), node.args[1].name))
+    return found
+
+
+def _state_after_forward(
+    traced: Traced, plan: CallPlan, where: Location | None, trace_in_graph: Callable[[], list[tuple[int, str]]]
+) -> dict[torch.fx.Node, tuple[torch.fx.Node, torch.fx.Node]]:
+    """For each input that both directions write: what the forward leaves in it, and what the backward does."""
+    graph = traced.graph.graph
+    arguments = [node for node in graph.nodes if node.op == "placeholder" and not _is_tangent(node)]
+    outputs: Any = graph.output_node().args[0]
+    written = traced.facts.mutated_inp_runtime_indices
+    both = [k for value, k in enumerate(written) if _is_backward(outputs[value])]
+    if not both:
+        return {}
+    by_name = {node.name: node for node in graph.nodes}
+    states = dict(trace_in_graph())
+    found = {}
+    for k in both:
+        state = by_name.get(states.get(k, ""))
+        if state is None or _is_backward(state):
+            why = f"`{plan.name(plan.inputs[k])}` is written in the forward and in the backward, and needs a gradient"
+            raise refusal("write", why, where)
+        found[arguments[k]] = state, outputs[_write_of(traced, k)]
+    return found
+
+
+def _write_of(traced: Traced, argument: int) -> int:
+    position: int = traced.facts.mutated_inp_runtime_indices.index(argument)
+    return position
+
+
+def _written_value(target: torch.fx.Node) -> torch.fx.Node | None:
+    """What the backward copies into a placeholder, which is then no longer copied."""
+    copies = [user for user in target.users if user.target is _copy and user.args[0] is target]
+    if not copies:
+        return None
+    if len(copies) > 1 or copies[0].users:
+        raise InternalError(f"{target} is copied into {len(copies)} times, expected one copy that nothing reads")
+    value: Any = copies[0].args[1]
+    target.graph.erase_node(copies[0])
+    return value  # type: ignore[no-any-return]
+
+
+def _now(graph: torch.fx.Graph, argument: torch.fx.Node, number: int) -> torch.fx.Node:
+    """An input of the backward for what an argument holds when it runs. Partitioners know such inputs by their name."""
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    with graph.inserting_after(last):
+        node = graph.placeholder(f"tangents_{number + 1}")
+    node.meta.update(argument.meta)
+    node.meta["partitioner_tag"] = "is_backward"
+    node.meta.pop("desc", None)
+    return node
+
+
+def _is_tangent(node: torch.fx.Node) -> bool:
+    return "tangents" in str(node.target)
+
+
+def _is_backward(node: Any) -> bool:
+    return isinstance(node, torch.fx.Node) and "backward" in str(node.meta.get("partitioner_tag", ""))

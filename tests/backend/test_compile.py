@@ -235,7 +235,7 @@ def test_D14_dispatch_modes_see_no_compiling():
 
 
 def test_what_cannot_be_wrapped_runs_as_it_is_with_a_warning(monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **options):
         raise Refusal(Reason("trace", "it is odd", "leave it"))
 
     monkeypatch.setattr(compile_module, "wrap_function", refuse)

@@ -76,12 +76,12 @@ def test_Wplus1_each_pattern_is_compiled_once() -> None:
 def test_Wplus1_a_pattern_that_is_refused_runs_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     wrap = compile_module.wrap_function
 
-    def refuse_copies(program: Any, inputs: Any, compilers: Any) -> Any:
+    def refuse_copies(program: Any, inputs: Any, compilers: Any, **options: Any) -> Any:
         if inputs[0] is inputs[1]:
             from treeplay.wrap.aot.capture import refusal
 
             raise refusal("write", "refused for this test", None)
-        return wrap(program, inputs, compilers)
+        return wrap(program, inputs, compilers, **options)
 
     monkeypatch.setattr(compile_module, "wrap_function", refuse_copies)
     call = compile_graph(torch.fx.symbolic_trace(function), PATTERNS["distinct"](), inner="aten")

@@ -103,13 +103,16 @@ def _wrap(
 def names_of(function: Callable[..., Any], count: int) -> tuple[str, ...]:
     """The user's argument names, where they are known and can stand in generated code."""
     plain = tuple(f"arg{k}" for k in range(count))
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return plain
-    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    is_usable = len(names) == count == len(parameters) and not any(
-        keyword.iskeyword(name) or name in _TAKEN or name[-1].isdigit() or "_" in name for name in names
+    if isinstance(function, torch.fx.GraphModule):
+        names = [str(node.target) for node in function.graph.nodes if node.op == "placeholder"]
+    else:
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):
+            return plain
+        names = [p.name if p.kind is p.POSITIONAL_OR_KEYWORD else "" for p in parameters]
+    is_usable = len(names) == count and not any(
+        not name or keyword.iskeyword(name) or name in _TAKEN or name[-1].isdigit() or "_" in name for name in names
     )
     return tuple(names) if is_usable else plain
 

@@ -129,7 +129,7 @@ def _outputs(traced: Traced) -> list[Any]:
 
 
 def _fake(node: Any) -> Any:
-    return node.meta["val"] if isinstance(node, torch.fx.Node) else node
+    return node.meta.get("val") if isinstance(node, torch.fx.Node) else node  # numbers that are inputs have none
 
 
 def _layout(tensor: torch.Tensor) -> Layout:
@@ -305,7 +305,8 @@ def _copied(forward: torch.fx.GraphModule, saved: Sequence[torch.fx.Node], plan:
     the call writes to it must neither change the saved value nor make it look outdated."""
     written = {write.argument for write in plan.writes if write.has_data}
     inputs = [node for node in forward.graph.nodes if node.op == "placeholder"]
-    targets = [_fake(node) for node, argument in zip(inputs, plan.inputs, strict=False) if argument in written]
+    fakes = [_fake(node) for node, argument in zip(inputs, plan.inputs, strict=False) if argument in written]
+    targets = [value for value in fakes if isinstance(value, torch.Tensor)]
     return tuple(
         k
         for k, node in enumerate(saved)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treeplay
+from support import assert_same, jit
 from treeplay.errors import LoweringError
 from treeplay.facts.signature import Argument, Built, Constant, Fresh, Same, Static, View
 from treeplay.facts.structure import flatten, unflatten
@@ -575,3 +576,19 @@ def test_a_loss_that_is_not_returned_does_not_outgrow_its_memory(loss, capfd):
         jitted(x, y)
         assert torch.equal(weight.grad, expected)
     assert "resized" not in capfd.readouterr().err
+
+
+def test_a_view_that_counts_from_the_start_of_its_storage_stays_in_it() -> None:
+    """In the arena the offset of as_strided counted from the arena's start, and overwrote what another tensor kept there."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        kept = x @ x  # the largest comes first in the arena
+        small = x[0] * 2.0
+        shown = small.as_strided((2, 3), (3, 1), 1)
+        shown.mul_(3.0)
+        return kept - small.sum() - shown.sum() * 2.0
+
+    step = jit(program)
+    for _ in range(4):
+        x = torch.randn(8, 8)
+        assert_same(step(x), program(x))

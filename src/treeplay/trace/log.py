@@ -51,8 +51,8 @@ class Entry:
     @classmethod
     def of(cls, func: Any, where: Location | None, args: Any, kwargs: dict[str, Any], site: tuple[str, int]) -> Entry:
         """The entry of an operator that is called now."""
-        by_place: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-        given = frozenset(name for name, value in by_place if isinstance(value, torch.Tensor))
+        named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        given = frozenset(name for name, value in named if isinstance(value, torch.Tensor))
         return cls(str(func), where, tuple(numbers_in((args, kwargs))), site, given)
 
     @property

@@ -205,8 +205,7 @@ class Emitter:
         for index in range(len(form.outs)):
             part = parts.get(index)
             if part is not None:
-                storage = self.layout.of[part].birth.meta["storage"]
-                self.text.bind_static(part, self.memory.tensor(storage, part.meta["spec"], part.meta["offset"]))
+                self.text.bind_static(part, self._in_arena(part))
                 parts[index] = self.text.env[part]
                 continue
             # A result that nobody uses: the kernel writes it all the same.
@@ -214,6 +213,10 @@ class Emitter:
             unused = self.memory.keep(empty_like_spec(specs[index]))
             parts[index] = Bound("unused", empty_like_spec(specs[index], "meta"), unused)
         return {name: parts[index] for index, name in enumerate(form.outs)}
+
+    def _in_arena(self, node: Node) -> torch.Tensor:
+        storage = self.layout.of[node].birth.meta["storage"]
+        return self.memory.tensor(storage, node.meta["spec"], node.meta["offset"])
 
     def _write_writer(self, node: Node, op: OpOverload) -> None:
         target = next(written_by(node))
@@ -225,6 +228,10 @@ class Emitter:
     def _write_view(self, node: Node, op: OpOverload) -> None:
         if not self.text.is_static((*node.args, *node.kwargs.values())):
             self._write_live_view(node, op)
+            return
+        if op is aten.as_strided.default and node in self.layout.of and self.layout.of[node].home is Home.ARENA:
+            # Its offset counts from the start of the storage: in the trace the tensor's own, here the whole arena.
+            self.text.bind_static(node, self._in_arena(node))
             return
         made = below_autograd(op, *map(self.text.value, node.args), **node.kwargs)
         bases = [self.text.value(item) for item in node.all_input_nodes]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from treeplay.wrap.aot import torch_private
@@ -67,3 +69,22 @@ def test_wrapper_subclasses_are_told_apart() -> None:
     assert not torch_private.is_wrapper(numbers(2))
     assert not torch_private.is_wrapper(torch.nn.Parameter(numbers(2)))
     assert not torch_private.is_wrapper(3)
+
+
+def test_a_backward_knows_whether_it_retains_the_graph() -> None:
+    seen: list[bool] = []
+
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            seen.append(torch_private.keeps_graph())
+            return grad * 2
+
+    result = Asks.apply(torch.ones(1, requires_grad=True))
+    result.backward(retain_graph=True)
+    result.backward()
+    assert seen == [True, False]

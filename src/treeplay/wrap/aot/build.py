@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 import keyword
@@ -18,7 +17,8 @@ from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.capture import Seen, captured
 from treeplay.wrap.aot.compilers import Boxed, Compilers
 from treeplay.wrap.aot.emit import emit_backward, emit_call, emit_forward
-from treeplay.wrap.aot.node import LazyBackward
+from treeplay.wrap.aot.node import Compiled, LazyBackward
+from treeplay.wrap.aot.partial import without_gradients
 from treeplay.wrap.aot.plan import CallPlan, Node
 from treeplay.wrap.aot.planning import plan_call, plan_node
 from treeplay.wrap.aot.torch_private import Traced
@@ -33,7 +33,8 @@ def wrap_function(
 ) -> Callable[[list[Any]], list[Any]]:
     """Compile `function`, which takes and returns flat tensors, for calls like `samples`; the result is boxed.
 
-    `.plan` is what a call does, `.source` the text of the call function. What cannot be done is a `Refusal`.
+    `.plan` is what a call does, `.source` the text of the call function, `.sources` that of every generated function,
+    `.backward` what runs when autograd asks (None in inference). What cannot be done is a `Refusal`.
     """
     if not all(sample is None or isinstance(sample, torch.Tensor | int | float | bool) for sample in samples):
         raise UsageError("sample inputs must be tensors, numbers or None. To mend: flatten the arguments first")
@@ -105,20 +106,23 @@ def _compile(
         node = plan_node(traced, plan, forward, backward, positions)
         plan = dataclasses.replace(plan, node=node)
         run_forward = compilers.forward(forward, traced.inputs[0])
-    lazy = LazyBackward(_later(compilers, backward))
-    return _load(plan, _node_class(plan, node, run_forward, lazy).apply)
+    lazy = LazyBackward(_later(compilers, backward, len(node.tangents)), len(node.tangents))
+    node_class = _node_class(plan, node, run_forward, lazy)
+    return _load(plan, node_class.apply, node_class.sources, lazy)
 
 
-def _later(compilers: Compilers, backward: torch.fx.GraphModule) -> Callable[[], Boxed]:
+def _later(
+    compilers: Compilers, backward: torch.fx.GraphModule, tangents: int
+) -> Callable[[tuple[int, ...]], Compiled]:
     """Compile the backward when it is first needed, from a copy of its graph and as if still in this trace."""
     context = torch_private.keep_tracing_context()
 
-    def compile_backward() -> Boxed:
-        inputs = [node.meta["val"] for node in backward.graph.nodes if node.op == "placeholder"]
+    def compile_backward(missing: tuple[int, ...]) -> Compiled:
         with context(), torch.no_grad():
-            module = torch.fx.GraphModule(backward, copy.deepcopy(backward.graph))
-            compiled: Boxed = torch_private.without_autocast(compilers.backward, module, inputs)
-            return compiled
+            module, taken = without_gradients(backward, tangents, missing)
+            inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+            run: Boxed = torch_private.without_autocast(compilers.backward, module, inputs)
+            return run, taken
 
     return compile_backward
 
@@ -127,12 +131,16 @@ def _node_class(plan: CallPlan, node: Node, forward: Boxed, backward: LazyBackwa
     """The plan's autograd function: nothing but the two generated functions."""
     sources = emit_forward(plan, node, forward), emit_backward(plan, node, backward)
     functions = [staticmethod(load_source(source)) for source in sources]
-    return type("Treeplay", (torch.autograd.Function,), {"forward": functions[0], "backward": functions[1]})
+    members = {"forward": functions[0], "backward": functions[1], "sources": tuple(item.text for item in sources)}
+    return type("Treeplay", (torch.autograd.Function,), members)
 
 
-def _load(plan: CallPlan, run: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:
+def _load(
+    plan: CallPlan, run: Callable[..., Any], sources: tuple[str, ...] = (), backward: LazyBackward | None = None
+) -> Callable[[list[Any]], list[Any]]:
     source: Source = emit_call(plan, run)
     call: Any = load_source(source)
     call.source, call.plan = source.text, plan
+    call.sources, call.backward = (source.text, *sources), backward
     wrapped: Callable[[list[Any]], list[Any]] = call
     return wrapped

@@ -45,12 +45,14 @@ class Seen:
     """What was noticed while the function ran for the trace.
 
     `again`: which results are one object with an earlier one; `touched`: arguments that were changed in place,
-    if only for a while; `writes`: the operations that change a tensor in place, with the user's lines.
+    if only for a while; `writes`: the operations that change a tensor in place, with the user's lines; `leaves`: tensors
+    that the function made and that it told to need a gradient.
     """
 
     again: dict[int, int] = field(default_factory=dict)
     touched: set[int] = field(default_factory=set)
     writes: list[tuple[str, Location | None]] = field(default_factory=list)
+    leaves: list[tuple[Any, Location | None]] = field(default_factory=list)
 
     def line(self) -> Location | None:
         """The first line that changed a tensor in place, if any did."""
@@ -70,6 +72,9 @@ class _Watch(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if _is_in_place(name):
             where = user_location()
+            if name == "requires_grad_" and not any(args[0] is value for _, value in self.inputs):
+                self.seen.leaves.append((args[0], where))
+                return func(*args, **(kwargs or {}))
             self.seen.writes.append((name, where))
             if args and isinstance(args[0], torch.Tensor):
                 self._touch(name, args[0], where)
@@ -101,6 +106,12 @@ class _Module(torch.nn.Module):
         self.seen.touched.clear()
         with _Watch(self.seen, inputs, self.leaves):
             results = list(self.function(*inputs))
+        for leaf, where in self.seen.leaves:  # those that stay inside are nobody's concern
+            if any(
+                isinstance(result, torch.Tensor) and torch_private.shares_storage(result, leaf) for result in results
+            ):
+                self.seen.writes.append(("requires_grad_", where))
+        self.seen.leaves.clear()
         first: dict[int, int] = {}
         self.seen.again = {
             k: first[id(result)]

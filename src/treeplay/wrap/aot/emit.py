@@ -241,7 +241,7 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source
         if tangent.value not in node.returned:
             text.add(f"grad{k} = None")
         _tangent(text, node, k)
-    saved = ["*ctx.saved_tensors"] if node.saved > node.unchecked else []
+    saved = [_saved(text, node)] if node.saved > node.unchecked else []
     saved += ["*ctx.unchecked"] if node.unchecked else []
     text.add(f"args = [{', '.join([*saved, *arriving.values()])}]")
     text.add(f"del {', '.join(names)}")
@@ -249,31 +249,27 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source
         "grads = differentiated(run, args) if is_grad_enabled() else "
         "run_plainly(run, args) if is_any_autocast_enabled() else run(args)"
     )
-    fed = [_fed(k, feed, len(node.tangents)) for k, feed in enumerate(node.feeds)]
+    fed = ["None" if feed is None else f"grads[{k}]" for k, feed in enumerate(node.feeds)]
     text.add(f"return ({''.join(f'{item}, ' for item in fed)})")
     return Source("node backward", text.text(f"def backward(ctx, {', '.join(names)}):"), text.names, entry="backward")
+
+
+def _saved(text: _Text, node: Node) -> str:
+    """What reads the saved tensors; where results have graphs of their own in eager, a backward frees only its own."""
+    if not node.groups:
+        return "*ctx.saved_tensors"
+    text.use("saved_of", helpers.saved_of)
+    text.use("groups", node.groups)
+    came = ", ".join(f"grad{k} is not None" for k in range(len(node.tangents)))
+    return f"*saved_of(ctx, groups, ({came},))"
 
 
 def _tangent(text: _Text, node: Node, k: int) -> None:
     tangent = node.tangents[k]
     layout = text.use(f"layout{k}", tangent.layout)
-    text.use("missing", helpers.missing)
     text.use("laid_out", helpers.laid_out)
-    text.use(f"dtype{k}", getattr(torch, tangent.dtype.removeprefix("torch.")))
-    text.use(f"device{k}", torch.device(tangent.device))
-    if len(node.tangents) > 1:
-        text.add(f"came{k} = grad{k} is not None")
-    text.add(
-        f"if grad{k} is None: grad{k} = missing({layout}, dtype{k}, device{k})",
-        f"elif grad{k}.layout is not strided or grad{k}.stride() != {tangent.layout.stride}: "
-        f"grad{k} = laid_out(grad{k}, {layout})",
-    )
     text.use("strided", torch.strided)
-
-
-def _fed(k: int, feed: tuple[int, ...] | None, tangents: int) -> str:
-    if feed is None:
-        return "None"
-    if len(feed) in (0, tangents):
-        return f"grads[{k}]"
-    return f"grads[{k}] if {' or '.join(f'came{tangent}' for tangent in feed)} else None"
+    text.add(
+        f"if grad{k} is not None and (grad{k}.layout is not strided or grad{k}.stride() != {tangent.layout.stride}): "
+        f"grad{k} = laid_out(grad{k}, {layout})"
+    )

@@ -101,12 +101,24 @@ class Tangent:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Results whose backwards meet where something was saved; those of two groups run without one another.
+
+    `tangents` are their positions, `saved` those of the saved values that they need.
+    """
+
+    tangents: tuple[int, ...]
+    saved: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """What the one autograd node of a training plan does.
 
     `returned` are the values that leave it, `differentiable` those among them that need a gradient. `saved` values
     come after all others; the last `unchecked` of them eager keeps without noticing later writes. `feeds` says, for
-    each argument, from which tangents (by position) its gradient comes; None where there is no gradient at all.
+    each argument, from which tangents (by position) its gradient comes; None where there is no gradient at all. `groups`
+    are there if there are several: eager has freed one of them by its backward, and the others not.
     """
 
     returned: tuple[int, ...]
@@ -116,6 +128,7 @@ class Node:
     tangents: tuple[Tangent, ...]
     feeds: tuple[tuple[int, ...] | None, ...]
     detached: tuple[int, ...]
+    groups: tuple[Group, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import torch
 from treeplay.errors import InternalError
 from treeplay.wrap.aot.capture import Seen, is_leaf, refusal
 from treeplay.wrap.aot.overlap import overlap
+from treeplay.wrap.aot.partial import groups_of
 from treeplay.wrap.aot.plan import (
     Again,
     CallPlan,
@@ -207,6 +208,7 @@ def plan_node(
         unchecked=sum(bool(node.meta.get("saved_tensor_with_no_vc_check")) for node in saved),
         tangents=tangents,
         feeds=feeds,
+        groups=groups_of(backward, len(tangents)),
         detached=tuple(
             positions[k]
             for k, info in enumerate(facts.input_info)

@@ -42,6 +42,11 @@ def traced(
         yield Traced(capture.graph_module, capture.updated_flat_args, bool(state.needs_autograd), state.fw_metadata)
 
 
+def keeps_graph() -> bool:
+    """Whether the backward that is running was asked to retain the graph."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
 def is_wrapper(value: Any) -> bool:
     """Whether a tensor is a subclass made of inner tensors."""
     return isinstance(value, torch.Tensor) and bool(is_traceable_wrapper_subclass(value))

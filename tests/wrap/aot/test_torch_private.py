@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx.traceback import preserve_node_meta
 
@@ -140,3 +142,22 @@ def test_writes_can_be_traced_inside() -> None:
         with torch_private.traced(Written(), [numbers(2)], None, writes_inside=inside) as traced:
             assert ("copy_" in str(traced.graph.graph)) == inside
             assert list(traced.facts.mutated_inp_runtime_indices) == ([] if inside else [0])
+
+
+def test_a_backward_knows_whether_it_retains_the_graph() -> None:
+    seen: list[bool] = []
+
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            seen.append(torch_private.keeps_graph())
+            return grad * 2
+
+    result = Asks.apply(torch.ones(1, requires_grad=True))
+    result.backward(retain_graph=True)
+    result.backward()
+    assert seen == [True, False]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 import keyword
@@ -21,7 +20,8 @@ from treeplay.wrap.aot.checks import check_of
 from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, Boxed, Compile, Compilers
 from treeplay.wrap.aot.emit import emit_backward, emit_call, emit_forward
 from treeplay.wrap.aot.later import forward_writes, take_out
-from treeplay.wrap.aot.node import LazyBackward, as_it_lies
+from treeplay.wrap.aot.node import Compiled, LazyBackward, as_it_lies
+from treeplay.wrap.aot.partial import without_gradients
 from treeplay.wrap.aot.plan import CallPlan, LateWrite, Node
 from treeplay.wrap.aot.planning import plan_call, plan_node
 from treeplay.wrap.aot.probe import apart, written_by
@@ -38,7 +38,8 @@ def wrap_function(
     """Compile `function`, which takes and returns flat tensors, for calls like `samples`; the result is boxed.
 
     `is_checked`: each call is first compared with the samples, which costs a little; front ends that do that do not need it.
-    `.plan` is what a call does, `.source` the text of the call function. What cannot be done is a `Refusal`.
+    `.plan` is what a call does, `.source` the text of the call function, `.sources` that of every generated function,
+    `.backward` what runs when autograd asks (None in inference). What cannot be done is a `Refusal`.
     """
     if not all(sample is None or isinstance(sample, torch.Tensor | int | float | bool) for sample in samples):
         raise UsageError("sample inputs must be tensors, numbers or None. To mend: flatten the arguments first")
@@ -132,11 +133,18 @@ def _compile(
         plan = dataclasses.replace(plan, node=node)
         _mark_visible(forward, plan)
         run_forward = compilers.forward(forward, traced.inputs[0])
-    lazy, last = LazyBackward(_later(compilers.backward, backward)), None
+    # Late writes are inputs and results besides: such a backward is given zeros for gradients that did not come.
+    tangents = 0 if node.late else len(node.tangents)
+    lazy, last = LazyBackward(_later(_whole(compilers.backward), backward, tangents), tangents), None
     donating = compilers.donating
     if donating is not None and node.donated:
-        last = LazyBackward(_later(lambda module, inputs: donating(module, inputs, node.donated), backward))
-    return _load(plan, _node_class(plan, node, run_forward, lazy, last).apply)
+
+        def compile_last(module: torch.fx.GraphModule, inputs: Sequence[Any], taken: Sequence[int]) -> Boxed:
+            return donating(module, inputs, tuple(at for at, k in enumerate(taken) if k in node.donated))
+
+        last = LazyBackward(_later(compile_last, backward, tangents), tangents)
+    node_class = _node_class(plan, node, run_forward, lazy, last)
+    return _load(plan, node_class.apply, node_class.sources, lazy)
 
 
 def _mark_arguments(graph: torch.fx.GraphModule, plan: CallPlan) -> None:
@@ -151,34 +159,51 @@ def _mark_visible(graph: torch.fx.GraphModule, plan: CallPlan) -> None:
     graph.graph.output_node().meta[VISIBLE] = tuple(range(len(plan.writes), plan.values))
 
 
-def _later(compiler: Compile, backward: torch.fx.GraphModule) -> Callable[[Sequence[Any]], Boxed]:
+def _whole(compile_backward: Compile) -> Callable[..., Boxed]:
+    return lambda module, inputs, taken: compile_backward(module, inputs)
+
+
+def _later(
+    compile_taken: Callable[..., Boxed], backward: torch.fx.GraphModule, tangents: int
+) -> Callable[[tuple[int, ...], Sequence[Any]], Compiled]:
     """Compile the backward when it is first needed, from a copy of its graph and as if still in this trace."""
     context = torch_private.keep_tracing_context()
 
-    def compile_backward(values: Sequence[Any]) -> Boxed:
-        traced = [node.meta["val"] for node in backward.graph.nodes if node.op == "placeholder"]
-        inputs = [as_it_lies(fake, value) for fake, value in zip(traced, values, strict=True)]
+    def compile_backward(missing: tuple[int, ...], values: Sequence[Any]) -> Compiled:
         with context(), torch.no_grad():
-            module = torch.fx.GraphModule(backward, copy.deepcopy(backward.graph))
-            compiled: Boxed = torch_private.without_autocast(compiler, module, inputs)
-            return compiled
+            module, taken = without_gradients(backward, tangents, missing)
+            traced = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+            inputs = [as_it_lies(fake, values[k]) for fake, k in zip(traced, taken, strict=True)]
+            run: Boxed = torch_private.without_autocast(compile_taken, module, inputs, taken)
+            return run, taken
 
     return compile_backward
 
 
 def _node_class(plan: CallPlan, node: Node, forward: Boxed, backward: LazyBackward, last: LazyBackward | None) -> Any:
     """The plan's autograd function: nothing but the two generated functions."""
-    run_forward = load_source(emit_forward(plan, node, forward, is_donating=last is not None))
-    run_backward = load_source(emit_backward(plan, node, backward, last))
+    first, second = (
+        emit_forward(plan, node, forward, is_donating=last is not None),
+        emit_backward(plan, node, backward, last),
+    )
+    run_backward = load_source(second)
     # Autograd may call it inside of a frame that Dynamo watches; what it calls, the compile above all, is not to be traced.
     hide_from_dynamo(run_backward, with_callees=True)
-    parts = {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward), "boxed_grads_call": True}
-    return type("Treeplay", (torch.autograd.Function,), parts)
+    members = {
+        "forward": staticmethod(load_source(first)),
+        "backward": staticmethod(run_backward),
+        "boxed_grads_call": True,
+        "sources": (first.text, second.text),
+    }
+    return type("Treeplay", (torch.autograd.Function,), members)
 
 
-def _load(plan: CallPlan, run: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:
+def _load(
+    plan: CallPlan, run: Callable[..., Any], sources: tuple[str, ...] = (), backward: LazyBackward | None = None
+) -> Callable[[list[Any]], list[Any]]:
     source: Source = emit_call(plan, run)
     call: Any = load_source(source)
     call.source, call.plan = source.text, plan
+    call.sources, call.backward = (source.text, *sources), backward
     wrapped: Callable[[list[Any]], list[Any]] = call
     return wrapped

@@ -328,7 +328,7 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any], run_last:
         if any(write.tangent == k for write in node.late):
             text.add(f"given{k} = grad{k}")
         _tangent(text, node, k)
-    saved = ["*ctx.saved_tensors"] if node.saved > node.unchecked else []
+    saved = [_saved(text, node)] if node.saved > node.unchecked else []
     saved += ["*ctx.unchecked"] if node.unchecked else []
     later = ["*ctx.later"] if any(write.argument is not None for write in node.late) else []
     text.add(f"args = [{', '.join([*saved, *arriving.values(), *later])}]")
@@ -339,7 +339,10 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any], run_last:
         f"run_plainly({chosen}, args) if is_any_autocast_enabled() else {chosen}(args)"
     )
     _late(text, node)
-    fed = [_fed(k, feed, len(node.tangents)) for k, feed in enumerate(node.feeds)]
+    if node.late:
+        fed = [_fed(k, feed, len(node.tangents)) for k, feed in enumerate(node.feeds)]
+    else:
+        fed = ["None" if feed is None else f"grads[{k}]" for k, feed in enumerate(node.feeds)]
     text.add(f"return ({''.join(f'{item}, ' for item in fed)})")
     header = "def backward(ctx, grads):" if torch_private.GRADIENTS_COME_IN_A_LIST else "def backward(ctx, *grads):"
     return Source("node backward", text.text(header), text.names, entry="backward")
@@ -358,21 +361,31 @@ def _release(text: _Text, node: Node, run_last: Callable[..., Any] | None) -> st
     return "chosen"
 
 
+def _saved(text: _Text, node: Node) -> str:
+    """What reads the saved tensors; where results have graphs of their own in eager, a backward frees only its own."""
+    if not node.groups:
+        return "*ctx.saved_tensors"
+    text.use("saved_of", helpers.saved_of)
+    text.use("groups", node.groups)
+    came = ", ".join(f"grad{k} is not None" for k in range(len(node.tangents)))
+    return f"*saved_of(ctx, groups, ({came},))"
+
+
 def _tangent(text: _Text, node: Node, k: int) -> None:
     tangent = node.tangents[k]
     layout = text.use(f"layout{k}", tangent.layout)
-    text.use("missing", helpers.missing)
     text.use("laid_out", helpers.laid_out)
-    text.use(f"dtype{k}", getattr(torch, tangent.dtype.removeprefix("torch.")))
-    text.use(f"device{k}", torch.device(tangent.device))
-    if len(node.tangents) > 1:
-        text.add(f"came{k} = grad{k} is not None")
-    text.add(
-        f"if grad{k} is None: grad{k} = missing({layout}, dtype{k}, device{k})",
-        f"elif grad{k}.layout is not strided or grad{k}.stride() != {tangent.layout.stride}: "
-        f"grad{k} = laid_out(grad{k}, {layout})",
-    )
     text.use("strided", torch.strided)
+    if node.late:
+        text.use("missing", helpers.missing)
+        text.use(f"dtype{k}", getattr(torch, tangent.dtype.removeprefix("torch.")))
+        text.use(f"device{k}", torch.device(tangent.device))
+        text.add(f"came{k} = grad{k} is not None")
+        text.add(f"if grad{k} is None: grad{k} = missing({layout}, dtype{k}, device{k})")
+    text.add(
+        f"if grad{k} is not None and (grad{k}.layout is not strided or grad{k}.stride() != {tangent.layout.stride}): "
+        f"grad{k} = laid_out(grad{k}, {layout})"
+    )
 
 
 def _refuse_late(text: _Text, node: Node) -> None:

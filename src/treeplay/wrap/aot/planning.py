@@ -14,6 +14,7 @@ from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.arrange import Arrangement, Noted
 from treeplay.wrap.aot.capture import Seen, is_leaf, refusal
 from treeplay.wrap.aot.overlap import overlap, span
+from treeplay.wrap.aot.partial import groups_of
 from treeplay.wrap.aot.plan import (
     Again,
     Apart,
@@ -251,6 +252,7 @@ def plan_node(
         unchecked=sum(bool(node.meta.get("saved_tensor_with_no_vc_check")) for node in saved),
         tangents=tangents,
         feeds=feeds,
+        groups=() if late else groups_of(backward, len(tangents)),
         detached=tuple(
             plan.inputs[k]
             for k, info in enumerate(facts.input_info)

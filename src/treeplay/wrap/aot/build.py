@@ -33,17 +33,23 @@ _TAKEN = frozenset(
 
 
 def wrap_function(
-    function: Callable[..., Any], samples: Sequence[Any], compilers: Compilers, *, is_checked: bool = False
+    function: Callable[..., Any],
+    samples: Sequence[Any],
+    compilers: Compilers,
+    *,
+    is_checked: bool = False,
+    names: Sequence[str] | None = None,
 ) -> Callable[[list[Any]], list[Any]]:
     """Compile `function`, which takes and returns flat tensors, for calls like `samples`; the result is boxed.
 
-    `is_checked`: each call is first compared with the samples, which costs a little; front ends that do that do not need it.
+    `names` of the arguments are otherwise those of the function. `is_checked`: each call is first compared with the
+    samples, which costs a little; front ends that do that do not need it.
     `.plan` is what a call does, `.source` the text of the call function, `.sources` that of every generated function,
     `.backward` what runs when autograd asks (None in inference). What cannot be done is a `Refusal`.
     """
     if not all(sample is None or isinstance(sample, torch.Tensor | int | float | bool) for sample in samples):
         raise UsageError("sample inputs must be tensors, numbers or None. To mend: flatten the arguments first")
-    names = names_of(function, len(samples))
+    names = usable_names(names, len(samples)) if names is not None else names_of(function, len(samples))
     arrangement, any_write = Arrangement(len(samples)), False
     if needs_arrangement(samples):
         written, any_write = written_by(function, samples, names)
@@ -103,19 +109,21 @@ def _wrap(
 
 def names_of(function: Callable[..., Any], count: int) -> tuple[str, ...]:
     """The user's argument names, where they are known and can stand in generated code."""
-    plain = tuple(f"arg{k}" for k in range(count))
-    if isinstance(function, torch.fx.GraphModule):
-        names = [str(node.target) for node in function.graph.nodes if node.op == "placeholder"]
-    else:
-        try:
-            parameters = inspect.signature(function).parameters.values()
-        except (TypeError, ValueError):
-            return plain
-        names = [p.name if p.kind is p.POSITIONAL_OR_KEYWORD else "" for p in parameters]
-    is_usable = len(names) == count and not any(
-        not name or keyword.iskeyword(name) or name in _TAKEN or name[-1].isdigit() or "_" in name for name in names
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return usable_names((), count)
+    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return usable_names(names if len(names) == len(parameters) else (), count)
+
+
+def usable_names(names: Sequence[str], count: int) -> tuple[str, ...]:
+    """`names` if all can stand in generated code, beside its own; else numbered ones."""
+    is_usable = len(set(names)) == len(names) == count and not any(
+        not name.isidentifier() or keyword.iskeyword(name) or name in _TAKEN or name[-1].isdigit() or "_" in name
+        for name in names
     )
-    return tuple(names) if is_usable else plain
+    return tuple(names) if is_usable else tuple(f"arg{k}" for k in range(count))
 
 
 def _compile(

@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from treeplay.facts.spec import TensorSpec
 from treeplay.lower.aten import torch_private as aten_private
 from treeplay.lower.compiler import find_compiler
 
@@ -50,3 +51,26 @@ def test_inductor_compiles_a_graph_of_fakes() -> None:
     with torch_private.compile_lock:
         run = torch_private.compile_graph(module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True)
     assert torch.equal(run([torch.full((4,), 3.0)])[0], torch.full((4,), 5.0))
+
+
+@pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")
+def test_inductors_cache_knows_which_results_are_seen() -> None:
+    from torch._dynamo.utils import counters
+    from torch._inductor.utils import fresh_cache
+
+    from treeplay.lower import torch_private
+    from treeplay.lower.functional import make_functional
+
+    def compile_for(visible: tuple[int, ...] | None) -> tuple[int, int]:
+        spec = TensorSpec((4, 5), (5, 1), torch.float32, torch.device("cpu"))
+        module, fakes = make_functional(lambda x: [x.sin().t() * 2, x - 1], [spec], torch_private.decompositions())
+        counters["inductor"].clear()
+        torch_private.compile_graph(
+            module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True, visible=visible
+        )
+        return counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]
+
+    with fresh_cache():
+        assert compile_for(None) == (1, 0)
+        assert compile_for(()) == (1, 0)
+        assert compile_for(None) == (0, 1)

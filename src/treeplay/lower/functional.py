@@ -14,6 +14,7 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
@@ -130,7 +131,8 @@ def make_functional(
     run: Callable[..., Sequence[torch.Tensor]], specs: Sequence[TensorSpec], decompositions: dict[Any, Any]
 ) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
     """Trace `run` over fakes of `specs` into a functional graph; raises `LoweringError` where torch cannot."""
-    mode = FakeTensorMode()
+    # Inductor's cache takes graphs only whose fakes have a shape environment; here it makes no symbols.
+    mode = FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False))
     with mode, torch.no_grad():
         inputs = [fake_like(spec) for spec in specs]
         functional = torch.func.functionalize(run, remove="mutations")

@@ -36,6 +36,7 @@ _HOST_OPTIONS: dict[str, Any] = {
     # The wrapper is compiled beside the kernels, with less optimization: a fifth less time, at the same speed.
     "cpp_wrapper_build_separate": True,
 }
+_EMITS = 1  # to be raised when our own lowerings emit something else: cached artifacts are of what they emitted
 _GPU_OPTIONS: dict[str, Any] = {
     # The allocator does that as well, and then memory that a result lies in was the result's alone.
     "allow_buffer_reuse": False,
@@ -114,7 +115,7 @@ def _mark_visible(module: torch.fx.GraphModule, visible: Sequence[int] | None) -
         at for at in (range(len(results)) if visible is None else visible) if isinstance(results[at], torch.fx.Node)
     ]
     module.graph.output_node().meta["user_visible_output_idxs"] = chosen
-    module.meta["treeplay_visible"] = tuple(chosen)  # Inductor's cache looks at this, and not at the node's
+    module.meta["treeplay"] = (_EMITS, *chosen)  # Inductor's cache looks at this, and not at the node's
 
 
 @contextlib.contextmanager

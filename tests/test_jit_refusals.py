@@ -93,6 +93,8 @@ PROGRAMS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
     "bool()": ("", lambda x: x * bool(x[0] > 0)),
     "a branch": ("", _branch),
     "assert": ("", _assert),
+    "a place in memory": ("as_strided", lambda x: x.as_strided((2,), (1,), x.storage_offset() + 1) * 2),
+    "a place in a view's memory": ("as_strided", lambda x: torch.as_strided(x[1:], (1,), (1,), 0) * 2),
     "print": ("print", _printed),
     "an f-string": ("print", lambda x: (x * 2, f"{x}")),
     "repr": ("print", lambda x: (x * 2, repr(x))),

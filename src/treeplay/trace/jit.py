@@ -120,6 +120,7 @@ def _trace(program: Callable[..., Any], call: Call, layouts: dict[Question, Answ
     generators = Generators(found.generators.values())
     snapshot = Snapshot(found, call.tensors)
     tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators, layouts)
+    tracer.arguments = {id(tensor) for tensor in call.tensors}
     run = Run(tracer, WatchFunctions(tracer), found, snapshot)
     try:
         made = _traced(program, call, run)

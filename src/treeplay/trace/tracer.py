@@ -57,6 +57,8 @@ _HOST_READS = frozenset(
 )
 # What `make_dual` asks first; neither can run on fakes.
 _FORWARD_MODE = frozenset({aten.is_same_size.default, aten._make_dual.default})
+# Where in its arguments an operator is told where in the memory of its first one to begin.
+_BEGINS = {aten.as_strided.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
 _LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
 
 
@@ -79,6 +81,7 @@ class Tracer(TorchDispatchMode):
         self.fake_mode = FakeTensorMode()
         self.values: dict[int, Value] = {}
         self.is_known = is_known
+        self.arguments: set[int] = set()  # the tensors that are arguments of this call, by identity
         self.host_scalars: set[int] = set()
         self.births: dict[int, torch.fx.Node] = {}  # fake storage -> the node that made it
         self.on_write: Callable[[Value], None] | None = None  # told of each tensor that an operator writes to
@@ -156,6 +159,7 @@ class Tracer(TorchDispatchMode):
         func, args, kwargs = self._settle(func, args, kwargs)
         node_args, node_kwargs = tree_map(self._to_node(func, where), (args, dict(kwargs)))
         fake_args, fake_kwargs = tree_map(self._to_fake, (args, dict(kwargs)))
+        self._check_place(func, fake_args, fake_kwargs, where)
         out = self._run_fake(func, fake_args, fake_kwargs, where)
         if asked is not None and asked in self.layouts:
             with self.fake_mode:
@@ -203,6 +207,20 @@ class Tracer(TorchDispatchMode):
                         "write the detached value, or write under torch.no_grad()",
                         where,
                     )
+
+    def _check_place(self, func: Any, args: Any, kwargs: Any, where: Location | None) -> None:
+        """Refuse to freeze where in an argument's memory something lies: the next argument may begin elsewhere in its own."""
+        at = _BEGINS.get(func)
+        if at is None or (args[at] if len(args) > at else kwargs.get("storage_offset")) is None:
+            return
+        node = self.births.get(storage_of(args[0]))
+        if any(seen.value.node is node and id(seen.tensor) in self.arguments for seen in self.tape.inputs):
+            raise self.refuse(
+                _name(func),
+                "is told where in an argument's memory to begin, and another call's argument may begin elsewhere in its own",
+                "leave storage_offset out and slice the argument first: it then begins where that does",
+                where,
+            )
 
     def _draw(self, func: Any, arguments: tuple[Any, ...], where: Location | None) -> None:
         generator = generator_in(leaves_of(list(arguments)), _device_of(arguments))

@@ -105,6 +105,7 @@ def compilers_for(options: Options) -> Compilers:
         inference=inference,
         partition=splitter(options),
         decompositions=decompositions(options),
+        is_guarded=True,
     )
 
 

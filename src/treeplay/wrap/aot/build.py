@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from treeplay.errors import UsageError
+from treeplay.errors import Refusal, UsageError
 from treeplay.facts.source import Source
 from treeplay.generated import load_source
 from treeplay.wrap.aot import torch_private
@@ -21,6 +21,7 @@ from treeplay.wrap.aot.emit import emit_backward, emit_call, emit_forward
 from treeplay.wrap.aot.node import LazyBackward
 from treeplay.wrap.aot.plan import CallPlan, Node
 from treeplay.wrap.aot.planning import plan_call, plan_node
+from treeplay.wrap.aot.subclass_rules import explained
 from treeplay.wrap.aot.torch_private import Traced
 
 _TAKEN = frozenset(
@@ -37,9 +38,12 @@ def wrap_function(
     """
     if not all(sample is None or isinstance(sample, torch.Tensor | int | float | bool) for sample in samples):
         raise UsageError("sample inputs must be tensors, numbers or None. To mend: flatten the arguments first")
-    call = _wrap(function, samples, compilers, copies=())
-    if call is None:
-        call = _wrap(function, samples, compilers, copies=_copies(samples))
+    try:
+        call = _wrap(function, samples, compilers, copies=())
+        if call is None:
+            call = _wrap(function, samples, compilers, copies=_copies(samples))
+    except Refusal as error:
+        raise explained(error) from error
     assert call is not None
     return call
 
@@ -70,7 +74,13 @@ def _wrap(
         if not copies and _copies(samples) and (seen.writes or _writes_any(traced)):
             return None
         plan = plan_call(
-            traced, seen, samples=given, arguments=_names(function, len(samples)), copies=copies, positions=positions
+            traced,
+            seen,
+            samples=given,
+            arguments=_names(function, len(samples)),
+            copies=copies,
+            positions=positions,
+            is_guarded=compilers.is_guarded,
         )
         return _compile(traced, plan, seen, compilers, positions)
 
@@ -100,7 +110,7 @@ def _compile(
         if not traced.is_joint:
             return _load(plan, compilers.inference(traced.graph, traced.inputs))
         forward, backward = compilers.partition(
-            traced.graph, traced.inputs, num_fwd_outputs=plan.values, static_lifetime_input_indices=[]
+            traced.graph, traced.inputs, num_fwd_outputs=plan.flat_values, static_lifetime_input_indices=[]
         )
         node = plan_node(traced, plan, forward, backward, positions)
         plan = dataclasses.replace(plan, node=node)

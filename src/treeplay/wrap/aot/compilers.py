@@ -18,6 +18,7 @@ class Compilers:
 
     Each compiler takes a graph and its sample inputs and returns a callable that takes one list and empties it.
     `partition(graph, inputs, num_fwd_outputs=..., static_lifetime_input_indices=...)` returns forward and backward.
+    `is_guarded`: what calls the wrapped function compares the notes of tensor subclasses itself, as Dynamo does.
     """
 
     forward: Compile
@@ -25,3 +26,4 @@ class Compilers:
     inference: Compile
     partition: Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
     decompositions: dict[Any, Callable[..., Any]] | None = None
+    is_guarded: bool = False

@@ -19,9 +19,23 @@ from typing import Any
 import torch
 
 from treeplay.facts.source import Source
+from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
-from treeplay.wrap.aot import torch_private
-from treeplay.wrap.aot.plan import Again, CallPlan, Flag, New, Node, Recipe, Result, Same, ViewOfArgument, ViewOfValue
+from treeplay.wrap.aot import opening, torch_private
+from treeplay.wrap.aot.plan import (
+    Again,
+    CallPlan,
+    Flag,
+    New,
+    Node,
+    Recipe,
+    Result,
+    Same,
+    Tangent,
+    ViewOfArgument,
+    ViewOfValue,
+    WrappedTangent,
+)
 
 _INDENT = "    "
 
@@ -61,6 +75,7 @@ class _Call(_Text):
 
     def source(self) -> Source:
         self.copies()
+        subclasses.check_arguments(self, self.plan)
         self.apart()
         self.versions()
         if self.plan.node is None:
@@ -90,8 +105,16 @@ class _Call(_Text):
         for one, other in self.plan.apart:
             self.use("shares_storage", torch_private.shares_storage)
             self.use("check_apart", helpers.check_apart)
-            pair = f"args[{self.at(one)}], args[{self.at(other)}]"
-            self.add(f"if shares_storage({pair}): check_apart({pair}, ({one}, {other}))")
+            for left in self.tensors(one):
+                for right in self.tensors(other):
+                    pair = f"{left}, {right}"
+                    self.add(f"if shares_storage({pair}): check_apart({pair}, ({one}, {other}))")
+
+    def tensors(self, argument: int) -> list[str]:
+        """The plain tensors of an argument, in the list of arguments."""
+        at = self.at(argument)
+        wrapper = self.plan.opened.arguments[at] if self.plan.opened is not None else None
+        return [f"args[{at}]"] if wrapper is None else wrapper.tensors(f"args[{at}]")
 
     def versions(self) -> None:
         """Layouts change before the graph as far as autograd can tell: what this call saves is not outdated by it."""
@@ -111,7 +134,11 @@ class _Call(_Text):
         self.use("is_any_autocast_enabled", torch_private.is_any_autocast_enabled)
         self.use("run_plainly", helpers.run_plainly)
         self.use("wrong_count", helpers.wrong_count)
-        count = self.plan.values
+        count = self.plan.flat_values
+        given = [f"args[{k}]" for k in range(len(self.plan.arguments) - len(self.plan.copies))]
+        opened = subclasses.open_arguments(self.plan, given)
+        if opened is not None:
+            self.add(f"args[:] = {opened}")
         self.add(
             "mode = is_grad_enabled()",
             "set_grad_enabled(False)",
@@ -119,6 +146,12 @@ class _Call(_Text):
             "finally: set_grad_enabled(mode), args.clear()",
             f"if len(values) != {count}: raise wrong_count({count}, values)",
         )
+        subclasses.rebuild_values(self, self.plan, self.needed())
+
+    def needed(self) -> list[int]:
+        """The values that a write or a result uses."""
+        used = [write.value for write in self.plan.writes if write.has_data]
+        return used + [result.value for result in self.plan.results if isinstance(result, New | ViewOfValue)]
 
     def training(self, node: Node) -> None:
         dropped = {later for later, _ in self.plan.copies}
@@ -136,7 +169,7 @@ class _Call(_Text):
         )
 
     def value(self, value: int) -> str:
-        return f"values[{value}]" if self.plan.node is None else f"value{value}"
+        return subclasses.value(self.plan, value) if self.plan.node is None else f"value{value}"
 
     def writes(self) -> None:
         for write in self.plan.writes:
@@ -197,28 +230,30 @@ def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source:
     text.use("run_plainly", helpers.run_plainly)
     dropped = {later for later, _ in plan.copies}
     names = ", ".join(name for k, name in enumerate(plan.arguments) if k not in dropped)
-    count = plan.values + node.saved
+    count = plan.flat_values + node.saved
+    given = names.split(", ")
     text.add(
-        f"args = [{names}]",
+        f"args = {subclasses.open_arguments(plan, given) or f'[{names}]'}",
         f"del {names}",
         "try: values = run_plainly(run, args) if is_any_autocast_enabled() else run(args)",
         "finally: args.clear()",
         f"if len(values) != {count}: raise wrong_count({count}, values)",
     )
     _save(text, plan, node)
-    plain = [f"values[{k}]" for k in node.returned if k not in node.differentiable]
+    subclasses.rebuild_values(text, plan, node.returned)
+    plain = [subclasses.value(plan, k) for k in node.returned if k not in node.differentiable]
     if plain:
         text.use("Tensor", torch.Tensor)
         marked = ", ".join(f"*(({value},) if isinstance({value}, Tensor) else ())" for value in plain)
         text.add(f"ctx.mark_non_differentiable({marked})")
     text.add("ctx.set_materialize_grads(False)")
-    text.add(f"return ({''.join(f'values[{k}], ' for k in node.returned)})")
+    text.add(f"return ({''.join(f'{subclasses.value(plan, k)}, ' for k in node.returned)})")
     return Source("node forward", text.text(f"def forward(ctx, {names}):"), text.names, entry="forward")
 
 
 def _save(text: _Text, plan: CallPlan, node: Node) -> None:
     text.use("saved_view", helpers.saved_view)
-    saved = [f"saved_view(values[{plan.values + k}])" for k in range(node.saved)]
+    saved = [f"saved_view(values[{plan.flat_values + k}])" for k in range(node.saved)]
     checked = saved[: len(saved) - node.unchecked]
     unchecked = saved[len(saved) - node.unchecked :]
     if checked:
@@ -237,43 +272,51 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source
     text.use("run_plainly", helpers.run_plainly)
     arriving = {tangent.value: f"grad{k}" for k, tangent in enumerate(node.tangents)}
     names = [arriving.get(value, f"unused{value}") for value in node.returned]
+    if plan.opened is not None:
+        text.use("differentiated_again", helpers.differentiated_again)
+        text.add(f"if is_grad_enabled(): return differentiated_again(backward, ctx, [{', '.join(names)}])")
+    parts: list[str] = []
     for k, tangent in enumerate(node.tangents):
         if tangent.value not in node.returned:
             text.add(f"grad{k} = None")
-        _tangent(text, node, k)
+        if len(node.tangents) > 1:
+            text.add(f"came{k} = grad{k} is not None")
+        if isinstance(tangent, WrappedTangent):
+            parts += subclasses.open_tangent(text, tangent, k)
+        else:
+            _tangent(text, tangent, k)
+            parts.append(f"grad{k}")
     saved = ["*ctx.saved_tensors"] if node.saved > node.unchecked else []
     saved += ["*ctx.unchecked"] if node.unchecked else []
-    text.add(f"args = [{', '.join([*saved, *arriving.values()])}]")
-    text.add(f"del {', '.join(names)}")
-    text.add(
-        "grads = differentiated(run, args) if is_grad_enabled() else "
-        "run_plainly(run, args) if is_any_autocast_enabled() else run(args)"
-    )
-    fed = [_fed(k, feed, len(node.tangents)) for k, feed in enumerate(node.feeds)]
+    text.add(f"args = [{', '.join([*saved, *parts])}]")
+    opened = [part for part in parts if part not in names]
+    text.add(f"del {', '.join([*names, *opened])}")
+    again = "differentiated(run, args) if is_grad_enabled() else " if plan.opened is None else ""
+    text.add(f"grads = {again}run_plainly(run, args) if is_any_autocast_enabled() else run(args)")
+    fed = [
+        "None" if feed is None else _fed(subclasses.gradient(text, plan, k), feed, len(node.tangents))
+        for k, feed in enumerate(node.feeds)
+    ]
     text.add(f"return ({''.join(f'{item}, ' for item in fed)})")
     return Source("node backward", text.text(f"def backward(ctx, {', '.join(names)}):"), text.names, entry="backward")
 
 
-def _tangent(text: _Text, node: Node, k: int) -> None:
-    tangent = node.tangents[k]
+def _tangent(text: _Text, tangent: Tangent, k: int) -> None:
     layout = text.use(f"layout{k}", tangent.layout)
     text.use("missing", helpers.missing)
-    text.use("laid_out", helpers.laid_out)
+    text.use("plain_gradient", opening.plain_gradient)
     text.use(f"dtype{k}", getattr(torch, tangent.dtype.removeprefix("torch.")))
     text.use(f"device{k}", torch.device(tangent.device))
-    if len(node.tangents) > 1:
-        text.add(f"came{k} = grad{k} is not None")
     text.add(
         f"if grad{k} is None: grad{k} = missing({layout}, dtype{k}, device{k})",
-        f"elif grad{k}.layout is not strided or grad{k}.stride() != {tangent.layout.stride}: "
-        f"grad{k} = laid_out(grad{k}, {layout})",
+        f"elif type(grad{k}) is not Tensor or grad{k}.layout is not strided or grad{k}.stride() != {tangent.layout.stride}: "
+        f"grad{k} = plain_gradient(grad{k}, {layout}, {k})",
     )
+    text.use("Tensor", torch.Tensor)
     text.use("strided", torch.strided)
 
 
-def _fed(k: int, feed: tuple[int, ...] | None, tangents: int) -> str:
-    if feed is None:
-        return "None"
+def _fed(gradient: str, feed: tuple[int, ...], tangents: int) -> str:
     if len(feed) in (0, tangents):
-        return f"grads[{k}]"
-    return f"grads[{k}] if {' or '.join(f'came{tangent}' for tangent in feed)} else None"
+        return gradient
+    return f"{gradient} if {' or '.join(f'came{tangent}' for tangent in feed)} else None"

@@ -67,6 +67,13 @@ def differentiated(run: Boxed, values: list[Any]) -> Any:
     return _Differentiated.apply(call, *tensors)  # type: ignore[no-untyped-call]
 
 
+def differentiated_again(backward: Callable[..., Any], ctx: Any, gradients: Sequence[Any]) -> Any:
+    """The same for a backward that opens and builds tensors: the whole of it is run."""
+    saved = (*ctx.saved_tensors, *gradients)
+    tensors = tuple(value for value in saved if isinstance(value, torch.Tensor))
+    return _Differentiated.apply(lambda: backward(ctx, *gradients), *tensors)  # type: ignore[no-untyped-call]
+
+
 def run_plainly(run: Boxed, values: list[Any]) -> Sequence[Any]:
     """Run a graph while autocast is on outside."""
     result: Sequence[Any] = torch_private.without_autocast(run, values)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from treeplay.wrap.aot.subclasses import plain_parts
 from treeplay.wrap.aot.torch_private import shares_storage
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the two may have an element's memory in common."""
+    """Whether the two, or tensors that they are made of, may have an element's memory in common."""
+    return any(_overlap(left, right) for left in plain_parts(one) for right in plain_parts(other))
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     if not shares_storage(one, other):
         return False
     (start, end), (low, high) = _span(one), _span(other)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from treeplay.wrap.aot.subclasses import Opened, Wrapper
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -101,6 +103,15 @@ class Tangent:
 
 
 @dataclass(frozen=True, slots=True)
+class WrappedTangent:
+    """The gradient that arrives for a value made of others; `parts` are its plain tensors, depth first."""
+
+    value: int
+    wrapper: Wrapper
+    parts: tuple[Tangent, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """What the one autograd node of a training plan does.
 
@@ -113,7 +124,7 @@ class Node:
     differentiable: tuple[int, ...]
     saved: int
     unchecked: int
-    tangents: tuple[Tangent, ...]
+    tangents: tuple[Tangent | WrappedTangent, ...]
     feeds: tuple[tuple[int, ...] | None, ...]
     detached: tuple[int, ...]
 
@@ -124,7 +135,8 @@ class CallPlan:
 
     `arguments` are names; `copies` are pairs (later, earlier) of positions that hold one object; `apart` are pairs of
     positions that must not overlap, because one of the two is written; `touched` are arguments that were changed in
-    place and changed back; `values` counts what the forward returns.
+    place and changed back; `values` counts what the forward returns. `opened` says which of all these are tensors made
+    of others: the graph sees what is inside of them.
     """
 
     arguments: tuple[str, ...]
@@ -136,6 +148,12 @@ class CallPlan:
     values: int
     node: Node | None
     grad_mode_after: bool | None
+    opened: Opened | None = None
+
+    @property
+    def flat_values(self) -> int:
+        """How many values the graph itself returns, what is saved left out."""
+        return self.values if self.opened is None else self.opened.flat_values
 
     def __str__(self) -> str:
         kind = "inference" if self.node is None else "training"

@@ -24,9 +24,12 @@ from treeplay.wrap.aot.plan import (
     Tangent,
     ViewOfArgument,
     ViewOfValue,
+    WrappedTangent,
     Write,
 )
-from treeplay.wrap.aot.torch_private import Traced, is_wrapper
+from treeplay.wrap.aot.subclass_rules import refuse_unsupported_view
+from treeplay.wrap.aot.subclasses import Wrapper, opened, starts, tangent_wrappers, value_fakes, width
+from treeplay.wrap.aot.torch_private import Traced
 
 _SHAPES = frozenset(
     ("t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "resize_", "resize_as_")
@@ -42,6 +45,7 @@ def plan_call(
     arguments: tuple[str, ...],
     copies: tuple[tuple[int, int], ...],
     positions: Sequence[int],
+    is_guarded: bool,
 ) -> CallPlan:
     """The plan but for its node. `positions` are where the traced function's arguments stand in the call."""
     facts = traced.facts
@@ -55,20 +59,15 @@ def plan_call(
         apart=_apart(samples, written, positions),
         writes=writes,
         touched=tuple(sorted({positions[k] for k in seen.touched} - {write.argument for write in writes})),
-        results=_results(traced, seen, len(writes), positions),
+        results=_results(traced, seen, positions),
         values=len(writes) + len(facts.output_info) + facts.num_intermediate_bases,
         node=None,
         grad_mode_after=facts.grad_enabled_mutation,
+        opened=opened(traced, is_guarded=is_guarded),
     )
 
 
 def _refuse_what_is_missing(facts: Any, seen: Seen, samples: Sequence[Any], *, arguments: Sequence[str]) -> None:
-    if any(is_wrapper(sample) for sample in samples) or any(
-        issubclass(info.raw_type, torch.Tensor) and hasattr(info.raw_type, "__tensor_flatten__")
-        for info in facts.output_info
-        if info.raw_type.__name__ not in ("FunctionalTensor", "FakeTensor", "Parameter")
-    ):
-        raise refusal("wrap", "a tensor subclass made of inner tensors", None)
     if len(facts.input_info) != len(samples):
         raise refusal("write", "two arguments share memory, and one of them is written", seen.line())
     if facts.tokens:
@@ -101,6 +100,15 @@ def _outputs(traced: Traced) -> list[Any]:
     return list(traced.graph.graph.output_node().args[0])  # type: ignore[arg-type]
 
 
+def _value_fakes(traced: Traced) -> list[Any]:
+    return value_fakes(traced, [_fake(node) for node in _outputs(traced)])
+
+
+def _argument_fake(traced: Traced, k: int) -> Any:
+    """The wrapper of fakes that stood for an argument; None for a plain one."""
+    return getattr(traced.facts.subclass_inp_meta[k], "original_subclass", None) if traced.subclasses else None
+
+
 def _fake(node: Any) -> Any:
     return node.meta["val"] if isinstance(node, torch.fx.Node) else node
 
@@ -113,19 +121,20 @@ def _layout(tensor: torch.Tensor) -> Layout:
 
 
 def _writes(traced: Traced, samples: Sequence[Any], positions: Sequence[int]) -> tuple[Write, ...]:
-    facts, outputs = traced.facts, _outputs(traced)
+    facts, fakes = traced.facts, _value_fakes(traced)
     writes = []
     for value, k in enumerate(facts.mutated_inp_runtime_indices):
         info = facts.input_info[k]
         hidden = info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode
         hidden = hidden or is_leaf(samples[k])
-        layout = _layout(_fake(outputs[value])) if info.mutates_metadata else None
+        layout = _layout(fakes[value]) if info.mutates_metadata else None
         writes.append(Write(positions[k], value, info.mutates_data, layout, not hidden))
     return tuple(writes)
 
 
-def _results(traced: Traced, seen: Seen, first: int, positions: Sequence[int]) -> tuple[Result, ...]:
-    facts, outputs = traced.facts, _outputs(traced)
+def _results(traced: Traced, seen: Seen, positions: Sequence[int]) -> tuple[Result, ...]:
+    facts, fakes = traced.facts, _value_fakes(traced)
+    first = len(facts.mutated_inp_runtime_indices)
     bases = first + len(facts.output_info)
     results: list[Result] = []
     for k, info in enumerate(facts.output_info):
@@ -140,13 +149,15 @@ def _results(traced: Traced, seen: Seen, first: int, positions: Sequence[int]) -
             needs = facts.input_info[info.base_idx].requires_grad
             if needs and facts.input_info[info.base_idx].mutates_metadata:
                 raise refusal("view", "a result views an argument whose shape changes in place", seen.line())
-            recipe = _recipe(info, _fake(outputs[value]), base_needs_grad=needs)
+            recipe = _recipe(info, fakes[value], base_needs_grad=needs)
+            refuse_unsupported_view(_argument_fake(traced, info.base_idx), fakes[value], k)
             results.append(ViewOfArgument(positions[info.base_idx], recipe))
         else:
             is_result = kind == "alias_of_intermediate_base_is_user_output"
             base = (first if is_result else bases) + info.base_idx
             needs = facts.output_info[info.base_idx].requires_grad if is_result else traced.is_joint
-            results.append(ViewOfValue(base, _recipe(info, _fake(outputs[value]), base_needs_grad=needs)))
+            refuse_unsupported_view(fakes[base], fakes[value], k)
+            results.append(ViewOfValue(base, _recipe(info, fakes[value], base_needs_grad=needs)))
     return tuple(results)
 
 
@@ -189,30 +200,44 @@ def plan_node(
 ) -> Node:
     """What the autograd node does, once the joint graph is cut in two."""
     facts = traced.facts
-    saved = list(forward.graph.output_node().args[0])[plan.values :]  # type: ignore[arg-type]
+    saved = list(forward.graph.output_node().args[0])[plan.flat_values :]  # type: ignore[arg-type]
     for node in saved:
         if not isinstance(_fake(node), torch.Tensor):
             raise refusal("wrap", "a number that the trace does not know is needed for the backward", None)
     values = _values_with_tangents(facts, plan)
+    wrappers = tangent_wrappers(traced, len(values))
     inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
-    if len(inputs) != len(saved) + len(values):
-        raise InternalError(f"the backward has {len(inputs)} inputs, expected {len(saved)} + {len(values)}")
-    arriving = inputs[len(saved) :]
-    tangents = tuple(_tangent(value, _fake(node)) for value, node in zip(values, arriving, strict=True))
-    feeds = _feeds(backward, arriving, len(facts.input_info))
+    arriving = inputs[len(saved) : len(saved) + sum(map(width, wrappers))]
+    if len(inputs) != len(saved) + len(arriving):
+        raise InternalError(f"the backward has {len(inputs)} inputs, expected {len(saved)} + {len(arriving)}")
+    groups = [arriving[at : at + width(part)] for at, part in zip(starts(wrappers), wrappers, strict=True)]
+    feeds = _feeds(backward, groups, plan, len(facts.input_info))
     return Node(
         returned=_returned(plan),
         differentiable=values,
         saved=len(saved),
-        unchecked=sum(bool(node.meta.get("saved_tensor_with_no_vc_check")) for node in saved),
-        tangents=tangents,
+        unchecked=_unchecked(saved),
+        tangents=tuple(_tangent(*parts) for parts in zip(values, wrappers, groups, strict=True)),
         feeds=feeds,
         detached=tuple(
             positions[k]
             for k, info in enumerate(facts.input_info)
-            if info.requires_grad and not info.is_leaf and feeds[k] is None
+            if info.requires_grad and not info.is_leaf and feeds[k] is None and not _is_opened(plan, k)
         ),
     )
+
+
+def _is_opened(plan: CallPlan, k: int) -> bool:
+    return plan.opened is not None and plan.opened.arguments[k] is not None
+
+
+def _unchecked(saved: Sequence[torch.fx.Node]) -> int:
+    """How many of the saved values, counted from the end, are kept without noticing later writes.
+
+    States of random generators come after all others; nobody else holds them.
+    """
+    first = next((k for k, node in enumerate(saved) if node.meta.get("saved_tensor_with_no_vc_check")), len(saved))
+    return len(saved) - first
 
 
 def _values_with_tangents(facts: Any, plan: CallPlan) -> tuple[int, ...]:
@@ -237,19 +262,33 @@ def _returned(plan: CallPlan) -> tuple[int, ...]:
     return tuple(sorted(used))
 
 
-def _tangent(value: int, fake: torch.Tensor) -> Tangent:
-    return Tangent(value, _layout(fake), str(fake.dtype), str(fake.device))
+def _tangent(value: int, wrapper: Wrapper | None, nodes: Sequence[torch.fx.Node]) -> Tangent | WrappedTangent:
+    parts = []
+    for node in nodes:
+        fake = _fake(node)
+        if not isinstance(fake, torch.Tensor):
+            raise refusal("wrap", "a gradient made of tensors and something else", None)
+        parts.append(Tangent(value, _layout(fake), str(fake.dtype), str(fake.device)))
+    return parts[0] if wrapper is None else WrappedTangent(value, wrapper, tuple(parts))
 
 
 def _feeds(
-    backward: torch.fx.GraphModule, tangents: Sequence[torch.fx.Node], arguments: int
+    backward: torch.fx.GraphModule, tangents: Sequence[Sequence[torch.fx.Node]], plan: CallPlan, arguments: int
 ) -> tuple[tuple[int, ...] | None, ...]:
     """From which tangents each gradient comes: reachability in the backward graph."""
-    reach: dict[torch.fx.Node, frozenset[int]] = {node: frozenset([k]) for k, node in enumerate(tangents)}
+    reach: dict[torch.fx.Node, frozenset[int]] = {
+        node: frozenset([k]) for k, nodes in enumerate(tangents) for node in nodes
+    }
     for node in backward.graph.nodes:
         if node.op != "output" and node not in reach:
             reach[node] = frozenset().union(*(reach[source] for source in node.all_input_nodes))
     gradients = list(backward.graph.output_node().args[0])  # type: ignore[arg-type]
-    if len(gradients) != arguments:
-        raise InternalError(f"the backward gives {len(gradients)} gradients, expected {arguments}")
-    return tuple(tuple(sorted(reach[node])) if node is not None else None for node in gradients)
+    wrappers = plan.opened.gradients if plan.opened is not None else (None,) * arguments
+    expected = sum(map(width, wrappers))
+    if len(gradients) != expected or len(wrappers) != arguments:
+        raise InternalError(f"the backward gives {len(gradients)} gradients, expected {expected}")
+    feeds: list[tuple[int, ...] | None] = []
+    for at, wrapper in zip(starts(wrappers), wrappers, strict=True):
+        nodes = [node for node in gradients[at : at + width(wrapper)] if isinstance(node, torch.fx.Node)]
+        feeds.append(tuple(sorted(frozenset().union(*(reach[node] for node in nodes)))) if nodes else None)
+    return tuple(feeds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +23,16 @@ preserving_version = torch.autograd._unsafe_preserve_version_counter  # type: ig
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What torch's tracing gives: the graph, its inputs, whether it is a joint graph, and the facts about the call."""
+    """What torch's tracing gives: the graph, its inputs, whether it is a joint graph, and the facts about the call.
+
+    `subclasses` are facts about tensors made of other tensors, if the function has to do with any.
+    """
 
     graph: torch.fx.GraphModule
     inputs: Any
     is_joint: bool
     facts: Any
+    subclasses: Any
 
 
 @contextlib.contextmanager
@@ -39,12 +44,26 @@ def traced(
         stack.enter_context(functorch_config.patch(functionalize_rng_ops=False))
         joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs), decompositions=decompositions)
         state, capture = joint._aot_state, joint._aot_graph_capture
-        yield Traced(capture.graph_module, capture.updated_flat_args, bool(state.needs_autograd), state.fw_metadata)
+        yield Traced(
+            graph=capture.graph_module,
+            inputs=capture.updated_flat_args,
+            is_joint=bool(state.needs_autograd),
+            facts=state.fw_metadata,
+            subclasses=capture.maybe_subclass_meta,
+        )
 
 
 def is_wrapper(value: Any) -> bool:
     """Whether a tensor is a subclass made of inner tensors."""
     return isinstance(value, torch.Tensor) and bool(is_traceable_wrapper_subclass(value))
+
+
+def waited(value: Any) -> Any:
+    """A tensor that is still on its way from other processes is waited for."""
+    collectives = sys.modules.get("torch.distributed._functional_collectives")
+    if collectives is not None and isinstance(value, collectives.AsyncCollectiveTensor):
+        return value.trigger_wait()
+    return value
 
 
 def without_autocast(function: Callable[..., Any], *inputs: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from treeplay.backend.compile import backend
 from treeplay.backend.inner import boxed
@@ -98,3 +99,50 @@ def test_W15_a_model_with_parameters_made_of_tensors_in_inference() -> None:
         for batch in batches(5, 3):
             same("result", net(batch), run(batch))
     assert len(inner.graphs) == 1
+
+
+class Checkpointed(nn.Module):
+    """A layer with dropout whose inside is computed again in the backward."""
+
+    def __init__(self, dropouts: int = 1) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 6)
+        self.dropouts = dropouts
+
+    def inside(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.sin(self.first(x))
+        for _ in range(self.dropouts):
+            x = nn.functional.dropout(x, 0.4)
+        return self.second(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.inside, x, use_reentrant=False) * 2
+
+
+@pytest.mark.parametrize("dropouts", [1, 3])
+def test_W18_checkpointed_dropout_is_eagers_bit_for_bit(dropouts: int) -> None:
+    torch.manual_seed(0)
+    inner = agree(Checkpointed(dropouts), batches(4, 6))
+    assert len(inner.graphs) == 2
+
+
+def test_W18_the_mask_of_the_gradient_is_that_of_the_result() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda x: nn.functional.dropout(x.sin(), 0.5).cos(), x, use_reentrant=False)
+
+    run = torch.compile(program, backend=backend, options={"inner": "aten"})
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x = numbers(40, grad=True)
+        y = run(x)
+        torch.rand(7)  # others draw too
+        y.sum().backward()
+        is_dropped = y.detach() == 1.0
+        assert 0 < is_dropped.sum() < 40 and torch.equal(is_dropped, x.grad == 0)
+
+
+@pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "orthogonal"])
+def test_parametrized_weights_train(kind: str) -> None:
+    torch.manual_seed(0)
+    make = getattr(nn.utils.parametrizations, kind)
+    agree(nn.Sequential(make(nn.Linear(6, 8)), nn.Tanh(), make(nn.Linear(8, 6))), batches(4, 6))

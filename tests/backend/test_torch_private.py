@@ -22,6 +22,14 @@ def test_autocast_is_off_for_a_block():
         assert torch.is_autocast_enabled("cpu")
 
 
+def test_states_of_generators_are_stored_for_a_block():
+    config = torch._functorch.config
+    assert config.graphsafe_rng_functionalization
+    with torch_private.stored_random_states():
+        assert not config.graphsafe_rng_functionalization
+    assert config.graphsafe_rng_functionalization
+
+
 def test_what_operators_return():
     assert torch_private.schema_returns(torch.ops.aten.max.dim) == 2
     assert torch_private.schema_returns(torch.ops.aten.add.Tensor) == 1

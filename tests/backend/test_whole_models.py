@@ -17,6 +17,9 @@ from treeplay.backend.inner import boxed
 from wrap.aot.oracle import numbers, same
 from wrap.aot.pairs import Pair, pair
 
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]
+
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> Iterator[None]:
@@ -120,22 +123,25 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.parametrize("dropouts", [1, 3])
-def test_W18_checkpointed_dropout_is_eagers_bit_for_bit(dropouts: int) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_W18_checkpointed_dropout_is_eagers_bit_for_bit(dropouts: int, device: str) -> None:
     torch.manual_seed(0)
-    inner = agree(Checkpointed(dropouts), batches(4, 6))
+    inner = agree(Checkpointed(dropouts).to(device), [batch.to(device) for batch in batches(4, 6)])
     assert len(inner.graphs) == 2
 
 
-def test_W18_the_mask_of_the_gradient_is_that_of_the_result() -> None:
+@pytest.mark.parametrize("inner", ["aten", "inductor"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_W18_the_mask_of_the_gradient_is_that_of_the_result(inner: str, device: str) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return checkpoint(lambda x: nn.functional.dropout(x.sin(), 0.5).cos(), x, use_reentrant=False)
 
-    run = torch.compile(program, backend=backend, options={"inner": "aten"})
+    run = torch.compile(program, backend=backend, options={"inner": inner})
     for seed in range(3):
         torch.manual_seed(seed)
-        x = numbers(40, grad=True)
+        x = numbers(40).to(device).requires_grad_()
         y = run(x)
-        torch.rand(7)  # others draw too
+        torch.rand(7, device=device)  # others draw too
         y.sum().backward()
         is_dropped = y.detach() == 1.0
         assert 0 < is_dropped.sum() < 40 and torch.equal(is_dropped, x.grad == 0)

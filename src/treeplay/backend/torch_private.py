@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -48,6 +49,14 @@ def min_cut(joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any) ->
     """Split a joint graph so that little has to be saved: what is cheap to compute is computed again in the backward."""
     forward, backward = min_cut_rematerialization_partition(joint, inputs, **known)
     return forward, backward
+
+
+def stored_random_states() -> contextlib.AbstractContextManager[Any]:
+    """While this lasts, a split stores states of the default generators for random numbers that are drawn again."""
+    without_pairs: contextlib.AbstractContextManager[Any] = functorch_config.patch(
+        graphsafe_rng_functionalization=False
+    )
+    return without_pairs
 
 
 def schema_returns(target: Callable[..., Any]) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch._inductor.config as inductor_config
+import torch._prims.rng_prims
 import torch.fx
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
@@ -35,6 +36,10 @@ _GPU_OPTIONS: dict[str, Any] = {
     # The allocator does that as well, and then memory that a result lies in was the result's alone.
     "allow_buffer_reuse": False,
 }
+_PYTHON_ONLY = frozenset(
+    (torch.ops.higher_order.run_and_save_rng_state, torch.ops.higher_order.run_with_rng_state)  # of checkpoints
+)
+"""What Inductor's C++ wrapper cannot call."""
 
 
 def decompositions() -> dict[Any, Any]:
@@ -59,8 +64,8 @@ def compile_graph(
 ) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
     """Inductor's artifact for a functional graph, without the layers that torch puts around it."""
     known = inductor_config.get_config_copy()  # releases of torch differ in what can be set
-    is_host = device.type == "cpu"
-    wanted = _OPTIONS | (_HOST_OPTIONS if is_host else _GPU_OPTIONS)
+    in_cpp = device.type == "cpu" and not any(node.target in _PYTHON_ONLY for node in module.graph.nodes)
+    wanted = _OPTIONS | (_HOST_OPTIONS if in_cpp else {} if device.type == "cpu" else _GPU_OPTIONS)
     options = {name: value for name, value in wanted.items() if name in known}
     options["fallback_random"] = eager_random
     if is_small:
@@ -73,7 +78,7 @@ def compile_graph(
         torch._C._DisableAutocast(),
         torch.no_grad(),
     ):
-        compiled = compile_fx_inner(joint_graph_passes(module), fakes, cpp_wrapper=is_host, is_inference=True)
+        compiled = compile_fx_inner(joint_graph_passes(module), fakes, cpp_wrapper=in_cpp, is_inference=True)
     call: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]] | None = getattr(compiled, "current_callable", None)
     return call or compiled
 

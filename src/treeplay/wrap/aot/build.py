@@ -21,6 +21,7 @@ from treeplay.wrap.aot.emit import emit_backward, emit_call, emit_forward
 from treeplay.wrap.aot.node import LazyBackward
 from treeplay.wrap.aot.plan import CallPlan, Node
 from treeplay.wrap.aot.planning import plan_call, plan_node
+from treeplay.wrap.aot.random_states import generator_inputs
 from treeplay.wrap.aot.subclass_rules import explained
 from treeplay.wrap.aot.torch_private import Traced
 
@@ -114,7 +115,7 @@ def _compile(
         )
         node = plan_node(traced, plan, forward, backward, positions)
         plan = dataclasses.replace(plan, node=node)
-        run_forward = compilers.forward(forward, traced.inputs[0])
+        run_forward = compilers.forward(forward, [*traced.inputs[0], *generator_inputs(forward)])
     lazy = LazyBackward(_later(compilers, backward))
     return _load(plan, _node_class(plan, node, run_forward, lazy).apply)
 

@@ -36,6 +36,7 @@ from treeplay.wrap.aot.plan import (
     ViewOfValue,
     WrappedTangent,
 )
+from treeplay.wrap.aot.random_states import Generators, draw_seeds
 
 _INDENT = "    "
 
@@ -235,6 +236,7 @@ def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source:
     text.add(
         f"args = {subclasses.open_arguments(plan, given) or f'[{names}]'}",
         f"del {names}",
+        *_random_states(text, node),
         "try: values = run_plainly(run, args) if is_any_autocast_enabled() else run(args)",
         "finally: args.clear()",
         f"if len(values) != {count}: raise wrong_count({count}, values)",
@@ -249,6 +251,14 @@ def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source:
     text.add("ctx.set_materialize_grads(False)")
     text.add(f"return ({''.join(f'{subclasses.value(plan, k)}, ' for k in node.returned)})")
     return Source("node forward", text.text(f"def forward(ctx, {names}):"), text.names, entry="forward")
+
+
+def _random_states(text: _Text, node: Node) -> list[str]:
+    if not node.generators:
+        return []
+    text.use("generators", Generators(node.generators))
+    text.use("draw_seeds", draw_seeds)
+    return [f"ctx.seeds = draw_seeds({len(node.generators)})", "args += generators.seeded(ctx.seeds)"]
 
 
 def _save(text: _Text, plan: CallPlan, node: Node) -> None:
@@ -289,6 +299,9 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source
     saved = ["*ctx.saved_tensors"] if node.saved > node.unchecked else []
     saved += ["*ctx.unchecked"] if node.unchecked else []
     text.add(f"args = [{', '.join([*saved, *parts])}]")
+    if node.generators:
+        text.use("generators", Generators(node.generators))
+        text.add("args += generators.seeded(ctx.seeds)")
     opened = [part for part in parts if part not in names]
     text.add(f"del {', '.join([*names, *opened])}")
     again = "differentiated(run, args) if is_grad_enabled() else " if plan.opened is None else ""

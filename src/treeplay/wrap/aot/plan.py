@@ -118,6 +118,7 @@ class Node:
     `returned` are the values that leave it, `differentiable` those among them that need a gradient. `saved` values
     come after all others; the last `unchecked` of them eager keeps without noticing later writes. `feeds` says, for
     each argument, from which tangents (by position) its gradient comes; None where there is no gradient at all.
+    `generators` are the devices of the random generators that both graphs take as their last inputs.
     """
 
     returned: tuple[int, ...]
@@ -127,6 +128,7 @@ class Node:
     tangents: tuple[Tangent | WrappedTangent, ...]
     feeds: tuple[tuple[int, ...] | None, ...]
     detached: tuple[int, ...]
+    generators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from treeplay.wrap.aot.plan import (
     WrappedTangent,
     Write,
 )
+from treeplay.wrap.aot.random_states import generator_inputs
 from treeplay.wrap.aot.subclass_rules import refuse_unsupported_view
 from treeplay.wrap.aot.subclasses import Wrapper, opened, starts, tangent_wrappers, value_fakes, width
 from treeplay.wrap.aot.torch_private import Traced
@@ -208,8 +209,10 @@ def plan_node(
     wrappers = tangent_wrappers(traced, len(values))
     inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
     arriving = inputs[len(saved) : len(saved) + sum(map(width, wrappers))]
-    if len(inputs) != len(saved) + len(arriving):
-        raise InternalError(f"the backward has {len(inputs)} inputs, expected {len(saved)} + {len(arriving)}")
+    devices = [str(generator.device) for generator in generator_inputs(forward)]
+    if len(inputs) != len(saved) + len(arriving) + len(devices):
+        expected = f"{len(saved)} + {len(arriving)} + {len(devices)}"
+        raise InternalError(f"the backward has {len(inputs)} inputs, expected {expected}")
     groups = [arriving[at : at + width(part)] for at, part in zip(starts(wrappers), wrappers, strict=True)]
     feeds = _feeds(backward, groups, plan, len(facts.input_info))
     return Node(
@@ -224,6 +227,7 @@ def plan_node(
             for k, info in enumerate(facts.input_info)
             if info.requires_grad and not info.is_leaf and feeds[k] is None and not _is_opened(plan, k)
         ),
+        generators=tuple(devices),
     )
 
 

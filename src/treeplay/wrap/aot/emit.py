@@ -135,11 +135,13 @@ class _Call(_Text):
         self.use("is_any_autocast_enabled", torch_private.is_any_autocast_enabled)
         self.use("run_plainly", helpers.run_plainly)
         self.use("wrong_count", helpers.wrong_count)
-        count = self.plan.flat_values
+        count = self.plan.tokens + self.plan.flat_values
         given = [f"args[{k}]" for k in range(len(self.plan.arguments) - len(self.plan.copies))]
         opened = subclasses.open_arguments(self.plan, given)
         if opened is not None:
             self.add(f"args[:] = {opened}")
+        if self.plan.tokens:
+            self.add(f"args[:0] = {_tokens(self.plan.tokens)}")
         self.add(
             "mode = is_grad_enabled()",
             "set_grad_enabled(False)",
@@ -147,6 +149,8 @@ class _Call(_Text):
             "finally: set_grad_enabled(mode), args.clear()",
             f"if len(values) != {count}: raise wrong_count({count}, values)",
         )
+        if self.plan.tokens:
+            self.add(f"values = values[{self.plan.tokens}:]")
         subclasses.rebuild_values(self, self.plan, self.needed())
 
     def needed(self) -> list[int]:
@@ -231,16 +235,19 @@ def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source:
     text.use("run_plainly", helpers.run_plainly)
     dropped = {later for later, _ in plan.copies}
     names = ", ".join(name for k, name in enumerate(plan.arguments) if k not in dropped)
-    count = plan.flat_values + node.saved
+    count = plan.tokens + plan.flat_values + node.saved
     given = names.split(", ")
     text.add(
         f"args = {subclasses.open_arguments(plan, given) or f'[{names}]'}",
         f"del {names}",
+        *([f"args[:0] = {_tokens(plan.tokens)}"] if plan.tokens else []),
         *_random_states(text, node),
         "try: values = run_plainly(run, args) if is_any_autocast_enabled() else run(args)",
         "finally: args.clear()",
         f"if len(values) != {count}: raise wrong_count({count}, values)",
     )
+    if plan.tokens:
+        text.add(f"values = values[{plan.tokens}:]")
     _save(text, plan, node)
     subclasses.rebuild_values(text, plan, node.returned)
     plain = [subclasses.value(plan, k) for k in node.returned if k not in node.differentiable]
@@ -251,6 +258,11 @@ def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source:
     text.add("ctx.set_materialize_grads(False)")
     text.add(f"return ({''.join(f'{subclasses.value(plan, k)}, ' for k in node.returned)})")
     return Source("node forward", text.text(f"def forward(ctx, {names}):"), text.names, entry="forward")
+
+
+def _tokens(count: int) -> str:
+    """What stands for tokens: they are there for the order in the graph only."""
+    return f"[{', '.join(['None'] * count)}]"
 
 
 def _random_states(text: _Text, node: Node) -> list[str]:
@@ -299,6 +311,8 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source
     saved = ["*ctx.saved_tensors"] if node.saved > node.unchecked else []
     saved += ["*ctx.unchecked"] if node.unchecked else []
     text.add(f"args = [{', '.join([*saved, *parts])}]")
+    if node.tokens:
+        text.add(f"args += {_tokens(node.tokens)}")
     if node.generators:
         text.use("generators", Generators(node.generators))
         text.add("args += generators.seeded(ctx.seeds)")

@@ -118,7 +118,8 @@ class Node:
     `returned` are the values that leave it, `differentiable` those among them that need a gradient. `saved` values
     come after all others; the last `unchecked` of them eager keeps without noticing later writes. `feeds` says, for
     each argument, from which tangents (by position) its gradient comes; None where there is no gradient at all.
-    `generators` are the devices of the random generators that both graphs take as their last inputs.
+    `generators` are the devices of the random generators that both graphs take as their last inputs; the backward takes
+    `tokens` before them.
     """
 
     returned: tuple[int, ...]
@@ -129,6 +130,7 @@ class Node:
     feeds: tuple[tuple[int, ...] | None, ...]
     detached: tuple[int, ...]
     generators: tuple[str, ...] = ()
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,8 @@ class CallPlan:
     `arguments` are names; `copies` are pairs (later, earlier) of positions that hold one object; `apart` are pairs of
     positions that must not overlap, because one of the two is written; `touched` are arguments that were changed in
     place and changed back; `values` counts what the forward returns. `opened` says which of all these are tensors made
-    of others: the graph sees what is inside of them.
+    of others: the graph sees what is inside of them. `tokens` come first among what the graph takes and returns: they
+    keep operators with side effects in order.
     """
 
     arguments: tuple[str, ...]
@@ -151,6 +154,7 @@ class CallPlan:
     node: Node | None
     grad_mode_after: bool | None
     opened: Opened | None = None
+    tokens: int = 0
 
     @property
     def flat_values(self) -> int:

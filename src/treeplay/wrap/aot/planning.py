@@ -65,14 +65,13 @@ def plan_call(
         node=None,
         grad_mode_after=facts.grad_enabled_mutation,
         opened=opened(traced, is_guarded=is_guarded),
+        tokens=len(facts.tokens),
     )
 
 
 def _refuse_what_is_missing(facts: Any, seen: Seen, samples: Sequence[Any], *, arguments: Sequence[str]) -> None:
     if len(facts.input_info) != len(samples):
         raise refusal("write", "two arguments share memory, and one of them is written", seen.line())
-    if facts.tokens:
-        raise refusal("wrap", "an operator with side effects that must stay in order", None)
     for name, sample, info in zip(arguments, samples, facts.input_info, strict=True):
         tracked = not (info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode)
         if info.mutates_storage_metadata or info.mutation_inductor_storage_resize:
@@ -98,7 +97,8 @@ def _refuse_written_after_reshaped(traced: Traced, seen: Seen) -> None:
 
 
 def _outputs(traced: Traced) -> list[Any]:
-    return list(traced.graph.graph.output_node().args[0])  # type: ignore[arg-type]
+    """What the graph returns but for its tokens."""
+    return list(traced.graph.graph.output_node().args[0])[len(traced.facts.tokens) :]  # type: ignore[arg-type]
 
 
 def _value_fakes(traced: Traced) -> list[Any]:
@@ -201,7 +201,7 @@ def plan_node(
 ) -> Node:
     """What the autograd node does, once the joint graph is cut in two."""
     facts = traced.facts
-    saved = list(forward.graph.output_node().args[0])[plan.flat_values :]  # type: ignore[arg-type]
+    saved = list(forward.graph.output_node().args[0])[plan.tokens + plan.flat_values :]  # type: ignore[arg-type]
     for node in saved:
         if not isinstance(_fake(node), torch.Tensor):
             raise refusal("wrap", "a number that the trace does not know is needed for the backward", None)
@@ -210,11 +210,12 @@ def plan_node(
     inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
     arriving = inputs[len(saved) : len(saved) + sum(map(width, wrappers))]
     devices = [str(generator.device) for generator in generator_inputs(forward)]
-    if len(inputs) != len(saved) + len(arriving) + len(devices):
-        expected = f"{len(saved)} + {len(arriving)} + {len(devices)}"
+    tokens = facts.num_backward_tokens
+    if len(inputs) != len(saved) + len(arriving) + tokens + len(devices):
+        expected = f"{len(saved)} + {len(arriving)} + {tokens} + {len(devices)}"
         raise InternalError(f"the backward has {len(inputs)} inputs, expected {expected}")
     groups = [arriving[at : at + width(part)] for at, part in zip(starts(wrappers), wrappers, strict=True)]
-    feeds = _feeds(backward, groups, plan, len(facts.input_info))
+    feeds = _feeds(backward, groups, plan, facts)
     return Node(
         returned=_returned(plan),
         differentiable=values,
@@ -228,6 +229,7 @@ def plan_node(
             if info.requires_grad and not info.is_leaf and feeds[k] is None and not _is_opened(plan, k)
         ),
         generators=tuple(devices),
+        tokens=tokens,
     )
 
 
@@ -277,7 +279,7 @@ def _tangent(value: int, wrapper: Wrapper | None, nodes: Sequence[torch.fx.Node]
 
 
 def _feeds(
-    backward: torch.fx.GraphModule, tangents: Sequence[Sequence[torch.fx.Node]], plan: CallPlan, arguments: int
+    backward: torch.fx.GraphModule, tangents: Sequence[Sequence[torch.fx.Node]], plan: CallPlan, facts: Any
 ) -> tuple[tuple[int, ...] | None, ...]:
     """From which tangents each gradient comes: reachability in the backward graph."""
     reach: dict[torch.fx.Node, frozenset[int]] = {
@@ -287,9 +289,10 @@ def _feeds(
         if node.op != "output" and node not in reach:
             reach[node] = frozenset().union(*(reach[source] for source in node.all_input_nodes))
     gradients = list(backward.graph.output_node().args[0])  # type: ignore[arg-type]
+    arguments = len(facts.input_info)
     wrappers = plan.opened.gradients if plan.opened is not None else (None,) * arguments
     expected = sum(map(width, wrappers))
-    if len(gradients) != expected or len(wrappers) != arguments:
+    if len(gradients) != expected + facts.num_backward_tokens or len(wrappers) != arguments:
         raise InternalError(f"the backward gives {len(gradients)} gradients, expected {expected}")
     feeds: list[tuple[int, ...] | None] = []
     for at, wrapper in zip(starts(wrappers), wrappers, strict=True):

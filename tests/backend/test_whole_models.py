@@ -16,6 +16,7 @@ from treeplay.backend.compile import backend
 from treeplay.backend.inner import boxed
 from wrap.aot.oracle import numbers, same
 from wrap.aot.pairs import Pair, pair
+from wrap.aot.test_effects import LOG, twice
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]
@@ -152,3 +153,24 @@ def test_parametrized_weights_train(kind: str) -> None:
     torch.manual_seed(0)
     make = getattr(nn.utils.parametrizations, kind)
     agree(nn.Sequential(make(nn.Linear(6, 8)), nn.Tanh(), make(nn.Linear(8, 6))), batches(4, 6))
+
+
+@pytest.mark.parametrize("inner", ["aten", "inductor"])
+def test_W19_operators_with_side_effects(inner: str) -> None:
+    effects = torch._higher_order_ops.effects
+    op = torch.ops.treeplay_tests.logged.default
+    handle = effects._register_effectful_op(op, effects._EffectType.ORDERED)
+    LOG.clear()
+    try:
+        run = torch.compile(twice, backend=backend, options={"inner": inner})
+        for grad in (False, True):
+            x = numbers(3, grad=grad)
+            (y,) = run(x)
+            same("result", twice(x.detach())[0], y.detach())
+            assert LOG[:2] == LOG[2:]
+            LOG.clear()
+        y.sum().backward()
+        assert len(LOG) == 2
+    finally:
+        if handle is not None:
+            handle.destroy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +15,15 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 def traced_strides(module: torch.fx.GraphModule) -> list[tuple[int, tuple[int, ...]]]:
     """The positions and strides of the tensors that a graph with noted values returns."""
     results: Any = module.graph.output_node().args[0]
-    values = [part.meta.get("val") if isinstance(part, torch.fx.Node) else part for part in results]
+    nodes = [part if isinstance(part, torch.fx.Node) else None for part in results]
+    values = [None if node is None or _is_token(node) else node.meta.get("val") for node in nodes]
     return [(at, tuple(value.stride())) for at, value in enumerate(values) if isinstance(value, torch.Tensor)]
+
+
+def _is_token(node: torch.fx.Node) -> bool:
+    """Whether a result only keeps operators with side effects in order; no tensor comes back for it."""
+    source: Any = node.args[0] if node.target is operator.getitem and node.args[1] == 0 else None
+    return isinstance(source, torch.fx.Node) and source.target is torch.ops.higher_order.with_effects
 
 
 def with_strides(run: Boxed, wanted: Sequence[tuple[int, tuple[int, ...]]]) -> Boxed:

@@ -8,6 +8,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+import torch._higher_order_ops.effects
 import torch._inductor.config as inductor_config
 import torch._prims.rng_prims
 import torch.fx
@@ -37,7 +38,11 @@ _GPU_OPTIONS: dict[str, Any] = {
     "allow_buffer_reuse": False,
 }
 _PYTHON_ONLY = frozenset(
-    (torch.ops.higher_order.run_and_save_rng_state, torch.ops.higher_order.run_with_rng_state)  # of checkpoints
+    (
+        torch.ops.higher_order.run_and_save_rng_state,  # of checkpoints
+        torch.ops.higher_order.run_with_rng_state,
+        torch.ops.higher_order.with_effects,
+    )
 )
 """What Inductor's C++ wrapper cannot call."""
 

@@ -111,7 +111,10 @@ def _compile(
         if not traced.is_joint:
             return _load(plan, compilers.inference(traced.graph, traced.inputs))
         forward, backward = compilers.partition(
-            traced.graph, traced.inputs, num_fwd_outputs=plan.tokens + plan.flat_values, static_lifetime_input_indices=[]
+            traced.graph,
+            traced.inputs,
+            num_fwd_outputs=plan.tokens + plan.flat_values,
+            static_lifetime_input_indices=[],
         )
         node = plan_node(traced, plan, forward, backward, positions)
         plan = dataclasses.replace(plan, node=node)

@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from treeplay.backend.compile import backend
 from treeplay.backend.inner import boxed
+from wrap.aot.effects import LOG, twice
 from wrap.aot.oracle import numbers, same
 from wrap.aot.pairs import Pair, pair
-from wrap.aot.test_effects import LOG, twice
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]

@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
+from wrap.aot.effects import LOG, logged, twice
 from wrap.aot.oracle import min_cut, numbers, twin, wrapped
 from wrap.aot.pairs import pair
-
-LOG: list[float] = []
-
-
-@torch.library.custom_op("treeplay_tests::logged", mutates_args=())
-def logged(x: torch.Tensor, scale: float) -> torch.Tensor:
-    LOG.append(float(x.sum() * scale))
-    return x * scale
-
-
-@logged.register_fake
-def _(x: torch.Tensor, scale: float) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.scale = inputs[1]
-
-
-logged.register_autograd(lambda ctx, gradient: (logged(gradient, ctx.scale + 0.5), None), setup_context=_setup)
 
 
 @pytest.fixture(autouse=True)
@@ -40,10 +20,6 @@ def is_effectful() -> Iterator[None]:
     yield
     if handle is not None:
         handle.destroy()
-
-
-def twice(x: Any) -> Any:
-    return [logged(x, 2.0) + logged(x * 2, 3.0)]
 
 
 def test_W19_effects_happen_once_per_call_and_in_order() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import inspect
 import keyword
 from collections.abc import Callable, Sequence
@@ -18,15 +19,20 @@ from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.capture import Seen, captured
 from treeplay.wrap.aot.compilers import Boxed, Compilers
 from treeplay.wrap.aot.emit import emit_backward, emit_call, emit_forward
+from treeplay.wrap.aot.first_call import Instead, first_call, on_first_call
 from treeplay.wrap.aot.node import LazyBackward
 from treeplay.wrap.aot.plan import CallPlan, Node
 from treeplay.wrap.aot.planning import plan_call, plan_node
 from treeplay.wrap.aot.random_states import generator_inputs
 from treeplay.wrap.aot.subclass_rules import explained
+from treeplay.wrap.aot.surroundings import refuse_backward_states, refuse_compiled_autograd, run_in_callers_context
 from treeplay.wrap.aot.torch_private import Traced
 
 _TAKEN = frozenset(
-    ("args", "values", "mode", "ctx", "run", "grads", "strided", "missing", "call", "forward", "backward")
+    (
+        *("args", "values", "mode", "replay", "ctx", "run", "grads", "strided", "missing", "call", "forward"),
+        *("backward", "plain", "names", "transformed", "generators", "Tensor"),
+    )
 )
 
 
@@ -37,6 +43,7 @@ def wrap_function(
 
     `.plan` is what a call does, `.source` the text of the call function. What cannot be done is a `Refusal`.
     """
+    refuse_backward_states(samples)
     if not all(sample is None or isinstance(sample, torch.Tensor | int | float | bool) for sample in samples):
         raise UsageError("sample inputs must be tensors, numbers or None. To mend: flatten the arguments first")
     try:
@@ -109,7 +116,12 @@ def _compile(
 ) -> Callable[[list[Any]], list[Any]]:
     with torch.no_grad():
         if not traced.is_joint:
-            return _load(plan, compilers.inference(traced.graph, traced.inputs))
+            instead = _first_call(traced.graph, plan, compilers)
+            call = _load(plan, compilers.inference(traced.graph, traced.inputs))
+            if instead is not None:
+                on_first_call(call, instead)
+            return call
+        refuse_compiled_autograd()
         forward, backward = compilers.partition(
             traced.graph,
             traced.inputs,
@@ -118,9 +130,24 @@ def _compile(
         )
         node = plan_node(traced, plan, forward, backward, positions)
         plan = dataclasses.replace(plan, node=node)
+        instead = _first_call(forward, plan, compilers)
         run_forward = compilers.forward(forward, [*traced.inputs[0], *generator_inputs(forward)])
     lazy = LazyBackward(_later(compilers, backward))
-    return _load(plan, _node_class(plan, node, run_forward, lazy).apply)
+    run_backward = functools.partial(run_in_callers_context, lazy) if _is_threaded(backward) else lazy
+    function = _node_class(plan, node, run_forward, run_backward)
+    if instead is not None:
+        on_first_call(function.forward, instead)
+    return _load(plan, function.apply)
+
+
+def _is_threaded(backward: torch.fx.GraphModule) -> bool:
+    """Whether the autograd engine runs this on a thread of its own, as it does for devices."""
+    values = [node.meta.get("val") for node in backward.graph.nodes if node.op == "placeholder"]
+    return any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in values)
+
+
+def _first_call(graph: torch.fx.GraphModule, plan: CallPlan, compilers: Compilers) -> Instead | None:
+    return first_call(graph, alias_check=compilers.alias_check, has_wrappers=plan.opened is not None)
 
 
 def _later(compilers: Compilers, backward: torch.fx.GraphModule) -> Callable[[], Boxed]:
@@ -137,7 +164,7 @@ def _later(compilers: Compilers, backward: torch.fx.GraphModule) -> Callable[[],
     return compile_backward
 
 
-def _node_class(plan: CallPlan, node: Node, forward: Boxed, backward: LazyBackward) -> Any:
+def _node_class(plan: CallPlan, node: Node, forward: Boxed, backward: Boxed) -> Any:
     """The plan's autograd function: nothing but the two generated functions."""
     sources = emit_forward(plan, node, forward), emit_backward(plan, node, backward)
     functions = [staticmethod(load_source(source)) for source in sources]

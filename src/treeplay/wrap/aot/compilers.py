@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+AliasCheck = Literal["warn", "raise", "off"]
 Boxed = Callable[[list[Any]], Sequence[Any]]
 Compile = Callable[[torch.fx.GraphModule, Sequence[Any]], Boxed]
 
@@ -18,6 +19,7 @@ class Compilers:
 
     Each compiler takes a graph and its sample inputs and returns a callable that takes one list and empties it.
     `partition(graph, inputs, num_fwd_outputs=..., static_lifetime_input_indices=...)` returns forward and backward.
+    `alias_check`: what the first call does about a custom operator that returns memory which its schema says is new.
     `is_guarded`: what calls the wrapped function compares the notes of tensor subclasses itself, as Dynamo does.
     """
 
@@ -27,3 +29,4 @@ class Compilers:
     partition: Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
     decompositions: dict[Any, Callable[..., Any]] | None = None
     is_guarded: bool = False
+    alias_check: AliasCheck = "warn"

@@ -21,7 +21,7 @@ import torch
 from treeplay.facts.source import Source
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
-from treeplay.wrap.aot import opening, torch_private
+from treeplay.wrap.aot import opening, surroundings, torch_private
 from treeplay.wrap.aot.plan import (
     Again,
     CallPlan,
@@ -164,13 +164,18 @@ class _Call(_Text):
         names = ", ".join(self.name(k) for k in given)
         passed = ", ".join(self.name(k) + (".detach()" if k in node.detached else "") for k in given)
         returned = ", ".join(f"value{k}" for k in node.returned)
+        self.use("set_view_replay", torch_private.set_view_replay)
+        self.use("is_view_replay_enabled", torch_private.is_view_replay_enabled)
+        self.use("is_transformed", torch_private.is_transformed)
+        self.use("transformed", surroundings.transformed)
         self.add(
+            "if is_transformed(): raise transformed('forward')",
             f"{names}{',' if len(given) == 1 else ''} = args",
             "args.clear()",
-            "mode = is_grad_enabled()",
-            "set_grad_enabled(True)",
+            "mode, replay = is_grad_enabled(), is_view_replay_enabled()",
+            "set_grad_enabled(True), set_view_replay(True)",
             f"try: {returned}{',' if len(node.returned) == 1 else ''} = run({passed})",
-            "finally: set_grad_enabled(mode)",
+            "finally: set_grad_enabled(mode), set_view_replay(replay)",
         )
 
     def value(self, value: int) -> str:
@@ -294,6 +299,13 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source
     text.use("run_plainly", helpers.run_plainly)
     arriving = {tangent.value: f"grad{k}" for k, tangent in enumerate(node.tangents)}
     names = [arriving.get(value, f"unused{value}") for value in node.returned]
+    text.use("is_transformed", torch_private.is_transformed)
+    text.use("transformed", surroundings.transformed)
+    text.add("if is_transformed(): raise transformed('backward')")
+    if not node.is_deterministic:
+        text.use("is_deterministic", torch_private.is_deterministic)
+        text.use("became_deterministic", surroundings.became_deterministic)
+        text.add("if is_deterministic(): raise became_deterministic()")
     if plan.opened is not None:
         text.use("differentiated_again", helpers.differentiated_again)
         text.add(f"if is_grad_enabled(): return differentiated_again(backward, ctx, [{', '.join(names)}])")

@@ -119,7 +119,7 @@ class Node:
     come after all others; the last `unchecked` of them eager keeps without noticing later writes. `feeds` says, for
     each argument, from which tangents (by position) its gradient comes; None where there is no gradient at all.
     `generators` are the devices of the random generators that both graphs take as their last inputs; the backward takes
-    `tokens` before them.
+    `tokens` before them. `is_deterministic`: it was traced under deterministic mode.
     """
 
     returned: tuple[int, ...]
@@ -131,6 +131,7 @@ class Node:
     detached: tuple[int, ...]
     generators: tuple[str, ...] = ()
     tokens: int = 0
+    is_deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)

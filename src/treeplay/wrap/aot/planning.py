@@ -230,6 +230,7 @@ def plan_node(
         ),
         generators=tuple(devices),
         tokens=tokens,
+        is_deterministic=bool(facts.deterministic),
     )
 
 

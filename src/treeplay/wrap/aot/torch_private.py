@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._dynamo import compiled_autograd
+from torch._dynamo import config as dynamo_config
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
@@ -17,6 +19,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 apply_views = torch._C._functionalization.apply_view_meta_sequence
 set_grad_enabled = torch._C._set_grad_enabled
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+set_view_replay = torch._C._set_view_replay_enabled
+is_view_replay_enabled = torch._C._is_view_replay_enabled
+is_deterministic = torch._C._get_deterministic_algorithms
+is_transformed = torch._C._are_functorch_transforms_active
 shares_storage = torch._C._is_alias_of  # type: ignore[attr-defined]
 preserving_version = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
@@ -76,3 +82,23 @@ def keep_tracing_context() -> Callable[[], contextlib.AbstractContextManager[Any
     """What enters the tracing context of this moment again, later."""
     context = TracingContext.try_get()
     return (lambda: tracing(context)) if context is not None else contextlib.nullcontext
+
+
+def wants_fakes_first() -> bool:
+    """Whether whoever traces this function asks for a first call that computes nothing."""
+    context = TracingContext.try_get()
+    return context is not None and bool(context.fakify_first_call)
+
+
+def is_autograd_compiled() -> bool:
+    """Whether backwards are traced by compiled autograd."""
+    return bool(compiled_autograd.compiled_autograd_enabled or dynamo_config.compiled_autograd)
+
+
+def in_callers_context(function: Callable[..., Any], *inputs: Any) -> Any:
+    """Call `function` with the context variables of whoever called backward, if this thread is another one."""
+    if torch._C._is_key_in_tls("context"):
+        context = torch._C._get_obj_in_tls("context")
+        if context is not None:
+            return context.copy().run(function, *inputs)
+    return function(*inputs)

@@ -174,3 +174,14 @@ def test_W19_operators_with_side_effects(inner: str) -> None:
     finally:
         if handle is not None:
             handle.destroy()
+
+
+def test_W38_jagged_nested_tensors_run_as_they_are_with_a_warning() -> None:
+    net = nn.Linear(4, 3)
+    rows = [torch.nested.nested_tensor([numbers(k, 4), numbers(3, 4)], layout=torch.jagged) for k in (2, 5)]
+    run = torch.compile(lambda t: net(t).sin(), backend=backend, options={"inner": "aten"})
+    for given in rows:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="treeplay runs")
+            found = run(given)
+        same("values", net(given).sin().values(), found.values())

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from treeplay.backend import torch_private
 from treeplay.settings import settings
@@ -46,6 +47,9 @@ def _is_symbolic(value: Any) -> bool:
 
 
 def _sizes(value: Any) -> Any:
+    if torch_private.is_wrapper(value):  # its own sizes may be symbols that stand for the sizes inside
+        names, _ = value.__tensor_flatten__()
+        return type(value), tuple(_sizes(getattr(value, name)) for name in names)
     if isinstance(value, torch.Tensor):
         return value.size(), value.stride(), value.storage_offset()
     return type(value), value
@@ -53,5 +57,5 @@ def _sizes(value: Any) -> Any:
 
 def _fakes(args: Sequence[Any]) -> list[Any]:
     """Fakes of one mode, so that nothing is compiled for an address or a value; one tensor stays one."""
-    mode = torch_private.fake_mode_of(args) or FakeTensorMode()
+    mode = torch_private.fake_mode_of(args) or FakeTensorMode(shape_env=ShapeEnv())  # which nested tensors need
     return [mode.from_tensor(arg, static_shapes=True) if isinstance(arg, torch.Tensor) else arg for arg in args]

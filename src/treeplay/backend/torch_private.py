@@ -13,13 +13,18 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.graph import CodeGen, _PyTreeCodeGen
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 
 def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode | None:
     """The fake mode that some of `values` are fakes of, or that is active."""
     found: FakeTensorMode | None = detect_fake_mode(list(values))
     return found
+
+
+def is_wrapper(value: Any) -> bool:
+    """Whether a tensor is a subclass made of inner tensors."""
+    return isinstance(value, torch.Tensor) and bool(is_traceable_wrapper_subclass(value))
 
 
 def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:

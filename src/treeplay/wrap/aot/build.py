@@ -16,7 +16,7 @@ from treeplay.errors import Refusal, UsageError
 from treeplay.facts.source import Source
 from treeplay.generated import load_source
 from treeplay.wrap.aot import torch_private
-from treeplay.wrap.aot.capture import Seen, captured
+from treeplay.wrap.aot.capture import Seen, captured, refusal
 from treeplay.wrap.aot.compilers import Boxed, Compilers
 from treeplay.wrap.aot.emit import emit_backward, emit_call, emit_forward
 from treeplay.wrap.aot.first_call import Instead, first_call, on_first_call
@@ -44,6 +44,8 @@ def wrap_function(
     `.plan` is what a call does, `.source` the text of the call function. What cannot be done is a `Refusal`.
     """
     refuse_backward_states(samples)
+    if any(isinstance(sample, torch.SymInt) for sample in samples):
+        raise refusal("wrap", "a size that has no number, such as the longest row of a nested tensor", None)
     if not all(sample is None or isinstance(sample, torch.Tensor | int | float | bool) for sample in samples):
         raise UsageError("sample inputs must be tensors, numbers or None. To mend: flatten the arguments first")
     try:

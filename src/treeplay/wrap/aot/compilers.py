@@ -20,7 +20,7 @@ class Compilers:
     Each compiler takes a graph and its sample inputs and returns a callable that takes one list and empties it.
     `partition(graph, inputs, num_fwd_outputs=..., static_lifetime_input_indices=...)` returns forward and backward.
     `alias_check`: what the first call does about a custom operator that returns memory which its schema says is new.
-    `is_guarded`: what calls the wrapped function compares the notes of tensor subclasses itself, as Dynamo does.
+    `is_guarded`: what calls the wrapped function compares the classes of tensors, and what these note, as Dynamo does.
     """
 
     forward: Compile

@@ -15,6 +15,8 @@ from treeplay.wrap.aot import opening
 from treeplay.wrap.aot.plan import CallPlan, WrappedTangent
 from treeplay.wrap.aot.subclasses import Wrapper, starts
 
+_FEW = 4
+
 
 class Text(Protocol):
     """Lines, and the global names that they use."""
@@ -31,25 +33,30 @@ def check_arguments(text: Text, plan: CallPlan) -> None:
     """
     given = _given(plan)
     wrappers = plan.opened.arguments if plan.opened is not None else (None,) * len(given)
-    text.use("plain", opening.PLAIN)
-    text.use("check_plain", opening.check_plain)
-    if plan.opened is None or not any(wrappers):
-        names = text.use("names", tuple(given))
-        text.add(f"if not plain.issuperset(map(type, args)): check_plain(args, {names})")
-        return
-    inside: list[str] = []
+    inside: list[tuple[str, str]] = []
     for k, (name, wrapper) in enumerate(zip(given, wrappers, strict=True)):
         if wrapper is None:
-            inside.append(f"args[{k}]")
+            inside.append((f"args[{k}]", name))
             continue
         for at, part in wrapper.wrappers(f"args[{k}]"):
-            _check_wrapper(text, at, part, at.replace(f"args[{k}]", name))
-            if not plan.opened.is_guarded and part.context is not None:
-                _check_notes(text, at, part, at.replace(f"args[{k}]", name))
-        inside += wrapper.tensors(f"args[{k}]")
-    names = text.use("names", tuple(item.replace(f"args[{k}]", given[k]) for item in inside for k in [_index(item)]))
-    parts = f"[{', '.join(inside)}]"
-    text.add(f"if not plain.issuperset(map(type, {parts})): check_plain({parts}, {names})")
+            path = at.replace(f"args[{k}]", name)
+            _check_wrapper(text, at, part, path)
+            if not plan.is_guarded and part.context is not None:
+                _check_notes(text, at, part, path)
+        inside += zip(wrapper.tensors(f"args[{k}]"), wrapper.tensors(name), strict=True)
+    if inside and not plan.is_guarded:
+        _check_plain(text, [at for at, _ in inside], tuple(path for _, path in inside))
+
+
+def _check_plain(text: Text, places: Sequence[str], paths: tuple[str, ...]) -> None:
+    text.use("plain", opening.PLAIN)
+    text.use("check_plain", opening.check_plain)
+    text.use("names", paths)
+    values = f"[{', '.join(places)}]"
+    # One by one is faster for few; text of a fixed length does for many.
+    test = " and ".join(f"type({at}) in plain" for at in places) if len(places) <= _FEW else None
+    test = test or f"plain.issuperset(map(type, {values}))"
+    text.add(f"if not ({test}): check_plain({values}, names)")
 
 
 def open_arguments(plan: CallPlan, names: Sequence[str]) -> str | None:
@@ -148,10 +155,6 @@ def _check_notes(text: Text, at: str, wrapper: Wrapper, path: str) -> None:
 def _given(plan: CallPlan) -> list[str]:
     dropped = {later for later, _ in plan.copies}
     return [name for k, name in enumerate(plan.arguments) if k not in dropped]
-
-
-def _index(text: str) -> int:
-    return int(text.removeprefix("args[").partition("]")[0])
 
 
 def _flat(wrappers: Sequence[Wrapper | None], names: Sequence[str]) -> list[str]:

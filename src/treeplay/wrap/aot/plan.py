@@ -141,8 +141,9 @@ class CallPlan:
     `arguments` are names; `copies` are pairs (later, earlier) of positions that hold one object; `apart` are pairs of
     positions that must not overlap, because one of the two is written; `touched` are arguments that were changed in
     place and changed back; `values` counts what the forward returns. `opened` says which of all these are tensors made
-    of others: the graph sees what is inside of them. `tokens` come first among what the graph takes and returns: they
-    keep operators with side effects in order.
+    of others: the graph sees what is inside of them. With `is_guarded`, something in front of the call has compared the
+    classes of the arguments, and what these note, with the trace's. `tokens` come first among what the graph takes and
+    returns: they keep operators with side effects in order.
     """
 
     arguments: tuple[str, ...]
@@ -155,6 +156,7 @@ class CallPlan:
     node: Node | None
     grad_mode_after: bool | None
     opened: Opened | None = None
+    is_guarded: bool = False
     tokens: int = 0
 
     @property

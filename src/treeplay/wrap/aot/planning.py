@@ -64,7 +64,8 @@ def plan_call(
         values=len(writes) + len(facts.output_info) + facts.num_intermediate_bases,
         node=None,
         grad_mode_after=facts.grad_enabled_mutation,
-        opened=opened(traced, is_guarded=is_guarded),
+        opened=opened(traced),
+        is_guarded=is_guarded,
         tokens=len(facts.tokens),
     )
 

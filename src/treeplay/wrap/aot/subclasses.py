@@ -76,14 +76,12 @@ class Wrapper:
 class Opened:
     """Which arguments, values and gradients are wrappers; None where one is plain.
 
-    `arguments` and `gradients` leave out the copies of an argument; there are `gradients` only in training. With
-    `is_guarded`, something in front of the call has compared what the classes of the arguments note.
+    `arguments` and `gradients` leave out the copies of an argument; there are `gradients` only in training.
     """
 
     arguments: tuple[Wrapper | None, ...]
     values: tuple[Wrapper | None, ...]
     gradients: tuple[Wrapper | None, ...]
-    is_guarded: bool
 
     @property
     def flat_values(self) -> int:
@@ -105,7 +103,7 @@ def starts(wrappers: Sequence[Wrapper | None]) -> list[int]:
     return places
 
 
-def opened(traced: Traced, *, is_guarded: bool) -> Opened | None:
+def opened(traced: Traced) -> Opened | None:
     """The wrappers of a traced function, or None if it has to do with plain tensors only."""
     if traced.subclasses is None:
         return None
@@ -114,7 +112,6 @@ def opened(traced: Traced, *, is_guarded: bool) -> Opened | None:
         arguments=tuple(map(wrapper_of, traced.facts.subclass_inp_meta)),
         values=tuple(map(wrapper_of, traced.facts.subclass_fw_graph_out_meta)),
         gradients=tuple(map(wrapper_of, gradients or ())),
-        is_guarded=is_guarded,
     )
 
 

@@ -7,6 +7,7 @@ import torch.fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from treeplay.backend import torch_private
+from wrap.aot.pairs import pair
 
 
 def test_the_fake_mode_of_values():
@@ -46,3 +47,8 @@ def test_trees_of_an_exporter_are_found_and_dropped():
     assert trees is not None and trees[1].num_leaves == 1
     torch_private.drop_exporter_trees(graph)
     assert torch_private.exporter_trees(graph) is None
+
+
+def test_wrappers_are_told_apart():
+    assert torch_private.is_wrapper(pair(2))
+    assert not torch_private.is_wrapper(torch.ones(2)) and not torch_private.is_wrapper(3)

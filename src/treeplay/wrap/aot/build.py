@@ -80,7 +80,9 @@ def _wrap(
         return function(*(inputs[place[from_earlier.get(k, k)]] for k in range(len(samples))))
 
     given = [samples[k] for k in positions]
-    with captured(without_copies if copies else function, given, compilers.decompositions) as (traced, seen):
+    program = without_copies if copies else function
+    options = {"functional_random": compilers.functional_random}
+    with captured(program, given, compilers.decompositions, **options) as (traced, seen):
         if not copies and _copies(samples) and (seen.writes or _writes_any(traced)):
             return None
         plan = plan_call(
@@ -90,7 +92,7 @@ def _wrap(
             arguments=_names(function, len(samples)),
             copies=copies,
             positions=positions,
-            is_guarded=compilers.is_guarded,
+            compilers=compilers,
         )
         return _compile(traced, plan, seen, compilers, positions)
 
@@ -127,13 +129,13 @@ def _compile(
         forward, backward = compilers.partition(
             traced.graph,
             traced.inputs,
-            num_fwd_outputs=plan.tokens + plan.flat_values,
+            num_fwd_outputs=plan.returned_values,
             static_lifetime_input_indices=[],
         )
         node = plan_node(traced, plan, forward, backward, positions)
         plan = dataclasses.replace(plan, node=node)
         instead = _first_call(forward, plan, compilers)
-        run_forward = compilers.forward(forward, [*traced.inputs[0], *generator_inputs(forward)])
+        run_forward = compilers.forward(forward, [*traced.inputs[0], *traced.inputs[2:4], *generator_inputs(forward)])
     lazy = LazyBackward(_later(compilers, backward))
     run_backward = functools.partial(run_in_callers_context, lazy) if _is_threaded(backward) else lazy
     function = _node_class(plan, node, run_forward, run_backward)

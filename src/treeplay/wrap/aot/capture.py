@@ -112,14 +112,20 @@ class _Module(torch.nn.Module):
 
 @contextlib.contextmanager
 def captured(
-    function: Callable[..., Any], inputs: Sequence[Any], decompositions: dict[Any, Any] | None
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    decompositions: dict[Any, Any] | None,
+    *,
+    functional_random: bool = False,
 ) -> Iterator[tuple[Traced, Seen]]:
     """The traced function. What cannot be traced is a `Refusal`; what the caller's block raises passes through."""
     seen = Seen()
     with contextlib.ExitStack() as stack:
         try:
             module = _Module(function, seen, [is_leaf(value) for value in inputs])
-            traced = stack.enter_context(torch_private.traced(module, inputs, decompositions))
+            traced = stack.enter_context(
+                torch_private.traced(module, inputs, decompositions, functional_random=functional_random)
+            )
         except Refusal:
             raise
         except Exception as error:

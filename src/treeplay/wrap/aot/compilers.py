@@ -20,6 +20,7 @@ class Compilers:
     Each compiler takes a graph and its sample inputs and returns a callable that takes one list and empties it.
     `partition(graph, inputs, num_fwd_outputs=..., static_lifetime_input_indices=...)` returns forward and backward.
     `alias_check`: what the first call does about a custom operator that returns memory which its schema says is new.
+    `functional_random`: random operators of a CUDA device become functions of seed and offset.
     `is_guarded`: what calls the wrapped function compares the classes of tensors, and what these note, as Dynamo does.
     """
 
@@ -30,3 +31,4 @@ class Compilers:
     decompositions: dict[Any, Callable[..., Any]] | None = None
     is_guarded: bool = False
     alias_check: AliasCheck = "warn"
+    functional_random: bool = False

@@ -135,13 +135,14 @@ class _Call(_Text):
         self.use("is_any_autocast_enabled", torch_private.is_any_autocast_enabled)
         self.use("run_plainly", helpers.run_plainly)
         self.use("wrong_count", helpers.wrong_count)
-        count = self.plan.tokens + self.plan.flat_values
+        count = self.plan.returned_values
         given = [f"args[{k}]" for k in range(len(self.plan.arguments) - len(self.plan.copies))]
         opened = subclasses.open_arguments(self.plan, given)
         if opened is not None:
             self.add(f"args[:] = {opened}")
         if self.plan.tokens:
             self.add(f"args[:0] = {_tokens(self.plan.tokens)}")
+        _random_values(self, self.plan)
         self.add(
             "mode = is_grad_enabled()",
             "set_grad_enabled(False)",
@@ -151,6 +152,9 @@ class _Call(_Text):
         )
         if self.plan.tokens:
             self.add(f"values = values[{self.plan.tokens}:]")
+        if self.plan.has_functional_random:
+            at = self.plan.flat_values
+            self.add(f"set_random_offset(values[{at}])", f"values = values[:{at}]")
         subclasses.rebuild_values(self, self.plan, self.needed())
 
     def needed(self) -> list[int]:
@@ -240,12 +244,16 @@ def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source:
     text.use("run_plainly", helpers.run_plainly)
     dropped = {later for later, _ in plan.copies}
     names = ", ".join(name for k, name in enumerate(plan.arguments) if k not in dropped)
-    count = plan.tokens + plan.flat_values + node.saved
+    count = plan.returned_values + node.saved
+    if plan.has_functional_random:
+        text.use("random_values", torch_private.random_values)
+        text.use("set_random_offset", torch_private.set_random_offset)
     given = names.split(", ")
     text.add(
         f"args = {subclasses.open_arguments(plan, given) or f'[{names}]'}",
         f"del {names}",
         *([f"args[:0] = {_tokens(plan.tokens)}"] if plan.tokens else []),
+        *(["args += random_values()"] if plan.has_functional_random else []),
         *_random_states(text, node),
         "try: values = run_plainly(run, args) if is_any_autocast_enabled() else run(args)",
         "finally: args.clear()",
@@ -253,6 +261,8 @@ def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source:
     )
     if plan.tokens:
         text.add(f"values = values[{plan.tokens}:]")
+    if plan.has_functional_random:
+        text.add(f"set_random_offset(values[{plan.flat_values}])")
     _save(text, plan, node)
     subclasses.rebuild_values(text, plan, node.returned)
     plain = [subclasses.value(plan, k) for k in node.returned if k not in node.differentiable]
@@ -270,6 +280,13 @@ def _tokens(count: int) -> str:
     return f"[{', '.join(['None'] * count)}]"
 
 
+def _random_values(text: _Text, plan: CallPlan) -> None:
+    if plan.has_functional_random:
+        text.use("random_values", torch_private.random_values)
+        text.use("set_random_offset", torch_private.set_random_offset)
+        text.add("args += random_values()")
+
+
 def _random_states(text: _Text, node: Node) -> list[str]:
     if not node.generators:
         return []
@@ -280,7 +297,7 @@ def _random_states(text: _Text, node: Node) -> list[str]:
 
 def _save(text: _Text, plan: CallPlan, node: Node) -> None:
     text.use("saved_view", helpers.saved_view)
-    saved = [f"saved_view(values[{plan.flat_values + k}])" for k in range(node.saved)]
+    saved = [f"saved_view(values[{plan.returned_values - plan.tokens + k}])" for k in range(node.saved)]
     checked = saved[: len(saved) - node.unchecked]
     unchecked = saved[len(saved) - node.unchecked :]
     if checked:
@@ -325,6 +342,7 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source
     text.add(f"args = [{', '.join([*saved, *parts])}]")
     if node.tokens:
         text.add(f"args += {_tokens(node.tokens)}")
+    _random_values(text, plan)
     if node.generators:
         text.use("generators", Generators(node.generators))
         text.add("args += generators.seeded(ctx.seeds)")
@@ -332,6 +350,8 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any]) -> Source
     text.add(f"del {', '.join([*names, *opened])}")
     again = "differentiated(run, args) if is_grad_enabled() else " if plan.opened is None else ""
     text.add(f"grads = {again}run_plainly(run, args) if is_any_autocast_enabled() else run(args)")
+    if plan.has_functional_random:
+        text.add(f"set_random_offset(grads[{len(node.feeds)}])")
     fed = [
         "None" if feed is None else _fed(subclasses.gradient(text, plan, k), feed, len(node.tangents))
         for k, feed in enumerate(node.feeds)

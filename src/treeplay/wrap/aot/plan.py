@@ -143,7 +143,8 @@ class CallPlan:
     place and changed back; `values` counts what the forward returns. `opened` says which of all these are tensors made
     of others: the graph sees what is inside of them. With `is_guarded`, something in front of the call has compared the
     classes of the arguments, and what these note, with the trace's. `tokens` come first among what the graph takes and
-    returns: they keep operators with side effects in order.
+    returns: they keep operators with side effects in order. With `has_functional_random`, each graph takes the seed and
+    offset of the device's generator last, and returns the new offset after its other values.
     """
 
     arguments: tuple[str, ...]
@@ -158,10 +159,16 @@ class CallPlan:
     opened: Opened | None = None
     is_guarded: bool = False
     tokens: int = 0
+    has_functional_random: bool = False
+
+    @property
+    def returned_values(self) -> int:
+        """How many values the graph itself returns, all but what is saved."""
+        return self.tokens + self.flat_values + self.has_functional_random
 
     @property
     def flat_values(self) -> int:
-        """How many values the graph itself returns, what is saved left out."""
+        """How many places of the graph `values` take."""
         return self.values if self.opened is None else self.opened.flat_values
 
     def __str__(self) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from treeplay.errors import InternalError
 from treeplay.wrap.aot.capture import Seen, is_leaf, refusal
+from treeplay.wrap.aot.compilers import Compilers
 from treeplay.wrap.aot.overlap import overlap
 from treeplay.wrap.aot.plan import (
     Again,
@@ -27,7 +28,7 @@ from treeplay.wrap.aot.plan import (
     WrappedTangent,
     Write,
 )
-from treeplay.wrap.aot.random_states import generator_inputs
+from treeplay.wrap.aot.random_states import generator_inputs, refuse_unsupported_random
 from treeplay.wrap.aot.subclass_rules import refuse_unsupported_view
 from treeplay.wrap.aot.subclasses import Wrapper, opened, starts, tangent_wrappers, value_fakes, width
 from treeplay.wrap.aot.torch_private import Traced
@@ -46,12 +47,14 @@ def plan_call(
     arguments: tuple[str, ...],
     copies: tuple[tuple[int, int], ...],
     positions: Sequence[int],
-    is_guarded: bool,
+    compilers: Compilers,
 ) -> CallPlan:
     """The plan but for its node. `positions` are where the traced function's arguments stand in the call."""
     facts = traced.facts
     _refuse_written_after_reshaped(traced, seen)
     _refuse_what_is_missing(facts, seen, samples, arguments=[arguments[at] for at in positions])
+    if compilers.functional_random:
+        refuse_unsupported_random(traced)
     writes = _writes(traced, samples, positions)
     written = [k for k, info in enumerate(facts.input_info) if info.mutates_data or info.mutates_metadata]
     return CallPlan(
@@ -65,8 +68,9 @@ def plan_call(
         node=None,
         grad_mode_after=facts.grad_enabled_mutation,
         opened=opened(traced),
-        is_guarded=is_guarded,
+        is_guarded=compilers.is_guarded,
         tokens=len(facts.tokens),
+        has_functional_random=compilers.functional_random,
     )
 
 
@@ -202,7 +206,7 @@ def plan_node(
 ) -> Node:
     """What the autograd node does, once the joint graph is cut in two."""
     facts = traced.facts
-    saved = list(forward.graph.output_node().args[0])[plan.tokens + plan.flat_values :]  # type: ignore[arg-type]
+    saved = list(forward.graph.output_node().args[0])[plan.returned_values :]  # type: ignore[arg-type]
     for node in saved:
         if not isinstance(_fake(node), torch.Tensor):
             raise refusal("wrap", "a number that the trace does not know is needed for the backward", None)
@@ -212,8 +216,9 @@ def plan_node(
     arriving = inputs[len(saved) : len(saved) + sum(map(width, wrappers))]
     devices = [str(generator.device) for generator in generator_inputs(forward)]
     tokens = facts.num_backward_tokens
-    if len(inputs) != len(saved) + len(arriving) + tokens + len(devices):
-        expected = f"{len(saved)} + {len(arriving)} + {tokens} + {len(devices)}"
+    others = tokens + 2 * plan.has_functional_random + len(devices)
+    if len(inputs) != len(saved) + len(arriving) + others:
+        expected = f"{len(saved)} + {len(arriving)} + {others}"
         raise InternalError(f"the backward has {len(inputs)} inputs, expected {expected}")
     groups = [arriving[at : at + width(part)] for at, part in zip(starts(wrappers), wrappers, strict=True)]
     feeds = _feeds(backward, groups, plan, facts)
@@ -294,7 +299,10 @@ def _feeds(
     arguments = len(facts.input_info)
     wrappers = plan.opened.gradients if plan.opened is not None else (None,) * arguments
     expected = sum(map(width, wrappers))
-    if len(gradients) != expected + facts.num_backward_tokens or len(wrappers) != arguments:
+    if (
+        len(gradients) != expected + facts.num_backward_tokens + plan.has_functional_random
+        or len(wrappers) != arguments
+    ):
         raise InternalError(f"the backward gives {len(gradients)} gradients, expected {expected}")
     feeds: list[tuple[int, ...] | None] = []
     for at, wrapper in zip(starts(wrappers), wrappers, strict=True):

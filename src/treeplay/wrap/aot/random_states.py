@@ -15,6 +15,9 @@ from typing import Any
 
 import torch
 
+from treeplay.wrap.aot.capture import refusal
+from treeplay.wrap.aot.torch_private import Traced
+
 _LARGEST = 2**63 - 1
 
 
@@ -34,6 +37,21 @@ class Generators(threading.local):
     def seeded(self, seeds: Sequence[int]) -> list[torch.Generator]:
         """The generators, each at the start of its seed's numbers."""
         return [generator.manual_seed(seed) for generator, seed in zip(self.generators, seeds, strict=True)]
+
+
+def refuse_unsupported_random(traced: Traced) -> None:
+    """Refuse what seed and offset as inputs do not go with: above all an operator that still draws by itself, whose
+    numbers would be drawn again after the offset is set."""
+    if traced.facts.tokens or traced.subclasses is not None:
+        what = "operators with side effects" if traced.facts.tokens else "tensors made of other tensors"
+        raise refusal("wrap", f"random numbers as functions of seed and offset, beside {what}", None)
+    for node in traced.graph.graph.nodes:
+        is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if is_random and node.target.namespace != "rngprims":
+            advice = "give a decomposition of it to rand or rand_like, or leave random operators as they are"
+            raise refusal(
+                str(node.target), "draws random numbers that are no function of seed and offset", None, advice
+            )
 
 
 def generator_inputs(graph: torch.fx.GraphModule) -> list[Any]:

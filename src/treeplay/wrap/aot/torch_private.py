@@ -14,6 +14,7 @@ from torch._dynamo import config as dynamo_config
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
+from torch._prims_common import CUDARngStateHelper
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 apply_views = torch._C._functionalization.apply_view_meta_sequence
@@ -43,11 +44,15 @@ class Traced:
 
 @contextlib.contextmanager
 def traced(
-    module: torch.nn.Module, inputs: Sequence[Any], decompositions: dict[Any, Callable[..., Any]] | None
+    module: torch.nn.Module,
+    inputs: Sequence[Any],
+    decompositions: dict[Any, Callable[..., Any]] | None,
+    *,
+    functional_random: bool = False,
 ) -> Iterator[Traced]:
     """Trace `module` without data into a functional graph. The graph is to be partitioned and compiled inside."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(functorch_config.patch(functionalize_rng_ops=False))
+        stack.enter_context(functorch_config.patch(functionalize_rng_ops=functional_random))
         joint = aot_export_joint_with_descriptors(stack, module, tuple(inputs), decompositions=decompositions)
         state, capture = joint._aot_state, joint._aot_graph_capture
         yield Traced(
@@ -82,6 +87,16 @@ def keep_tracing_context() -> Callable[[], contextlib.AbstractContextManager[Any
     """What enters the tracing context of this moment again, later."""
     context = TracingContext.try_get()
     return (lambda: tracing(context)) if context is not None else contextlib.nullcontext
+
+
+def random_values() -> list[torch.Tensor]:
+    """Seed and offset of the CUDA device's default generator."""
+    return [*CUDARngStateHelper.get_torch_state_as_tuple()]
+
+
+def set_random_offset(offset: torch.Tensor) -> None:
+    """Move the CUDA device's default generator to an offset."""
+    CUDARngStateHelper.set_new_offset(offset)
 
 
 def wants_fakes_first() -> bool:

@@ -106,6 +106,7 @@ def compilers_for(options: Options) -> Compilers:
         partition=splitter(options),
         decompositions=decompositions(options),
         is_guarded=True,
+        alias_check=options.alias_check,
     )
 
 

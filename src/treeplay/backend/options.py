@@ -14,8 +14,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from treeplay.errors import ArgumentError, ArgumentTypeError
+from treeplay.wrap.aot.compilers import AliasCheck
 
 INNERS = ("aten", "inductor")
+ALIAS_CHECKS = ("warn", "raise", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,10 @@ class Options:
 
     eager_random: bool = False
     """Compiled kernels draw the very random numbers that eager would, at some cost in speed."""
+
+    alias_check: AliasCheck = "warn"
+    """What a first call does about a custom operator that returns memory which its schema says is new: "warn", "raise"
+    or "off"."""
 
 
 _DEFAULTS = Options()
@@ -117,6 +123,13 @@ def _decompositions(name: str, value: Any) -> Any:
     return value
 
 
+def _alias_check(name: str, value: Any) -> Any:
+    _expect(isinstance(value, str), name, f"one of {ALIAS_CHECKS}", value)
+    if value not in ALIAS_CHECKS:
+        raise ArgumentError(f"options[{name!r}]: expected one of {ALIAS_CHECKS}, found {value!r}")
+    return value
+
+
 def _bool(name: str, value: Any) -> Any:
     _expect(type(value) is bool, name, "bool", value)
     return value
@@ -135,4 +148,5 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "partition": _partition,
     "decompositions": _decompositions,
     "eager_random": _bool,
+    "alias_check": _alias_check,
 }

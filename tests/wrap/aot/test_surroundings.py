@@ -88,6 +88,13 @@ def test_W42_a_transform_around_a_call_is_an_error_with_the_cure() -> None:
         torch.func.vmap(lambda x: call([x, w])[0])(torch.stack([x, x]))
 
 
+def test_W42_a_transform_around_a_call_without_gradients_is_an_error_too() -> None:
+    call = wrapped(lambda x: [x * x], lambda: [numbers(2)])
+    with pytest.raises(RuntimeError, match=r"torch\.func.*To mend"):
+        torch.func.grad(lambda x: call([x])[0].sum())(numbers(2))
+    assert torch.equal(call([numbers(2)])[0], numbers(2).square())
+
+
 def test_W42_a_transform_around_a_backward_is_an_error_with_the_cure() -> None:
     x, w = two()
     (y,) = wrapped(product, two)([x, w])

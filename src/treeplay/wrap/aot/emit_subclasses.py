@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from treeplay.wrap.aot import opening
+from treeplay.wrap.aot import opening, torch_private
 from treeplay.wrap.aot.plan import CallPlan, WrappedTangent
 from treeplay.wrap.aot.subclasses import Wrapper, starts
 
@@ -45,18 +45,23 @@ def check_arguments(text: Text, plan: CallPlan) -> None:
                 _check_notes(text, at, part, path)
         inside += zip(wrapper.tensors(f"args[{k}]"), wrapper.tensors(name), strict=True)
     if inside and not plan.is_guarded:
-        _check_plain(text, [at for at, _ in inside], tuple(path for _, path in inside))
+        _check_plain(text, plan, inside)
 
 
-def _check_plain(text: Text, places: Sequence[str], paths: tuple[str, ...]) -> None:
+def _check_plain(text: Text, plan: CallPlan, inside: Sequence[tuple[str, str]]) -> None:
+    places = [at for at, _ in inside]
     text.use("plain", opening.PLAIN)
     text.use("check_plain", opening.check_plain)
-    text.use("names", paths)
+    text.use("names", tuple(path for _, path in inside))
     values = f"[{', '.join(places)}]"
     # One by one is faster for few; text of a fixed length does for many.
     test = " and ".join(f"type({at}) in plain" for at in places) if len(places) <= _FEW else None
     test = test or f"plain.issuperset(map(type, {values}))"
-    text.add(f"if not ({test}): check_plain({values}, names)")
+    if plan.node is None:
+        text.use("is_transformed", torch_private.is_transformed)
+        text.add(f"if is_transformed() or not ({test}): check_plain({values}, names)")
+    else:  # which looks for transforms itself
+        text.add(f"if not ({test}): check_plain({values}, names)")
 
 
 def open_arguments(plan: CallPlan, names: Sequence[str]) -> str | None:

@@ -10,7 +10,8 @@ import torch
 from treeplay.errors import UsageError
 from treeplay.wrap.aot.node import laid_out, missing
 from treeplay.wrap.aot.plan import Layout
-from treeplay.wrap.aot.torch_private import is_wrapper, waited
+from treeplay.wrap.aot.surroundings import transformed
+from treeplay.wrap.aot.torch_private import is_transformed, is_wrapper, waited
 
 __all__ = [
     "PLAIN",
@@ -32,7 +33,9 @@ _AGAIN = "To mend: wrap the function again for arguments of these classes"
 
 
 def check_plain(values: Sequence[Any], names: Sequence[str]) -> None:
-    """Refuse a call with a wrapper where a plain tensor was traced."""
+    """Refuse a call with a wrapper where a plain tensor was traced, and one inside a transform: the graph sees neither."""
+    if is_transformed():
+        raise transformed("call")
     for value, name in zip(values, names, strict=True):
         if is_wrapper(value):
             raise UsageError(

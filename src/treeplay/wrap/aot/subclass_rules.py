@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.facts.location import Location
 from treeplay.wrap.aot.capture import refusal
 from treeplay.wrap.aot.subclasses import plain_parts
 from treeplay.wrap.aot.torch_private import is_wrapper
@@ -40,7 +39,7 @@ def explained(refused: Refusal) -> Refusal:
     return refused
 
 
-def refuse_unsupported_view(base: Any, view: Any, result: int, where: Location | None = None) -> None:
+def refuse_unsupported_view(base: Any, view: Any, result: int) -> None:
     """Refuse a view of a wrapper that cannot be taken again by its layout alone, because its parts lie otherwise."""
     if not (is_wrapper(base) or is_wrapper(view)):
         return
@@ -52,7 +51,7 @@ def refuse_unsupported_view(base: Any, view: Any, result: int, where: Location |
         is_same = False
     if not is_same:
         why = f"result {result} is a view of a {type(base).__name__}, and its parts do not lie as the whole does"
-        raise refusal("view", why, where, "return a clone of the view")
+        raise refusal("view", why, None, "return a clone of the view")
 
 
 def _shape(tensor: Any) -> Any:

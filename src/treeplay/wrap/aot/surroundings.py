@@ -14,8 +14,8 @@ from treeplay.wrap.aot.compilers import Boxed
 def transformed(place: str) -> UsageError:
     """The error of a call, or a backward, inside vmap, grad or vjp."""
     return UsageError(
-        f"the {place} of a function compiled for training ran inside a transform of torch.func (vmap, grad, vjp), which "
-        "cannot see into it. To mend: apply the transform inside the compiled function, or run this part without treeplay"
+        f"the {place} of a compiled function ran inside a transform of torch.func (vmap, grad, vjp), which cannot see "
+        "into it. To mend: apply the transform inside the compiled function, or run this part without treeplay"
     )
 
 

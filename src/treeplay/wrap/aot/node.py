@@ -24,7 +24,7 @@ class LazyBackward:
         self._compile: Callable[[Sequence[Any]], Boxed] | None = compile_backward
         self._run: Boxed | None = None
         self._fits: Callable[..., bool] = _never
-        self._strides: tuple[tuple[int, ...], ...] = ()
+        self._strides: tuple[tuple[int, ...] | None, ...] = ()
 
     @property
     def is_compiled(self) -> bool:
@@ -42,15 +42,17 @@ class LazyBackward:
     def _compile_once(self, values: Sequence[Any]) -> None:
         with _compiling:
             if self._compile is not None:
-                if all(value.layout is torch.strided for value in values):
-                    self._strides = tuple(value.stride() for value in values)
-                    self._fits = tensor_check(values)
+                if all(value.layout is torch.strided for value in values if isinstance(value, torch.Tensor)):
+                    self._strides = tuple(
+                        value.stride() if isinstance(value, torch.Tensor) else None for value in values
+                    )
+                    self._fits = _check(values)
                 self._run, self._compile = self._compile(values), None
 
     def _lay_out(self, values: list[Any]) -> None:
         """Lay out what differs as when this was compiled: hooks of the user's may unpack a saved tensor in another way."""
         for at, (value, stride) in enumerate(zip(values, self._strides, strict=False)):
-            if value.layout is torch.strided and value.stride() != stride:
+            if stride is not None and value.layout is torch.strided and value.stride() != stride:
                 first = value  # what was one slice, shown several times, still is
                 for dimension in (d for d, step in enumerate(stride) if step == 0 and value.size(d) > 1):
                     first = first.narrow(dimension, 0, 1)
@@ -59,6 +61,13 @@ class LazyBackward:
 
 def _never(*_: Any) -> bool:
     return False
+
+
+def _check(values: Sequence[Any]) -> Callable[..., bool]:
+    """Whether tensors are like those of `values`. Generators, and what stands for tokens, are not looked at."""
+    places = [at for at, value in enumerate(values) if isinstance(value, torch.Tensor)]
+    check = tensor_check([values[at] for at in places])
+    return check if len(places) == len(values) else lambda *given: check(*[given[at] for at in places])
 
 
 def as_it_lies(fake: Any, value: Any) -> Any:
@@ -105,6 +114,13 @@ def differentiated(run: Boxed, values: list[Any]) -> Any:
         return tuple(item.detach() if isinstance(item, torch.Tensor) else item for item in gradients)
 
     return _Differentiated.apply(call, *tensors)  # type: ignore[no-untyped-call]
+
+
+def differentiated_again(backward: Callable[..., Any], ctx: Any, gradients: Sequence[Any]) -> Any:
+    """The same for a backward that opens and builds tensors: the whole of it is run."""
+    saved = (*ctx.saved_tensors, *gradients)
+    tensors = tuple(value for value in saved if isinstance(value, torch.Tensor))
+    return _Differentiated.apply(lambda: backward(ctx, *gradients), *tensors)  # type: ignore[no-untyped-call]
 
 
 def run_plainly(run: Boxed, values: list[Any]) -> Sequence[Any]:

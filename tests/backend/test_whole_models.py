@@ -176,6 +176,21 @@ def test_W19_operators_with_side_effects(inner: str) -> None:
             handle.destroy()
 
 
+def test_D29_effects_on_the_host_are_not_recorded() -> None:
+    options = {"inner": "aten", "record_or_fail": True}
+    run = torch.compile(Checkpointed(), backend=backend, options=options)
+    with pytest.raises(Exception, match="has an effect on the host"):
+        run(numbers(4, 6))
+    effects = torch._higher_order_ops.effects
+    handle = effects._register_effectful_op(torch.ops.treeplay_tests.logged.default, effects._EffectType.ORDERED)
+    try:
+        with pytest.raises(Exception, match="with_effects: has an effect on the host"):
+            torch.compile(twice, backend=backend, options=options)(numbers(3))
+    finally:
+        if handle is not None:
+            handle.destroy()
+
+
 def test_W38_jagged_nested_tensors_run_as_they_are_with_a_warning() -> None:
     net = nn.Linear(4, 3)
     rows = [torch.nested.nested_tensor([numbers(k, 4), numbers(3, 4)], layout=torch.jagged) for k in (2, 5)]

@@ -29,3 +29,9 @@ def test_an_example_runs(page: Path, number: int, text: str, tmp_path: Path) -> 
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tests_that_a_page_names_are_where_it_says(page: Path) -> None:
+    named = re.findall(r"\[`(test_\w+)`\]\(([^)]+\.py)\)", page.read_text())
+    assert [name for name, file in named if f"def {name}(" not in (page.parent / file).read_text()] == []

@@ -1,6 +1,7 @@
 """The driver: every stage once, in order. The table of contents of the project.
 
-trace ─▶ compare ─▶ plan ─▶ lower ─▶ record ─▶ wrap ─▶ Recording
+trace ─▶ compare ─▶ plan ┬▶ lower ─▶ record ─▶ wrap ─▶ Recording
+                         └▶ wrap: forward and backward of a program that the caller differentiates ─▶ Recording
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import torch
 from treeplay.device.host import HostDevice
 from treeplay.device.protocol import Body, Device, Recorded, Replay, Work
 from treeplay.errors import CaptureFailed, LoweringError, Refusal, TooEarly
+from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.overlap import overlapping, overlaps_itself
 from treeplay.facts.place import How
 from treeplay.facts.plan import Plan
 from treeplay.facts.record import RecordingMade
 from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Argument, Built, Constant, Fresh, Input, Ref, Signature, State, View
+from treeplay.facts.signature import Argument, Built, Constant, Fresh, Input, Kind, Ref, Signature, State, View
 from treeplay.generated import load_source
 from treeplay.lower.aten import lower_aten
 from treeplay.lower.compiler import find_compiler, find_gpu_compiler
@@ -32,7 +34,7 @@ from treeplay.lower.stream import lower_for_stream
 from treeplay.observe import compile_records, counters, phase
 from treeplay.plan.arena import plan_arena
 from treeplay.plan.choose import choose
-from treeplay.plan.devices import CPU, device_of, move_state, settle
+from treeplay.plan.devices import CPU, check_stays, device_of, move_state, settle
 from treeplay.plan.work import is_small
 from treeplay.settings import settings
 from treeplay.trace.jit import Call, Trace, trace
@@ -43,19 +45,25 @@ from treeplay.tree.key import label_of
 from treeplay.tree.table import Recording
 from treeplay.wrap import torch_private
 from treeplay.wrap.apart import Apart, ApartArguments
+from treeplay.wrap.differentiable import Wrap, Wrapped, emit_around, of_tensors_only, wrap_program
 from treeplay.wrap.emit import Ambience, Parts, emit_call
 
 _BUMPED = ("inductor", "capture")  # lowerings that write behind autograd's back, which has to be told
 
 
-def record(program: Callable[..., Any], call: Call, first_run: list[Entry], *, lower: str, name: str) -> Recording:
-    """Make a recording of `program` for calls like `call`. Has no effect on any tensor; raises `Refusal`."""
+def record(
+    program: Callable[..., Any], call: Call, first_run: list[Entry], *, lower: str, name: str, wrap: Wrap
+) -> Recording:
+    """Make a recording of `program` for calls like `call`. Has no effect on any tensor; raises `Refusal`.
+
+    `wrap` makes the forward and the backward of a program whose results the caller differentiates.
+    """
     seconds: dict[str, float] = {}
     try:
         if lower == "capture":
             recording = run_opaque(program, call, seconds, name=name)
         else:
-            recording = run_stages(program, call, first_run, seconds, lower=lower, name=name)
+            recording = run_stages(program, call, first_run, seconds, lower=lower, name=name, wrap=wrap)
     except TooEarly:
         raise
     except Refusal as refusal:
@@ -74,9 +82,12 @@ def run_stages(
     *,
     lower: str,
     name: str,
+    wrap: Wrap,
 ) -> Recording:
     """The stages in order; `seconds` takes the time of each as it ends."""
     front = run_front(program, call, first_run, seconds, lower=lower)
+    if front.traced.signature.kind is Kind.DIFFERENTIABLE:
+        return run_differentiable(program, call, front, seconds, name=name, wrap=wrap)
     with _timed("lower", seconds):
         lowered = make_lowered(front)
     with _timed("record", seconds):
@@ -86,6 +97,40 @@ def run_stages(
         inputs = move_state(signature, front.moving, front.inputs, front.device)
         moved = tuple(signature.inputs[index] for index in front.moving)
         return make_recording(signature, front.plan, lowered, recorded, call, inputs, seconds, name, moved)
+
+
+def run_differentiable(
+    program: Callable[..., Any], call: Call, front: Front, seconds: dict[str, float], *, name: str, wrap: Wrap
+) -> Recording:
+    """The stages after the plan for a program that the caller differentiates: it is run again, and wrapped."""
+    lowering = front.plan.lowerings[0]
+    with _timed("lower", seconds):
+        signature, tensors, wrapped = run_wrap(program, call, front, wrap)
+    with _timed("wrap", seconds):
+        operators = sum(node.op == "call_function" for node in front.traced.graph.nodes)
+        facts = LaunchFacts(str(front.device), "bound")
+        source = emit_around(signature, call, tensors, wrapped, shared=front.plan.shared, name=name)
+        return Recording(
+            call=load_source(source),
+            signature=signature,
+            plan=front.plan,
+            lowering=lowering,
+            operators=operators,
+            launch=lambda: facts,  # not `front`, which holds this call's tensors
+            free=lambda: None,  # a result may still be waiting for its backward: what they hold goes with the last one
+            source="\n".join((source.text, *wrapped.sources)),
+            seconds=seconds,
+            details={"backward": wrapped.backward},
+        )
+
+
+def run_wrap(
+    program: Callable[..., Any], call: Call, front: Front, wrap: Wrap
+) -> tuple[Signature, tuple[torch.Tensor, ...], Wrapped]:
+    """The wrap stage of a differentiable program; raises `Refusal`."""
+    check_stays(front.traced.signature, front.moving, front.device)
+    signature, tensors = of_tensors_only(front.traced.signature, front.inputs)
+    return signature, tensors, wrap_program(program, call, signature, tensors, wrap, lowering=front.plan.lowerings[0])
 
 
 def run_opaque(program: Callable[..., Any], call: Call, seconds: dict[str, float], *, name: str) -> Recording:

@@ -37,6 +37,10 @@ class JittedModule:
         """See `Jitted.explain`."""
         return str(_program_of(self).explain())
 
+    def sources(self) -> Any:
+        """See `Jitted.sources`."""
+        return _program_of(self).sources()
+
     def reset(self) -> None:
         """See `Jitted.reset`."""
         _program_of(self).reset()

@@ -59,7 +59,7 @@ class Jitted(Generic[P, R]):
 
     def _make_manager(self) -> Manager:
         def record(call: Any, log: list[Any]) -> Recording:
-            return driver.record(self.__wrapped__, call, log, lower=self._lower, name=self._name)
+            return driver.record(self.__wrapped__, call, log, lower=self._lower, name=self._name, wrap=_wrap)
 
         watch = plain_run if self._lower == "capture" else observe
         return Manager(self.__wrapped__, record, watch, name=self._name, on_refusal=self._on_refusal)
@@ -102,7 +102,7 @@ class Jitted(Generic[P, R]):
             self._manager.reset()
 
     def sources(self) -> list[str]:
-        """The generated call function of each recording, as text."""
+        """The generated functions of each recording, as text: what a call runs; for gradients, what they run too."""
         with self._lock:
             return [recording.source for entry in self._manager.table for recording in entry.recordings]
 
@@ -139,6 +139,13 @@ def _call(jitted: Jitted[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 hide_from_dynamo(_call)
+
+
+def _wrap(function: Callable[..., Any], samples: Any, lowering: str) -> Any:
+    """What makes forward and backward of a differentiable program; imported when there is one."""
+    from treeplay.backend.differentiable import wrap_flat
+
+    return wrap_flat(function, samples, lowering)
 
 
 def _statistics(manager: Manager) -> Statistics:
@@ -183,6 +190,7 @@ def _recording_facts(recording: Recording) -> RecordingFacts:
         replays=recording.replays,
         seconds=recording.seconds | launch.seconds,
         passed_over=recording.details.get("passed over", ()),
+        backward=recording.details["backward"]() if "backward" in recording.details else None,
         launch=launch,
     )
 
@@ -200,9 +208,10 @@ def jit(
 def jit(program: Any = None, *, lower: Lower = "auto", on_refusal: OnRefusal = "eager") -> Any:
     """Record `program` on its second call and replay it from the third on.
 
-    `program` is any callable or module: a whole training step that calls backward and the optimizer itself, or
-    inference. Tensors in its arguments (nested dict, list, tuple, namedtuple, dataclass) may change from call to call;
-    their shapes, strides, dtypes and devices, and all Python values, are part of the key. State it reaches (parameters,
+    `program` is any callable or module: a whole training step that calls backward and the optimizer itself, inference, or
+    one whose results the caller differentiates, later, in parts, or never. Tensors in its arguments (nested dict, list,
+    tuple, namedtuple, dataclass) may change from call to call; their shapes, strides, dtypes and devices, and all Python
+    values, are part of the key. State it reaches (parameters,
     buffers, optimizer state, gradients, tensors of its closure) is updated in place, as eager would.
 
     `lower`: "inductor" compiles, "aten" runs the operators from a static plan, "auto" picks between these. "capture" does not

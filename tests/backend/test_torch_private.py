@@ -91,3 +91,20 @@ def test_dynamo_marks_what_stays_where_it_is():
 def test_wrappers_are_told_apart():
     assert torch_private.is_wrapper(pair(2))
     assert not torch_private.is_wrapper(torch.ones(2)) and not torch_private.is_wrapper(3)
+
+
+def test_a_joint_graph_can_be_split_without_computing_twice():
+    joint = torch.fx.Graph()
+    x, tangent = joint.placeholder("primals_1"), joint.placeholder("tangents_1")
+    doubled = joint.call_function(torch.ops.aten.sin.default, (x,))
+    slope = joint.call_function(torch.ops.aten.mul.Tensor, (tangent, x))
+    joint.output([doubled, slope])
+    mode = FakeTensorMode()
+    for node in joint.nodes:
+        node.meta["val"] = mode.from_tensor(torch.ones(2))
+    forward, backward = torch_private.keep_all(
+        torch.fx.GraphModule(torch.nn.Module(), joint), ([x.meta["val"]], [tangent.meta["val"]]),
+        num_fwd_outputs=1, static_lifetime_input_indices=[],
+    )  # fmt: skip
+    assert len(forward.graph.output_node().args[0]) == 2
+    assert len(backward.graph.find_nodes(op="placeholder")) == 2

@@ -73,10 +73,31 @@ def test_a_number_that_changes_from_call_to_call_is_refused(command: Command, wr
 
 def test_a_module_is_checked_under_no_grad(command: Command, write_program: WriteProgram) -> None:
     path = write_program("import torch\nnet = torch.nn.Linear(2, 3)\n")
-    with_grad = command("check", f"{path}:net", "--args", "torch.ones(1, 2)")
-    assert with_grad.exit_code == 1
-    assert "  at " not in with_grad.stdout  # no line of the user's is running in a bare module
-    assert command("check", f"{path}:net", "--args", "torch.ones(1, 2)", "--no-grad").exit_code == 0
+    assert "inference" in command("check", f"{path}:net", "--args", "torch.ones(1, 2)", "--no-grad").stdout
+
+
+def test_a_program_for_a_backward_outside_says_what_it_gives(command: Command, write_program: WriteProgram) -> None:
+    path = write_program("import torch\nnet = torch.nn.Linear(2, 3)\n")
+    result = command("check", f"{path}:net", "--args", "torch.ones(1, 2)")
+    assert result.exit_code == 0, result.output
+    assert "differentiable" in result.stdout and "gradients for 2 of 3 tensors" in result.stdout
+
+
+def test_a_hook_inside_is_refused_with_its_line(command: Command, write_program: WriteProgram) -> None:
+    lines = "import torch\n\ndef hooked(x):\n    y = x * 2\n    y.register_hook(print)\n    return y\n"
+    path = write_program(lines)
+    result = command("check", f"{path}:hooked", "--args", "torch.ones(2, requires_grad=True)")
+    assert result.exit_code == 1
+    assert f"{path}:5 in hooked" in result.stdout
+
+
+def test_a_module_that_cannot_be_recorded_has_no_line_of_the_users(
+    command: Command, write_program: WriteProgram
+) -> None:
+    text = "import torch\nnet = torch.nn.Linear(2, 3)\nnet.register_full_backward_hook(lambda *given: None)\n"
+    result = command("check", f"{write_program(text)}:net", "--args", "torch.ones(1, 2)")
+    assert result.exit_code == 1
+    assert "  at " not in result.stdout  # no line of the user's is running in a bare module
 
 
 @pytest.mark.parametrize("text", ["treeplay.jit(lambda x: x + 1)", "treeplay.jit(torch.nn.ReLU())"])

@@ -171,3 +171,39 @@ def test_a_graph_is_used_up_by_its_backward() -> None:
             assert not torch_private.is_used_up(loss.grad_fn)
             loss.backward(retain_graph=retain_graph)
             assert torch_private.is_used_up(loss.grad_fn) is not retain_graph
+
+
+def test_hooks_on_saved_tensors_are_seen() -> None:
+    assert not torch_private.is_mode_active()
+    with torch.autograd.graph.save_on_cpu():
+        assert torch_private.is_mode_active()
+    assert not torch_private.is_mode_active()
+
+
+def test_backward_hooks_of_modules_are_seen() -> None:
+    model = torch.nn.Linear(1, 1)
+    assert not torch_private.has_backward_hooks([model])
+    for register in (model.register_full_backward_hook, model.register_full_backward_pre_hook):
+        handle = register(lambda *given: None)
+        assert torch_private.has_backward_hooks([model])
+        handle.remove()
+    assert not torch_private.has_backward_hooks([model])
+
+
+def test_arguments_of_autograd_functions_are_replaced_for_a_while() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * 2
+
+    leaf, other = torch.ones(1, requires_grad=True), torch.full((1,), 3.0, requires_grad=True)
+    original = vars(torch.autograd.Function)["apply"]
+    with torch_private.autograd_function_arguments(lambda args: tuple(other for _ in args) if args else args):
+        result = Double.apply(leaf)
+    result.backward()
+    assert leaf.grad is None and other.grad is not None and result.item() == 6
+    assert vars(torch.autograd.Function)["apply"] is original

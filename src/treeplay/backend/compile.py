@@ -87,7 +87,9 @@ def _wrapped(program: Program, inputs: Sequence[Any], options: Options, *, is_dy
     job = Job(options, roles, names, is_dynamic=is_dynamic)
     try:
         is_checked = options.inner == "aten"
-        compiled = wrap_function(source.function, [*source.held, *inputs], job.compilers(), is_checked=is_checked)
+        compiled = wrap_function(
+            source.function, [*source.held, *inputs], job.compilers(), is_checked=is_checked, names=names
+        )
     except Unrecorded:
         raise
     except Refusal as refusal:

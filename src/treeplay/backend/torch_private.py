@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch._functorch import config as functorch_config
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -92,6 +92,13 @@ def stored_random_states() -> contextlib.AbstractContextManager[Any]:
         graphsafe_rng_functionalization=False
     )
     return without_pairs
+
+
+def keep_all(joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any) -> tuple[Any, Any]:
+    """Split a joint graph so that nothing is computed twice: what the backward reads is saved, as eager saves it."""
+    known.pop("static_lifetime_input_indices", None)  # what is kept does not depend on it
+    forward, backward = default_partition(joint, inputs, **known)
+    return forward, backward
 
 
 def schema_returns(target: Callable[..., Any]) -> int | None:

@@ -16,12 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from treeplay import driver
+from treeplay.backend.differentiable import trace_flat
 from treeplay.cli.outcome import NO
 from treeplay.cli.target import Target, find_target, with_user_errors
 from treeplay.errors import Refusal
 from treeplay.facts.plan import Plan
 from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Argument, Input, Signature, State
+from treeplay.facts.signature import Argument, Input, Kind, Signature, State
 from treeplay.facts.structure import flatten
 from treeplay.trace.jit import Call, Trace
 from treeplay.trace.observe import observe
@@ -38,6 +39,7 @@ class Answer:
     traced: Trace | None = None
     plan: Plan | None = None
     reason: Reason | None = None
+    backward: str | None = None  # of a differentiable program: what its backward gives
 
 
 def check(
@@ -66,7 +68,7 @@ def check(
         _print_refusal(console, answer.reason)
         raise typer.Exit(NO)
     console.print(Text("can be recorded", style="bold green"))
-    console.print(summary(answer.traced, answer.plan))
+    console.print(summary(answer.traced, answer.plan, answer.backward))
 
 
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
@@ -80,10 +82,13 @@ def examine(target: Target) -> Answer:
         make_key(call)
         _, log = with_user_errors(f"{target.name}, run eagerly,", lambda: observe(target.program, call))
         front = driver.run_front(target.program, call, log, {}, lower="auto")
-        traced, plan = front.traced, front.plan
+        traced, plan, backward = front.traced, front.plan, None
+        if traced.signature.kind is Kind.DIFFERENTIABLE:
+            _, _, wrapped = driver.run_wrap(target.program, call, front, trace_flat)
+            backward = wrapped.backward().removeprefix("not asked for yet; ")
     except Refusal as refusal:
         return Answer(call, reason=_without_callers(refusal.reason))
-    return Answer(call, traced=traced, plan=plan)
+    return Answer(call, traced=traced, plan=plan, backward=backward)
 
 
 def _without_callers(reason: Reason) -> Reason:
@@ -103,7 +108,7 @@ def _print_refusal(console: Console, reason: Reason | None) -> None:
     console.print("This is the first refusal; there may be more behind it.", style="dim")
 
 
-def summary(traced: Trace, plan: Plan) -> Table:
+def summary(traced: Trace, plan: Plan, backward: str | None = None) -> Table:
     """What the recording would take, write and give."""
     signature = traced.signature
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -118,6 +123,7 @@ def summary(traced: Trace, plan: Plan) -> Table:
         ("written in place", _listed([_name(signature.inputs[index]) for index in signature.mutated])),
         ("slots", _listed([str(write.place) for write in signature.writes])),
         ("tensors out", str(signature.outputs)),
+        *([("backward", backward)] if backward is not None else []),
     ]
     for name, value in rows:
         table.add_row(name, Text(value))

@@ -38,6 +38,8 @@ def _add_recording(branch: Tree, recording: RecordingFacts) -> None:
     leaf.add(f"{recording.tensors} tensors and {recording.numbers} numbers in, {recording.outputs} tensors out")
     leaf.add(f"{recording.written} tensors written in place, {recording.slots} slots")
     leaf.add(f"{recording.operators} operators, {recording.scratch_bytes:,} bytes of scratch")
+    if recording.backward is not None:
+        leaf.add(f"backward: {recording.backward}")
     if recording.launch.stage != "bound":
         leaf.add(launched(recording.launch))
     leaf.add(recorded_in(recording))

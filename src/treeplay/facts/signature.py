@@ -21,6 +21,7 @@ class Kind(Enum):
 
     WHOLE_STEP = "whole step"
     INFERENCE = "inference"
+    DIFFERENTIABLE = "differentiable"  # the caller calls backward on the results
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Input:
     source: Argument | State | Constant
     spec: TensorSpec
     is_mutated: bool
+    is_leaf: bool | None = None  # of a differentiable program: whether it is where a backward ends
 
     def __str__(self) -> str:
         mark = "!" if self.is_mutated else ""

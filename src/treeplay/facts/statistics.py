@@ -24,6 +24,7 @@ class RecordingFacts:
     replays: int
     seconds: dict[str, float] = field(default_factory=dict)
     passed_over: tuple[str, ...] = ()  # lowerings that were tried first, and why they could not take the graph
+    backward: str | None = None  # of a differentiable program: whether it was compiled, and what it gives
     launch: LaunchFacts = field(default_factory=lambda: LaunchFacts("cpu", "bound"))
 
 

@@ -85,6 +85,14 @@ def move_state(
     return inputs
 
 
+def check_stays(signature: Signature, moving: Sequence[int], device: torch.device) -> None:
+    """Raise `Refusal` if state would have to move: a program that is run again to be wrapped reads it where it is."""
+    if moving:
+        names = ", ".join(signature.inputs[index].name for index in moving)
+        why = f"{names} is on the CPU in a program that computes on {device}, and its results are differentiated"
+        raise Refusal(Reason(op="device", why=why, advice="keep it on the GPU"))
+
+
 def _check_may_move(node: torch.fx.Node, inputs: tuple[Input, ...], traced: Trace) -> None:
     spec = node.meta.get("spec")
     if spec is None or spec.device != CPU:

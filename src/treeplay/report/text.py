@@ -57,6 +57,7 @@ def describe(recording: RecordingFacts) -> list[str]:
         f"  {recording.tensors} tensors and {recording.numbers} numbers in, {recording.outputs} out, "
         f"{recording.written} written in place, {recording.slots} slots; {recording.operators} operators, "
         f"{recording.scratch_bytes} bytes of scratch held",
+        *([f"  backward: {recording.backward}"] if recording.backward is not None else []),
         *_launch(recording.launch),
         f"  recorded in {total:.2f} s ({stages})",
         *(f"  passed over {problem.splitlines()[0]}" for problem in recording.passed_over),

@@ -7,6 +7,7 @@ and a snapshot want what is in the memory of the dict, list, set or deque below,
 from __future__ import annotations
 
 import collections
+from types import MappingProxyType
 from typing import Any
 
 from treeplay.trace.found import Container
@@ -20,6 +21,8 @@ def bare(container: Container) -> Container:
         return list(list.__iter__(container))
     if isinstance(container, set):
         return set(set.__iter__(container))
+    if isinstance(container, MappingProxyType):  # a class's attributes, seen through the class
+        return dict(container)
     return collections.deque(collections.deque.__iter__(container), container.maxlen)
 
 
@@ -29,7 +32,9 @@ def entries(table: dict[Any, Any]) -> list[tuple[Any, Any]]:
 
 
 def fill(container: Container, content: Any) -> None:
-    """Make a container hold `content`, a copy that `bare` made of it earlier."""
+    """Make a container hold `content`, a copy that `bare` made of it earlier; what can only be read is left."""
+    if isinstance(container, MappingProxyType):
+        return
     if isinstance(container, dict):
         _dict_of(container).clear(container)
         _dict_of(container).update(container, content)

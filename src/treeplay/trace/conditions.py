@@ -54,9 +54,8 @@ def make_signature(
     places += [run.found.objects[key] for key in run.called if key in run.found.objects]
     places += [write.place.parent for write in writes if write.place.parent is not None]
     identities, lengths = on_the_way(places, run.found, run.called, _leaves_of_backward(run))
-    is_step = tape.uses_backward or bool(run.stepped)
     return Signature(
-        kind=Kind.WHOLE_STEP if is_step else Kind.INFERENCE,
+        kind=run.kind,
         arguments=call.structure,
         leaves=leaves_of_call(call),
         inputs=inputs,
@@ -120,7 +119,8 @@ def _hook_watch(run: Run) -> Watch:
 
 
 def _leaves_of_backward(run: Run) -> list[torch.Tensor]:
-    if not run.tracer.tape.uses_backward:
+    # In a differentiable program the caller's own backward adds to gradients and runs hooks.
+    if not run.tracer.tape.uses_backward or run.kind is Kind.DIFFERENTIABLE:
         return []
     seen = [seen.tensor for seen in run.tracer.tape.inputs if not seen.is_constant]
     return [tensor for tensor in seen if tensor.requires_grad and tensor.is_leaf]

@@ -22,9 +22,10 @@ from treeplay.errors import ProgramRaised, Refusal, TooEarly
 from treeplay.facts.location import Location
 from treeplay.facts.place import How, Place, root
 from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Number, Signature
+from treeplay.facts.signature import Kind, Number, Signature
 from treeplay.facts.structure import Leaf, Structure, classes_in
 from treeplay.trace.conditions import make_signature
+from treeplay.trace.differentiable import flat_results, is_differentiable
 from treeplay.trace.found import PLAIN, Survey
 from treeplay.trace.hooks import ours
 from treeplay.trace.layouts import Answer, Question
@@ -87,6 +88,7 @@ class Run:
     numbers: list[Number] = field(default_factory=list)
     called: dict[int, torch.nn.Module] = field(default_factory=dict)
     stepped: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
+    kind: Kind = Kind.INFERENCE
 
 
 def trace(program: Callable[..., Any], call: Call, *, is_exact: bool = True, first_run: Iterable[Entry] = ()) -> Trace:
@@ -98,11 +100,17 @@ def trace(program: Callable[..., Any], call: Call, *, is_exact: bool = True, fir
     long. The caller's tensors, slots, random state and modes are as before, also after an exception.
     """
     layouts = dict(entry.layout for entry in first_run if entry.layout is not None)
+    with turn(), native_layers() if is_exact else contextlib.nullcontext():
+        return _trace(program, call, layouts)
+
+
+@contextlib.contextmanager
+def turn() -> Iterator[None]:
+    """What moves random generators, or stands in for parts of torch, does so alone; raises `Busy` after a while."""
     if not _turns.acquire(timeout=_MOST_SECONDS_WAITED):
         raise Busy
     try:
-        with native_layers() if is_exact else contextlib.nullcontext():
-            return _trace(program, call, layouts)
+        yield
     finally:
         _turns.release()
 
@@ -194,14 +202,21 @@ def _traced(program: Callable[..., Any], call: Call, run: Run) -> Trace:
         raise Refusal(run.tracer.tape.refusal)
     _check_global_state(run.tracer, run.snapshot)
     run.tracer.tape.log.append(result_entry(result))
-    results = Results(run.tracer, run.watch, run.found)
-    # Results first: a tensor that is returned and stored is one output.
-    structure, refs = results.of_call(result)
-    writes = find_writes(run.snapshot, results, run.numbers)
     tape = run.tracer.tape
-    tape.graph.output(tuple(results.outputs))
+    if is_differentiable(run, result):
+        run.kind = Kind.DIFFERENTIABLE
+        shown, outputs = flat_results(run, result)
+        structure, refs, writes = shown.results, shown.refs, shown.writes
+    else:
+        run.kind = Kind.WHOLE_STEP if tape.uses_backward or run.stepped else Kind.INFERENCE
+        results = Results(run.tracer, run.found)
+        # Results first: a tensor that is returned and stored is one output.
+        structure, refs = results.of_call(result)
+        writes = find_writes(run.snapshot, results, run.numbers)
+        outputs = results.outputs
+    tape.graph.output(tuple(outputs))
     prune(tape.graph)
-    signature = make_signature(run, call, structure, refs, writes, len(results.outputs))
+    signature = make_signature(run, call, structure, refs, writes, len(outputs))
     return Trace(tape.graph, signature, tape.log, tuple(tape.generators.values()))
 
 

@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,15 +45,16 @@ from treeplay.errors import InternalError, Refusal
 from treeplay.facts.overlap import overlapping
 from treeplay.facts.place import How, Place
 from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Argument, Built, Input, Ref, Signature, State, Static, Write
+from treeplay.facts.signature import Argument, Input, Signature, State
 from treeplay.facts.spec import TensorSpec
-from treeplay.facts.structure import Leaf, Structure, paths
-from treeplay.trace.found import PLAIN, Survey
+from treeplay.facts.structure import paths
+from treeplay.trace.found import Survey
 from treeplay.trace.host_tensors import HostState
 from treeplay.trace.jit import Call, home_of, survey_to_record
 from treeplay.trace.log import Entry
 from treeplay.trace.opaque_signature import Arguments, inputs_of, opaque_signature, renumbered
 from treeplay.trace.returned import Returned, is_plain
+from treeplay.trace.shown import Shown, key_of
 from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.surroundings import Surroundings
@@ -131,37 +131,6 @@ def _input(tensor: torch.Tensor, names: list[str], found: Survey) -> Input:
     if first.how is How.ARGUMENT:
         return Input(names[first.key], Argument(first.key, tuple(others)), spec, is_mutated=True)
     return Input(str(first), State(first, tuple(others)), spec, is_mutated=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What one run showed besides the content of its outputs; each run of a program shows the same."""
-
-    results: Leaf | Structure
-    refs: tuple[Ref, ...]
-    writes: tuple[Write, ...]
-    outputs: tuple[TensorSpec, ...]
-
-    def is_like(self, other: Shown) -> bool:
-        """Whether another run showed the same."""
-        return self._comparable() == other._comparable()
-
-    def _comparable(self) -> tuple[Any, ...]:
-        refs = [_comparable(ref) for ref in self.refs]
-        writes = [(_key_of(write.place)[::2], _comparable(write.value)) for write in self.writes]
-        return self.results, refs, writes, self.outputs
-
-
-def _comparable(value: Ref | Built) -> Any:
-    if isinstance(value, Built):
-        return value.structure, [_comparable(ref) for ref in value.refs]
-    if isinstance(value, Static) and not isinstance(value.value, PLAIN):
-        return type(value.value), id(value.value)
-    return value
-
-
-def _key_of(place: Place) -> tuple[How, int, Any]:
-    return place.how, id(place.holder), place.key if isinstance(place.key, (str, int)) else None
 
 
 class Prepared:
@@ -308,11 +277,11 @@ class Prepared:
         return any(place.how is How.GRAD for place in places)
 
     def _find_movable(self, shown: Shown, tensors: Sequence[torch.Tensor]) -> Iterator[int]:
-        rebound = {_key_of(write.place) for write in shown.writes}
+        rebound = {key_of(write.place) for write in shown.writes}
         shared = {at for pair in overlapping(tensors, range(len(tensors))) for at in pair}
         for at, (item, tensor) in enumerate(zip(self.inputs, tensors, strict=True)):
             source = item.source
-            is_slot = isinstance(source, State) and (source.place.how is How.GRAD or _key_of(source.place) in rebound)
+            is_slot = isinstance(source, State) and (source.place.how is How.GRAD or key_of(source.place) in rebound)
             is_alone = at not in shared and not getattr(source, "also", ()) and not tensor.requires_grad
             if is_alone and (is_slot or isinstance(source, Argument)):
                 yield at

@@ -18,7 +18,7 @@ from treeplay.trace.host_tensors import HostState
 
 if TYPE_CHECKING:
     from treeplay.trace.jit import Call
-    from treeplay.trace.opaque import Shown
+    from treeplay.trace.shown import Shown
 
 R = TypeVar("R")
 

@@ -6,23 +6,20 @@ import torch
 import torch.fx
 
 from treeplay.errors import Refusal
-from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Fresh, Ref, Same, View
 from treeplay.facts.spec import TensorSpec
 from treeplay.trace.found import Survey
 from treeplay.trace.references import References
 from treeplay.trace.tape import Value, storage_of
 from treeplay.trace.tracer import Tracer
-from treeplay.trace.watch import WatchFunctions
 
 
 class Results(References):
     """Collects the graph's outputs while references to them are made."""
 
-    def __init__(self, tracer: Tracer, watch: WatchFunctions, found: Survey) -> None:
+    def __init__(self, tracer: Tracer, found: Survey) -> None:
         super().__init__(found, tracer.refuse)
         self.tracer = tracer
-        self.watch = watch
         self.outputs: list[torch.fx.Node] = []
         self._bases: dict[torch.fx.Node, int] = {}
         self._leaves: set[int] = set()  # outputs that will require gradients
@@ -48,7 +45,6 @@ class Results(References):
                 "return it as a plain tensor (.to_dense(), .resolve_conj(), .resolve_neg())",
                 value.node.meta.get("where"),
             )
-        self._check_history(tensor, value)
         return self._view_of_input(tensor, value) or self._fresh(tensor, value)
 
     def _index(self, value: Value) -> int:
@@ -89,22 +85,6 @@ class Results(References):
             return Fresh(index, requires_grad)
         is_detached = index in self._leaves
         return _view(Fresh(index), value.fake, birth, is_detached=is_detached, requires_grad=requires_grad)
-
-    def _check_history(self, tensor: torch.Tensor, value: Value) -> None:
-        if tensor.grad_fn is None or self.watch.reaches_consumed(tensor):
-            return
-        storage = storage_of(value.fake)
-        if storage in self._inputs and storage not in self.tracer.tape.mutated:
-            return
-        raise Refusal(
-            Reason(
-                op="result",
-                why="a result needs gradients and the program does not call backward on it itself",
-                advice="call backward (and the optimizer) inside the program, return result.detach(), "
-                "or call the program under torch.no_grad()",
-                where=value.node.meta.get("where"),
-            )
-        )
 
     def _dtype_view(self, value: Value) -> Refusal:
         return self.tracer.refuse(

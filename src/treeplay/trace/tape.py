@@ -44,6 +44,7 @@ class Tape:
     refusal: Reason | None = None
     is_too_early: bool = False  # the refusal is of this call, not of later ones
     uses_backward: bool = False
+    fills_gradients: bool = False  # by a backward that adds to `.grad`
 
 
 def wants_grad(leaf: Any) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -19,7 +20,8 @@ from treeplay.device.host.torch_private import native_layers as native_layers
 
 
 def is_mode_active() -> bool:
-    """Whether somebody's dispatch or function mode, or a function transform, is active in this thread.
+    """Whether somebody's dispatch or function mode, a function transform, or hooks on all saved tensors are active in this
+    thread. The hooks want to see what eager saves: `checkpoint` counts on the same in a forward and in its repetition.
 
     `torch.set_default_device("cpu")` is a function mode too, but one that changes nothing on a CPU.
     """
@@ -30,7 +32,11 @@ def is_mode_active() -> bool:
             and not all(map(_is_cpu_default, _get_current_function_mode_stack()))
         )
         or torch._C._functorch.peek_interpreter_stack() is not None
+        or _hooks_on_saved_tensors(False) is not None
     )
+
+
+_hooks_on_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 def _is_cpu_default(mode: object) -> bool:
@@ -140,6 +146,31 @@ def global_hook_tables() -> tuple[dict[int, Any], ...]:
         _optimizer._global_optimizer_pre_hooks,
         _optimizer._global_optimizer_post_hooks,
     )
+
+
+def has_backward_hooks(modules: Iterable[torch.nn.Module]) -> bool:
+    """Whether a backward through one of these modules would run a hook of the module's, or one of all modules'."""
+    everywhere = (_module._global_backward_pre_hooks, _module._global_backward_hooks)
+    own = (table for item in modules for table in (item._backward_pre_hooks, item._backward_hooks))
+    return any(everywhere) or any(own)
+
+
+@contextlib.contextmanager
+def autograd_function_arguments(replaced: Callable[[Any], Any]) -> Iterator[None]:
+    """For a block and in this thread, `autograd.Function.apply` is given `replaced(arguments)`: no mode is asked for these."""
+    original, thread = vars(torch.autograd.Function)["apply"], threading.get_ident()
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            args, kwargs = replaced(args), replaced(kwargs)
+        return original.__func__(cls, *args, **kwargs)
+
+    owner: Any = torch.autograd.Function
+    owner.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        owner.apply = original
 
 
 @contextlib.contextmanager

@@ -13,7 +13,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from treeplay.facts.location import Location
 from treeplay.trace.fused import with_symbolic_rate
+from treeplay.trace.location import user_location
 from treeplay.trace.torch_private import is_of_transform
 from treeplay.trace.tracer import Tracer
 
@@ -62,6 +64,7 @@ class WatchFunctions(TorchFunctionMode):
         self.tracer = tracer
         self.consumed: dict[int, Any] = {}
         self.grads_read: dict[int, torch.Tensor] = {}
+        self.hooked: tuple[str, Location | None] | None = None  # the first hook on a tensor that the program made
 
     def forget(self) -> None:
         """Drop what was kept of the traced run."""
@@ -86,7 +89,10 @@ class WatchFunctions(TorchFunctionMode):
             raise self.tracer.refuse(
                 func.__name__, "puts a hook on a tensor that outlives the call", "register the hook once, outside"
             )
+        elif func in _HOOKS.values():
+            self.hooked = self.hooked or (func.__name__, user_location())
         elif func in _BACKWARD:
+            self.tracer.tape.fills_gradients |= func is not torch.autograd.grad
             inputs = args[1] if func is torch.autograd.grad and len(args) > 1 else kwargs.get("inputs")
             self._check_graph(_tensors(_outputs(args, kwargs)), _tensors(inputs))
             self._note_backward(args, kwargs)

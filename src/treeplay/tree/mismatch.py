@@ -34,6 +34,7 @@ def _mismatches(signature: Signature, call: Call) -> Iterator[Mismatch]:
         if not hasattr(found, "__len__") or len(found) != watch.value:
             yield Mismatch(f"length of {watch.place}", str(watch.value), _shown_length(found))
     yield from _state(signature, call)
+    yield from _leaves(signature, call)
     for watch in signature.watches:
         found = current(watch.place)
         if type(found) is not type(watch.value) or found != watch.value:
@@ -83,6 +84,17 @@ def _state(signature: Signature, call: Call) -> Iterator[Mismatch]:
         elif TensorSpec.of(tensor) != item.spec:
             yield Mismatch(item.name, str(item.spec), f"{TensorSpec.of(tensor)} ({_difference(tensor, item.spec)})")
         yield from _elsewhere(item, tensor)
+
+
+def _leaves(signature: Signature, call: Call) -> Iterator[Mismatch]:
+    """Tensors that were leaves of autograd and are results of something now, or the other way round."""
+    named = {True: "a leaf of autograd", False: "the result of something differentiable"}
+    for item in signature.inputs:
+        source = item.source
+        if item.is_leaf is not None and not isinstance(source, Constant):
+            tensor = call.leaves[source.index] if isinstance(source, Argument) else current(source.place)
+            if isinstance(tensor, torch.Tensor) and tensor.is_leaf is not item.is_leaf:
+                yield Mismatch(item.name, named[item.is_leaf], named[tensor.is_leaf])
 
 
 def _numbers(signature: Signature) -> Iterator[Mismatch]:

@@ -29,6 +29,7 @@ from treeplay.facts.signature import (
     Constant,
     Fresh,
     Gone,
+    Kind,
     Ref,
     Same,
     Signature,
@@ -229,6 +230,8 @@ class _Emitter(Writer):
         ]
         if checked:
             self.require(f"check({', '.join(checked)})")
+        if self.signature.kind is Kind.DIFFERENTIABLE:
+            self.leaves_of_autograd()
         if self.parts.is_apart is not None:
             self.names["is_apart"] = self.parts.is_apart
             given = self.tuple(
@@ -237,6 +240,12 @@ class _Emitter(Writer):
                 if isinstance(item.source, Argument)
             )
             self.require(f"is_apart({given}, {self.tuple(self.inputs)})")
+
+    def leaves_of_autograd(self) -> None:
+        """Conditions that what needs a gradient is a leaf, or the result of something, as it was."""
+        for name, item in zip(self.inputs, self.signature.inputs, strict=True):
+            if item.is_leaf is not None:
+                self.require(f"{name}.is_leaf is {item.is_leaf}")
 
     def numbers(self) -> None:
         for number in self.signature.numbers:
@@ -251,6 +260,9 @@ class _Emitter(Writer):
     # --- the call -------------------------------------------------------------------------------------------
 
     def call(self) -> None:
+        if self.signature.kind is Kind.DIFFERENTIABLE:  # its wrapper sees to modes, versions and autograd
+            self.body.append(f"out = run([{', '.join(self.inputs)}])")
+            return
         numbers = self.tuple(number.name for number in self.signature.numbers if number.is_input)
         call = f"out = run([{', '.join(self.inputs)}], {numbers})"
         if self.ambience.autocast:

@@ -127,10 +127,10 @@ def test_W43_late_writes_beside_effects_are_refused() -> None:
 def test_W39_a_backward_takes_what_is_no_tensor() -> None:
     given: list[Any] = []
 
-    def compile_backward(values: Any) -> Any:
-        return lambda args: given.append([*args]) or [args[0] * 3]
+    def compile_backward(missing: Any, values: Any) -> Any:
+        return (lambda args: given.append([*args]) or [args[0] * 3]), (0, 1, 2)
 
-    lazy, generator = LazyBackward(compile_backward), torch.Generator()
+    lazy, generator = LazyBackward(compile_backward, 0), torch.Generator()
     first, turned = numbers(2, 3), numbers(3, 2).t()
     assert torch.equal(lazy([first, None, generator])[0], first * 3)
     assert torch.equal(lazy([turned, None, generator])[0], turned * 3)

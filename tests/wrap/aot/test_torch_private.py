@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.fx.traceback import preserve_node_meta
@@ -211,3 +213,22 @@ def test_random_states_are_drawn_again_by_operators_of_torch() -> None:
     before = torch.get_rng_state()
     assert torch.equal(again(state, torch.ops.aten.rand.default, [3], device="cpu"), drawn)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_backward_knows_whether_it_retains_the_graph() -> None:
+    seen: list[bool] = []
+
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            seen.append(torch_private.keeps_graph())
+            return grad * 2
+
+    result = Asks.apply(torch.ones(1, requires_grad=True))
+    result.backward(retain_graph=True)
+    result.backward()
+    assert seen == [True, False]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import inspect
@@ -24,7 +23,8 @@ from treeplay.wrap.aot.emit import emit_call
 from treeplay.wrap.aot.emit_node import emit_backward, emit_forward
 from treeplay.wrap.aot.first_call import Instead, first_call, on_first_call
 from treeplay.wrap.aot.later import forward_writes, take_out
-from treeplay.wrap.aot.node import LazyBackward, as_it_lies
+from treeplay.wrap.aot.node import Compiled, LazyBackward, as_it_lies
+from treeplay.wrap.aot.partial import without_gradients
 from treeplay.wrap.aot.plan import CallPlan, LateWrite, Node
 from treeplay.wrap.aot.planning import plan_call, plan_node
 from treeplay.wrap.aot.probe import apart, written_by
@@ -42,19 +42,26 @@ _TAKEN = frozenset(
 
 
 def wrap_function(
-    function: Callable[..., Any], samples: Sequence[Any], compilers: Compilers, *, is_checked: bool = False
+    function: Callable[..., Any],
+    samples: Sequence[Any],
+    compilers: Compilers,
+    *,
+    is_checked: bool = False,
+    names: Sequence[str] | None = None,
 ) -> Callable[[list[Any]], list[Any]]:
     """Compile `function`, which takes and returns flat tensors, for calls like `samples`; the result is boxed.
 
-    `is_checked`: each call is first compared with the samples, which costs a little; front ends that do that do not need it.
-    `.plan` is what a call does, `.source` the text of the call function. What cannot be done is a `Refusal`.
+    `names` of the arguments are otherwise those of the function. `is_checked`: each call is first compared with the
+    samples, which costs a little; front ends that do that do not need it.
+    `.plan` is what a call does, `.source` the text of the call function, `.sources` that of every generated function,
+    `.backward` what runs when autograd asks (None in inference). What cannot be done is a `Refusal`.
     """
     refuse_backward_states(samples)
     if any(isinstance(sample, torch.SymInt) for sample in samples):
         raise refusal("wrap", "a size that has no number, such as the longest row of a nested tensor", None)
     if not all(sample is None or isinstance(sample, torch.Tensor | int | float | bool) for sample in samples):
         raise UsageError("sample inputs must be tensors, numbers or None. To mend: flatten the arguments first")
-    names = names_of(function, len(samples))
+    names = usable_names(names, len(samples)) if names is not None else names_of(function, len(samples))
     arrangement, any_write = Arrangement(len(samples)), False
     try:
         if needs_arrangement(samples):
@@ -131,19 +138,21 @@ def _wrap(
 
 def names_of(function: Callable[..., Any], count: int) -> tuple[str, ...]:
     """The user's argument names, where they are known and can stand in generated code."""
-    plain = tuple(f"arg{k}" for k in range(count))
-    if isinstance(function, torch.fx.GraphModule):
-        names = [str(node.target) for node in function.graph.nodes if node.op == "placeholder"]
-    else:
-        try:
-            parameters = inspect.signature(function).parameters.values()
-        except (TypeError, ValueError):
-            return plain
-        names = [p.name if p.kind is p.POSITIONAL_OR_KEYWORD else "" for p in parameters]
-    is_usable = len(names) == count and not any(
-        not name or keyword.iskeyword(name) or name in _TAKEN or name[-1].isdigit() or "_" in name for name in names
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return usable_names((), count)
+    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    return usable_names(names if len(names) == len(parameters) else (), count)
+
+
+def usable_names(names: Sequence[str], count: int) -> tuple[str, ...]:
+    """`names` if all can stand in generated code, beside its own; else numbered ones."""
+    is_usable = len(set(names)) == len(names) == count and not any(
+        not name.isidentifier() or keyword.iskeyword(name) or name in _TAKEN or name[-1].isdigit() or "_" in name
+        for name in names
     )
-    return tuple(names) if is_usable else plain
+    return tuple(names) if is_usable else tuple(f"arg{k}" for k in range(count))
 
 
 def _compile(
@@ -170,19 +179,23 @@ def _compile(
         _mark_visible(forward, plan)
         instead = _first_call(forward, plan, compilers)
         run_forward = compilers.forward(forward, [*traced.inputs[0], *traced.inputs[2:4], *generator_inputs(forward)])
-    lazy, last = _lazy(compilers.backward, backward), None
+    tangents = 0 if node.is_whole else len(node.tangents)
+    lazy, last = LazyBackward(_later(_whole(compilers.backward), backward, tangents), tangents), None
     donating = compilers.donating
     if donating is not None and node.donated:
-        last = _lazy(lambda module, inputs: donating(module, inputs, node.donated), backward)
-    function = _node_class(plan, node, run_forward, lazy, last)
+
+        def compile_last(module: torch.fx.GraphModule, inputs: Sequence[Any], taken: Sequence[int]) -> Boxed:
+            return donating(module, inputs, tuple(at for at, k in enumerate(taken) if k in node.donated))
+
+        last = _called(LazyBackward(_later(compile_last, backward, tangents), tangents), backward)
+    node_class = _node_class(plan, node, run_forward, _called(lazy, backward), last)
     if instead is not None:
-        on_first_call(function.forward, instead)
-    return _load(plan, function.apply)
+        on_first_call(node_class.forward, instead)
+    return _load(plan, node_class.apply, node_class.sources, lazy)
 
 
-def _lazy(compiler: Compile, backward: torch.fx.GraphModule) -> Boxed:
-    """The backward as it is called: compiled when first needed, and with its caller's context variables."""
-    lazy = LazyBackward(_later(compiler, backward))
+def _called(lazy: LazyBackward, backward: torch.fx.GraphModule) -> Boxed:
+    """The backward as it is called: with its caller's context variables."""
     return functools.partial(run_in_callers_context, lazy) if _is_threaded(backward) else lazy
 
 
@@ -211,34 +224,50 @@ def _mark_visible(graph: torch.fx.GraphModule, plan: CallPlan) -> None:
     graph.graph.output_node().meta[VISIBLE] = tuple(at for places in visible for at in places)
 
 
-def _later(compiler: Compile, backward: torch.fx.GraphModule) -> Callable[[Sequence[Any]], Boxed]:
+def _whole(compile_backward: Compile) -> Callable[..., Boxed]:
+    return lambda module, inputs, taken: compile_backward(module, inputs)
+
+
+def _later(
+    compile_taken: Callable[..., Boxed], backward: torch.fx.GraphModule, tangents: int
+) -> Callable[[tuple[int, ...], Sequence[Any]], Compiled]:
     """Compile the backward when it is first needed, from a copy of its graph and as if still in this trace."""
     context = torch_private.keep_tracing_context()
 
-    def compile_backward(values: Sequence[Any]) -> Boxed:
-        traced = [node.meta["val"] for node in backward.graph.nodes if node.op == "placeholder"]
-        inputs = [as_it_lies(fake, value) for fake, value in zip(traced, values, strict=True)]
+    def compile_backward(missing: tuple[int, ...], values: Sequence[Any]) -> Compiled:
         with context(), torch.no_grad():
-            module = torch.fx.GraphModule(backward, copy.deepcopy(backward.graph))
-            compiled: Boxed = torch_private.without_autocast(compiler, module, inputs)
-            return compiled
+            module, taken = without_gradients(backward, tangents, missing)
+            traced = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+            inputs = [as_it_lies(fake, values[k]) for fake, k in zip(traced, taken, strict=True)]
+            run: Boxed = torch_private.without_autocast(compile_taken, module, inputs, taken)
+            return run, taken
 
     return compile_backward
 
 
 def _node_class(plan: CallPlan, node: Node, forward: Boxed, backward: Boxed, last: Boxed | None) -> Any:
     """The plan's autograd function: nothing but the two generated functions."""
-    run_forward = load_source(emit_forward(plan, node, forward, is_donating=last is not None))
-    run_backward = load_source(emit_backward(plan, node, backward, last))
+    first, second = (
+        emit_forward(plan, node, forward, is_donating=last is not None),
+        emit_backward(plan, node, backward, last),
+    )
+    run_backward = load_source(second)
     # Autograd may call it inside of a frame that Dynamo watches; what it calls, the compile above all, is not to be traced.
     hide_from_dynamo(run_backward, with_callees=True)
-    parts = {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward)}
-    return torch_private.NodeType("Treeplay", (torch.autograd.Function,), parts)
+    members = {
+        "forward": staticmethod(load_source(first)),
+        "backward": staticmethod(run_backward),
+        "sources": (first.text, second.text),
+    }
+    return torch_private.NodeType("Treeplay", (torch.autograd.Function,), members)
 
 
-def _load(plan: CallPlan, run: Callable[..., Any]) -> Callable[[list[Any]], list[Any]]:
+def _load(
+    plan: CallPlan, run: Callable[..., Any], sources: tuple[str, ...] = (), backward: LazyBackward | None = None
+) -> Callable[[list[Any]], list[Any]]:
     source: Source = emit_call(plan, run)
     call: Any = load_source(source)
     call.source, call.plan = source.text, plan
+    call.sources, call.backward = (source.text, *sources), backward
     wrapped: Callable[[list[Any]], list[Any]] = call
     return wrapped

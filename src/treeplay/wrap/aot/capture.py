@@ -81,6 +81,7 @@ class _Watch(TorchFunctionMode):
         self.data: list[torch.Tensor] = []
         self.reshaped: list[tuple[torch.Tensor, tuple[str, Location | None]]] = []
         self.born: dict[int, tuple[torch.Tensor, Location | None]] = {}
+        self.told: list[tuple[torch.Tensor, Location | None]] = []
         self.inputs = [(k, value) for k, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
         self.leaves = [value for value, is_leaf in zip(inputs, leaves, strict=True) if is_leaf]
 
@@ -90,7 +91,9 @@ class _Watch(TorchFunctionMode):
             self._refuse_setting(func)
         if name.partition(".")[0] == "set_":
             self._refuse_replacing(args[0])
-        if _is_in_place(name):
+        if name == "requires_grad_" and not any(args[0] is value for _, value in self.inputs):
+            self.told.append((args[0], user_location()))  # which is nobody's concern as long as it stays inside
+        elif _is_in_place(name):
             where = torch_private.replayed_location() or user_location()
             self.seen.writes.append((name, where))
             if args and isinstance(args[0], torch.Tensor):
@@ -125,6 +128,11 @@ class _Watch(TorchFunctionMode):
         for result in results:
             if id(result) in self.born and result.is_leaf:  # what a custom function made may have a history by now
                 raise refusal("leaf", "a result needs a gradient and has no history", self.born[id(result)][1])
+            for leaf, where in self.told:
+                if isinstance(result, torch.Tensor) and torch_private.shares_storage(result, leaf):
+                    raise refusal(
+                        "requires_grad_", "changes how autograd sees a result, which a trace does not keep", where
+                    )
 
     def _touch(self, name: str, target: torch.Tensor, where: Location | None) -> None:
         if name in SHAPES:

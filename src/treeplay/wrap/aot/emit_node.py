@@ -108,14 +108,14 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any], run_last:
             text.add(f"grad{k} = None")
         if any(write.tangent == k for write in node.late):
             text.add(f"given{k} = grad{k}")
-        if len(node.tangents) > 1:
+        if node.is_whole:
             text.add(f"came{k} = grad{k} is not None")
         if isinstance(tangent, WrappedTangent):
             parts += subclasses.open_tangent(text, tangent, k)
         else:
-            _tangent(text, tangent, k)
+            _tangent(text, tangent, k, is_whole=node.is_whole)
             parts.append(f"grad{k}")
-    saved = ["*ctx.saved_tensors"] if node.saved > node.unchecked else []
+    saved = [_saved(text, node)] if node.saved > node.unchecked else []
     saved += ["*ctx.unchecked"] if node.unchecked else []
     later = ["*ctx.later"] if any(write.argument is not None for write in node.late) else []
     text.add(f"args = [{', '.join([*saved, *parts, *later])}]")
@@ -133,7 +133,7 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any], run_last:
         text.add(f"set_random_offset(grads[{len(node.feeds)}])")
     _late(text, node)
     fed = [
-        "None" if feed is None else _fed(subclasses.gradient(text, plan, k), feed, len(node.tangents))
+        "None" if feed is None else _fed(subclasses.gradient(text, plan, k), feed, node)
         for k, feed in enumerate(node.feeds)
     ]
     text.add(f"return ({''.join(f'{item}, ' for item in fed)})")
@@ -153,19 +153,28 @@ def _release(text: Text, node: Node, run_last: Callable[..., Any] | None) -> str
     return "chosen"
 
 
-def _tangent(text: Text, tangent: Tangent, k: int) -> None:
+def _saved(text: Text, node: Node) -> str:
+    """What reads the saved tensors; where results have graphs of their own in eager, a backward frees only its own."""
+    if not node.groups:
+        return "*ctx.saved_tensors"
+    text.use("saved_of", helpers.saved_of)
+    text.use("groups", node.groups)
+    came = ", ".join(f"grad{k} is not None" for k in range(len(node.tangents)))
+    return f"*saved_of(ctx, groups, ({came},))"
+
+
+def _tangent(text: Text, tangent: Tangent, k: int, *, is_whole: bool) -> None:
     layout = text.use(f"layout{k}", tangent.layout)
-    text.use("missing", helpers.missing)
     text.use("plain_gradient", opening.plain_gradient)
-    text.use(f"dtype{k}", getattr(torch, tangent.dtype.removeprefix("torch.")))
-    text.use(f"device{k}", torch.device(tangent.device))
-    text.add(
-        f"if grad{k} is None: grad{k} = missing({layout}, dtype{k}, device{k})",
-        f"elif type(grad{k}) is not Tensor or grad{k}.layout is not strided or grad{k}.stride() != {tangent.layout.stride}: "
-        f"grad{k} = plain_gradient(grad{k}, {layout}, {k})",
-    )
     text.use("Tensor", torch.Tensor)
     text.use("strided", torch.strided)
+    if is_whole:
+        text.use("missing", helpers.missing)
+        text.use(f"dtype{k}", getattr(torch, tangent.dtype.removeprefix("torch.")))
+        text.use(f"device{k}", torch.device(tangent.device))
+        text.add(f"if grad{k} is None: grad{k} = missing({layout}, dtype{k}, device{k})")
+    odd = f"type(grad{k}) is not Tensor or grad{k}.layout is not strided or grad{k}.stride() != {tangent.layout.stride}"
+    text.add(f"if grad{k} is not None and ({odd}): grad{k} = plain_gradient(grad{k}, {layout}, {k})")
 
 
 def _refuse_surroundings(text: Text, node: Node) -> None:
@@ -197,7 +206,7 @@ def _late(text: Text, node: Node) -> None:
             text.add(f"if {given} is not None: {given}.detach().copy_(grads[{k}].detach())")
 
 
-def _fed(gradient: str, feed: tuple[int, ...], tangents: int) -> str:
-    if len(feed) in (0, tangents):
+def _fed(gradient: str, feed: tuple[int, ...], node: Node) -> str:
+    if not node.is_whole or len(feed) in (0, len(node.tangents)):
         return gradient
     return f"{gradient} if {' or '.join(f'came{tangent}' for tangent in feed)} else None"

@@ -11,45 +11,29 @@ import torch
 from treeplay.errors import InternalError
 from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.compilers import Boxed
-from treeplay.wrap.aot.plan import Layout
+from treeplay.wrap.aot.plan import Group, Layout
 from treeplay.wrap.torch_private import tensor_check
 
 _compiling = threading.RLock()
 
 
-class LazyBackward:
-    """The backward of a plan. The first call compiles it for what it is given, once; after a failure the next call tries."""
+Compiled = tuple[Boxed, tuple[int, ...]]  # a backward, and which of the saved values and gradients it takes
+_MOST_PARTIAL = 16  # backwards that are kept for calls which bring gradients for some results only
 
-    def __init__(self, compile_backward: Callable[[Sequence[Any]], Boxed]) -> None:
-        self._compile: Callable[[Sequence[Any]], Boxed] | None = compile_backward
-        self._run: Boxed | None = None
-        self._fits: Callable[..., bool] = _never
+
+class _Fitted:
+    """A compiled backward that takes some of a call's values, laid out as those that it was compiled for."""
+
+    def __init__(self, compiled: Compiled, values: Sequence[Any]) -> None:
+        self.run, self.taken = compiled
+        given = [values[k] for k in self.taken]
+        self.fits: Callable[..., bool] = _always
         self._strides: tuple[tuple[int, ...] | None, ...] = ()
+        if all(value.layout is torch.strided for value in given if isinstance(value, torch.Tensor)):
+            self._strides = tuple(value.stride() if isinstance(value, torch.Tensor) else None for value in given)
+            self.fits = _check(given)
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether a backward has run."""
-        return self._run is not None
-
-    def __call__(self, values: list[Any]) -> Sequence[Any]:
-        if self._run is None:
-            self._compile_once(values)
-        elif not self._fits(*values):
-            self._lay_out(values)
-        assert self._run is not None
-        return self._run(values)
-
-    def _compile_once(self, values: Sequence[Any]) -> None:
-        with _compiling:
-            if self._compile is not None:
-                if all(value.layout is torch.strided for value in values if isinstance(value, torch.Tensor)):
-                    self._strides = tuple(
-                        value.stride() if isinstance(value, torch.Tensor) else None for value in values
-                    )
-                    self._fits = _check(values)
-                self._run, self._compile = self._compile(values), None
-
-    def _lay_out(self, values: list[Any]) -> None:
+    def lay_out(self, values: list[Any]) -> None:
         """Lay out what differs as when this was compiled: hooks of the user's may unpack a saved tensor in another way."""
         for at, (value, stride) in enumerate(zip(values, self._strides, strict=False)):
             if stride is not None and value.layout is torch.strided and value.stride() != stride:
@@ -59,8 +43,47 @@ class LazyBackward:
                 values[at] = laid_out(first, Layout(tuple(first.size()), stride, 0)).expand(value.size())
 
 
-def _never(*_: Any) -> bool:
-    return False
+class LazyBackward:
+    """The backward of a plan; the last `tangents` values of a call are gradients of results, None where none came.
+
+    The first call with these gradients compiles a backward for them and for how the values lie, once; a compile that fails
+    leaves the next call free to try.
+    """
+
+    def __init__(self, compile_backward: Callable[[tuple[int, ...], Sequence[Any]], Compiled], tangents: int) -> None:
+        self._compile = compile_backward
+        self._tangents = tangents
+        self._run: dict[tuple[int, ...], _Fitted] = {}
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a backward has run."""
+        return bool(self._run)
+
+    def __call__(self, values: list[Any]) -> Sequence[Any]:
+        missing: tuple[int, ...] = ()
+        first = len(values) - self._tangents
+        if any(value is None for value in values[first:]):
+            missing = tuple(k for k in range(self._tangents) if values[first + k] is None)
+        fitted = self._run.get(missing) or self._compile_once(missing, values)
+        if missing:
+            values[:] = [values[k] for k in fitted.taken]
+        if not fitted.fits(*values):
+            fitted.lay_out(values)
+        return fitted.run(values)
+
+    def _compile_once(self, missing: tuple[int, ...], values: Sequence[Any]) -> _Fitted:
+        with _compiling:
+            known = self._run.get(missing)
+            if known is None:
+                while len(self._run) >= _MOST_PARTIAL:
+                    del self._run[next(iter(self._run))]
+                known = self._run[missing] = _Fitted(self._compile(missing, values), values)
+            return known
+
+
+def _always(*_: Any) -> bool:
+    return True
 
 
 def _check(values: Sequence[Any]) -> Callable[..., bool]:
@@ -107,7 +130,8 @@ class _Differentiated(torch.autograd.Function):
 
 def differentiated(run: Boxed, values: list[Any]) -> Any:
     """Run the backward under create_graph: its gradients need gradients and cannot be differentiated."""
-    tensors = tuple(value for value in values if isinstance(value, torch.Tensor))
+    # What was saved is without a history, and yet the gradients depend on the arguments: they must not pass for constants.
+    tensors = (torch.empty(0, requires_grad=True), *(value for value in values if isinstance(value, torch.Tensor)))
 
     def call() -> Any:
         gradients = tuple(run(values))
@@ -118,9 +142,42 @@ def differentiated(run: Boxed, values: list[Any]) -> Any:
 
 def differentiated_again(backward: Callable[..., Any], ctx: Any, gradients: Sequence[Any]) -> Any:
     """The same for a backward that opens and builds tensors: the whole of it is run."""
-    saved = (*ctx.saved_tensors, *gradients)
+    saved = (torch.empty(0, requires_grad=True), *ctx.saved_tensors, *gradients)  # the first as above
     tensors = tuple(value for value in saved if isinstance(value, torch.Tensor))
     return _Differentiated.apply(lambda: backward(ctx, *gradients), *tensors)  # type: ignore[no-untyped-call]
+
+
+def saved_of(ctx: Any, groups: Sequence[Group], came: Sequence[bool]) -> list[torch.Tensor | None]:
+    """The saved tensors. What groups without a gradient need is kept for a backward of theirs, as in eager."""
+    touched = [group for group in groups if any(came[k] for k in group.tangents)]
+    try:
+        values = list(ctx.saved_tensors)
+    except RuntimeError:  # freed by an earlier backward, or changed in place
+        kept = getattr(ctx, "kept", {})
+        if not all(group in kept for group in touched):
+            raise
+        found = {k: value for group in touched for k, value in kept[group].items()}
+        if not torch_private.keeps_graph():
+            ctx.kept = {group: those for group, those in kept.items() if group not in touched}
+        return [_unchanged(*found[k]) if k in found else None for k in range(ctx.kept_count)]
+    ctx.kept = {group: _kept(values, group) for group in groups if group not in touched}
+    ctx.kept_count = len(values)
+    return values
+
+
+def _kept(values: Sequence[Any], group: Group) -> dict[int, tuple[torch.Tensor, int]]:
+    """What a group needs, with versions. Detached: a saved result would keep its own node alive."""
+    tensors = {k: values[k].detach() for k in group.saved if k < len(values) and values[k] is not None}
+    return {k: (tensor, tensor._version) for k, tensor in tensors.items()}
+
+
+def _unchanged(tensor: torch.Tensor, version: int) -> torch.Tensor:
+    if tensor._version != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor of "
+            f"shape {tuple(tensor.shape)} is at version {tensor._version}; expected version {version} instead"
+        )
+    return tensor
 
 
 def run_plainly(run: Boxed, values: list[Any]) -> Sequence[Any]:

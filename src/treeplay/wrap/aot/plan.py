@@ -181,18 +181,30 @@ class LateWrite:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Results whose backwards meet where something was saved; those of two groups run without one another.
+
+    `tangents` are their positions, `saved` those of the saved values that they need.
+    """
+
+    tangents: tuple[int, ...]
+    saved: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """What the one autograd node of a training plan does.
 
     `returned` are the values that leave it, `differentiable` those among them that need a gradient. `saved` values
     come after all others; the last `unchecked` of them eager keeps without noticing later writes. `feeds` says, for
     each argument, from which tangents (by position) its gradient comes; None where there is no gradient at all. `views` are
-    returned values that lose their base on the way out. `copied`
-    are saved values that lie in an argument which is written after the graph; `donated` are saved values that nobody else
-    can see, so that a backward may overwrite them. `late` are the backward's own writes; their
-    values come after the gradients, and what the arguments among them hold goes in after the tangents.
+    returned values that lose their base on the way out. `copied` are saved values that lie in an argument which is written
+    after the graph; `donated` are saved values that nobody else can see, so that a backward may overwrite them. `late` are
+    the backward's own writes; their values come after the gradients, and what the arguments among them hold goes in after
+    the tangents. `groups` are there if there are several: eager has freed one of them by its backward, the others not.
     `generators` are the devices of the random generators that both graphs take as their last inputs; the backward takes
-    `tokens` before them. `is_deterministic`: it was traced under deterministic mode.
+    `tokens` before them. `is_deterministic`: it was traced under deterministic mode. `is_whole`: zeros stand for gradients
+    that did not come; otherwise there is a backward without them.
     """
 
     returned: tuple[int, ...]
@@ -206,9 +218,11 @@ class Node:
     copied: tuple[int, ...] = ()
     late: tuple[LateWrite, ...] = ()
     donated: tuple[int, ...] = ()
+    groups: tuple[Group, ...] = ()
     generators: tuple[str, ...] = ()
     tokens: int = 0
     is_deterministic: bool = False
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

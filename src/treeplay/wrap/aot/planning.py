@@ -15,6 +15,7 @@ from treeplay.wrap.aot.arrange import Arrangement, Noted
 from treeplay.wrap.aot.capture import Seen, is_leaf, refusal
 from treeplay.wrap.aot.compilers import Compilers
 from treeplay.wrap.aot.overlap import overlap, span
+from treeplay.wrap.aot.partial import groups_of
 from treeplay.wrap.aot.plan import (
     Again,
     Apart,
@@ -270,6 +271,8 @@ def plan_node(
     if len(inputs) != len(saved) + arriving + others:
         raise InternalError(f"the backward has {len(inputs)} inputs, expected {len(saved)} + {arriving} + {others}")
     feeds = _feeds(backward, groups, plan, facts, late=len(late))
+    # Only where gradients, one input each, come last is there a backward for some of them.
+    is_whole = plan.opened is not None or others > 0 or bool(late)
     return Node(
         returned=_returned(plan),
         differentiable=values,
@@ -277,6 +280,8 @@ def plan_node(
         unchecked=_unchecked(saved),
         tangents=tuple(_tangent(*parts) for parts in zip(values, wrappers, groups, strict=True)),
         feeds=feeds,
+        groups=() if is_whole else groups_of(backward, len(values)),
+        is_whole=is_whole,
         detached=tuple(
             plan.inputs[k]
             for k, info in enumerate(facts.input_info)

@@ -1,0 +1,46 @@
+"""What a backward keeps from its forward: no tensor of the caller's that eager would not keep.
+
+A backward that reads an argument or a result which eager does not keep would refuse a change in place that eager allows.
+So the split with the least memory is taken where it keeps no more of these than eager, else the one that keeps what eager
+keeps.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from treeplay.backend import torch_private
+
+Split = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
+
+
+def least_memory(joint: torch.fx.GraphModule, inputs: Sequence[Any], *, num_fwd_outputs: int, **known: Any) -> Split:
+    """The split of least memory that keeps no argument and no result which eager does not."""
+    twin = torch.fx.GraphModule(joint, copy.deepcopy(joint.graph))
+    as_eager = torch_private.keep_all(twin, inputs, num_fwd_outputs=num_fwd_outputs, **known)
+    least = torch_private.min_cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **known)
+    allowed = callers_tensors(as_eager[0], num_fwd_outputs)
+    return least if callers_tensors(least[0], num_fwd_outputs) <= allowed else as_eager
+
+
+def callers_tensors(forward: torch.fx.GraphModule, results: int) -> set[str]:
+    """The names of the arguments and results among what a forward saves, views of them included."""
+    outputs: Any = forward.graph.output_node().args[0]
+    returned = {_owner(node) for node in outputs[:results] if isinstance(node, torch.fx.Node)}
+    saved = {_owner(node) for node in outputs[results:] if isinstance(node, torch.fx.Node)}
+    return {node.name for node in saved if node.op == "placeholder" or node in returned}
+
+
+def _owner(node: torch.fx.Node) -> torch.fx.Node:
+    """What a view is taken of; any other node is its own."""
+    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
+        source = node.args[0]
+        if not isinstance(source, torch.fx.Node):
+            return node
+        node = source
+    return node

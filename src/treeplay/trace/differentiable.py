@@ -1,0 +1,115 @@
+"""Differentiable programs: results carry gradients, and the caller calls backward, later, on some of them, or never.
+
+The trace only tells what such a program is, reads and stores; the forward and the backward are made by the wrap stage,
+which runs the program again (`rerun.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from treeplay.errors import Refusal
+from treeplay.facts.location import Location
+from treeplay.facts.refusal import Reason
+from treeplay.facts.structure import flatten
+from treeplay.trace.flat import Flat, look
+from treeplay.trace.shown import Shown
+from treeplay.trace.tape import storage_of
+from treeplay.trace.torch_private import has_backward_hooks
+
+if TYPE_CHECKING:
+    from treeplay.trace.jit import Run
+
+
+def is_differentiable(run: Run, result: Any) -> bool:
+    """Whether a result, or what the program stored, has a history that a later backward goes through.
+
+    Raises `Refusal` where the program has one, and does something that cannot be repeated by a wrapper.
+    """
+    unfinished = next(_with_history(run, result), None)
+    if unfinished is None:
+        return False
+    where = run.tracer.values[id(unfinished)].node.meta.get("where")
+    reason = _why_not(run, where)
+    if reason is not None:
+        raise Refusal(reason)
+    return True
+
+
+def flat_results(run: Run, result: Any) -> tuple[Shown, list[torch.fx.Node]]:
+    """What the traced run showed, and the nodes of its tensors."""
+    flat = Flat(run.found, run.tracer.refuse, lambda tensor: _check(run, tensor))
+    shown = look(flat, result, run.snapshot, run.numbers)
+    return shown, [run.tracer.values[id(tensor)].node for tensor in flat.tensors]
+
+
+def _with_history(run: Run, result: Any) -> Iterator[torch.Tensor]:
+    given = {storage_of(seen.value.fake) for seen in run.tracer.tape.inputs}
+    stored = [leaf for change in run.snapshot.changes() for leaf in flatten(change.after)[0]]
+    for leaf in [*flatten(result)[0], *stored]:
+        value = run.tracer.values.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None
+        if value is None or value.is_input or leaf.grad_fn is None or run.watch.reaches_consumed(leaf):
+            continue
+        storage = storage_of(value.fake)
+        if storage in given and storage not in run.tracer.tape.mutated:
+            continue  # a view of an input is taken again from the input itself
+        yield leaf
+
+
+def _why_not(run: Run, where: Location | None) -> Reason | None:
+    """What keeps a program with differentiable results from being recorded, or None."""
+    if run.tracer.tape.fills_gradients or run.stepped:
+        return Reason(
+            op="result",
+            why="a result needs gradients and the program does not call backward on it itself, while it calls backward "
+            "or an optimizer's step for another part",
+            advice="call backward on all of it inside the program, return result.detach(), or jit the two parts apart",
+            where=where,
+        )
+    if run.watch.hooked is not None:
+        name, line = run.watch.hooked
+        return Reason(
+            op=name,
+            why="puts a hook on a tensor that the program makes, and its results are differentiated by the caller: "
+            "the hook would have to run in each backward",
+            advice="put the hook on the result, after the call, or on a parameter, outside of the program",
+            where=line,
+        )
+    if has_backward_hooks(run.called.values()):
+        return Reason(
+            op="backward hook",
+            why="a module that the program calls has backward hooks, which would have to run in each backward",
+            advice="remove the hooks, or put hooks on the parameters instead",
+            where=where,
+        )
+    return None
+
+
+def _check(run: Run, tensor: torch.Tensor) -> None:
+    """A tensor among the results is one that the trace knows, and a plain one."""
+    tracer = run.tracer
+    known = tracer.values.get(id(tensor))
+    if tensor.requires_grad and tensor.grad_fn is None and known is not None and not known.is_input:
+        raise tracer.refuse(
+            "result",
+            "returns or stores a new leaf that needs a gradient, beside results that are differentiated",
+            "make the leaf outside of the program and pass it as an argument",
+            known.node.meta.get("where"),
+        )
+    if id(tensor) not in tracer.values:
+        if not tracer.is_known(tensor):
+            raise tracer.refuse(
+                "result", "returns or stores a tensor that no traced operator made", "make it with torch operators"
+            )
+        tracer.add_input(tensor)
+    fake = tracer.values[id(tensor)].fake
+    if fake.layout is not torch.strided or fake.is_conj() or fake.is_neg():
+        raise tracer.refuse(
+            "result",
+            "returns a tensor that is more than memory, shape and stride: sparse, conjugated or negated when read",
+            "return it as a plain tensor (.to_dense(), .resolve_conj(), .resolve_neg())",
+            tracer.values[id(tensor)].node.meta.get("where"),
+        )

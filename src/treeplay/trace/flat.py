@@ -1,0 +1,36 @@
+"""Results of a program whose wrapper gives them back as eager does: every tensor among them is an output, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from treeplay.facts.signature import Fresh, Ref
+from treeplay.trace.found import Survey
+from treeplay.trace.references import References, Refuse
+from treeplay.trace.shown import Shown
+from treeplay.trace.slots import find_writes
+from treeplay.trace.snapshot import Snapshot
+
+
+class Flat(References):
+    """Numbers the tensors that a run returned or stored. What they share, and whose views they are, is not asked here."""
+
+    def __init__(self, found: Survey, refuse: Refuse, check: Callable[[torch.Tensor], None]) -> None:
+        super().__init__(found, refuse)
+        self.tensors: list[torch.Tensor] = []
+        self._check = check
+
+    def _tensor(self, tensor: torch.Tensor) -> Ref:
+        self.check_class(tensor)
+        self._check(tensor)
+        self.tensors.append(tensor)
+        return Fresh(len(self.tensors) - 1)
+
+
+def look(flat: Flat, result: Any, snapshot: Snapshot, numbers: list[Any]) -> Shown:
+    """What a run returned and stored; `flat.tensors` are the tensors of it."""
+    structure, refs = flat.of_call(result)
+    return Shown(structure, refs, find_writes(snapshot, flat, numbers), ())

@@ -1,0 +1,160 @@
+"""Runs a program again with other tensors in the place of its own: how a wrapper traces a program that it did not write.
+
+    program's Python ── torch functions ── Substitution ── autograd ── operators
+    holds its own tensors    given them      gives those of the tracer
+
+The program keeps its hands on its own parameters and buffers: it finds them by identity, asks them for `.grad` and is told
+whether they are leaves. Only what is computed is computed with the others, so a trace reaches no memory of the user's, no
+other thread notices, and gradients are those of the tensors that stand in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from treeplay.errors import Refusal
+from treeplay.facts.refusal import Reason
+from treeplay.facts.signature import Argument, Signature
+from treeplay.facts.structure import unflatten
+from treeplay.trace.flat import Flat, look
+from treeplay.trace.found import Survey
+from treeplay.trace.jit import Call, autocast_cache_apart, home_of, survey_to_record, turn
+from treeplay.trace.location import user_location
+from treeplay.trace.randomness import Generators
+from treeplay.trace.shown import Shown
+from treeplay.trace.snapshot import Snapshot
+from treeplay.trace.torch_private import autograd_function_arguments, dynamo_off, native_layers
+
+_ATTRIBUTES: Any = vars(torch._C.TensorBase)
+_VIEWS = frozenset(_ATTRIBUTES[name].__get__ for name in ("T", "mT", "H", "mH", "real", "imag"))
+_DATA = _ATTRIBUTES["data"].__get__
+
+
+class Substitution:
+    """Which tensors stand in for which. `mode()` gives torch functions the ones for the others."""
+
+    def __init__(self) -> None:
+        self._others: dict[int, torch.Tensor] = {}
+        self._own: dict[int, torch.Tensor] = {}
+
+    def set(self, own: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
+        """From now on `others` stand in for `own`."""
+        self._others = {id(mine): other for mine, other in zip(own, others, strict=True)}
+        self._own = {id(other): mine for mine, other in zip(own, others, strict=True)}
+
+    def mode(self) -> TorchFunctionMode:
+        """A function mode that substitutes."""
+        return _Mode(self)
+
+    def other(self, value: Any) -> Any:
+        """What stands in for a tensor; in a list, tuple or dict for each of its tensors. Anything else is itself."""
+        if isinstance(value, torch.Tensor):
+            return self._others.get(id(value), value)
+        if isinstance(value, (list, tuple)) and value:
+            parts = [self.other(part) for part in value]
+            if all(new is old for new, old in zip(parts, value, strict=True)):
+                return value
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        if isinstance(value, dict) and value:
+            return {key: self.other(part) for key, part in value.items()}
+        return value
+
+    def own(self, value: Any) -> Any:
+        """The program's own tensor for one that stands in for it; anything else is itself."""
+        return self._own.get(id(value), value)
+
+
+class _Mode(TorchFunctionMode):
+    """Torch functions get the tensors that stand in, and what they give back of these is the program's own again."""
+
+    def __init__(self, substitution: Substitution) -> None:
+        super().__init__()
+        self._substitution = substitution
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if func == _DATA:
+            return torch.ops.aten.detach.default(self._substitution.other(args[0]))
+        is_asked = name in ("__get__", "__set__", "__delete__") and func not in _VIEWS
+        if (
+            is_asked or func is torch.Tensor.requires_grad_
+        ):  # which would change something only in a tensor of the trace
+            return func(*args, **kwargs)
+        result = func(*self._substitution.other(args), **self._substitution.other(kwargs))
+        return self._substitution.own(result)
+
+
+class Rerun:
+    """A traced program as a flat function of its tensors: arguments and state, in the order of its signature's inputs.
+
+    Each run leaves the program's Python state as it was. After the first, `shown` is what it returned and stored; each must
+    show the same as the trace did.
+    """
+
+    def __init__(
+        self, program: Callable[..., Any], call: Call, signature: Signature, tensors: Sequence[torch.Tensor]
+    ) -> None:
+        self._program = program
+        self._call = call
+        self._signature = signature
+        self._tensors = list(tensors)
+        self._found: Survey = survey_to_record(program, call)
+        self._expected = Shown(signature.results, signature.refs, signature.writes, ())
+        self._substitution = Substitution()
+
+    def __call__(self, *others: torch.Tensor) -> list[torch.Tensor]:
+        self._substitution.set(self._tensors, others)
+        snapshot = Snapshot(self._found, self._call.tensors)
+        try:
+            with self._substitution.mode(), autograd_function_arguments(self._substitution.other):
+                args, kwargs = self._arguments(others)
+                result = self._program(*args, **kwargs)
+            flat = Flat(self._found, self._refuse, lambda tensor: None)
+            shown = look(flat, result, snapshot, [])
+        finally:
+            snapshot.restore()
+        if not shown.is_like(self._expected):
+            raise self._refuse("program", "does not do the same on each run", "make it do the same on each call")
+        return [self._substitution.other(tensor) for tensor in flat.tensors]
+
+    @contextlib.contextmanager
+    def ready(self, *, is_exact: bool) -> Iterator[None]:
+        """The block in which it may be called, also by a backward that runs parts of the program again.
+
+        `is_exact`: layers take the operators that they take eagerly. Raises `Busy` if another thread traces for long.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(turn())
+            if is_exact:
+                stack.enter_context(native_layers())
+            stack.callback(Generators(self._found.generators.values()).restore)
+            stack.enter_context(dynamo_off())
+            stack.enter_context(autocast_cache_apart())
+            stack.callback(self._substitution.set, (), ())
+            stack.enter_context(self._substitution.mode())
+            yield
+
+    def _arguments(self, others: Sequence[torch.Tensor]) -> tuple[Any, Any]:
+        """The call's arguments; a tensor that is an argument and nothing else needs no substitution."""
+        direct = {
+            id(mine): other
+            for item, mine, other in zip(self._signature.inputs, self._tensors, others, strict=True)
+            if isinstance(item.source, Argument)
+            and not item.source.also
+            and mine.grad_fn is None
+            and not _has_grad(mine)
+        }
+        return unflatten(self._call.structure, [direct.get(id(leaf), leaf) for leaf in self._call.leaves])  # type: ignore[no-any-return]
+
+    def _refuse(self, op: str, why: str, advice: str) -> Refusal:
+        return Refusal(Reason(op=op, why=why, advice=advice, where=user_location() or home_of(self._program)))
+
+
+def _has_grad(tensor: torch.Tensor) -> bool:
+    return tensor.is_leaf and tensor.grad is not None

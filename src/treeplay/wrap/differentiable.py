@@ -1,0 +1,121 @@
+"""A differentiable program → a boxed function of its tensors that acts like it, autograd node and all.
+
+trace's signature, program ─ rerun ▶ flat function ─ wrap ▶ boxed call, backward compiled when it is first needed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from treeplay.errors import Refusal
+from treeplay.facts.refusal import Reason
+from treeplay.facts.signature import Constant, Signature, State, Watch
+from treeplay.facts.source import Source
+from treeplay.trace.jit import Call, home_of
+from treeplay.trace.rerun import Rerun
+from treeplay.wrap import torch_private
+from treeplay.wrap.apart import Apart
+from treeplay.wrap.emit import Ambience, Parts, emit_call
+
+Boxed = Callable[[list[Any]], list[Any]]
+Wrap = Callable[[Callable[..., Any], Sequence[torch.Tensor], str], Any]
+"""`wrap(flat function, sample inputs, lowering)` gives a boxed callable with `.sources`, `.plan` and `.backward`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wrapped:
+    """What a call runs, the text of the functions that were generated for it, and what became of its backward."""
+
+    run: Boxed
+    sources: tuple[str, ...]
+    backward: Callable[[], str]
+
+
+def of_tensors_only(
+    signature: Signature, tensors: Sequence[torch.Tensor]
+) -> tuple[Signature, tuple[torch.Tensor, ...]]:
+    """The signature and the tensors of a program that is run again to be wrapped.
+
+    It makes its constants itself; hyper-parameters are conditions, and so is being a leaf of autograd or not.
+    """
+    kept = [
+        (dataclasses.replace(item, is_leaf=_is_leaf(tensor)), tensor)
+        for item, tensor in zip(signature.inputs, tensors, strict=True)
+        if not isinstance(item.source, Constant)
+    ]
+    watches = tuple(Watch(number.place, number.value) for number in signature.numbers)
+    inputs = tuple(item for item, _ in kept)
+    signature = dataclasses.replace(
+        signature, inputs=inputs, numbers=(), guards=(), watches=(*signature.watches, *watches)
+    )
+    return signature, tuple(tensor for _, tensor in kept)
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool | None:
+    """Whether a tensor that needs a gradient is a leaf; None where it can be nothing else."""
+    return tensor.is_leaf if tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter) else None
+
+
+def wrap_program(
+    program: Callable[..., Any],
+    call: Call,
+    signature: Signature,
+    tensors: Sequence[torch.Tensor],
+    wrap: Wrap,
+    *,
+    lowering: str,
+) -> Wrapped:
+    """Wrap `program` for calls like `call`; `tensors` are what the inputs of `signature` stand for today.
+
+    No tensor is written. Raises `Refusal`, with a line of the user's where one is known.
+    """
+    rerun = Rerun(program, call, signature, tensors)
+    try:
+        with rerun.ready(is_exact=lowering == "aten"):
+            run = wrap(rerun, tensors, lowering)
+    except Refusal as refusal:
+        if refusal.where is not None:
+            raise
+        raise Refusal(_at_home(refusal.reason, program)) from refusal
+    return Wrapped(run, run.sources, lambda: _account(run))
+
+
+def emit_around(
+    signature: Signature,
+    call: Call,
+    tensors: Sequence[torch.Tensor],
+    wrapped: Wrapped,
+    *,
+    shared: Sequence[tuple[int, int]],
+    name: str,
+) -> Source:
+    """The call function: conditions, the wrapped call, slots and results."""
+    state = [tensor for item, tensor in zip(signature.inputs, tensors, strict=True) if isinstance(item.source, State)]
+    checked = call.tensors + state
+    parts = Parts(
+        run=wrapped.run,
+        check=torch_private.tensor_check(checked) if checked else None,
+        is_apart=Apart.of(signature, tensors, is_compiled=True, shared=shared),
+        increment_version=None,
+        set_grad_enabled=torch_private.set_grad_enabled,
+        disable_autocast=torch_private.DisableAutocast,
+    )
+    return emit_call(signature, Ambience.now(), parts, name=f"call {name}")
+
+
+def _at_home(reason: Reason, program: Callable[..., Any]) -> Reason:
+    return dataclasses.replace(reason, where=home_of(program))
+
+
+def _account(run: Any) -> str:
+    """Whether the backward was compiled, and what it gives gradients to."""
+    node = run.plan.node
+    if node is None:
+        return "no input needs a gradient"
+    given = sum(feed is not None for feed in node.feeds)
+    state = "compiled" if run.backward.is_compiled else "not asked for yet"
+    return f"{state}; gradients for {given} of {len(node.feeds)} tensors, {node.saved} tensors saved"

@@ -1,0 +1,42 @@
+"""Programs that the caller differentiates, on a GPU: gradients, state and errors are eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from support.gradients import BACKWARDS, PROGRAMS, Pair, state, three, train
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+
+@pytest.mark.parametrize("lower", ["aten", "inductor"])
+@pytest.mark.parametrize("name", ["tied", "batch norm", "custom function", "buffer in place", "constants"])
+def test_a_program_and_its_gradients_are_eagers(name: str, lower: str) -> None:
+    torch.manual_seed(1)
+    make, owners = PROGRAMS[name]
+    there = tuple(o.cuda() if isinstance(o, nn.Module) else nn.Parameter(o.detach().cuda()) for o in owners())
+    pair = Pair(make, *there, lower=lower)
+    pair.is_exact = False
+    for _ in range(5):
+        pair.act(train, torch.randn(4, 3, device="cuda", requires_grad=True))
+        for a, b in zip(
+            tree_leaves(list(state(pair.owners))), tree_leaves(list(state(pair.eager_owners))), strict=True
+        ):
+            torch.testing.assert_close(a, b)
+    assert pair.jitted.statistics().replays == 4
+
+
+@pytest.mark.parametrize("action", BACKWARDS, ids=lambda action: action.__name__)
+def test_backward_later_in_parts_and_in_any_order_is_eagers(action: Callable[..., Any]) -> None:
+    torch.manual_seed(2)
+    pair = Pair(three, nn.Parameter(torch.randn(3, device="cuda")), nn.Parameter(torch.randn(3, device="cuda")))
+    pair.is_exact = False
+    for _ in range(4):
+        pair.act(action, torch.randn(3, device="cuda"))
+    assert pair.jitted.statistics().replays >= 3

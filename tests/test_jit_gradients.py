@@ -1,0 +1,412 @@
+"""Programs whose results the caller differentiates: values, gradients, errors and state are eager's."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+import treeplay
+from support import assert_same, assert_same_state, jit
+from support.gradients import (
+    BACKWARDS,
+    PROGRAMS,
+    Pair,
+    after_a_change_that_matters,
+    apart,
+    change_what_only_one_needs,
+    first_only,
+    in_turn_and_again,
+    parameter,
+    same_twice_without_retaining,
+    state,
+    three,
+    train,
+)
+from treeplay.lower.compiler import find_compiler
+
+
+@pytest.mark.parametrize("needs_grad", [False, True], ids=["data", "argument that needs a gradient"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_and_its_gradients_are_eagers(name: str, needs_grad: bool) -> None:
+    torch.manual_seed(1)
+    make, owners = PROGRAMS[name]
+    pair = Pair(make, *owners())
+    for _ in range(4):
+        pair.act(train, torch.randn(4, 3, requires_grad=needs_grad))
+    statistics = pair.jitted.statistics()
+    assert statistics.replays == 3
+    assert [recording.kind for key in statistics.keys for recording in key.recordings] == ["differentiable"]
+
+
+@pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("name", ["tied", "batch norm", "custom function", "gradient penalty", "no_grad inside"])
+def test_a_compiled_program_and_its_gradients_are_eagers(name: str) -> None:
+    torch.manual_seed(1)
+    make, owners = PROGRAMS[name]
+    pair = Pair(make, *owners(), lower="inductor")
+    for _ in range(3):
+        pair.act(train, torch.randn(4, 3, requires_grad=True))
+    for a, b in zip(tree_leaves(list(state(pair.owners))), tree_leaves(list(state(pair.eager_owners))), strict=True):
+        torch.testing.assert_close(a, b)
+    assert pair.jitted.statistics().replays == 2
+
+
+# --- when and how backward is called -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [three, apart], ids=["one trunk", "apart"])
+@pytest.mark.parametrize(
+    "action", [*BACKWARDS, in_turn_and_again, change_what_only_one_needs], ids=lambda f: f.__name__
+)
+def test_backward_later_in_parts_and_in_any_order_is_eagers(action: Callable[..., Any], make: Any) -> None:
+    if make is three and action is change_what_only_one_needs:
+        return  # both of torch's errors are due, and either may be the first
+    torch.manual_seed(2)
+    pair = Pair(make, parameter(3), parameter(3))
+    for _ in range(4):  # the same twice: a retained graph is there on a warm call too
+        pair.act(action, torch.randn(3))
+    assert pair.jitted.statistics().replays >= 3
+
+
+def test_torchs_own_errors_are_raised() -> None:
+    w, v = parameter(3), parameter(3)
+    program = jit(three(w, v))
+    for _ in range(3):
+        program(torch.randn(3))
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        same_twice_without_retaining(program, torch.randn(3), (w, v))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        after_a_change_that_matters(program, torch.randn(3), (w, v))
+    first_only(program, torch.randn(3), (w, v))  # and the recording is as good as before
+
+
+def test_a_result_that_is_not_asked_for_spoils_no_gradient() -> None:
+    w = parameter(3)
+    program = jit(lambda x: (x * w, torch.sqrt(w * 0)))
+    for _ in range(3):
+        w.grad = None
+        program(torch.full((3,), 2.0))[0].sum().backward()
+        assert_same(w.grad, torch.full((3,), 2.0))  # 0 · inf would be NaN
+
+
+def test_a_backward_through_a_gradient_says_that_there_is_none() -> None:
+    w = parameter(3)
+    program = jit(lambda x: (x * w).exp().sum())
+    for _ in range(2):
+        program(torch.ones(3))
+    (slope,) = torch.autograd.grad(program(torch.ones(3)), w, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated twice"):
+        slope.sum().backward()
+
+
+# --- training loops -----------------------------------------------------------------------------------------------
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.3), nn.Linear(5, 1))
+
+
+@pytest.mark.parametrize("algorithm", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_loop_with_its_own_backward_and_optimizer(algorithm: Any) -> None:
+    torch.manual_seed(3)
+    sides = []
+    first = net()
+    for make in (lambda model: model, lambda model: jit(model)):
+        model = copy.deepcopy(first)
+        optimizer = algorithm(model.parameters(), lr=0.1)
+        program = make(model)
+        torch.manual_seed(4)
+        losses = []
+        for step in range(6):
+            if step == 4:
+                optimizer.param_groups[0]["lr"] = 0.01
+            for _ in range(2):  # gradients add up
+                loss = (program(torch.randn(4, 3)) - 1).pow(2).mean()
+                loss.backward()
+                losses.append(loss.detach())
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+        sides.append((losses, model, optimizer, program))
+    (expected, *eager, _), (found, *jitted, program) = sides
+    assert_same(found, expected)
+    assert_same_state(tuple(jitted), tuple(eager))
+    assert program.statistics().replays == 11
+
+
+def test_modes_have_recordings_of_their_own() -> None:
+    torch.manual_seed(5)
+    model = net()
+    twin, program = copy.deepcopy(model), jit(model)
+
+    def calls() -> None:
+        for mode in (True, False):
+            for side in (model, twin):
+                side.train(mode)
+            x = torch.randn(4, 3)
+            state = torch.get_rng_state()
+            for side in (twin, program):
+                torch.set_rng_state(state)
+                side(x).pow(2).sum().backward()
+            with torch.no_grad():
+                torch.set_rng_state(state)
+                found = program(x)
+                torch.set_rng_state(state)
+                assert_same(found, twin(x))
+                assert not found.requires_grad
+
+    for _ in range(4):
+        calls()
+    assert_same_state((model,), (twin,))
+    kinds = [recording.kind for key in program.statistics().keys for recording in key.recordings]
+    assert sorted(kinds) == ["differentiable", "differentiable", "inference", "inference"]
+    assert program.statistics().replays == 12
+
+
+def test_hooks_on_parameters_run_in_each_backward() -> None:
+    w = parameter(3)
+    program = jit(lambda x: (x * w).sum() + (w * 2).sum())
+    seen: list[torch.Tensor] = []
+    w.register_hook(lambda grad: seen.append(grad) or grad * 10)
+    w.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    for call in range(4):
+        w.grad = None
+        program(torch.full((3,), float(call))).backward()
+        assert_same(w.grad, torch.full((3,), 10.0 * (call + 2)))
+    assert len(seen) == 8 and program.statistics().replays == 3
+
+
+def test_a_frozen_parameter_gets_no_gradient() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    model[0].requires_grad_(False)
+    program = jit(model)
+    for _ in range(4):
+        program(torch.ones(2, 3)).sum().backward()
+    assert model[0].weight.grad is None and program.statistics().replays == 3
+    model[0].requires_grad_(True)
+    model[1].weight.grad = None
+    for _ in range(3):
+        program(torch.ones(2, 3)).sum().backward()
+    assert model[0].weight.grad is not None
+
+
+def test_a_hyper_parameter_that_is_read_is_a_condition() -> None:
+    w = parameter(3)
+    optimizer = torch.optim.SGD([w], lr=0.5)
+    program = jit(lambda x: x * w * optimizer.param_groups[0]["lr"])
+    for lr in (0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.5):
+        optimizer.param_groups[0]["lr"] = lr
+        found = program(torch.ones(3))
+        assert_same(found.detach(), (w * lr).detach())
+        found.sum().backward()
+    assert program.statistics().recordings == 2 and program.statistics().replays == 5
+
+
+def test_state_that_is_reassigned_is_read_anew() -> None:
+    model = nn.Linear(3, 1)
+    program = jit(model)
+    for call in range(6):
+        if call >= 3:
+            model.weight = parameter(1, 3)
+        model.zero_grad()
+        program(torch.ones(2, 3)).sum().backward()
+        assert_same(model.weight.grad, torch.full((1, 3), 2.0))
+        assert_same(program(torch.ones(1, 3)).detach(), model(torch.ones(1, 3)).detach()) if call > 3 else None
+
+
+# --- results ------------------------------------------------------------------------------------------------------
+
+
+def test_results_are_what_they_are_in_eager() -> None:
+    w = parameter(3)
+
+    def program(x: torch.Tensor) -> Any:
+        y = x * w
+        return {
+            "y": y,
+            "again": y,
+            "row": y[0],
+            "flat": y.view(-1),
+            "part": w[1:],
+            "x": x,
+            "w": w,
+            "n": 3,
+            "none": None,
+        }
+
+    jitted = jit(program)
+    for _ in range(3):
+        x = torch.randn(2, 3)
+        found, expected = jitted(x), program(x)
+        assert_same(found, expected)
+        assert list(found) == list(expected)
+        assert found["again"] is found["y"] and found["x"] is x and found["w"] is w
+        assert found["part"]._base is w and found["part"].requires_grad
+        found["y"].data.fill_(7)
+        assert found["row"].tolist() == [7, 7, 7] and found["flat"].tolist() == [7] * 6
+    assert jitted.statistics().replays == 2
+
+
+def test_a_leaf_and_the_result_of_something_have_recordings_of_their_own() -> None:
+    w = parameter(3)
+    program = jit(lambda x: (x * w, x.detach() * 2))
+    leaf = torch.ones(3, requires_grad=True)
+    for _ in range(4):
+        for x in (leaf, leaf * 2):
+            leaf.grad = None
+            program(x)[0].sum().backward()
+            assert_same(leaf.grad, (w if x is leaf else w * 2).detach())
+    assert program.statistics().recordings == 2 and program.statistics().replays == 6
+
+
+def test_written_arguments_that_meet_are_recorded_apart() -> None:
+    w = parameter(3)
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x.mul_(2)
+        return y * w
+
+    jitted = jit(program, on_refusal="eager")
+    for together in (False, False, False, True, True, True, False):
+        base = torch.arange(4.0)
+        x, y = (base[:3], base[1:]) if together else (torch.arange(3.0), torch.arange(1.0, 4.0))
+        twin = base.clone()
+        other = (twin[:3], twin[1:]) if together else (x.clone(), y.clone())
+        assert_same(jitted(x, y).detach(), program(*other).detach())
+        assert_same([x, y], list(other))
+    assert jitted.statistics().replays >= 3
+
+
+def test_what_a_call_saved_goes_with_its_results() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+    program = jit(model)
+    given = []
+    for _ in range(3):
+        x = torch.randn(2, 3)
+        given.append(weakref.ref(x))
+        program(x).sum().backward()
+    x = torch.randn(2, 3, requires_grad=True)
+    gc.collect()
+    assert [known() for known in given] == [None] * 3  # the call that was recorded is one of them
+    gone = weakref.ref(x)
+    loss = program(x).sum()
+    del x
+    assert gone() is not None  # its backward needs it
+    del loss
+    gc.collect()
+    assert gone() is None
+
+
+def test_under_hooks_on_saved_tensors_it_is_the_plain_program() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+    twin, program = copy.deepcopy(model), jit(model)
+    for _ in range(4):
+        x = torch.randn(2, 3)
+        for side in (twin, program):
+            with torch.autograd.graph.save_on_cpu():
+                side(x).sum().backward()
+            torch.utils.checkpoint.checkpoint(side, x, use_reentrant=False).exp().sum().backward()
+            side(x).sum().backward()
+    assert_same_state((model,), (twin,))
+    assert program.statistics().replays == 3
+
+
+def test_an_exception_of_the_program_leaves_no_mark() -> None:
+    model, fails = nn.Linear(3, 1), [False]
+    versions = [p._version for p in model.parameters()]
+    apply = torch.autograd.Function.__dict__["apply"]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = model(x)
+        if fails[0]:
+            raise KeyError("mine")
+        return y
+
+    jitted = jit(program)
+    jitted(torch.ones(1, 3))
+    fails[0] = True
+    with pytest.raises(KeyError, match="mine"):
+        jitted(torch.ones(1, 3))
+    assert all(type(p) is nn.Parameter and p.grad is None for p in model.parameters())
+    assert [p._version for p in model.parameters()] == versions
+    assert torch.autograd.Function.__dict__["apply"] is apply and torch._C._len_torch_function_stack() == 0
+
+
+# --- refusals and reports -----------------------------------------------------------------------------------------
+
+
+def hooked(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x * w
+    y.register_hook(lambda grad: grad * 2)
+    return y.exp()
+
+
+def half_done(x: torch.Tensor, w: torch.Tensor) -> Any:
+    (x * w).sum().backward()
+    return (x * w).exp()
+
+
+def new_leaf(x: torch.Tensor, w: torch.Tensor) -> Any:
+    leaf = torch.zeros(3, requires_grad=True)
+    return x * w - leaf, leaf
+
+
+def reads(x: torch.Tensor, w: torch.Tensor) -> Any:
+    return x * w * (x * w).sum().item()
+
+
+REFUSED = {"hook": hooked, "half done": half_done, "new leaf": new_leaf, "reads": reads}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_done_is_refused_with_the_line_and_runs_as_it_is(name: str) -> None:
+    program, w, twin = REFUSED[name], parameter(3), parameter(3)
+    with torch.no_grad():
+        twin.copy_(w)
+    strict = jit(lambda x: program(x, w))
+    strict(torch.ones(3))
+    with pytest.raises(treeplay.Refusal) as caught:
+        strict(torch.ones(3))
+    assert caught.value.where is not None and caught.value.where.function in (program.__name__, "<lambda>")
+    w.grad = None
+    easy = jit(lambda x: program(x, w), on_refusal="eager")
+    for _ in range(3):
+        for side in (easy, lambda x: program(x, twin)):
+            result = side(torch.ones(3))
+            (result[0] if isinstance(result, tuple) else result).sum().backward()
+        assert_same(w.grad, twin.grad)
+    assert easy.statistics().refusals == 1
+
+
+def test_backward_hooks_of_modules_are_refused() -> None:
+    model = nn.Linear(3, 1)
+    model.register_full_backward_hook(lambda module, given, gave: (given[0] * 2,))
+    program = jit(model, on_refusal="eager")
+    for _ in range(3):
+        x = torch.ones(1, 3, requires_grad=True)
+        program(x).sum().backward()
+        assert_same(x.grad, (model.weight * 2).detach())
+    assert "backward hook" in program.explain()
+
+
+def test_what_happened_is_told() -> None:
+    program = jit(nn.Linear(3, 1))
+    for _ in range(3):
+        loss = program(torch.ones(2, 3)).sum()
+    assert "differentiable, aten" in program.explain()
+    assert "backward: not asked for yet; gradients for 2 of 3 tensors" in program.explain()
+    loss.backward()
+    (recording,) = program.statistics().keys[0].recordings
+    assert recording.backward.startswith("compiled; gradients for 2 of 3 tensors")
+    (source,) = program.sources()
+    for function in ("def replay(args, kwargs)", "def call(args)", "def forward(ctx", "def backward(ctx"):
+        assert function in source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treeplay.backend.options import Options, current, effective, overriding
+from treeplay.backend.options import Options, current, effective, overridden, overriding
 from treeplay.errors import ArgumentError, ArgumentTypeError
 
 
@@ -57,3 +57,11 @@ def test_D2_the_query_gives_all_options_as_a_copy():
     assert found["inner"] == "aten" and found["joint"] == () and found["eager_random"] is False
     found["eager_random"] = True
     assert current() == Options() and effective()["eager_random"] is False
+
+
+def test_W47_the_alias_check_is_one_of_three():
+    assert overridden(Options(), {"alias_check": "raise"}).alias_check == "raise"
+    with pytest.raises(ArgumentError, match=r"alias_check.*found 'loud'"):
+        overridden(Options(), {"alias_check": "loud"})
+    with pytest.raises(ArgumentTypeError, match="alias_check"):
+        overridden(Options(), {"alias_check": True})

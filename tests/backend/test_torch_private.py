@@ -8,6 +8,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from treeplay.backend import torch_private
+from wrap.aot.pairs import pair
 
 
 def test_the_fake_mode_of_values():
@@ -21,6 +22,14 @@ def test_autocast_is_off_for_a_block():
         with torch_private.without_autocast():
             assert not torch.is_autocast_enabled("cpu")
         assert torch.is_autocast_enabled("cpu")
+
+
+def test_states_of_generators_are_stored_for_a_block():
+    config = torch._functorch.config
+    assert config.graphsafe_rng_functionalization
+    with torch_private.stored_random_states():
+        assert not config.graphsafe_rng_functionalization
+    assert config.graphsafe_rng_functionalization
 
 
 def test_what_operators_return():
@@ -77,6 +86,11 @@ def test_dynamo_marks_what_stays_where_it_is():
     torch._dynamo.reset()
     torch.compile(torch.nn.Linear(3, 2), backend=look)(torch.ones(4, 3))
     assert sorted(mark is not None for mark in seen) == [False, True, True]
+
+
+def test_wrappers_are_told_apart():
+    assert torch_private.is_wrapper(pair(2))
+    assert not torch_private.is_wrapper(torch.ones(2)) and not torch_private.is_wrapper(3)
 
 
 def test_a_joint_graph_can_be_split_without_computing_twice():

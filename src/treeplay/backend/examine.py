@@ -24,6 +24,7 @@ MARK = "treeplay"
 
 _UNSAFE_TAG = getattr(torch.Tag, "cudagraph_unsafe", None)
 _CONTROL_FLOW = ("cond", "while_loop", "switch")
+_ON_THE_HOST = ("with_effects", "run_and_save_rng_state", "run_with_rng_state")
 _REBINDS = ("set_", "resize_", "resize_storage_bytes_")
 
 
@@ -126,6 +127,9 @@ def _obstacle(node: torch.fx.Node) -> Reason | None:
         if op.name() in _CONTROL_FLOW:
             why = "chooses on the host what runs, by a value that only exists when the recording is replayed"
             return Reason(op.name(), why, "decide on the device (`torch.where`)")
+        if op.name() in _ON_THE_HOST:
+            why = "has an effect on the host (an order to keep, a state of a generator), which no replay repeats"
+            return Reason(op.name(), why, "compile it apart from the rest")
         return None
     if not isinstance(op, torch._ops.OpOverload):
         return None

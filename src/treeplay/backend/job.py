@@ -57,6 +57,8 @@ class Job:
             inference=self.compile_inference,
             partition=splitter(self.options),
             decompositions=decompositions(self.options),
+            is_guarded=True,
+            alias_check=self.options.alias_check,
         )
 
     def compile_forward(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:

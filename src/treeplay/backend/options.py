@@ -14,8 +14,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from treeplay.errors import ArgumentError, ArgumentTypeError
+from treeplay.wrap.aot.compilers import AliasCheck
 
 INNERS = ("aten", "inductor")
+ALIAS_CHECKS = ("warn", "raise", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,9 @@ class Options:
 
     most_sizes: int = 8
     """How many sets of sizes a graph is compiled for before a warning suggests to pad."""
+    alias_check: AliasCheck = "warn"
+    """What a first call does about a custom operator that returns memory which its schema says is new: "warn", "raise"
+    or "off"."""
 
 
 _DEFAULTS = Options()
@@ -138,6 +143,13 @@ def _decompositions(name: str, value: Any) -> Any:
     return value
 
 
+def _alias_check(name: str, value: Any) -> Any:
+    _expect(isinstance(value, str), name, f"one of {ALIAS_CHECKS}", value)
+    if value not in ALIAS_CHECKS:
+        raise ArgumentError(f"options[{name!r}]: expected one of {ALIAS_CHECKS}, found {value!r}")
+    return value
+
+
 def _bool(name: str, value: Any) -> Any:
     _expect(type(value) is bool, name, "bool", value)
     return value
@@ -170,4 +182,5 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "record_dynamic": _bool,
     "record_or_fail": _bool,
     "most_sizes": _count,
+    "alias_check": _alias_check,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,14 +18,20 @@ Split = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
 
 
 def splitter(options: Options) -> Split:
-    """The split under `options`: the caller's own is given the same arguments as torch's."""
+    """The split under `options`: the caller's own is given the same arguments as torch's.
+
+    Random numbers that the backward needs again it draws again: from the stored state of the generator where the
+    forward has to draw the very numbers that eager would, else from generators of its own, which a recording can hold.
+    """
     split = options.partition or torch_private.min_cut
 
     def partition(
         joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         joint = run_joint(joint, pytree.tree_leaves(inputs), options.joint)
-        forward, backward = split(joint, inputs, **known)
+        is_eager = options.inner != "inductor" or options.eager_random
+        with torch_private.stored_random_states() if is_eager else contextlib.nullcontext():
+            forward, backward = split(joint, inputs, **known)
         return forward, backward
 
     return partition

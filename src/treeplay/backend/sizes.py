@@ -88,6 +88,9 @@ def _is_symbolic(value: Any) -> bool:
 
 
 def _sizes(value: Any) -> Any:
+    if torch_private.is_wrapper(value):  # its own sizes may be symbols that stand for the sizes inside
+        names, _ = value.__tensor_flatten__()
+        return type(value), tuple(_sizes(getattr(value, name)) for name in names)
     if isinstance(value, torch.Tensor):
         return value.size(), value.stride(), value.storage_offset()
     return type(value), value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,8 @@ Strides = tuple[int, ...] | None
 def noted_strides(module: torch.fx.GraphModule) -> list[Strides]:
     """The strides that each result of a graph was traced with; None for one that is no tensor."""
     results: Any = module.graph.output_node().args[0]
-    values = [part.meta.get("val") if isinstance(part, torch.fx.Node) else part for part in results]
+    nodes = [part if isinstance(part, torch.fx.Node) else None for part in results]
+    values = [None if node is None or _is_token(node) else node.meta.get("val") for node in nodes]
     return [tuple(value.stride()) if isinstance(value, torch.Tensor) else None for value in values]
 
 
@@ -26,6 +28,12 @@ def visible_strides(noted: Sequence[Strides], visible: Sequence[int] | None) -> 
     """Positions and strides of the tensors among the visible results."""
     chosen = range(len(noted)) if visible is None else visible
     return [(at, stride) for at in chosen if (stride := noted[at]) is not None]
+
+
+def _is_token(node: torch.fx.Node) -> bool:
+    """Whether a result only keeps operators with side effects in order; no tensor comes back for it."""
+    source: Any = node.args[0] if node.target is operator.getitem and node.args[1] == 0 else None
+    return isinstance(source, torch.fx.Node) and source.target is torch.ops.higher_order.with_effects
 
 
 def with_strides(run: Boxed, wanted: Sequence[tuple[int, tuple[int, ...]]]) -> Boxed:

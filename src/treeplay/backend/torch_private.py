@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import CodeGen, _PyTreeCodeGen
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from treeplay.errors import InternalError
 
@@ -51,6 +52,11 @@ def compile_lock() -> contextlib.AbstractContextManager[Any]:
     return frames.compile_lock if frames is not None else contextlib.nullcontext()
 
 
+def is_wrapper(value: Any) -> bool:
+    """Whether a tensor is a subclass made of inner tensors."""
+    return isinstance(value, torch.Tensor) and bool(is_traceable_wrapper_subclass(value))
+
+
 def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
     """While this lasts, no dispatch mode sees what runs."""
     return _disable_current_modes()
@@ -78,6 +84,14 @@ def min_cut(joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any) ->
     """Split a joint graph so that little has to be saved: what is cheap to compute is computed again in the backward."""
     forward, backward = min_cut_rematerialization_partition(joint, inputs, **known)
     return forward, backward
+
+
+def stored_random_states() -> contextlib.AbstractContextManager[Any]:
+    """While this lasts, a split stores states of the default generators for random numbers that are drawn again."""
+    without_pairs: contextlib.AbstractContextManager[Any] = functorch_config.patch(
+        graphsafe_rng_functionalization=False
+    )
+    return without_pairs
 
 
 def keep_all(joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any) -> tuple[Any, Any]:

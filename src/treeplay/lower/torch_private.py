@@ -8,7 +8,9 @@ from types import FunctionType
 from typing import Any
 
 import torch
+import torch._higher_order_ops.effects
 import torch._inductor.config as inductor_config
+import torch._prims.rng_prims
 import torch.fx
 from torch._dynamo.convert_frame import compile_lock as compile_lock
 from torch._inductor.compile_fx import compile_fx_inner
@@ -41,6 +43,14 @@ _GPU_OPTIONS: dict[str, Any] = {
     # The allocator does that as well, and then memory that a result lies in was the result's alone.
     "allow_buffer_reuse": False,
 }
+_PYTHON_ONLY = frozenset(
+    (
+        torch.ops.higher_order.run_and_save_rng_state,  # of checkpoints
+        torch.ops.higher_order.run_with_rng_state,
+        torch.ops.higher_order.with_effects,
+    )
+)
+"""What Inductor's C++ wrapper cannot call."""
 
 
 def decompositions() -> dict[Any, Any]:
@@ -74,8 +84,8 @@ def compile_graph(
     that is no tensor.
     """
     known = inductor_config.get_config_copy()  # releases of torch differ in what can be set
-    is_host = device.type == "cpu"
-    wanted = _OPTIONS | (_HOST_OPTIONS if is_host else _GPU_OPTIONS)
+    in_cpp = device.type == "cpu" and not any(node.target in _PYTHON_ONLY for node in module.graph.nodes)
+    wanted = _OPTIONS | (_HOST_OPTIONS if in_cpp else {} if device.type == "cpu" else _GPU_OPTIONS)
     options = {name: value for name, value in wanted.items() if name in known}
     options["fallback_random"] = eager_random
     if is_small:
@@ -95,7 +105,7 @@ def compile_graph(
             put_channels_last(module, force_stride_order)
         _mark_visible(module, visible)
         compiled = compile_fx_inner(
-            module, fakes, cpp_wrapper=is_host, is_inference=is_inference, is_backward=is_backward
+            module, fakes, cpp_wrapper=in_cpp, is_inference=is_inference, is_backward=is_backward
         )
     call: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]] | None = getattr(compiled, "current_callable", None)
     return call or compiled

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from treeplay.wrap.aot import Compilers, wrap_function
 
@@ -81,6 +82,12 @@ def same(path: str, eager: Any, ours: Any) -> None:
         return
     left, right = facts_of(eager), facts_of(ours)
     assert left == right, f"{path}: {left} is not {right}"
+    if is_traceable_wrapper_subclass(eager):
+        (names, notes), (our_names, our_notes) = eager.__tensor_flatten__(), ours.__tensor_flatten__()
+        assert (names, notes) == (our_names, our_notes), path
+        for name in names:
+            same(f"{path}.{name}", getattr(eager, name), getattr(ours, name))
+        return
     torch.testing.assert_close(ours, eager, msg=lambda text: f"{path}: {text}", equal_nan=True)
 
 

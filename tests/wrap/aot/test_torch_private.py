@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch.fx.traceback import preserve_node_meta
 
 from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.capture import captured
 from wrap.aot.oracle import numbers
+from wrap.aot.pairs import pair
 
 
 class Doubled(torch.nn.Module):
@@ -142,6 +144,75 @@ def test_writes_can_be_traced_inside() -> None:
         with torch_private.traced(Written(), [numbers(2)], None, writes_inside=inside) as traced:
             assert ("copy_" in str(traced.graph.graph)) == inside
             assert list(traced.facts.mutated_inp_runtime_indices) == ([] if inside else [0])
+
+
+def test_facts_about_tensors_made_of_others_are_given() -> None:
+    with torch_private.traced(Doubled(), [pair(2, 3)], None) as traced:
+        assert traced.subclasses is not None
+        assert [len(meta.attrs) for meta in traced.facts.subclass_inp_meta] == [2]
+    with torch_private.traced(Doubled(), [numbers(2, 3)], None) as traced:
+        assert traced.subclasses is None
+    assert torch_private.is_wrapper(pair(2))
+
+
+def test_a_tensor_on_its_way_is_waited_for() -> None:
+    collectives = pytest.importorskip("torch.distributed._functional_collectives")
+    x = numbers(2)
+    assert torch_private.waited(x) is x
+    arrived = torch_private.waited(collectives.AsyncCollectiveTensor(x))
+    assert type(arrived) is torch.Tensor and torch.equal(arrived, x)
+
+
+def test_more_modes_are_read() -> None:
+    assert not torch_private.is_view_replay_enabled()
+    torch_private.set_view_replay(True)
+    assert torch_private.is_view_replay_enabled()
+    torch_private.set_view_replay(False)
+    assert not torch_private.is_deterministic()
+    torch.use_deterministic_algorithms(True)
+    assert torch_private.is_deterministic()
+    torch.use_deterministic_algorithms(False)
+    assert not torch_private.is_transformed()
+    seen = []
+    torch.func.vmap(lambda x: (seen.append(torch_private.is_transformed()), x)[1])(numbers(2))
+    assert seen == [True]
+
+
+def test_fakes_first_is_asked_for_by_the_tracing_context() -> None:
+    assert not torch_private.wants_fakes_first()
+    context = torch._guards.TracingContext(torch._subclasses.FakeTensorMode())
+    with torch._guards.tracing(context):
+        assert not torch_private.wants_fakes_first()
+        context.fakify_first_call = True
+        assert torch_private.wants_fakes_first()
+
+
+def test_a_node_gets_its_gradients_in_a_list_but_from_compiled_autograd() -> None:
+    node = torch_private.NodeType("Node", (torch.autograd.Function,), {})
+    assert node.boxed_grads_call == torch_private.GRADIENTS_COME_IN_A_LIST
+    with torch._dynamo.compiled_autograd._enable(lambda module: module):
+        assert not node.boxed_grads_call
+
+
+def test_no_guess_is_made_about_gradients_of_written_arguments() -> None:
+    assert hasattr(torch._functorch.config, torch_private._GUESSES_ZEROS)
+
+
+def test_compiled_autograd_is_seen() -> None:
+    assert not torch_private.is_autograd_compiled()
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        assert torch_private.is_autograd_compiled()
+    with torch._dynamo.compiled_autograd._enable(lambda module: module):
+        assert torch_private.is_autograd_compiled()
+
+
+def test_random_states_are_drawn_again_by_operators_of_torch() -> None:
+    save, again = (getattr(torch.ops.higher_order, name) for name in ("run_and_save_rng_state", "run_with_rng_state"))
+    state, drawn = save(torch.ops.aten.rand.default, [3], device="cpu")
+    torch.rand(5)
+    before = torch.get_rng_state()
+    assert torch.equal(again(state, torch.ops.aten.rand.default, [3], device="cpu"), drawn)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_backward_knows_whether_it_retains_the_graph() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import keyword
 from collections.abc import Callable, Sequence
@@ -10,25 +11,33 @@ from typing import Any
 
 import torch
 
-from treeplay.errors import UsageError
+from treeplay.errors import Refusal, UsageError
 from treeplay.facts.source import Source
 from treeplay.generated import hide_from_dynamo, load_source
 from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.arrange import Arrangement, Noted, arrange, needs_arrangement
-from treeplay.wrap.aot.capture import captured
+from treeplay.wrap.aot.capture import captured, refusal
 from treeplay.wrap.aot.checks import check_of
 from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, Boxed, Compile, Compilers
-from treeplay.wrap.aot.emit import emit_backward, emit_call, emit_forward
+from treeplay.wrap.aot.emit import emit_call
+from treeplay.wrap.aot.emit_node import emit_backward, emit_forward
+from treeplay.wrap.aot.first_call import Instead, first_call, on_first_call
 from treeplay.wrap.aot.later import forward_writes, take_out
 from treeplay.wrap.aot.node import Compiled, LazyBackward, as_it_lies
 from treeplay.wrap.aot.partial import without_gradients
 from treeplay.wrap.aot.plan import CallPlan, LateWrite, Node
 from treeplay.wrap.aot.planning import plan_call, plan_node
 from treeplay.wrap.aot.probe import apart, written_by
+from treeplay.wrap.aot.random_states import generator_inputs
+from treeplay.wrap.aot.subclass_rules import explained
+from treeplay.wrap.aot.surroundings import refuse_backward_states, refuse_compiled_autograd, run_in_callers_context
 from treeplay.wrap.aot.torch_private import Traced, is_written_by_graph
 
 _TAKEN = frozenset(
-    ("args", "values", "mode", "ctx", "run", "grads", "strided", "missing", "call", "forward", "backward")
+    (
+        *("args", "values", "mode", "replay", "ctx", "run", "grads", "strided", "missing", "call", "forward"),
+        *("backward", "plain", "names", "transformed", "generators", "Tensor"),
+    )
 )
 
 
@@ -47,16 +56,28 @@ def wrap_function(
     `.plan` is what a call does, `.source` the text of the call function, `.sources` that of every generated function,
     `.backward` what runs when autograd asks (None in inference). What cannot be done is a `Refusal`.
     """
+    refuse_backward_states(samples)
+    if any(isinstance(sample, torch.SymInt) for sample in samples):
+        raise refusal("wrap", "a size that has no number, such as the longest row of a nested tensor", None)
     if not all(sample is None or isinstance(sample, torch.Tensor | int | float | bool) for sample in samples):
         raise UsageError("sample inputs must be tensors, numbers or None. To mend: flatten the arguments first")
     names = usable_names(names, len(samples)) if names is not None else names_of(function, len(samples))
     arrangement, any_write = Arrangement(len(samples)), False
-    if needs_arrangement(samples):
-        written, any_write = written_by(function, samples, names)
-        arrangement = arrange(samples, names, written, any_write=any_write)
-    return _wrap(
-        function, samples, compilers, names=names, arrangement=arrangement, is_apart=any_write, is_checked=is_checked
-    )
+    try:
+        if needs_arrangement(samples):
+            written, any_write = written_by(function, samples, names)
+            arrangement = arrange(samples, names, written, any_write=any_write)
+        return _wrap(
+            function,
+            samples,
+            compilers,
+            names=names,
+            arrangement=arrangement,
+            is_apart=any_write,
+            is_checked=is_checked,
+        )
+    except Refusal as error:
+        raise explained(error) from error
 
 
 def _wrap(
@@ -77,8 +98,14 @@ def _wrap(
     noted, given = Noted(), arrangement.samples(samples)
     inputs = apart(given) if is_apart else given
     told = [names[k] if k < len(samples) else f"base{k - len(samples)}" for k in arrangement.inputs]
+    random = compilers.functional_random
     with captured(
-        arrangement.adapted(function, noted), inputs, compilers.decompositions, writes_inside=writes_inside, names=told
+        arrangement.adapted(function, noted),
+        inputs,
+        compilers.decompositions,
+        writes_inside=writes_inside,
+        names=told,
+        functional_random=random,
     ) as (traced, seen):
         if any(
             is_written_by_graph(info) and not seen.moves_version(k) for k, info in enumerate(traced.facts.input_info)
@@ -94,7 +121,9 @@ def _wrap(
                 is_checked=is_checked,
                 writes_inside=False,
             )
-        plan = plan_call(traced, seen, samples=given, arguments=names, arrangement=arrangement, noted=noted)
+        plan = plan_call(
+            traced, seen, samples=given, arguments=names, arrangement=arrangement, noted=noted, compilers=compilers
+        )
         if is_checked:
             plan = dataclasses.replace(plan, checks=tuple(check_of(sample) for sample in samples))
 
@@ -133,16 +162,24 @@ def _compile(
     with torch.no_grad():
         if not traced.is_joint:
             _mark_visible(traced.graph, plan)
-            return _load(plan, compilers.inference(traced.graph, traced.inputs))
+            instead = _first_call(traced.graph, plan, compilers)
+            call = _load(plan, compilers.inference(traced.graph, traced.inputs))
+            if instead is not None:
+                on_first_call(call, instead)
+            return call
+        refuse_compiled_autograd()
         forward, backward = compilers.partition(
-            traced.graph, traced.inputs, num_fwd_outputs=plan.values, static_lifetime_input_indices=[]
+            traced.graph,
+            traced.inputs,
+            num_fwd_outputs=plan.returned_values,
+            static_lifetime_input_indices=[],
         )
         node = plan_node(traced, plan, forward, backward, late)
         plan = dataclasses.replace(plan, node=node)
         _mark_visible(forward, plan)
-        run_forward = compilers.forward(forward, traced.inputs[0])
-    # Late writes are inputs and results besides: such a backward is given zeros for gradients that did not come.
-    tangents = 0 if node.late else len(node.tangents)
+        instead = _first_call(forward, plan, compilers)
+        run_forward = compilers.forward(forward, [*traced.inputs[0], *traced.inputs[2:4], *generator_inputs(forward)])
+    tangents = 0 if node.is_whole else len(node.tangents)
     lazy, last = LazyBackward(_later(_whole(compilers.backward), backward, tangents), tangents), None
     donating = compilers.donating
     if donating is not None and node.donated:
@@ -150,21 +187,41 @@ def _compile(
         def compile_last(module: torch.fx.GraphModule, inputs: Sequence[Any], taken: Sequence[int]) -> Boxed:
             return donating(module, inputs, tuple(at for at, k in enumerate(taken) if k in node.donated))
 
-        last = LazyBackward(_later(compile_last, backward, tangents), tangents)
-    node_class = _node_class(plan, node, run_forward, lazy, last)
+        last = _called(LazyBackward(_later(compile_last, backward, tangents), tangents), backward)
+    node_class = _node_class(plan, node, run_forward, _called(lazy, backward), last)
+    if instead is not None:
+        on_first_call(node_class.forward, instead)
     return _load(plan, node_class.apply, node_class.sources, lazy)
+
+
+def _called(lazy: LazyBackward, backward: torch.fx.GraphModule) -> Boxed:
+    """The backward as it is called: with its caller's context variables."""
+    return functools.partial(run_in_callers_context, lazy) if _is_threaded(backward) else lazy
+
+
+def _is_threaded(backward: torch.fx.GraphModule) -> bool:
+    """Whether the autograd engine runs this on a thread of its own, as it does for devices."""
+    values = [node.meta.get("val") for node in backward.graph.nodes if node.op == "placeholder"]
+    return any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in values)
+
+
+def _first_call(graph: torch.fx.GraphModule, plan: CallPlan, compilers: Compilers) -> Instead | None:
+    return first_call(graph, alias_check=compilers.alias_check, has_wrappers=plan.opened is not None)
 
 
 def _mark_arguments(graph: torch.fx.GraphModule, plan: CallPlan) -> None:
     """Note at the placeholders of arguments where these stand in the call. The split into two graphs keeps such notes."""
-    for node, position in zip(graph.graph.find_nodes(op="placeholder"), plan.inputs, strict=False):
+    nodes = graph.graph.find_nodes(op="placeholder")
+    for places, position in zip(plan.places_of_inputs(), plan.inputs, strict=True):
         if position < len(plan.arguments):  # the others are bases
-            node.meta[ARGUMENT] = position
+            for at in places:
+                nodes[at].meta[ARGUMENT] = position
 
 
 def _mark_visible(graph: torch.fx.GraphModule, plan: CallPlan) -> None:
     """Note which results a user sees: after the new contents of arguments, and before what the backward needs."""
-    graph.graph.output_node().meta[VISIBLE] = tuple(range(len(plan.writes), plan.values))
+    visible = plan.places_of_values()[len(plan.writes) :]
+    graph.graph.output_node().meta[VISIBLE] = tuple(at for places in visible for at in places)
 
 
 def _whole(compile_backward: Compile) -> Callable[..., Boxed]:
@@ -188,7 +245,7 @@ def _later(
     return compile_backward
 
 
-def _node_class(plan: CallPlan, node: Node, forward: Boxed, backward: LazyBackward, last: LazyBackward | None) -> Any:
+def _node_class(plan: CallPlan, node: Node, forward: Boxed, backward: Boxed, last: Boxed | None) -> Any:
     """The plan's autograd function: nothing but the two generated functions."""
     first, second = (
         emit_forward(plan, node, forward, is_donating=last is not None),
@@ -200,10 +257,9 @@ def _node_class(plan: CallPlan, node: Node, forward: Boxed, backward: LazyBackwa
     members = {
         "forward": staticmethod(load_source(first)),
         "backward": staticmethod(run_backward),
-        "boxed_grads_call": True,
         "sources": (first.text, second.text),
     }
-    return type("Treeplay", (torch.autograd.Function,), members)
+    return torch_private.NodeType("Treeplay", (torch.autograd.Function,), members)
 
 
 def _load(

@@ -223,6 +223,7 @@ def captured(
     *,
     writes_inside: bool | None = None,
     names: Sequence[str] | None = None,
+    functional_random: bool = False,
 ) -> Iterator[tuple[Traced, Seen]]:
     """The traced function; with `writes_inside` its graph does what writes it can itself.
 
@@ -232,7 +233,9 @@ def captured(
         try:
             module = _Module(function, seen, [is_leaf(value) for value in inputs], names)
             traced = stack.enter_context(
-                torch_private.traced(module, inputs, decompositions, writes_inside=writes_inside)
+                torch_private.traced(
+                    module, inputs, decompositions, writes_inside=writes_inside, functional_random=functional_random
+                )
             )
         except Refusal:
             raise

@@ -85,8 +85,8 @@ class AllApart:
         for item in spans:
             active = [other for other in active if other[1] > item[0]]
             for other in active:
-                if item[2] in self.written or other[2] in self.written:
-                    one, two = sorted((item[2], other[2]))
+                one, two = sorted((item[2], other[2]))
+                if self.names[one] != self.names[two] and (one in self.written or two in self.written):
                     check_apart(args[one], args[two], (self.names[one], self.names[two]))
             active.append(item)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+AliasCheck = Literal["warn", "raise", "off"]
 Boxed = Callable[[list[Any]], Sequence[Any]]
 Compile = Callable[[torch.fx.GraphModule, Sequence[Any]], Boxed]
 
@@ -28,6 +29,9 @@ class Compilers:
     `donating` compiles a backward that may overwrite the inputs at the given positions; it runs where the graph is not kept
     for another backward, which `backward` then serves. Without it there is one backward, which overwrites nothing.
     `partition(graph, inputs, num_fwd_outputs=..., static_lifetime_input_indices=...)` returns forward and backward.
+    `alias_check`: what the first call does about a custom operator that returns memory which its schema says is new.
+    `functional_random`: random operators of a CUDA device become functions of seed and offset.
+    `is_guarded`: what calls the wrapped function compares the classes of tensors, and what these note, as Dynamo does.
     """
 
     forward: Compile
@@ -36,3 +40,6 @@ class Compilers:
     partition: Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
     decompositions: dict[Any, Callable[..., Any]] | None = None
     donating: Callable[[torch.fx.GraphModule, Sequence[Any], tuple[int, ...]], Boxed] | None = None
+    is_guarded: bool = False
+    alias_check: AliasCheck = "warn"
+    functional_random: bool = False

@@ -19,11 +19,24 @@ from typing import Any
 import torch
 
 from treeplay.facts.source import Source
-from treeplay.wrap.aot import checks, torch_private
+from treeplay.wrap.aot import checks, surroundings, torch_private
+from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
-from treeplay.wrap.aot.plan import Again, CallPlan, Flag, New, Node, Recipe, Result, Same, ViewOfArgument, ViewOfValue
+from treeplay.wrap.aot.emit_text import Text, take_random_values, tokens
+from treeplay.wrap.aot.plan import (
+    Again,
+    Apart,
+    CallPlan,
+    Flag,
+    New,
+    Node,
+    Recipe,
+    Result,
+    Same,
+    ViewOfArgument,
+    ViewOfValue,
+)
 
-_INDENT = "    "
 _MAX_PAIRS = 8
 """Up to so many pairs are tested one by one; more are tested by address, all at once."""
 
@@ -33,25 +46,7 @@ def emit_call(plan: CallPlan, run: Callable[..., Any]) -> Source:
     return _Call(plan, run).source()
 
 
-class _Text:
-    """Lines and the global names that they use."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.names: dict[str, Any] = {}
-
-    def add(self, *lines: str) -> None:
-        self.lines += [_INDENT + line for line in lines]
-
-    def use(self, name: str, value: Any) -> str:
-        self.names[name] = value
-        return name
-
-    def text(self, header: str) -> str:
-        return "\n".join([header, *self.lines]) + "\n"
-
-
-class _Call(_Text):
+class _Call(Text):
     """Checks, the graph, writes, views."""
 
     def __init__(self, plan: CallPlan, run: Callable[..., Any]) -> None:
@@ -64,6 +59,7 @@ class _Call(_Text):
     def source(self) -> Source:
         self.checks()
         self.copies()
+        subclasses.check_arguments(self, self.plan)
         self.bases()
         self.apart()
         self.versions()
@@ -126,16 +122,34 @@ class _Call(_Text):
             both = (self.told(one), self.told(other))
             self.add(f"if args[{self.at(one)}] is args[{self.at(other)}]: raise one_object({both!r})")
         if len(apart.written) * (len(apart.written) + len(apart.others)) > _MAX_PAIRS:
-            written, others = ([self.at(k) for k in group] for group in (apart.written, apart.others))
-            told = {self.at(k): self.told(k) for k in (*apart.written, *apart.others)}
-            self.use("check_all_apart", checks.AllApart(tuple(written), tuple(others), told))
-            self.add("check_all_apart(args)")
+            self.all_apart(apart)
             return
         for one, other in apart.pairs():
             self.use("shares_storage", torch_private.shares_storage)
             self.use("check_apart", checks.check_apart)
-            pair = f"args[{self.at(one)}], args[{self.at(other)}]"
-            self.add(f"if shares_storage({pair}): check_apart({pair}, {(self.told(one), self.told(other))!r})")
+            for left in self.tensors(one):
+                for right in self.tensors(other):
+                    pair = f"{left}, {right}"
+                    told = self.told(one), self.told(other)
+                    self.add(f"if shares_storage({pair}): check_apart({pair}, {told!r})")
+
+    def all_apart(self, apart: Apart) -> None:
+        parts: dict[int, list[str]] = {k: self.tensors(k) for k in (*apart.written, *apart.others)}
+        if not any(map(self.plan.wrapper, parts)):
+            places, told, given = {k: [self.at(k)] for k in parts}, {self.at(k): self.told(k) for k in parts}, "args"
+        else:  # each tensor inside has a place of its own
+            listed = [(k, text) for k, texts in parts.items() for text in texts]
+            places = {k: [at for at, (owner, _) in enumerate(listed) if owner == k] for k in parts}
+            told = {at: self.told(owner) for at, (owner, _) in enumerate(listed)}
+            given = f"[{', '.join(text for _, text in listed)}]"
+        written, others = ([at for k in group for at in places[k]] for group in (apart.written, apart.others))
+        self.use("check_all_apart", checks.AllApart(tuple(written), tuple(others), told))
+        self.add(f"check_all_apart({given})")
+
+    def tensors(self, argument: int) -> list[str]:
+        """The plain tensors of an argument, in the list of arguments."""
+        at, wrapper = self.at(argument), self.plan.wrapper(argument)
+        return [f"args[{at}]"] if wrapper is None else wrapper.tensors(f"args[{at}]")
 
     def told(self, argument: int) -> str:
         """An argument as messages call it."""
@@ -163,33 +177,55 @@ class _Call(_Text):
         self.use("is_any_autocast_enabled", torch_private.is_any_autocast_enabled)
         self.use("run_plainly", helpers.run_plainly)
         self.use("wrong_count", helpers.wrong_count)
-        count = self.plan.values
+        count = self.plan.returned_values
         nothing = "" if count else " or ()"
+        opened = subclasses.open_arguments(self.plan, [f"args[{k}]" for k in range(len(self.plan.inputs))])
+        if opened is not None:
+            self.add(f"args[:] = {opened}")
+        if self.plan.tokens:
+            self.add(f"args[:0] = {tokens(self.plan.tokens)}")
+        take_random_values(self, self.plan)
         self.add(
             "if mode := is_grad_enabled(): set_grad_enabled(False)",
             f"try: values = (run_plainly(run, args) if is_any_autocast_enabled() else run(args)){nothing}",
-            "finally:",
-            "    if mode: set_grad_enabled(True)",
-            "    if args: args.clear()",
+            "finally: mode and set_grad_enabled(True), args and args.clear()",
             f"if len(values) != {count}: raise wrong_count({count}, values)",
         )
+        if self.plan.tokens:
+            self.add(f"values = values[{self.plan.tokens}:]")
+        if self.plan.has_functional_random:
+            at = self.plan.flat_values
+            self.add(f"set_random_offset(values[{at}])", f"values = values[:{at}]")
+        subclasses.rebuild_values(self, self.plan, self.needed())
+
+    def needed(self) -> list[int]:
+        """The values that a write or a result uses."""
+        used = [write.value for write in self.plan.writes if write.has_data]
+        return used + [result.value for result in self.plan.results if isinstance(result, New | ViewOfValue)]
 
     def training(self, node: Node) -> None:
         given = self.plan.inputs
         names = ", ".join(self.name(k) for k in given)
         passed = ", ".join(self.name(k) + (".detach()" if k in node.detached else "") for k in given)
         returned = ", ".join(f"value{k}" for k in node.returned)
+        self.use("set_view_replay", torch_private.set_view_replay)
+        self.use("is_view_replay_enabled", torch_private.is_view_replay_enabled)
+        self.use("is_transformed", torch_private.is_transformed)
+        self.use("transformed", surroundings.transformed)
         self.add(
+            "if is_transformed(): raise transformed('forward')",
             f"{names}{',' if len(given) == 1 else ''} = args",
             "args.clear()",
             "if not (mode := is_grad_enabled()): set_grad_enabled(True)",
+            "if not (replay := is_view_replay_enabled()): set_view_replay(True)",
             f"try: {returned}{',' if len(node.returned) == 1 else ''} = run({passed})",
             "finally:",
             "    if not mode: set_grad_enabled(False)",
+            "    if not replay: set_view_replay(False)",
         )
 
     def value(self, value: int) -> str:
-        return f"values[{value}]" if self.plan.node is None else f"value{value}"
+        return subclasses.value(self.plan, value) if self.plan.node is None else f"value{value}"
 
     def writes(self) -> None:
         for write in self.plan.writes:
@@ -256,160 +292,3 @@ class _Call(_Text):
             text = f"{base}.as_strided({layout.size}, {layout.stride}, {layout.offset})"
         ends = {Flag.KEEP: "", Flag.DETACH: ".detach()", Flag.REQUIRE: ".requires_grad_()"}
         return text + ends[recipe.flag]
-
-
-def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any], *, is_donating: bool) -> Source:
-    """The node's forward: runs the graph, saves for the backward, marks what needs no gradient."""
-    text = _Text()
-    text.use("run", run)
-    text.use("wrong_count", helpers.wrong_count)
-    text.use("is_any_autocast_enabled", torch_private.is_any_autocast_enabled)
-    text.use("run_plainly", helpers.run_plainly)
-    names = ", ".join(plan.name(k) for k in plan.inputs)
-    count = plan.values + node.saved
-    later = "".join(f"{plan.name(write.argument)}, " for write in node.late if write.argument is not None)
-    if later:
-        text.add(f"ctx.later = ({later})")
-    text.add(
-        f"args = [{names}]",
-        f"del {names}",
-        "try: values = run_plainly(run, args) if is_any_autocast_enabled() else run(args)",
-        "finally: args.clear()",
-        f"if len(values) != {count}: raise wrong_count({count}, values)",
-    )
-    _save(text, plan, node)
-    if is_donating:  # what the user's hooks give back may be the user's own
-        text.use("saving_hooks", torch_private.saving_hooks)
-        text.add("ctx.is_hooked = saving_hooks(True) is not None")
-    for k in node.views:
-        text.add(f"view{k} = values[{k}].detach()")
-    value = {k: f"view{k}" if k in node.views else f"values[{k}]" for k in node.returned}
-    plain = [value[k] for k in node.returned if k not in node.differentiable]
-    if plain:
-        text.use("Tensor", torch.Tensor)
-        marked = ", ".join(f"*(({value},) if isinstance({value}, Tensor) else ())" for value in plain)
-        text.add(f"ctx.mark_non_differentiable({marked})")
-    text.add("ctx.set_materialize_grads(False)")
-    text.add(f"return ({''.join(f'{value[k]}, ' for k in node.returned)})")
-    return Source("node forward", text.text(f"def forward(ctx, {names}):"), text.names, entry="forward")
-
-
-def _save(text: _Text, plan: CallPlan, node: Node) -> None:
-    text.use("saved_view", helpers.saved_view)
-    places = [f"values[{plan.values + k}]" for k in range(node.saved)]
-    saved = [f"{place}.clone()" if k in node.copied else f"saved_view({place})" for k, place in enumerate(places)]
-    checked = saved[: len(saved) - node.unchecked]
-    unchecked = saved[len(saved) - node.unchecked :]
-    if checked:
-        text.add(f"ctx.save_for_backward({', '.join(checked)})")
-    if unchecked:
-        text.add(f"ctx.unchecked = [{', '.join(unchecked)}]")
-
-
-def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any], run_last: Callable[..., Any] | None) -> Source:
-    """The node's backward: gradients in the expected layout, the graph, and a gradient only where eager has one.
-
-    `run_last` may overwrite saved values: it runs where the graph is not kept for another backward."""
-    text = _Text()
-    text.use("run", run)
-    text.use("is_grad_enabled", torch.is_grad_enabled)
-    text.use("differentiated", helpers.differentiated)
-    text.use("is_any_autocast_enabled", torch_private.is_any_autocast_enabled)
-    text.use("run_plainly", helpers.run_plainly)
-    arriving = {tangent.value: f"grad{k}" for k, tangent in enumerate(node.tangents)}
-    names = [arriving.get(value, f"unused{value}") for value in node.returned]
-    # Autograd's own reference to each gradient must go too, so that it can die inside the graph.
-    text.add(f"{''.join(f'{name}, ' for name in names)} = grads" if len(names) > 1 else f"{names[0]}, = grads")
-    text.add("grads.clear()" if torch_private.GRADIENTS_COME_IN_A_LIST else "del grads")
-    _refuse_late(text, node)
-    for k, tangent in enumerate(node.tangents):
-        if tangent.value not in node.returned:
-            text.add(f"grad{k} = None")
-        if any(write.tangent == k for write in node.late):
-            text.add(f"given{k} = grad{k}")
-        _tangent(text, node, k)
-    saved = [_saved(text, node)] if node.saved > node.unchecked else []
-    saved += ["*ctx.unchecked"] if node.unchecked else []
-    later = ["*ctx.later"] if any(write.argument is not None for write in node.late) else []
-    text.add(f"args = [{', '.join([*saved, *arriving.values(), *later])}]")
-    text.add(f"del {', '.join(dict.fromkeys([*names, *arriving.values()]))}")
-    chosen = _release(text, node, run_last)
-    text.add(
-        f"grads = differentiated(run, args) if is_grad_enabled() else "
-        f"run_plainly({chosen}, args) if is_any_autocast_enabled() else {chosen}(args)"
-    )
-    _late(text, node)
-    if node.late:
-        fed = [_fed(k, feed, len(node.tangents)) for k, feed in enumerate(node.feeds)]
-    else:
-        fed = ["None" if feed is None else f"grads[{k}]" for k, feed in enumerate(node.feeds)]
-    text.add(f"return ({''.join(f'{item}, ' for item in fed)})")
-    header = "def backward(ctx, grads):" if torch_private.GRADIENTS_COME_IN_A_LIST else "def backward(ctx, *grads):"
-    return Source("node backward", text.text(header), text.names, entry="backward")
-
-
-def _release(text: _Text, node: Node, run_last: Callable[..., Any] | None) -> str:
-    """Let go of saved tensors that no other backward will read; the name of what runs the graph."""
-    if node.saved == node.unchecked:
-        return "run"
-    text.use("keeps_graph", torch_private.keeps_graph)
-    text.add("is_last = not keeps_graph()", "if is_last: ctx.maybe_clear_saved_tensors()")
-    if run_last is None:
-        return "run"
-    text.use("run_last", run_last)
-    text.add("chosen = run_last if is_last and not ctx.is_hooked else run")
-    return "chosen"
-
-
-def _saved(text: _Text, node: Node) -> str:
-    """What reads the saved tensors; where results have graphs of their own in eager, a backward frees only its own."""
-    if not node.groups:
-        return "*ctx.saved_tensors"
-    text.use("saved_of", helpers.saved_of)
-    text.use("groups", node.groups)
-    came = ", ".join(f"grad{k} is not None" for k in range(len(node.tangents)))
-    return f"*saved_of(ctx, groups, ({came},))"
-
-
-def _tangent(text: _Text, node: Node, k: int) -> None:
-    tangent = node.tangents[k]
-    layout = text.use(f"layout{k}", tangent.layout)
-    text.use("laid_out", helpers.laid_out)
-    text.use("strided", torch.strided)
-    if node.late:
-        text.use("missing", helpers.missing)
-        text.use(f"dtype{k}", getattr(torch, tangent.dtype.removeprefix("torch.")))
-        text.use(f"device{k}", torch.device(tangent.device))
-        text.add(f"came{k} = grad{k} is not None")
-        text.add(f"if grad{k} is None: grad{k} = missing({layout}, dtype{k}, device{k})")
-    text.add(
-        f"if grad{k} is not None and (grad{k}.layout is not strided or grad{k}.stride() != {tangent.layout.stride}): "
-        f"grad{k} = laid_out(grad{k}, {layout})"
-    )
-
-
-def _refuse_late(text: _Text, node: Node) -> None:
-    """Under create_graph a write to what needs a gradient would lack its history."""
-    if any(write.needs_grad for write in node.late):
-        text.use("late_write", helpers.late_write)
-        text.add("if is_grad_enabled(): raise late_write()")
-
-
-def _late(text: _Text, node: Node) -> None:
-    """The backward's own writes, unseen by autograd."""
-    place = 0
-    for k, write in enumerate(node.late, start=len(node.feeds)):
-        if write.tangent is None:
-            text.add(f"ctx.later[{place}].detach().copy_(grads[{k}].detach())")
-            place += 1
-        else:
-            given = f"given{write.tangent}"
-            text.add(f"if {given} is not None: {given}.detach().copy_(grads[{k}].detach())")
-
-
-def _fed(k: int, feed: tuple[int, ...] | None, tangents: int) -> str:
-    if feed is None:
-        return "None"
-    if len(feed) in (0, tangents):
-        return f"grads[{k}]"
-    return f"grads[{k}] if {' or '.join(f'came{tangent}' for tangent in feed)} else None"

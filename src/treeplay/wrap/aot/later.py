@@ -32,6 +32,9 @@ def take_out(
 
     `trace_in_graph` traces again, with the writes inside, and tells which inputs the forward writes and with which node."""
     graph = traced.graph.graph
+    if plan.opened is not None or plan.tokens or plan.has_functional_random:
+        _refuse_any(traced, plan, where)
+        return ()
     before = _state_after_forward(traced, plan, where, trace_in_graph)
     arguments = [node for node in graph.nodes if node.op == "placeholder" and not _is_tangent(node)]
     tangents = [node for node in graph.nodes if node.op == "placeholder" and _is_tangent(node)]
@@ -64,6 +67,17 @@ def take_out(
         graph.lint()
         traced.graph.recompile()
     return tuple(late)
+
+
+def _refuse_any(traced: Traced, plan: CallPlan, where: Location | None) -> None:
+    """Refuse writes of the backward in a graph that takes and returns more than the arguments, gradients and values."""
+    outputs: Any = traced.graph.graph.output_node().args[0]
+    writes = [outputs[at] for places in plan.places_of_values()[: len(plan.writes)] for at in places]
+    copied = [node.args[0] for node in traced.graph.graph.find_nodes(op="call_function", target=_copy)]
+    if any(target.op == "placeholder" for target in copied) or any(map(_is_backward, writes)):
+        beside = "tensors made of other tensors" if plan.opened is not None else "operators with side effects"
+        beside = "random numbers as functions of seed and offset" if plan.has_functional_random else beside
+        raise refusal("write", f"something is written in the backward, beside {beside}", where)
 
 
 def forward_writes(traced: Traced) -> list[tuple[int, str]]:

@@ -28,15 +28,15 @@ class _Fitted:
         self.run, self.taken = compiled
         given = [values[k] for k in self.taken]
         self.fits: Callable[..., bool] = _always
-        self._strides: tuple[tuple[int, ...], ...] = ()
-        if all(isinstance(value, torch.Tensor) and value.layout is torch.strided for value in given):
-            self._strides = tuple(value.stride() for value in given)
-            self.fits = tensor_check(given)
+        self._strides: tuple[tuple[int, ...] | None, ...] = ()
+        if all(value.layout is torch.strided for value in given if isinstance(value, torch.Tensor)):
+            self._strides = tuple(value.stride() if isinstance(value, torch.Tensor) else None for value in given)
+            self.fits = _check(given)
 
     def lay_out(self, values: list[Any]) -> None:
         """Lay out what differs as when this was compiled: hooks of the user's may unpack a saved tensor in another way."""
         for at, (value, stride) in enumerate(zip(values, self._strides, strict=False)):
-            if value.layout is torch.strided and value.stride() != stride:
+            if stride is not None and value.layout is torch.strided and value.stride() != stride:
                 first = value  # what was one slice, shown several times, still is
                 for dimension in (d for d, step in enumerate(stride) if step == 0 and value.size(d) > 1):
                     first = first.narrow(dimension, 0, 1)
@@ -86,6 +86,13 @@ def _always(*_: Any) -> bool:
     return True
 
 
+def _check(values: Sequence[Any]) -> Callable[..., bool]:
+    """Whether tensors are like those of `values`. Generators, and what stands for tokens, are not looked at."""
+    places = [at for at, value in enumerate(values) if isinstance(value, torch.Tensor)]
+    check = tensor_check([values[at] for at in places])
+    return check if len(places) == len(values) else lambda *given: check(*[given[at] for at in places])
+
+
 def as_it_lies(fake: Any, value: Any) -> Any:
     """`fake`, or if `value` lies in memory in another way, a fake that lies so."""
     if not isinstance(fake, torch.Tensor) or not isinstance(value, torch.Tensor):
@@ -131,6 +138,13 @@ def differentiated(run: Boxed, values: list[Any]) -> Any:
         return tuple(item.detach() if isinstance(item, torch.Tensor) else item for item in gradients)
 
     return _Differentiated.apply(call, *tensors)  # type: ignore[no-untyped-call]
+
+
+def differentiated_again(backward: Callable[..., Any], ctx: Any, gradients: Sequence[Any]) -> Any:
+    """The same for a backward that opens and builds tensors: the whole of it is run."""
+    saved = (torch.empty(0, requires_grad=True), *ctx.saved_tensors, *gradients)  # the first as above
+    tensors = tuple(value for value in saved if isinstance(value, torch.Tensor))
+    return _Differentiated.apply(lambda: backward(ctx, *gradients), *tensors)  # type: ignore[no-untyped-call]
 
 
 def saved_of(ctx: Any, groups: Sequence[Group], came: Sequence[bool]) -> list[torch.Tensor | None]:

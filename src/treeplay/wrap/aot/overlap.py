@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from treeplay.wrap.aot.subclasses import plain_parts
 from treeplay.wrap.aot.torch_private import shares_storage
 
 _MAX_STEPS = 10_000
@@ -20,7 +21,11 @@ Term = tuple[int, int, int]  # a stride, the least and the greatest factor
 
 
 def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the two have memory in common."""
+    """Whether the two, or tensors that they are made of, have memory in common."""
+    return any(_overlap(left, right) for left in plain_parts(one) for right in plain_parts(other))
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     if not shares_storage(one, other):
         return False
     (start, end), (low, high) = span(one), span(other)

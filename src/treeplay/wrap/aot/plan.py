@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from treeplay.wrap.aot.subclasses import Opened, Wrapper, places
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -161,6 +163,15 @@ class Tangent:
 
 
 @dataclass(frozen=True, slots=True)
+class WrappedTangent:
+    """The gradient that arrives for a value made of others; `parts` are its plain tensors, depth first."""
+
+    value: int
+    wrapper: Wrapper
+    parts: tuple[Tangent, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LateWrite:
     """A write that the backward does: to an argument, or to the gradient that arrives as a tangent."""
 
@@ -191,13 +202,16 @@ class Node:
     after the graph; `donated` are saved values that nobody else can see, so that a backward may overwrite them. `late` are
     the backward's own writes; their values come after the gradients, and what the arguments among them hold goes in after
     the tangents. `groups` are there if there are several: eager has freed one of them by its backward, the others not.
+    `generators` are the devices of the random generators that both graphs take as their last inputs; the backward takes
+    `tokens` before them. `is_deterministic`: it was traced under deterministic mode. `is_whole`: zeros stand for gradients
+    that did not come; otherwise there is a backward without them.
     """
 
     returned: tuple[int, ...]
     differentiable: tuple[int, ...]
     saved: int
     unchecked: int
-    tangents: tuple[Tangent, ...]
+    tangents: tuple[Tangent | WrappedTangent, ...]
     feeds: tuple[tuple[int, ...] | None, ...]
     detached: tuple[int, ...]
     views: tuple[int, ...] = ()
@@ -205,6 +219,10 @@ class Node:
     late: tuple[LateWrite, ...] = ()
     donated: tuple[int, ...] = ()
     groups: tuple[Group, ...] = ()
+    generators: tuple[str, ...] = ()
+    tokens: int = 0
+    is_deterministic: bool = False
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +233,11 @@ class CallPlan:
     arguments that share memory, and are numbered on from the arguments; `inputs` are what the graph takes, in order;
     `apart` says which of them must not overlap; `touched` are arguments that the graph writes itself, or that were
     changed in place and changed back; `layouts` are given to members of bases at the very end; `checks`, if wanted,
-    are made first; `values` counts what the forward returns.
+    are made first; `values` counts what the forward returns. `opened` says which inputs, values and gradients are
+    tensors made of others: the graph sees what is inside of them. With `is_guarded`, something in front of the call has
+    compared the classes of the arguments, and what these note, with the trace's. `tokens` come first among what the
+    graph takes and returns: they keep operators with side effects in order. With `has_functional_random`, each graph
+    takes the seed and offset of the device's generator last, and returns the new offset after its other values.
     """
 
     arguments: tuple[str, ...]
@@ -231,11 +253,39 @@ class CallPlan:
     bases: tuple[Base, ...] = ()
     layouts: tuple[tuple[int, Layout], ...] = ()
     checks: tuple[Check, ...] = ()
+    opened: Opened | None = None
+    is_guarded: bool = False
+    tokens: int = 0
+    has_functional_random: bool = False
 
     def name(self, argument: int) -> str:
         """The name of an argument, or of a common base."""
         count = len(self.arguments)
         return self.arguments[argument] if argument < count else f"base{argument - count}"
+
+    def wrapper(self, argument: int) -> Wrapper | None:
+        """What an argument is made of, if it is a tensor made of others and the graph takes it."""
+        if self.opened is None or argument not in self.inputs:
+            return None
+        return self.opened.arguments[self.inputs.index(argument)]
+
+    @property
+    def returned_values(self) -> int:
+        """How many values the graph itself returns, all but what is saved."""
+        return self.tokens + self.flat_values + self.has_functional_random
+
+    @property
+    def flat_values(self) -> int:
+        """How many places of the graph `values` take."""
+        return self.values if self.opened is None else self.opened.flat_values
+
+    def places_of_inputs(self) -> list[range]:
+        """For each of `inputs`, which inputs of the graph stand for it."""
+        return places(self.opened.arguments if self.opened is not None else (None,) * len(self.inputs), self.tokens)
+
+    def places_of_values(self) -> list[range]:
+        """For each of the values, which results of the graph stand for it."""
+        return places(self.opened.values if self.opened is not None else (None,) * self.values, self.tokens)
 
     def __str__(self) -> str:
         kind = "inference" if self.node is None else "training"

@@ -13,6 +13,7 @@ from treeplay.errors import InternalError
 from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.arrange import Arrangement, Noted
 from treeplay.wrap.aot.capture import Seen, is_leaf, refusal
+from treeplay.wrap.aot.compilers import Compilers
 from treeplay.wrap.aot.overlap import overlap, span
 from treeplay.wrap.aot.partial import groups_of
 from treeplay.wrap.aot.plan import (
@@ -31,8 +32,12 @@ from treeplay.wrap.aot.plan import (
     ViewOfArgument,
     ViewOfValue,
     Whole,
+    WrappedTangent,
     Write,
 )
+from treeplay.wrap.aot.random_states import generator_inputs, refuse_unsupported_random
+from treeplay.wrap.aot.subclass_rules import refuse_unsupported_view
+from treeplay.wrap.aot.subclasses import Wrapper, opened, places, tangent_wrappers, value_fakes, width
 from treeplay.wrap.aot.torch_private import Traced, is_wrapper, is_written_by_graph
 
 _NEW = ("non_alias", "unsafe_view_alias", "custom_function_view")
@@ -46,24 +51,31 @@ def plan_call(
     arguments: tuple[str, ...],
     arrangement: Arrangement,
     noted: Noted,
+    compilers: Compilers,
 ) -> CallPlan:
     """The plan but for its node. `samples` are what the traced function takes in place of the arguments."""
     facts, positions = traced.facts, arrangement.inputs
     plan = CallPlan(arguments, arrangement.copies, None, (), (), (), 0, None, None, positions, arrangement.bases)
     _refuse_written_after_reshaped(traced, seen)
     _refuse_what_is_missing(facts, seen, samples, arguments=[plan.name(at) for at in positions])
+    if compilers.functional_random:
+        refuse_unsupported_random(traced)
     _refuse_reshaped_members(plan, facts, seen, noted)
     _refuse_new_histories(plan, facts, seen, noted)
     writes = _writes(traced, seen, samples, plan)
     return replace(
         plan,
-        apart=_apart(plan, samples, facts),
+        apart=_apart(plan, samples, facts, seen),
         writes=writes,
         touched=tuple(sorted(_touched(traced, seen, positions) - {write.argument for write in writes})),
-        results=_results(traced, seen, len(writes), positions, noted),
+        results=_results(traced, seen, positions, noted),
         values=len(writes) + len(facts.output_info) + facts.num_intermediate_bases,
         grad_mode_after=seen.grad_mode_after,
         layouts=tuple(sorted(noted.layouts.items())),
+        opened=opened(traced),
+        is_guarded=compilers.is_guarded,
+        tokens=len(facts.tokens),
+        has_functional_random=compilers.functional_random,
     )
 
 
@@ -93,16 +105,8 @@ def _refuse_reshaped_members(plan: CallPlan, facts: Any, seen: Seen, noted: Note
 
 
 def _refuse_what_is_missing(facts: Any, seen: Seen, samples: Sequence[Any], *, arguments: Sequence[str]) -> None:
-    if any(is_wrapper(sample) for sample in samples) or any(
-        issubclass(info.raw_type, torch.Tensor) and hasattr(info.raw_type, "__tensor_flatten__")
-        for info in facts.output_info
-        if info.raw_type.__name__ not in ("FunctionalTensor", "FakeTensor", "Parameter")
-    ):
-        raise refusal("wrap", "a tensor subclass made of inner tensors", None)
     if len(facts.input_info) != len(samples):
         raise refusal("write", "two arguments share memory, and one of them is written", seen.line())
-    if facts.tokens:
-        raise refusal("wrap", "an operator with side effects that must stay in order", None)
     for name, sample, info in zip(arguments, samples, facts.input_info, strict=True):
         tracked = not (info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode)
         if info.mutates_storage_metadata or info.mutation_inductor_storage_resize:
@@ -126,7 +130,17 @@ def _refuse_written_after_reshaped(traced: Traced, seen: Seen) -> None:
 
 
 def _outputs(traced: Traced) -> list[Any]:
-    return list(traced.graph.graph.output_node().args[0])  # type: ignore[arg-type]
+    """What the graph returns but for its tokens."""
+    return list(traced.graph.graph.output_node().args[0])[len(traced.facts.tokens) :]  # type: ignore[arg-type]
+
+
+def _value_fakes(traced: Traced) -> list[Any]:
+    return value_fakes(traced, [_fake(node) for node in _outputs(traced)])
+
+
+def _argument_fake(traced: Traced, k: int) -> Any:
+    """The wrapper of fakes that stood for an argument; None for a plain one."""
+    return getattr(traced.facts.subclass_inp_meta[k], "original_subclass", None) if traced.subclasses else None
 
 
 def _fake(node: Any) -> Any:
@@ -141,21 +155,22 @@ def _layout(tensor: torch.Tensor) -> Layout:
 
 
 def _writes(traced: Traced, seen: Seen, samples: Sequence[Any], plan: CallPlan) -> tuple[Write, ...]:
-    facts, outputs = traced.facts, _outputs(traced)
+    facts, fakes = traced.facts, _value_fakes(traced)
     writes = []
     for value, k in enumerate(facts.mutated_inp_runtime_indices):
         info, argument = facts.input_info[k], plan.inputs[k]
         hidden = info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode
         hidden = hidden or is_leaf(samples[k])
-        layout = _layout(_fake(outputs[value])) if info.mutates_metadata else None
-        if layout is not None and span(_fake(outputs[value]))[1] > samples[k].untyped_storage().nbytes():
+        layout = _layout(fakes[value]) if info.mutates_metadata else None
+        if layout is not None and span(fakes[value])[1] > samples[k].untyped_storage().nbytes():
             raise refusal("resize_", f"`{plan.name(argument)}` grows beyond its storage", seen.line())
         writes.append(Write(argument, value, info.mutates_data, layout, not hidden, seen.moves_version(k)))
     return tuple(writes)
 
 
-def _results(traced: Traced, seen: Seen, first: int, positions: Sequence[int], noted: Noted) -> tuple[Result, ...]:
-    facts, outputs = traced.facts, _outputs(traced)
+def _results(traced: Traced, seen: Seen, positions: Sequence[int], noted: Noted) -> tuple[Result, ...]:
+    facts, fakes = traced.facts, _value_fakes(traced)
+    first = len(facts.mutated_inp_runtime_indices)
     bases = first + len(facts.output_info)
     results: list[Result] = []
     for k, info in enumerate(facts.output_info):
@@ -172,13 +187,15 @@ def _results(traced: Traced, seen: Seen, first: int, positions: Sequence[int], n
             needs = facts.input_info[info.base_idx].requires_grad
             if needs and facts.input_info[info.base_idx].mutates_metadata:
                 raise refusal("view", "a result views an argument whose shape changes in place", seen.line())
-            recipe = _recipe(info, _fake(outputs[value]), base_needs_grad=needs)
+            recipe = _recipe(info, fakes[value], base_needs_grad=needs)
+            refuse_unsupported_view(_argument_fake(traced, info.base_idx), fakes[value], k)
             results.append(ViewOfArgument(positions[info.base_idx], recipe))
         else:
             is_result = kind == "alias_of_intermediate_base_is_user_output"
             base = (first if is_result else bases) + info.base_idx
             needs = facts.output_info[info.base_idx].requires_grad if is_result else traced.is_joint
-            results.append(ViewOfValue(base, _recipe(info, _fake(outputs[value]), base_needs_grad=needs)))
+            refuse_unsupported_view(fakes[base], fakes[value], k)
+            results.append(ViewOfValue(base, _recipe(info, fakes[value], base_needs_grad=needs)))
     return tuple(results)
 
 
@@ -203,24 +220,29 @@ def _steps(sequence: Any) -> bytes | None:
         return None
 
 
-def _apart(plan: CallPlan, samples: Sequence[Any], facts: Any) -> Apart | None:
+def _apart(plan: CallPlan, samples: Sequence[Any], facts: Any, seen: Seen) -> Apart | None:
     """Written inputs and all other tensors that could share memory with them."""
     tensors = [k for k, sample in enumerate(samples) if isinstance(sample, torch.Tensor)]
+    names = [plan.name(k) for k in plan.inputs]
     written = [k for k in tensors if facts.input_info[k].mutates_data]
     shaped = [k for k in tensors if facts.input_info[k].mutates_metadata and k not in written]
     for one in written:
         for other in tensors:
-            if one != other and overlap(samples[one], samples[other]):
-                raise InternalError(f"inputs {one} and {other} of a graph overlap, and the first is written")
+            if one == other or not overlap(samples[one], samples[other]):
+                continue
+            if is_wrapper(samples[one]) or is_wrapper(samples[other]):  # which have no common base
+                told = f"arguments `{names[one]}` and `{names[other]}` share memory, and the first is written"
+                raise refusal("write", told, seen.line())
+            raise InternalError(f"inputs {one} and {other} of a graph overlap, and the first is written")
     others = [k for k in tensors if k not in written] if written else []
     pairs = {(min(one, other), max(one, other)) for one in shaped for other in tensors if one != other}
     if len(written) + len(others) < 2 and not pairs:
         return None
-    places = plan.inputs
+    inputs = plan.inputs
     return Apart(
-        tuple(places[k] for k in written),
-        tuple(places[k] for k in others),
-        tuple(sorted((places[one], places[other]) for one, other in pairs if not {one, other} & set(written))),
+        tuple(inputs[k] for k in written),
+        tuple(inputs[k] for k in others),
+        tuple(sorted((inputs[one], inputs[other]) for one, other in pairs if not {one, other} & set(written))),
     )
 
 
@@ -233,35 +255,45 @@ def plan_node(
 ) -> Node:
     """What the autograd node does, once the joint graph is cut in two."""
     facts = traced.facts
-    saved = list(forward.graph.output_node().args[0])[plan.values :]  # type: ignore[arg-type]
+    saved = list(forward.graph.output_node().args[0])[plan.returned_values :]  # type: ignore[arg-type]
     for node in saved:
         if not isinstance(_fake(node), torch.Tensor):
             raise refusal("wrap", "a number that the trace does not know is needed for the backward", None)
     values = _values_with_tangents(facts, plan)
+    wrappers = tangent_wrappers(traced, len(values))
     inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
+    groups = [inputs[at.start : at.stop] for at in places(wrappers, len(saved))]
+    arriving = sum(map(len, groups))
+    devices = [str(generator.device) for generator in generator_inputs(forward)]
+    tokens = facts.num_backward_tokens
     now = sum(write.argument is not None for write in late)
-    if len(inputs) != len(saved) + len(values) + now:
-        raise InternalError(f"the backward has {len(inputs)} inputs, expected {len(saved)} + {len(values)} + {now}")
-    arriving = inputs[len(saved) : len(saved) + len(values)]
-    tangents = tuple(_tangent(value, _fake(node)) for value, node in zip(values, arriving, strict=True))
-    feeds = _feeds(backward, arriving, len(facts.input_info), len(late))
+    others = now + tokens + 2 * plan.has_functional_random + len(devices)
+    if len(inputs) != len(saved) + arriving + others:
+        raise InternalError(f"the backward has {len(inputs)} inputs, expected {len(saved)} + {arriving} + {others}")
+    feeds = _feeds(backward, groups, plan, facts, late=len(late))
+    # Only where gradients, one input each, come last is there a backward for some of them.
+    is_whole = plan.opened is not None or others > 0 or bool(late)
     return Node(
         returned=_returned(plan),
         differentiable=values,
         saved=len(saved),
-        unchecked=sum(bool(node.meta.get("saved_tensor_with_no_vc_check")) for node in saved),
-        tangents=tangents,
+        unchecked=_unchecked(saved),
+        tangents=tuple(_tangent(*parts) for parts in zip(values, wrappers, groups, strict=True)),
         feeds=feeds,
-        groups=() if late else groups_of(backward, len(tangents)),
+        groups=() if is_whole else groups_of(backward, len(values)),
+        is_whole=is_whole,
         detached=tuple(
             plan.inputs[k]
             for k, info in enumerate(facts.input_info)
-            if info.requires_grad and not info.is_leaf and feeds[k] is None
+            if info.requires_grad and not info.is_leaf and feeds[k] is None and not _is_opened(plan, k)
         ),
         views=_views(forward, plan),
         copied=_copied(forward, saved, plan),
         late=late,
         donated=_donated(forward, backward, saved, plan),
+        generators=tuple(devices),
+        tokens=tokens,
+        is_deterministic=bool(facts.deterministic),
     )
 
 
@@ -269,30 +301,31 @@ def _donated(
     forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, saved: Sequence[torch.fx.Node], plan: CallPlan
 ) -> tuple[int, ...]:
     """Saved values that share memory with no input, no value outside, no gradient and no other saved value."""
-    values = list(forward.graph.output_node().args[0])[: plan.values]  # type: ignore[arg-type]
+    values = list(forward.graph.output_node().args[0])[: plan.returned_values]  # type: ignore[arg-type]
     gradients = list(backward.graph.output_node().args[0])  # type: ignore[arg-type]
     own = [node for node in forward.graph.nodes if node.op == "placeholder"]
     outside = [_fake(node) for node in (*own, *values, *gradients)]
     others = [value for value in outside if isinstance(value, torch.Tensor)]
     arriving = [_fake(node) for node in backward.graph.nodes if node.op == "placeholder"]
     donated = []
-    for k, node in enumerate(saved):
+    for k, node in enumerate(saved[: len(saved) - _unchecked(saved)]):
         value, twin = _fake(node), arriving[k]  # the two graphs may have fakes of their own
         rest = [_fake(other) for at, other in enumerate(saved) if at != k]
         is_shared = any(
             torch_private.shares_storage(item, other) for item in (value, twin) for other in (*others, *rest)
         )
-        is_checked = not node.meta.get("saved_tensor_with_no_vc_check")
-        if is_checked and not is_shared and value.layout is torch.strided:
+        if not is_shared and value.layout is torch.strided:
             donated.append(k)
     return tuple(donated)
 
 
 def _views(forward: torch.fx.GraphModule, plan: CallPlan) -> tuple[int, ...]:
     """Results made as views of what nobody else sees: they leave the node as tensors of their own."""
-    values = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
+    outputs = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
+    nodes = [outputs[at.start] if len(at) == 1 else None for at in plan.places_of_values()]
     new = {result.value for result in plan.results if isinstance(result, New)}
-    return tuple(k for k, node in enumerate(values) if k in new and isinstance(node, torch.fx.Node) and _is_view(node))
+    new -= {k for k, wrapper in enumerate(plan.opened.values if plan.opened is not None else ()) if wrapper is not None}
+    return tuple(k for k, node in enumerate(nodes) if k in new and isinstance(node, torch.fx.Node) and _is_view(node))
 
 
 def _is_view(node: torch.fx.Node) -> bool:
@@ -307,13 +340,27 @@ def _copied(forward: torch.fx.GraphModule, saved: Sequence[torch.fx.Node], plan:
     the call writes to it must neither change the saved value nor make it look outdated."""
     written = {write.argument for write in plan.writes if write.has_data}
     inputs = [node for node in forward.graph.nodes if node.op == "placeholder"]
-    fakes = [_fake(node) for node, argument in zip(inputs, plan.inputs, strict=False) if argument in written]
+    lying = zip(plan.places_of_inputs(), plan.inputs, strict=True)
+    fakes = [_fake(inputs[k]) for at, argument in lying if argument in written for k in at]
     targets = [value for value in fakes if isinstance(value, torch.Tensor)]
     return tuple(
         k
         for k, node in enumerate(saved)
         if any(torch_private.shares_storage(_fake(node), target) for target in targets)
     )
+
+
+def _is_opened(plan: CallPlan, k: int) -> bool:
+    return plan.opened is not None and plan.opened.arguments[k] is not None
+
+
+def _unchecked(saved: Sequence[torch.fx.Node]) -> int:
+    """How many of the saved values, counted from the end, are kept without noticing later writes.
+
+    States of random generators come after all others; nobody else holds them.
+    """
+    first = next((k for k, node in enumerate(saved) if node.meta.get("saved_tensor_with_no_vc_check")), len(saved))
+    return len(saved) - first
 
 
 def _values_with_tangents(facts: Any, plan: CallPlan) -> tuple[int, ...]:
@@ -338,19 +385,40 @@ def _returned(plan: CallPlan) -> tuple[int, ...]:
     return tuple(sorted(used))
 
 
-def _tangent(value: int, fake: torch.Tensor) -> Tangent:
-    return Tangent(value, _layout(fake), str(fake.dtype), str(fake.device))
+def _tangent(value: int, wrapper: Wrapper | None, nodes: Sequence[torch.fx.Node]) -> Tangent | WrappedTangent:
+    parts = []
+    for node in nodes:
+        fake = _fake(node)
+        if not isinstance(fake, torch.Tensor):
+            raise refusal("wrap", "a gradient made of tensors and something else", None)
+        parts.append(Tangent(value, _layout(fake), str(fake.dtype), str(fake.device)))
+    return parts[0] if wrapper is None else WrappedTangent(value, wrapper, tuple(parts))
 
 
 def _feeds(
-    backward: torch.fx.GraphModule, tangents: Sequence[torch.fx.Node], arguments: int, late: int
+    backward: torch.fx.GraphModule,
+    tangents: Sequence[Sequence[torch.fx.Node]],
+    plan: CallPlan,
+    facts: Any,
+    *,
+    late: int,
 ) -> tuple[tuple[int, ...] | None, ...]:
     """From which tangents each gradient comes: reachability in the backward graph."""
-    reach: dict[torch.fx.Node, frozenset[int]] = {node: frozenset([k]) for k, node in enumerate(tangents)}
+    reach: dict[torch.fx.Node, frozenset[int]] = {
+        node: frozenset([k]) for k, nodes in enumerate(tangents) for node in nodes
+    }
     for node in backward.graph.nodes:
         if node.op != "output" and node not in reach:
             reach[node] = frozenset().union(*(reach[source] for source in node.all_input_nodes))
     gradients = list(backward.graph.output_node().args[0])  # type: ignore[arg-type]
-    if len(gradients) != arguments + late:
-        raise InternalError(f"the backward gives {len(gradients)} values, expected {arguments} + {late}")
-    return tuple(tuple(sorted(reach[node])) if node is not None else None for node in gradients[:arguments])
+    arguments = len(facts.input_info)
+    wrappers = plan.opened.gradients if plan.opened is not None else (None,) * arguments
+    expected = sum(map(width, wrappers))
+    others = late + facts.num_backward_tokens + plan.has_functional_random
+    if len(gradients) != expected + others or len(wrappers) != arguments:
+        raise InternalError(f"the backward gives {len(gradients)} values, expected {expected} + {others}")
+    feeds: list[tuple[int, ...] | None] = []
+    for at in places(wrappers, 0):
+        nodes = [node for node in gradients[at.start : at.stop] if isinstance(node, torch.fx.Node)]
+        feeds.append(tuple(sorted(frozenset().union(*(reach[node] for node in nodes)))) if nodes else None)
+    return tuple(feeds)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._dynamo import compiled_autograd
+from torch._dynamo import config as dynamo_config
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._prims_common import CUDARngStateHelper
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.traceback import get_current_meta, has_preserved_node_meta
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -21,6 +25,10 @@ from treeplay.observe.lines import location_in
 apply_views = torch._C._functionalization.apply_view_meta_sequence
 set_grad_enabled = torch._C._set_grad_enabled
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+set_view_replay = torch._C._set_view_replay_enabled
+is_view_replay_enabled = torch._C._is_view_replay_enabled
+is_deterministic = torch._C._get_deterministic_algorithms
+is_transformed = torch._C._are_functorch_transforms_active
 shares_storage = torch._C._is_alias_of  # type: ignore[attr-defined]
 preserving_version = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
@@ -29,15 +37,32 @@ saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 GRADIENTS_COME_IN_A_LIST = hasattr(torch.autograd.Function, "boxed_grads_call")
 """Whether a node's backward can be given its gradients in one list, to be emptied; older torch passes a tuple."""
 
+_GUESSES_ZEROS = "disable_guess_zero_tangent_for_mutated_input_subclass"
+# Torch guesses that no gradient arrives for a written argument that is made of other tensors, and makes plain zeros. Ours
+# are made of the same parts as the argument, so whatever arrives has its class.
+
+
+class NodeType(type(torch.autograd.Function)):  # type: ignore[misc]
+    """The class of generated nodes' classes. Compiled autograd, which runs a backward node by node, passes no list."""
+
+    @property
+    def boxed_grads_call(cls) -> bool:
+        """Whether the backward is given its gradients in one list."""
+        return GRADIENTS_COME_IN_A_LIST and not compiled_autograd.compiled_autograd_enabled
+
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What torch's tracing gives: the graph, its inputs, whether it is a joint graph, and the facts about the call."""
+    """What torch's tracing gives: the graph, its inputs, whether it is a joint graph, and the facts about the call.
+
+    `subclasses` are facts about tensors made of other tensors, if the function has to do with any.
+    """
 
     graph: torch.fx.GraphModule
     inputs: Any
     is_joint: bool
     facts: Any
+    subclasses: Any
 
 
 @contextlib.contextmanager
@@ -47,14 +72,16 @@ def traced(
     decompositions: dict[Any, Callable[..., Any]] | None,
     *,
     writes_inside: bool | None = None,
+    functional_random: bool = False,
 ) -> Iterator[Traced]:
     """Trace `module` without data into a functional graph. The graph is to be partitioned and compiled inside.
 
     `writes_inside`: arguments that it writes are written by the graph itself, at its end, where that can be; by default where
-    no gradient is needed."""
+    no gradient is needed. `functional_random`: random operators become functions of seed and offset."""
     needs_gradient = torch.is_grad_enabled() and any(map(_needs_gradient, inputs))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(functorch_config.patch(functionalize_rng_ops=False))
+        options: dict[str, Any] = {_GUESSES_ZEROS: True} if hasattr(functorch_config, _GUESSES_ZEROS) else {}
+        stack.enter_context(functorch_config.patch(functionalize_rng_ops=functional_random, **options))
         if writes_inside is None:
             writes_inside = not needs_gradient
         found = _trace(stack, module, inputs, decompositions, writes_arguments=writes_inside)
@@ -63,9 +90,9 @@ def traced(
             return
         infos = found.facts.input_info
         is_mixed = found.facts.mutated_inp_runtime_indices or any(info.mutates_metadata for info in infos)
-        if is_mixed and any(map(is_written_by_graph, infos)):
+        if (is_mixed or found.subclasses is not None) and any(map(is_written_by_graph, infos)):
             # Torch mixes up the results where some arguments are written by the graph and others after it, and forgets
-            # the new layout of one that the graph writes.
+            # the new layout of one that the graph writes. What is made of other tensors may have to be rebuilt.
             found = _trace(stack, module, inputs, decompositions, writes_arguments=False)
         yield found
 
@@ -82,7 +109,13 @@ def _trace(
         stack, module, tuple(inputs), decompositions=decompositions, keep_inference_input_mutations=writes_arguments
     )
     state, capture = joint._aot_state, joint._aot_graph_capture
-    return Traced(capture.graph_module, capture.updated_flat_args, bool(state.needs_autograd), state.fw_metadata)
+    return Traced(
+        graph=capture.graph_module,
+        inputs=capture.updated_flat_args,
+        is_joint=bool(state.needs_autograd),
+        facts=state.fw_metadata,
+        subclasses=capture.maybe_subclass_meta,
+    )
 
 
 def _needs_gradient(value: Any) -> bool:
@@ -115,6 +148,14 @@ def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode | None:
     return found
 
 
+def waited(value: Any) -> Any:
+    """A tensor that is still on its way from other processes is waited for."""
+    collectives = sys.modules.get("torch.distributed._functional_collectives")
+    if collectives is not None and isinstance(value, collectives.AsyncCollectiveTensor):
+        return value.trigger_wait()
+    return value
+
+
 def without_autocast(function: Callable[..., Any], *inputs: Any) -> Any:
     """Call `function` with autocast off: its casts are in the graph."""
     with torch._C._DisableAutocast():
@@ -125,3 +166,33 @@ def keep_tracing_context() -> Callable[[], contextlib.AbstractContextManager[Any
     """What enters the tracing context of this moment again, later."""
     context = TracingContext.try_get()
     return (lambda: tracing(context)) if context is not None else contextlib.nullcontext
+
+
+def random_values() -> list[torch.Tensor]:
+    """Seed and offset of the CUDA device's default generator."""
+    return [*CUDARngStateHelper.get_torch_state_as_tuple()]
+
+
+def set_random_offset(offset: torch.Tensor) -> None:
+    """Move the CUDA device's default generator to an offset."""
+    CUDARngStateHelper.set_new_offset(offset)
+
+
+def wants_fakes_first() -> bool:
+    """Whether whoever traces this function asks for a first call that computes nothing."""
+    context = TracingContext.try_get()
+    return context is not None and bool(context.fakify_first_call)
+
+
+def is_autograd_compiled() -> bool:
+    """Whether backwards are traced by compiled autograd."""
+    return bool(compiled_autograd.compiled_autograd_enabled or dynamo_config.compiled_autograd)
+
+
+def in_callers_context(function: Callable[..., Any], *inputs: Any) -> Any:
+    """Call `function` with the context variables of whoever called backward, if this thread is another one."""
+    if torch._C._is_key_in_tls("context"):
+        context = torch._C._get_obj_in_tls("context")
+        if context is not None:
+            return context.copy().run(function, *inputs)
+    return function(*inputs)

@@ -1,0 +1,212 @@
+"""`CallPlan` and its `Node` → source of the node's forward and backward. Pure, as the call function's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from treeplay.facts.source import Source
+from treeplay.wrap.aot import emit_subclasses as subclasses
+from treeplay.wrap.aot import node as helpers
+from treeplay.wrap.aot import opening, surroundings, torch_private
+from treeplay.wrap.aot.emit_text import Text, take_random_values, tokens
+from treeplay.wrap.aot.plan import CallPlan, Node, Tangent, WrappedTangent
+from treeplay.wrap.aot.random_states import Generators, draw_seeds
+
+
+def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any], *, is_donating: bool) -> Source:
+    """The node's forward: runs the graph, saves for the backward, marks what needs no gradient."""
+    text = Text()
+    text.use("run", run)
+    text.use("wrong_count", helpers.wrong_count)
+    text.use("is_any_autocast_enabled", torch_private.is_any_autocast_enabled)
+    text.use("run_plainly", helpers.run_plainly)
+    given = [plan.name(k) for k in plan.inputs]
+    names = ", ".join(given)
+    count = plan.returned_values + node.saved
+    later = "".join(f"{plan.name(write.argument)}, " for write in node.late if write.argument is not None)
+    if later:
+        text.add(f"ctx.later = ({later})")
+    text.add(
+        f"args = {subclasses.open_arguments(plan, given) or f'[{names}]'}",
+        f"del {names}",
+    )
+    if plan.tokens:
+        text.add(f"args[:0] = {tokens(plan.tokens)}")
+    take_random_values(text, plan)
+    if node.generators:
+        text.use("generators", Generators(node.generators))
+        text.use("draw_seeds", draw_seeds)
+        text.add(f"ctx.seeds = draw_seeds({len(node.generators)})", "args += generators.seeded(ctx.seeds)")
+    text.add(
+        "try: values = run_plainly(run, args) if is_any_autocast_enabled() else run(args)",
+        "finally: args.clear()",
+        f"if len(values) != {count}: raise wrong_count({count}, values)",
+    )
+    if plan.tokens:
+        text.add(f"values = values[{plan.tokens}:]")
+    if plan.has_functional_random:
+        text.add(f"set_random_offset(values[{plan.flat_values}])")
+    _save(text, plan, node)
+    if is_donating:  # what the user's hooks give back may be the user's own
+        text.use("saving_hooks", torch_private.saving_hooks)
+        text.add("ctx.is_hooked = saving_hooks(True) is not None")
+    subclasses.rebuild_values(text, plan, node.returned)
+    for k in node.views:
+        text.add(f"view{k} = {subclasses.value(plan, k)}.detach()")
+    value = {k: f"view{k}" if k in node.views else subclasses.value(plan, k) for k in node.returned}
+    plain = [value[k] for k in node.returned if k not in node.differentiable]
+    if plain:
+        text.use("Tensor", torch.Tensor)
+        marked = ", ".join(f"*(({value},) if isinstance({value}, Tensor) else ())" for value in plain)
+        text.add(f"ctx.mark_non_differentiable({marked})")
+    text.add("ctx.set_materialize_grads(False)")
+    text.add(f"return ({''.join(f'{value[k]}, ' for k in node.returned)})")
+    return Source("node forward", text.text(f"def forward(ctx, {names}):"), text.names, entry="forward")
+
+
+def _save(text: Text, plan: CallPlan, node: Node) -> None:
+    text.use("saved_view", helpers.saved_view)
+    first = plan.returned_values - plan.tokens
+    places = [f"values[{first + k}]" for k in range(node.saved)]
+    saved = [f"{place}.clone()" if k in node.copied else f"saved_view({place})" for k, place in enumerate(places)]
+    checked = saved[: len(saved) - node.unchecked]
+    unchecked = saved[len(saved) - node.unchecked :]
+    if checked:
+        text.add(f"ctx.save_for_backward({', '.join(checked)})")
+    if unchecked:
+        text.add(f"ctx.unchecked = [{', '.join(unchecked)}]")
+
+
+def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any], run_last: Callable[..., Any] | None) -> Source:
+    """The node's backward: gradients in the expected layout, the graph, and a gradient only where eager has one.
+
+    `run_last` may overwrite saved values: it runs where the graph is not kept for another backward."""
+    text = Text()
+    text.use("run", run)
+    text.use("is_grad_enabled", torch.is_grad_enabled)
+    text.use("differentiated", helpers.differentiated)
+    text.use("is_any_autocast_enabled", torch_private.is_any_autocast_enabled)
+    text.use("run_plainly", helpers.run_plainly)
+    arriving = {tangent.value: f"grad{k}" for k, tangent in enumerate(node.tangents)}
+    names = [arriving.get(value, f"unused{value}") for value in node.returned]
+    _refuse_surroundings(text, node)
+    if torch_private.GRADIENTS_COME_IN_A_LIST:  # but for compiled autograd's
+        text.add("grads = grads[0] if type(grads[0]) is list else [*grads]")
+    if plan.opened is not None:
+        text.use("differentiated_again", helpers.differentiated_again)
+        text.add("if is_grad_enabled(): return differentiated_again(backward, ctx, grads)")
+    # Autograd's own reference to each gradient must go too, so that it can die inside the graph.
+    text.add(f"{''.join(f'{name}, ' for name in names)} = grads" if len(names) > 1 else f"{names[0]}, = grads")
+    text.add("grads.clear()" if torch_private.GRADIENTS_COME_IN_A_LIST else "del grads")
+    _refuse_late(text, node)
+    parts: list[str] = []
+    for k, tangent in enumerate(node.tangents):
+        if tangent.value not in node.returned:
+            text.add(f"grad{k} = None")
+        if any(write.tangent == k for write in node.late):
+            text.add(f"given{k} = grad{k}")
+        if node.is_whole:
+            text.add(f"came{k} = grad{k} is not None")
+        if isinstance(tangent, WrappedTangent):
+            parts += subclasses.open_tangent(text, tangent, k)
+        else:
+            _tangent(text, tangent, k, is_whole=node.is_whole)
+            parts.append(f"grad{k}")
+    saved = [_saved(text, node)] if node.saved > node.unchecked else []
+    saved += ["*ctx.unchecked"] if node.unchecked else []
+    later = ["*ctx.later"] if any(write.argument is not None for write in node.late) else []
+    text.add(f"args = [{', '.join([*saved, *parts, *later])}]")
+    if node.tokens:
+        text.add(f"args += {tokens(node.tokens)}")
+    take_random_values(text, plan)
+    if node.generators:
+        text.use("generators", Generators(node.generators))
+        text.add("args += generators.seeded(ctx.seeds)")
+    text.add(f"del {', '.join(dict.fromkeys([*names, *arriving.values(), *parts]))}")
+    chosen = _release(text, node, run_last)
+    again = "differentiated(run, args) if is_grad_enabled() else " if plan.opened is None else ""
+    text.add(f"grads = {again}run_plainly({chosen}, args) if is_any_autocast_enabled() else {chosen}(args)")
+    if plan.has_functional_random:
+        text.add(f"set_random_offset(grads[{len(node.feeds)}])")
+    _late(text, node)
+    fed = [
+        "None" if feed is None else _fed(subclasses.gradient(text, plan, k), feed, node)
+        for k, feed in enumerate(node.feeds)
+    ]
+    text.add(f"return ({''.join(f'{item}, ' for item in fed)})")
+    return Source("node backward", text.text("def backward(ctx, *grads):"), text.names, entry="backward")
+
+
+def _release(text: Text, node: Node, run_last: Callable[..., Any] | None) -> str:
+    """Let go of saved tensors that no other backward will read; the name of what runs the graph."""
+    if node.saved == node.unchecked:
+        return "run"
+    text.use("keeps_graph", torch_private.keeps_graph)
+    text.add("is_last = not keeps_graph()", "if is_last: ctx.maybe_clear_saved_tensors()")
+    if run_last is None:
+        return "run"
+    text.use("run_last", run_last)
+    text.add("chosen = run_last if is_last and not ctx.is_hooked else run")
+    return "chosen"
+
+
+def _saved(text: Text, node: Node) -> str:
+    """What reads the saved tensors; where results have graphs of their own in eager, a backward frees only its own."""
+    if not node.groups:
+        return "*ctx.saved_tensors"
+    text.use("saved_of", helpers.saved_of)
+    text.use("groups", node.groups)
+    came = ", ".join(f"grad{k} is not None" for k in range(len(node.tangents)))
+    return f"*saved_of(ctx, groups, ({came},))"
+
+
+def _tangent(text: Text, tangent: Tangent, k: int, *, is_whole: bool) -> None:
+    layout = text.use(f"layout{k}", tangent.layout)
+    text.use("plain_gradient", opening.plain_gradient)
+    text.use("Tensor", torch.Tensor)
+    text.use("strided", torch.strided)
+    if is_whole:
+        text.use("missing", helpers.missing)
+        text.use(f"dtype{k}", getattr(torch, tangent.dtype.removeprefix("torch.")))
+        text.use(f"device{k}", torch.device(tangent.device))
+        text.add(f"if grad{k} is None: grad{k} = missing({layout}, dtype{k}, device{k})")
+    odd = f"type(grad{k}) is not Tensor or grad{k}.layout is not strided or grad{k}.stride() != {tangent.layout.stride}"
+    text.add(f"if grad{k} is not None and ({odd}): grad{k} = plain_gradient(grad{k}, {layout}, {k})")
+
+
+def _refuse_surroundings(text: Text, node: Node) -> None:
+    text.use("is_transformed", torch_private.is_transformed)
+    text.use("transformed", surroundings.transformed)
+    text.add("if is_transformed(): raise transformed('backward')")
+    if not node.is_deterministic:
+        text.use("is_deterministic", torch_private.is_deterministic)
+        text.use("became_deterministic", surroundings.became_deterministic)
+        text.add("if is_deterministic(): raise became_deterministic()")
+
+
+def _refuse_late(text: Text, node: Node) -> None:
+    """Under create_graph a write to what needs a gradient would lack its history."""
+    if any(write.needs_grad for write in node.late):
+        text.use("late_write", helpers.late_write)
+        text.add("if is_grad_enabled(): raise late_write()")
+
+
+def _late(text: Text, node: Node) -> None:
+    """The backward's own writes, unseen by autograd."""
+    place = 0
+    for k, write in enumerate(node.late, start=len(node.feeds)):
+        if write.tangent is None:
+            text.add(f"ctx.later[{place}].detach().copy_(grads[{k}].detach())")
+            place += 1
+        else:
+            given = f"given{write.tangent}"
+            text.add(f"if {given} is not None: {given}.detach().copy_(grads[{k}].detach())")
+
+
+def _fed(gradient: str, feed: tuple[int, ...], node: Node) -> str:
+    if not node.is_whole or len(feed) in (0, len(node.tangents)):
+        return gradient
+    return f"{gradient} if {' or '.join(f'came{tangent}' for tangent in feed)} else None"

@@ -1,0 +1,60 @@
+"""Generators for random operators that the backward computes again: seeded alike in both directions.
+
+    forward:   seeds = draw_seeds(2)        ─▶ ctx       args = [x, *generators.seeded(seeds)]
+    backward:  seeds = ctx.seeds                         args = [saved, gradient, *generators.seeded(seeds)]
+
+Each forward draws its own seeds, from torch's default generator: it is repeatable after `manual_seed`, a backward finds
+the numbers of its own forward whatever ran in between and however often, and nothing has to be kept but the seeds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from treeplay.wrap.aot.capture import refusal
+from treeplay.wrap.aot.torch_private import Traced
+
+_LARGEST = 2**63 - 1
+
+
+def draw_seeds(count: int) -> list[int]:
+    """Seeds for one forward; they are drawn on the CPU so that nothing waits for a device."""
+    seeds: list[int] = torch.randint(_LARGEST, (count,), dtype=torch.int64, device="cpu").tolist()
+    return seeds
+
+
+class Generators(threading.local):
+    """One generator for each recomputed operator, for each thread its own. They stay the same objects over all calls,
+    as a recording needs it."""
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self.generators = [torch.Generator(device) for device in devices]
+
+    def seeded(self, seeds: Sequence[int]) -> list[torch.Generator]:
+        """The generators, each at the start of its seed's numbers."""
+        return [generator.manual_seed(seed) for generator, seed in zip(self.generators, seeds, strict=True)]
+
+
+def refuse_unsupported_random(traced: Traced) -> None:
+    """Refuse what seed and offset as inputs do not go with: above all an operator that still draws by itself, whose
+    numbers would be drawn again after the offset is set."""
+    if traced.facts.tokens or traced.subclasses is not None:
+        what = "operators with side effects" if traced.facts.tokens else "tensors made of other tensors"
+        raise refusal("wrap", f"random numbers as functions of seed and offset, beside {what}", None)
+    for node in traced.graph.graph.nodes:
+        is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if is_random and node.target.namespace != "rngprims":
+            advice = "give a decomposition of it to rand or rand_like, or leave random operators as they are"
+            raise refusal(
+                str(node.target), "draws random numbers that are no function of seed and offset", None, advice
+            )
+
+
+def generator_inputs(graph: torch.fx.GraphModule) -> list[Any]:
+    """The sample generators among a graph's inputs; they are its last ones."""
+    values = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
+    return [value for value in values if isinstance(value, torch.Generator)]

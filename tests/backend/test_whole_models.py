@@ -1,0 +1,202 @@
+"""Models that need more than a graph run compiled, without a warning, and do what they do in eager mode."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from treeplay.backend.compile import backend
+from treeplay.backend.inner import boxed
+from wrap.aot.effects import LOG, twice
+from wrap.aot.oracle import numbers, same
+from wrap.aot.pairs import Pair, pair
+
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="treeplay runs")
+        yield
+    torch._dynamo.reset()
+
+
+class Inner:
+    """An inner compiler that runs graphs as they are, and counts them."""
+
+    def __init__(self) -> None:
+        self.graphs: list[torch.fx.GraphModule] = []
+
+    def __call__(self, module: torch.fx.GraphModule, inputs: Any) -> Any:
+        self.graphs.append(module)
+        return boxed(module)
+
+
+def train(program: Callable[..., Any], net: nn.Module, batches: list[torch.Tensor]) -> list[Any]:
+    """Losses of a few steps."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = program(batch).square().sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def agree(net: nn.Module, batches: list[torch.Tensor], **options: Any) -> Inner:
+    """Train a model compiled and a copy of it in eager mode, and compare all that remains."""
+    inner, twin = Inner(), copy.deepcopy(net)
+    torch.manual_seed(5)
+    wanted = train(twin, twin, batches)
+    torch.manual_seed(5)
+    run = torch.compile(net, backend=backend, options={"inner": options.pop("inner", inner)}, **options)
+    found = train(run, net, batches)
+    for k, (left, right) in enumerate(zip(wanted, found, strict=True)):
+        same(f"loss {k}", left, right)
+    for (name, left), (_, right) in zip(twin.state_dict().items(), net.state_dict().items(), strict=True):
+        same(name, left, right)
+    return inner
+
+
+class Paired(nn.Module):
+    """Two layers whose weights are made of two tensors each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(pair(3, 4) / 5)
+        self.second = nn.Parameter(pair(4, 2) / 7)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ self.first) @ self.second
+
+
+def batches(*size: int, count: int = 3) -> list[torch.Tensor]:
+    return [numbers(*size) / 3 + k for k in range(count)]
+
+
+def test_W15_a_model_with_parameters_made_of_tensors_trains() -> None:
+    net = Paired()
+    inner = agree(net, batches(5, 3))
+    assert len(inner.graphs) == 2 and isinstance(net.first.grad, Pair)
+
+
+def test_W15_the_same_with_inductor() -> None:
+    agree(Paired(), batches(5, 3), inner="inductor")
+
+
+def test_W15_a_model_with_parameters_made_of_tensors_in_inference() -> None:
+    net, inner = Paired(), Inner()
+    run = torch.compile(net, backend=backend, options={"inner": inner})
+    with torch.no_grad():
+        for batch in batches(5, 3):
+            same("result", net(batch), run(batch))
+    assert len(inner.graphs) == 1
+
+
+class Checkpointed(nn.Module):
+    """A layer with dropout whose inside is computed again in the backward."""
+
+    def __init__(self, dropouts: int = 1) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 6)
+        self.dropouts = dropouts
+
+    def inside(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.sin(self.first(x))
+        for _ in range(self.dropouts):
+            x = nn.functional.dropout(x, 0.4)
+        return self.second(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.inside, x, use_reentrant=False) * 2
+
+
+@pytest.mark.parametrize("dropouts", [1, 3])
+@pytest.mark.parametrize("device", DEVICES)
+def test_W18_checkpointed_dropout_is_eagers_bit_for_bit(dropouts: int, device: str) -> None:
+    torch.manual_seed(0)
+    inner = agree(Checkpointed(dropouts).to(device), [batch.to(device) for batch in batches(4, 6)])
+    assert len(inner.graphs) == 2
+
+
+@pytest.mark.parametrize("inner", ["aten", "inductor"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_W18_the_mask_of_the_gradient_is_that_of_the_result(inner: str, device: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda x: nn.functional.dropout(x.sin(), 0.5).cos(), x, use_reentrant=False)
+
+    run = torch.compile(program, backend=backend, options={"inner": inner})
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x = numbers(40).to(device).requires_grad_()
+        y = run(x)
+        torch.rand(7, device=device)  # others draw too
+        y.sum().backward()
+        is_dropped = y.detach() == 1.0
+        assert 0 < is_dropped.sum() < 40 and torch.equal(is_dropped, x.grad == 0)
+
+
+@pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "orthogonal"])
+def test_parametrized_weights_train(kind: str) -> None:
+    torch.manual_seed(0)
+    make = getattr(nn.utils.parametrizations, kind)
+    agree(nn.Sequential(make(nn.Linear(6, 8)), nn.Tanh(), make(nn.Linear(8, 6))), batches(4, 6))
+
+
+@pytest.mark.parametrize("inner", ["aten", "inductor"])
+def test_W19_operators_with_side_effects(inner: str) -> None:
+    effects = torch._higher_order_ops.effects
+    op = torch.ops.treeplay_tests.logged.default
+    handle = effects._register_effectful_op(op, effects._EffectType.ORDERED)
+    LOG.clear()
+    try:
+        run = torch.compile(twice, backend=backend, options={"inner": inner})
+        for grad in (False, True):
+            x = numbers(3, grad=grad)
+            (y,) = run(x)
+            same("result", twice(x.detach())[0], y.detach())
+            assert LOG[:2] == LOG[2:]
+            LOG.clear()
+        y.sum().backward()
+        assert len(LOG) == 2
+    finally:
+        if handle is not None:
+            handle.destroy()
+
+
+def test_D29_effects_on_the_host_are_not_recorded() -> None:
+    options = {"inner": "aten", "record_or_fail": True}
+    run = torch.compile(Checkpointed(), backend=backend, options=options)
+    with pytest.raises(Exception, match="has an effect on the host"):
+        run(numbers(4, 6))
+    effects = torch._higher_order_ops.effects
+    handle = effects._register_effectful_op(torch.ops.treeplay_tests.logged.default, effects._EffectType.ORDERED)
+    try:
+        with pytest.raises(Exception, match="with_effects: has an effect on the host"):
+            torch.compile(twice, backend=backend, options=options)(numbers(3))
+    finally:
+        if handle is not None:
+            handle.destroy()
+
+
+def test_W38_jagged_nested_tensors_run_as_they_are_with_a_warning() -> None:
+    net = nn.Linear(4, 3)
+    rows = [torch.nested.nested_tensor([numbers(k, 4), numbers(3, 4)], layout=torch.jagged) for k in (2, 5)]
+    run = torch.compile(lambda t: net(t).sin(), backend=backend, options={"inner": "aten"})
+    for given in rows:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="treeplay runs")
+            found = run(given)
+        same("values", net(given).sin().values(), found.values())

@@ -195,8 +195,22 @@ def _results(traced: Traced, seen: Seen, positions: Sequence[int], noted: Noted)
             base = (first if is_result else bases) + info.base_idx
             needs = facts.output_info[info.base_idx].requires_grad if is_result else traced.is_joint
             refuse_unsupported_view(fakes[base], fakes[value], k)
-            results.append(ViewOfValue(base, _recipe(info, fakes[value], base_needs_grad=needs)))
+            recipe = _recipe(info, fakes[value], base_needs_grad=needs)
+            if is_result and not _leads_from(fakes[base], info.view_meta_sequence, fakes[value]):
+                recipe = replace(recipe, steps=None)  # the result that is the base is itself a view of what was noted
+            results.append(ViewOfValue(base, recipe))
     return tuple(results)
+
+
+def _leads_from(base: Any, sequence: Any, view: Any) -> bool:
+    """Whether the noted view steps, taken from `base`, give what lies as `view` does."""
+    if sequence is None or any(step.has_symbolic_inputs for step in sequence.sequence):
+        return False
+    try:
+        made = torch_private.apply_views(base, sequence.sequence)
+    except RuntimeError:  # they do not fit its shape
+        return False
+    return (made.size(), made.stride(), made.storage_offset()) == (view.size(), view.stride(), view.storage_offset())
 
 
 def _recipe(info: Any, view: torch.Tensor, *, base_needs_grad: bool) -> Recipe:

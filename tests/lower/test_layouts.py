@@ -95,6 +95,17 @@ def test_compiled_results_have_eagers_strides(device: str) -> None:
                 assert found.stride() == expected.stride()
 
 
+def make_step(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
 @needs_compiler
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_compiled_step_of_a_convolutional_net_is_eagers(device: str) -> None:
@@ -106,19 +117,8 @@ def test_a_compiled_step_of_a_convolutional_net_is_eagers(device: str) -> None:
     ).to(device)
     second = copy.deepcopy(first)
 
-    def make_step(net: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-
-        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(net(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
-
-    fast, eager = jit(make_step(first), lower="inductor"), make_step(second)
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9) for net in (first, second)]
+    fast, eager = jit(make_step(first, optimizers[0]), lower="inductor"), make_step(second, optimizers[1])
     for _ in range(5):
         x, y = torch.randn(4, 3, 9, 9, device=device), torch.randint(3, (4,), device=device)
         torch.testing.assert_close(fast(x, y), eager(x, y), rtol=1e-3, atol=1e-3)
@@ -154,19 +154,8 @@ def test_a_channels_last_step_stays_right_when_its_tensors_move(monkeypatch: pyt
     first = Wide().cuda()
     second = copy.deepcopy(first)
 
-    def make_step(net: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-
-        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(net(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
-
-    fast, eager = jit(make_step(first), lower="inductor"), make_step(second)
+    optimizers = [torch.optim.AdamW(net.parameters(), lr=1e-3) for net in (first, second)]
+    fast, eager = jit(make_step(first, optimizers[0]), lower="inductor"), make_step(second, optimizers[1])
     for _ in range(8):
         x, y = torch.randn(8, 3, 32, 32, device="cuda"), torch.randint(10, (8,), device="cuda")
         torch.testing.assert_close(fast(x, y), eager(x, y), rtol=1e-2, atol=1e-3)

@@ -119,7 +119,7 @@ class Replayed:
 
 def emit_call(name: str, count: int, places: Sequence[int], fixed: dict[int, Any], returns: Returns) -> Source:
     """`call(args)` for `count` arguments with tensors at `places`; with other numbers than `fixed` the graph runs plainly."""
-    names: dict[str, Any] = {"count": count}
+    names: dict[str, Any] = {}
     lines = ["def call(args):", "    given = args[:]"]
     for at, value in fixed.items():
         names[f"value{at}"] = value

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.spec import TensorSpec
+from treeplay.trace.returned import is_plain, is_whole, whole
+from treeplay.trace.tape import storage_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Returns:
 
     def bases_of(self, results: Sequence[Any]) -> list[torch.Tensor]:
         """The new storages of a run's results, as tensors over all of each."""
-        return [_whole(results[at]) for at in self.owners]
+        return [whole(results[at]) for at in self.owners]
 
 
 def survey_returns(args: Sequence[Any], results: Sequence[Any]) -> Returns | str:
@@ -71,7 +72,7 @@ def survey_returns(args: Sequence[Any], results: Sequence[Any]) -> Returns | str
     storages: dict[int, list[int]] = {}
     for at, arg in enumerate(args):
         if isinstance(arg, torch.Tensor):
-            storages.setdefault(_storage(arg), []).append(at)
+            storages.setdefault(storage_of(arg), []).append(at)
     parts: list[Part] = []
     owners: list[int] = []
     bases: dict[int, int] = {}
@@ -79,12 +80,12 @@ def survey_returns(args: Sequence[Any], results: Sequence[Any]) -> Returns | str
         if not isinstance(result, torch.Tensor):
             parts.append(Value(result))
             continue
-        if not _is_plain(result):
+        if not is_plain(result):
             return f"result {at} is more than memory, shape and strides"
         if id(result) in places:
             parts.append(Given(places[id(result)]))
             continue
-        inside = storages.get(_storage(result), ())
+        inside = storages.get(storage_of(result), ())
         if len(inside) > 1:
             return f"result {at} is a view of memory that inputs {', '.join(map(str, inside))} share"
         if inside:
@@ -94,14 +95,14 @@ def survey_returns(args: Sequence[Any], results: Sequence[Any]) -> Returns | str
             offset = int(result.storage_offset()) - int(base.storage_offset())
             parts.append(View(inside[0], False, tuple(result.shape), result.stride(), offset))
             continue
-        known = bases.setdefault(_storage(result), len(owners)) if result.untyped_storage().nbytes() else len(owners)
+        known = bases.setdefault(storage_of(result), len(owners)) if result.untyped_storage().nbytes() else len(owners)
         if known == len(owners):
             owners.append(at)
         elif results[owners[known]].dtype != result.dtype:
             return f"results {owners[known]} and {at} are of one memory and of different dtypes"
         parts.append(
             Made(known)
-            if _is_whole(result) and owners[known] == at
+            if is_whole(result) and owners[known] == at
             else View(known, True, tuple(result.shape), result.stride(), int(result.storage_offset()))
         )
     return Returns(tuple(parts), tuple(owners))
@@ -126,27 +127,3 @@ def emit_results(returns: Returns, args: str, made: str) -> tuple[str, dict[str,
                 start = str(offset) if is_of_base else f"begin({base})" + (f" + {offset}" if offset else "")
                 items.append(f"as_strided({base}, {shape}, {stride}, {start})")
     return f"[{', '.join(items)}]", names
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.layout is torch.strided
-        and type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
-    )
-
-
-def _is_whole(tensor: torch.Tensor) -> bool:
-    return tensor.storage_offset() == 0 and TensorSpec.of(tensor).nbytes == tensor.untyped_storage().nbytes()
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor's storage, without its history."""
-    tensor = tensor.detach()
-    if _is_whole(tensor):
-        return tensor
-    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.dtype.itemsize,), (1,), 0)

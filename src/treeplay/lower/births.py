@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeplay.device.protocol import Births
-from treeplay.trace.tape import leaves_of
+from treeplay.trace.tape import leaves_of, storage_of
 
 
 class ResultsTold(TorchDispatchMode):
@@ -35,11 +35,7 @@ class ResultsTold(TorchDispatchMode):
 
 def tell_results(births: Births, before: int, given: Any, result: Any) -> None:
     """Tell of the results of an operator that lie in none of the tensors it was given; `before`: the time before it ran."""
-    taken = {_storage(leaf) for leaf in leaves_of(given) if isinstance(leaf, torch.Tensor)}
+    taken = {storage_of(leaf) for leaf in leaves_of(given) if isinstance(leaf, torch.Tensor)}
     for tensor in result if isinstance(result, (list, tuple)) else (result,):
-        if isinstance(tensor, torch.Tensor) and _storage(tensor) not in taken:
+        if isinstance(tensor, torch.Tensor) and storage_of(tensor) not in taken:
             births.born(tensor, before)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

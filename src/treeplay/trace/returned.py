@@ -64,8 +64,8 @@ class Returned(References):
         if known is None:
             known = len(self.outputs)
             self._bases[storage.data_ptr()] = known
-            self.outputs.append(_whole(tensor))
-            if _is_whole(tensor):
+            self.outputs.append(whole(tensor))
+            if is_whole(tensor):
                 self._leaves |= {known} if _is_new_leaf(tensor) else set()
                 return Fresh(known, _is_new_leaf(tensor))
         elif self.outputs[known].dtype != tensor.dtype:
@@ -96,14 +96,15 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _is_whole(tensor: torch.Tensor) -> bool:
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Whether a tensor begins where its storage does and is as large."""
     return tensor.storage_offset() == 0 and TensorSpec.of(tensor).nbytes == tensor.untyped_storage().nbytes()
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def whole(tensor: torch.Tensor) -> torch.Tensor:
     """All of a tensor's storage, without its history."""
     tensor = tensor.detach()
-    if _is_whole(tensor):
+    if is_whole(tensor):
         return tensor
     return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.dtype.itemsize,), (1,), 0)
 

@@ -33,6 +33,7 @@ from benchmarks.gpu.timing import Feed, compare, time_rounds
 from benchmarks.gpu.variants import (
     SEED,
     Variant,
+    make_backend,
     make_compiled,
     make_eager,
     make_reduce_overhead,
@@ -44,6 +45,7 @@ VARIANTS: dict[str, Callable[[Program, torch.device], Variant]] = {
     "compile": make_compiled,
     "reduce-overhead": make_reduce_overhead,
     "floor": make_floor,
+    "backend": make_backend,
     "treeplay": make_treeplay,
 }
 _COLD = ("compile", "treeplay")  # each compiles with empty caches; the others between them find what `compile` left

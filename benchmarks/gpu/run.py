@@ -26,7 +26,7 @@ from benchmarks.gpu.table import as_rich, notes
 from benchmarks.machine import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
-VARIANTS = ("eager", "compile", "reduce-overhead", "floor", "treeplay")
+VARIANTS = ("eager", "compile", "reduce-overhead", "floor", "backend", "treeplay")
 _LONGEST_SECONDS = 280
 _LOOK_SECONDS = 0.2
 _LOG_WIDTH = 200

@@ -16,6 +16,7 @@ HEAD = (
     "program",
     *PEERS,
     "floor",
+    "backend",
     "treeplay",
     "vs best peer",
     "vs floor",
@@ -32,7 +33,7 @@ def row(result: Result) -> tuple[str, ...]:
     wall = {name: _time(spread) for name, spread in result.get("wall_us", {}).items()}
     return (
         result.get("title", result["program"]),
-        *(wall.get(name, "–") for name in (*PEERS, "floor", "treeplay")),
+        *(wall.get(name, "–") for name in (*PEERS, "floor", "backend", "treeplay")),
         _ratio(result, "speedup"),
         _ratio(result, "over_floor"),
         _pair(result.get("host_us", {}), _time),
@@ -95,6 +96,7 @@ def notes(results: list[Result]) -> list[str]:
         '"reduce-overhead" is used as its documentation asks: steps marked, kept results cloned.',
         '"floor": the compiled kernels in one CUDA graph captured by hand, without checks, copies or results to keep;',
         '"vs floor": treeplay\'s time divided by it; less than 1 where it compiles what the floor does not, as the optimizer.',
+        '"backend": `torch.compile(model, backend="treeplay")` with the optimizer of the peers.',
         '"host": until a call returns, treeplay / reduce-overhead.',
         '"peak": reserved while running, treeplay / reduce-overhead.',
         '"first calls": three, compiled with empty caches, treeplay / compile.',

@@ -88,11 +88,13 @@ def _calls_per_block(seconds_of_warm_up: float) -> int:
 
 
 def compare(rounds: Rounds) -> dict[str, Any]:
-    """treeplay's wall time beside the best peer's and the floor's, taken round by round."""
+    """treeplay's wall time beside the best peer's and the floor's, and the backend's beside reduce-overhead's."""
     wall = rounds.wall
-    peers = [name for name in wall[0] if name not in ("treeplay", "floor")]
+    peers = [name for name in wall[0] if name not in ("treeplay", "backend", "floor")]
     best = min(peers, key=lambda name: statistics.median(times[name] for times in wall))
     found: dict[str, Any] = {"best_peer": best}
+    if {"backend", "reduce-overhead"} <= set(wall[0]):
+        found["backend_speedup"] = quartiles([times["reduce-overhead"] / times["backend"] for times in wall])
     if "treeplay" in wall[0]:
         found["speedup"] = quartiles([times[best] / times["treeplay"] for times in wall])
         if "floor" in wall[0]:

@@ -4,6 +4,7 @@ eager            plain PyTorch, with the fastest optimizer it has
 compile          the model and the loss under torch.compile
 reduce-overhead  the same with its CUDA graphs; each step marked, kept results cloned, as its documentation asks
 floor            the kernels of `compile` in one graph captured by hand (see floor.py)
+backend          the model and the loss under torch.compile(backend="treeplay"), with the optimizer of the peers
 treeplay         the program as a user writes it, with the optimizer as it comes, under treeplay.jit
 """
 
@@ -18,6 +19,7 @@ from torch import nn
 
 import treeplay
 from benchmarks.gpu.programs import Program
+from treeplay.backend.compile import backend
 
 Call = Callable[..., torch.Tensor]
 SEED = 0
@@ -86,6 +88,11 @@ def make_reduce_overhead(program: Program, device: torch.device) -> Variant:
         return plain(*batch).detach().clone()
 
     return Variant(call, call)
+
+
+def make_backend(program: Program, device: torch.device) -> Variant:
+    """Compiled kernels in recordings of forward and backward; results stay right as they are."""
+    return _peer(program, device, lambda module: torch.compile(module, backend=backend))
 
 
 def make_treeplay(program: Program, device: torch.device) -> Variant:

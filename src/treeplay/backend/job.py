@@ -151,8 +151,7 @@ class Job:
                 self.may_record = False
                 account.skipped(skips)
             else:
-                may_launch = self.options.record_on_gpu or not account.facts.uses_accelerator
-                run = recorded(run, module, inputs, roles, account.direction, account) if may_launch else run
+                run = recorded(run, module, inputs, roles, account.direction, account)
         finally:
             note(account)
         return run

@@ -55,9 +55,6 @@ class Options:
     record: bool = True
     """Compiled graphs may be recorded."""
 
-    record_on_gpu: bool = False
-    """Compiled graphs become CUDA graphs. New, and so only on request."""
-
     record_dynamic: bool = True
     """Graphs with sizes that change from call to call may be recorded, once for each set of sizes."""
 
@@ -178,7 +175,6 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "keep_strides": _bool,
     "keep_gradient_strides": _bool,
     "record": _bool,
-    "record_on_gpu": _bool,
     "record_dynamic": _bool,
     "record_or_fail": _bool,
     "most_sizes": _count,

@@ -108,7 +108,7 @@ def run_differentiable(
         signature, tensors, wrapped = run_wrap(program, call, front, wrap)
     with _timed("wrap", seconds):
         operators = sum(node.op == "call_function" for node in front.traced.graph.nodes)
-        facts = LaunchFacts(str(front.device), "bound")
+        on_the_host = LaunchFacts(str(front.device), "bound")
         source = emit_around(signature, call, tensors, wrapped, shared=front.plan.shared, name=name)
         return Recording(
             call=load_source(source),
@@ -116,7 +116,7 @@ def run_differentiable(
             plan=front.plan,
             lowering=lowering,
             operators=operators,
-            launch=lambda: facts,  # not `front`, which holds this call's tensors
+            launch=lambda: wrapped.launch() or on_the_host,  # not `front`, which holds this call's tensors
             free=lambda: None,  # a result may still be waiting for its backward: what they hold goes with the last one
             source="\n".join((source.text, *wrapped.sources)),
             seconds=seconds,

@@ -141,11 +141,11 @@ def _call(jitted: Jitted[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any
 hide_from_dynamo(_call)
 
 
-def _wrap(function: Callable[..., Any], samples: Any, lowering: str) -> Any:
+def _wrap(function: Callable[..., Any], samples: Any, lowering: str, inputs: Any) -> Any:
     """What makes forward and backward of a differentiable program; imported when there is one."""
     from treeplay.backend.differentiable import wrap_flat
 
-    return wrap_flat(function, samples, lowering)
+    return wrap_flat(function, samples, lowering, inputs)
 
 
 def _statistics(manager: Manager) -> Statistics:

@@ -295,7 +295,7 @@ def test_D19_another_compile_has_the_next_number():
 
 def test_D19_the_backward_of_a_skipped_forward_is_not_recorded(monkeypatch):
     tried = []
-    monkeypatch.setattr(job_module, "recorded", lambda run, *rest: tried.append(rest[3]) or run)
+    monkeypatch.setattr(job_module, "recorded", lambda run, *rest: tried.append(rest[3].direction) or run)
 
     def program(x):
         with annotate({"treeplay": "unrecorded"}):
@@ -420,7 +420,7 @@ def test_D30_a_graph_without_a_reason_is_not_reported(caplog):
 def test_D32_nothing_is_recorded_while_compiling_or_for_fakes(monkeypatch):
     ran = []
 
-    def recorder(run, module, inputs, roles, direction, report):
+    def recorder(run, module, inputs, roles, report):
         def call(args):
             ran.append(args[0])
             return run(args)
@@ -441,8 +441,8 @@ def test_the_recorder_is_given_what_it_needs(monkeypatch):
     monkeypatch.setattr(job_module, "recorded", lambda *args: given.append(args) or args[0])
     w = torch.randn(3, 3, requires_grad=True)
     compiled(lambda x, w: (x @ w).sin())(torch.ones(2, 3), w).sum().backward()
-    (_, module, inputs, roles, direction, report), backward = given
-    assert direction == "forward" and backward[4] == "backward"
+    (_, module, inputs, roles, report), backward = given
+    assert report.direction == "forward" and backward[4].direction == "backward"
     assert [role.value for role in roles] == ["ordinary", "ordinary"] and len(inputs) == 2
     assert module.graph.output_node().args and report.report().outcome == "compiled"
     report.recorded()

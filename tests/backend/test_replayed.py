@@ -147,7 +147,7 @@ def test_threads_share_a_recording() -> None:
 def test_a_graph_of_torch_compile_is_recorded_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way, with a tape of the CPU where a GPU would have a CUDA graph."""
 
-    def on_a_tape(run: Any, module: Any, inputs: Any, roles: Any, direction: Any, report: Any) -> Any:
+    def on_a_tape(run: Any, module: Any, inputs: Any, roles: Any, report: Any) -> Any:
         return recorded_on(HostDevice(), run, module, roles, report)
 
     monkeypatch.setattr(job, "recorded", on_a_tape)

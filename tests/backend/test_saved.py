@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from treeplay.backend.differentiable import Keeping, keep_for_backward, trace_flat
+from treeplay.backend.differentiable import trace_flat
+from treeplay.backend.keeping import Keeping, keep_for_backward
 from treeplay.backend.saved import callers_tensors, least_memory
 from treeplay.device.host.operators import KEEPS_FOR_BACKWARD
 from treeplay.wrap.aot import Compilers, wrap_function
@@ -71,5 +72,5 @@ def test_operators_keep_what_their_backward_needs() -> None:
 
 
 def test_a_look_at_a_program_compiles_nothing() -> None:
-    call = trace_flat(lambda x: [x * 2], [torch.ones(2, requires_grad=True)], "inductor")
+    call = trace_flat(lambda x: [x * 2], [torch.ones(2, requires_grad=True)], "inductor", ())
     assert call.plan.node is not None and not call.backward.is_compiled

@@ -24,9 +24,11 @@ from treeplay.backend.options import Options, using
 from treeplay.backend.partition import decompositions, splitter
 from treeplay.backend.passes import run_after_autograd, run_joint
 from treeplay.backend.recorded import recorded
+from treeplay.backend.replayed import Replayed
 from treeplay.backend.roles import fixed_inputs, graph_roles, saved_roles
 from treeplay.backend.surroundings import undisturbed
 from treeplay.facts.captured import Direction, GraphFacts, Role
+from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.refusal import Reason
 from treeplay.wrap.aot import Compilers
 from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE
@@ -47,6 +49,7 @@ class Job:
         self.graph_id = next_graph_id()
         self.may_record = True
         self.accounts: list[Account] = []
+        self.launches: dict[Direction, Replayed] = {}
         self.saved: dict[str, Role] = {}
 
     def compilers(self) -> Compilers:
@@ -63,21 +66,39 @@ class Job:
 
     def compile_forward(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         """Compile the forward of a graph whose backward may be needed."""
-        with undisturbed(), using(self.options):
-            return self._compile(module, inputs, "forward", self._visible(module))
+        with torch_private.compile_lock(), undisturbed(), using(self.options):
+            return self._compile(module, inputs, "forward", self._visible(module), self.forward_options(module))
 
     def compile_inference(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         """Compile a graph that has no backward."""
-        with undisturbed(), using(self.options):
+        with torch_private.compile_lock(), undisturbed(), using(self.options):
             visible = self._visible(module)
-            return self._compile(run_joint(module, inputs, self.options.joint), inputs, "inference", visible)
+            module = run_joint(module, inputs, self.options.joint)
+            return self._compile(module, inputs, "inference", visible, self.options)
 
     def compile_backward(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         """Compile the backward, for inputs that lie in memory as they do when it is first called."""
         with torch_private.compile_lock(), undisturbed(), using(self.options):
             fixed_inputs([node.name for node in module.graph.find_nodes(op="placeholder")])
             refresh_layout(module, inputs)
-            return self._compile(module, inputs, "backward", None if self.options.keep_gradient_strides else ())
+            visible = None if self.options.keep_gradient_strides else ()
+            return self._compile(module, inputs, "backward", visible, self.options)
+
+    def forward_options(self, module: torch.fx.GraphModule) -> Options:
+        """The options to compile a forward under; may prepare the graph."""
+        return self.options
+
+    def launch_facts(self) -> LaunchFacts | None:
+        """How the forward, or the inference graph, is launched by now; None on the host."""
+        account = next((item for item in self.accounts if item.direction != "backward"), None)
+        if account is None or not account.facts.uses_accelerator:
+            return None
+        launch = self.launches.get(account.direction)
+        device = str(account.facts.devices[0].device)
+        if launch is None:
+            skips = account.report().skips
+            return LaunchFacts(device, "not recorded", why=str(skips[0]) if skips else None)
+        return launch.facts() or LaunchFacts(device, "warming")
 
     def refused(self, reason: Reason) -> None:
         """Report that the wrap stage could not take the graph. Raises if every graph has to be recorded."""
@@ -107,8 +128,9 @@ class Job:
         inputs: Sequence[Any],
         direction: Direction,
         visible: tuple[int, ...] | None,
+        options: Options,
     ) -> Boxed:
-        options, start = self.options, time.perf_counter()
+        start = time.perf_counter()
         is_inference = direction == "inference"
         module = run_after_autograd(module, inputs, options.after_autograd, is_inference=is_inference)
         nodes = module.graph.find_nodes(op="placeholder")
@@ -151,7 +173,9 @@ class Job:
                 self.may_record = False
                 account.skipped(skips)
             else:
-                run = recorded(run, module, inputs, roles, account.direction, account)
+                run = recorded(run, module, inputs, roles, account)
+                if isinstance(run, Replayed):
+                    self.launches[account.direction] = run
         finally:
             note(account)
         return run

@@ -13,9 +13,10 @@ import torch
 import torch.fx
 
 from treeplay.backend.account import Account
+from treeplay.backend.keeping import Keeping
 from treeplay.backend.replayed import Graph, Replayed
 from treeplay.device.protocol import Births, Device
-from treeplay.facts.captured import Direction, Role
+from treeplay.facts.captured import Role
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -25,7 +26,6 @@ def recorded(
     module: torch.fx.GraphModule,
     inputs: Sequence[Any],
     roles: Sequence[Role],
-    direction: Direction,
     report: Account,
 ) -> Boxed:
     """The graph behind a recording that its first calls make; on the CPU the graph as it is compiled."""
@@ -61,9 +61,10 @@ def draws_random_numbers(module: torch.fx.GraphModule) -> bool:
 def _draws(node: torch.fx.Node) -> bool:
     if node.op != "call_function":
         return node.op == "call_method"
-    if isinstance(node.target, torch._ops.OpOverload):
-        return torch.Tag.nondeterministic_seeded in node.target.tags
-    return isinstance(node.target, torch._ops.HigherOrderOperator)
+    target = node.target.op if isinstance(node.target, Keeping) else node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded in target.tags
+    return isinstance(target, torch._ops.HigherOrderOperator)
 
 
 @contextlib.contextmanager

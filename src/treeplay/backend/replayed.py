@@ -153,6 +153,7 @@ def _work(graph: Graph, places: Sequence[int], fixed: dict[int, Any], returns: R
         state=frozenset(tensor_at[at] for at in graph.static if at in tensor_at),
         tells=graph.tells,
         draws=graph.draws,
+        generators=tuple(value for value in fixed.values() if isinstance(value, torch.Generator)),
         # On the host a body is taped; nothing of it lies elsewhere than it is told.
         is_opaque=True,
     )

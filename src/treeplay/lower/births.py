@@ -15,6 +15,9 @@ from treeplay.trace.tape import leaves_of, storage_of
 class ResultsTold(TorchDispatchMode):
     """While it is entered, each result in memory of its own is told to `births`; views and what is written in place are not."""
 
+    supports_higher_order_operators = True
+    """They are seen as one operator each; what is inside of them is not looked at."""
+
     def __init__(self, births: Births) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._births = births

@@ -37,6 +37,7 @@ from treeplay.trace.layouts import Answer, Question, laid_out, question
 from treeplay.trace.location import call_site, innermost_is_optimizer, user_location
 from treeplay.trace.log import Entry
 from treeplay.trace.randomness import Generators, generator_in
+from treeplay.trace.recurrent import TAKES_ONE_PIECE, in_one_piece
 from treeplay.trace.scalar_ops import takes_symbolic_number
 from treeplay.trace.scalars import Scalar, ScalarWorld, scalar_of, symbolic
 from treeplay.trace.tape import (
@@ -49,7 +50,7 @@ from treeplay.trace.tape import (
     storage_of,
     wants_grad,
 )
-from treeplay.trace.torch_private import address_of
+from treeplay.trace.torch_private import address_of, functions_unwatched
 
 aten = torch.ops.aten
 _HOST_READS = frozenset(
@@ -85,6 +86,7 @@ class Tracer(TorchDispatchMode):
         self.host_scalars: set[int] = set()
         self.births: dict[int, torch.fx.Node] = {}  # fake storage -> the node that made it
         self.on_write: Callable[[Value], None] | None = None  # told of each tensor that an operator writes to
+        self.recurrent_weights: list[torch.Tensor] = []  # of the layer that was called last
         self.fakes: list[weakref.ref[torch.Tensor]] = []
         self._bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._kept: list[Any] = []
@@ -154,6 +156,8 @@ class Tracer(TorchDispatchMode):
         self.tape.log.append(Entry.of(func, where, args, kwargs, call_site()))
         if torch.Tag.nondeterministic_seeded in func.tags:
             self._draw(func, (*args, *kwargs.values()), where)
+        if func is TAKES_ONE_PIECE:
+            return self._put_together(args[0], args[1], where)
         self._check_lasting(func, args, kwargs, where)
         asked = question(func, args, kwargs) if self.layouts else None
         func, args, kwargs = self._settle(func, args, kwargs)
@@ -168,6 +172,32 @@ class Tracer(TorchDispatchMode):
         node.meta["where"] = where
         self._note_writes(func, args, kwargs)
         return self._wrap(func, out, node, args, kwargs, fake_args, fake_kwargs)
+
+    def _put_together(
+        self, target: torch.Tensor, storage: torch.UntypedStorage, where: Location | None
+    ) -> torch.Tensor:
+        """Make an empty tensor of the trace one over all recurrent weights in `storage`."""
+        with functions_unwatched():
+            return self._over(target, storage, where)
+
+    def _over(self, target: torch.Tensor, storage: torch.UntypedStorage, where: Location | None) -> torch.Tensor:
+        pieces = list(in_one_piece(self.recurrent_weights, storage))
+        if not pieces or not isinstance(target, FakeTensor) or target.numel():
+            raise self.refuse(
+                "set_", "gives a tensor other memory", "write into the tensor, or use the other tensor itself", where
+            )
+        told = len(self.tape.log)
+        with self, torch.no_grad():
+            whole = torch.zeros(storage.nbytes() // target.itemsize, dtype=target.dtype, device=target.device)
+            for weight, place in pieces:
+                whole.as_strided(*place).copy_(weight.detach())
+        del self.tape.log[told:]
+        with self.fake_mode:
+            aten.set_.source_Tensor(target, whole)
+        node = self.values[id(whole)].node
+        self.values[id(target)] = Value(target, target, node, is_input=False)
+        self._kept.append(whole)
+        return target
 
     def _settle(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         """The operator to record for the one called: the same, but for a few that hide what they do."""
@@ -389,6 +419,7 @@ class Tracer(TorchDispatchMode):
         self.tape.inputs.clear()
         self._bases.clear()
         self._kept.clear()
+        self.recurrent_weights = []
 
     def leaked(self) -> bool:
         """Whether a fake outlived the trace: the program put it somewhere that the survey did not see."""

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from treeplay.facts.location import Location
 from treeplay.trace.fused import with_symbolic_rate
 from treeplay.trace.location import user_location
+from treeplay.trace.recurrent import weights_of
 from treeplay.trace.torch_private import is_of_transform
 from treeplay.trace.tracer import Tracer
 
@@ -96,6 +97,9 @@ class WatchFunctions(TorchFunctionMode):
             inputs = args[1] if func is torch.autograd.grad and len(args) > 1 else kwargs.get("inputs")
             self._check_graph(_tensors(_outputs(args, kwargs)), _tensors(inputs))
             self._note_backward(args, kwargs)
+        weights = weights_of(func, args)
+        if weights:
+            self.tracer.recurrent_weights = weights
         return with_symbolic_rate(func, kwargs)(*args, **kwargs)
 
     def _refuse_read(self, func: Any, args: Any) -> None:

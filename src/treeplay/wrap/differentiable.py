@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
+from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Constant, Signature, State, Watch
+from treeplay.facts.signature import Constant, Input, Signature, State, Watch
 from treeplay.facts.source import Source
 from treeplay.trace.jit import Call, home_of
 from treeplay.trace.rerun import Rerun
@@ -22,17 +23,21 @@ from treeplay.wrap.apart import Apart
 from treeplay.wrap.emit import Ambience, Parts, emit_call
 
 Boxed = Callable[[list[Any]], list[Any]]
-Wrap = Callable[[Callable[..., Any], Sequence[torch.Tensor], str], Any]
-"""`wrap(flat function, sample inputs, lowering)` gives a boxed callable with `.sources`, `.plan` and `.backward`."""
+Wrap = Callable[[Callable[..., Any], Sequence[torch.Tensor], str, Sequence[Input]], Any]
+"""`wrap(flat function, sample inputs, lowering, what the inputs are)` gives a boxed callable with `.sources`, `.plan` and
+`.backward`, and with `.launch_facts` if it is compiled."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wrapped:
-    """What a call runs, the text of the functions that were generated for it, and what became of its backward."""
+    """What a call runs, the text of the functions that were generated for it, and what became of its backward.
+
+    `launch` tells how a device launches the forward; None on the host."""
 
     run: Boxed
     sources: tuple[str, ...]
     backward: Callable[[], str]
+    launch: Callable[[], LaunchFacts | None]
 
 
 def of_tensors_only(
@@ -76,12 +81,12 @@ def wrap_program(
     rerun = Rerun(program, call, signature, tensors)
     try:
         with rerun.ready(is_exact=lowering == "aten"):
-            run = wrap(rerun, tensors, lowering)
+            run = wrap(rerun, tensors, lowering, signature.inputs)
     except Refusal as refusal:
         if refusal.where is not None:
             raise
         raise Refusal(_at_home(refusal.reason, program)) from refusal
-    return Wrapped(run, run.sources, lambda: _account(run))
+    return Wrapped(run, run.sources, lambda: _account(run), getattr(run, "launch_facts", lambda: None))
 
 
 def emit_around(

@@ -1,0 +1,34 @@
+"""Weights of recurrent layers on a GPU, for a trace: their library looks for them in one piece of memory.
+
+    torch.lstm(x, h, weights, ...)
+      ├─ empty(0).set_(storage of the first weight)   a tensor over all weights, if they lie in one piece
+      └─ _cudnn_rnn(x, weights, that tensor, ...)
+
+A tensor over whatever lies beside the first weight could not be checked from call to call. So the trace puts the weights
+together itself, each where it lies in its storage: a copy of the weights for each call of the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+TAKES_ONE_PIECE = aten.set_.source_Storage
+_LAYERS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+
+
+def weights_of(func: Callable[..., Any], args: Sequence[Any]) -> list[torch.Tensor]:
+    """The weights that a recurrent layer is called with; none if `func` is no such layer."""
+    if func not in _LAYERS:
+        return []
+    return [item for arg in args if isinstance(arg, (list, tuple)) for item in arg if isinstance(item, torch.Tensor)]
+
+
+def in_one_piece(weights: Sequence[torch.Tensor], storage: torch.UntypedStorage) -> Iterator[tuple[torch.Tensor, Any]]:
+    """Those of the weights that lie in a storage, each with its place in it: shape, strides and offset in elements."""
+    for weight in weights:
+        if weight.untyped_storage()._cdata == storage._cdata:
+            yield weight, (tuple(weight.shape), weight.stride(), int(weight.storage_offset()))

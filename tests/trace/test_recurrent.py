@@ -1,0 +1,59 @@
+"""Weights of recurrent layers: a tensor over their memory is put together from what lies in it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from support import jit
+from treeplay import Refusal
+from treeplay.trace.recurrent import in_one_piece, weights_of
+
+
+def flat_layer() -> tuple[nn.LSTM, torch.UntypedStorage]:
+    """A layer whose weights lie in one piece of memory, as they do on a GPU."""
+    torch.manual_seed(0)
+    layer = nn.LSTM(2, 3)
+    memory = torch.cat([weight.detach().flatten() for weight in layer._flat_weights])
+    begin = 0
+    for weight in layer._flat_weights:
+        weight.data = memory[begin : begin + weight.numel()].view(weight.shape)
+        begin += weight.numel()
+    return layer, memory.untyped_storage()
+
+
+def test_a_tensor_over_the_weights_holds_those_of_each_call() -> None:
+    layer, storage = flat_layer()
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            result = layer(x)[0]
+            return result, torch.empty(0).set_(storage) * 2
+
+    jitted = jit(program, lower="aten")
+    for step in range(4):
+        x = torch.randn(1, 1, 2)
+        for mine, eager in zip(jitted(x), program(x), strict=True):
+            assert torch.equal(mine, eager)
+        with torch.no_grad():
+            layer.weight_hh_l0.mul_(step + 2)
+    assert jitted.statistics().replays == 3
+
+
+def test_memory_that_is_no_recurrent_weights_is_refused() -> None:
+    weight = nn.Parameter(torch.randn(3))
+    storage = weight.untyped_storage()
+    jitted = jit(lambda x: x + torch.empty(0).set_(storage), lower="aten", on_refusal="raise")
+    jitted(torch.ones(3))
+    with pytest.raises(Refusal, match="set_: gives a tensor other memory"):
+        jitted(torch.ones(3))
+
+
+def test_only_recurrent_layers_have_such_weights() -> None:
+    layer, storage = flat_layer()
+    x, weights = torch.randn(1, 1, 2), layer._flat_weights
+    given = (x, (x, x), weights)
+    assert weights_of(torch.add, given) == []
+    assert all(a is b for a, b in zip(weights_of(torch.lstm, given), [x, x, *weights], strict=True))
+    assert [place[2] for _, place in in_one_piece([x, *weights], storage)] == [0, 24, 60, 72]

@@ -2,17 +2,20 @@
 
 forward    a few batches without gradients                           largest difference of a result
 training   a few whole steps with AdamW from the same first weights  of losses, of the gradients of each step, of parameters
+rounding   eager itself, from the same in float64                    what eager's own arithmetic makes of it
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from benchmarks.backend.model import Feed, Loss
 from benchmarks.backend.ways import EAGER, Call, Way
@@ -34,6 +37,18 @@ class Agreement:
         return max(asdict(self).values())
 
 
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """No TF32, and convolutions by algorithms that add up in one order: what differs is not the arithmetic's choice."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic
+    cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic = False, False, True
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic = before
+
+
 def forward_agreement(way: Way, model: nn.Module, feeds: list[Feed]) -> Agreement:
     """Of inference. All results are kept until the end: none may change."""
     run = way.forward(model)
@@ -51,6 +66,35 @@ def training_agreement(way: Way, model: nn.Module, feeds: list[Feed], loss: Loss
     gradients = max(difference(a, b) for a, b in zip(found.gradients, expected.gradients, strict=True))
     state = [[tensor.detach() for tensor in one.state_dict().values()] for one in (model, twin)]
     return Agreement(difference(found.losses, expected.losses), gradients, difference(*state))
+
+
+def rounding(model: nn.Module, feeds: list[Feed], loss: Loss | None = None) -> Agreement:
+    """How far eager is from eager in float64: in inference, with a loss in training. The model keeps its weights."""
+    single, double = copy.deepcopy(model), copy.deepcopy(model).double()
+    exact = [_double(feed) for feed in feeds]
+    if loss is None:
+        with torch.no_grad():
+            found = [EAGER.forward(single)(feed) for feed in feeds]
+            return Agreement(difference(found, _single([EAGER.forward(double)(feed) for feed in exact])))
+    trained, wanted = _Trained.by(EAGER, single, feeds, loss), _Trained.by(EAGER, double, exact, loss)
+    gradients = max(difference(a, _single(b)) for a, b in zip(trained.gradients, wanted.gradients, strict=True))
+    state = [list(one.state_dict().values()) for one in (single, double)]
+    return Agreement(
+        difference(trained.losses, _single(wanted.losses)), gradients, difference(state[0], _single(state[1]))
+    )
+
+
+def _double(feed: Feed) -> Feed:
+    inputs = {name: _converted(value, torch.float32, torch.float64) for name, value in feed.inputs.items()}
+    return Feed(inputs, _converted(feed.target, torch.float32, torch.float64))
+
+
+def _single(results: Any) -> Any:
+    return tree_map(lambda leaf: _converted(leaf, torch.float64, torch.float32), results)
+
+
+def _converted(value: Any, there: torch.dtype, here: torch.dtype) -> Any:
+    return value.to(here) if isinstance(value, torch.Tensor) and value.dtype == there else value
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 Result = dict[str, Any]
 _KINDS = ("inference", "training")
-_AGREEMENT = ("results", "gradients", "parameters")
+_AGREEMENT = ("results", "gradients", "parameters", "rounding")
 
 
 def line_of(result: Result) -> str:
@@ -28,7 +28,8 @@ def tables(results: list[Result]) -> Iterator[Table]:
         names = list(dict.fromkeys(name for result in results for name in result.get(kind, {})))
         if not names:
             continue
-        table = Table(title=f"{kind}: milliseconds a call, seconds of the first calls, largest difference from eager")
+        what = "milliseconds a call, seconds of the first calls, largest difference from eager (eager's: from float64)"
+        table = Table(title=f"{kind}: {what}")
         for column in ("model", *names):
             table.add_column(column)
         for result in results:

@@ -124,7 +124,15 @@ def _whisper(size: Size) -> nn.Module:
         suppress_tokens=None,
         **layers,
     )
-    made: nn.Module = WhisperForConditionalGeneration(WhisperConfig(use_cache=False, **pick(size, tiny, {})))
+
+    class Whisper(WhisperForConditionalGeneration):  # type: ignore[misc, no-any-unimported]
+        """Stays in eval mode: some versions draw a number on the host for each layer, to skip it with probability 0."""
+
+        def train(self, mode: bool = True) -> nn.Module:
+            trained: nn.Module = super().train(False)
+            return trained
+
+    made: nn.Module = Whisper(WhisperConfig(use_cache=False, **pick(size, tiny, {})))
     return made
 
 

@@ -331,3 +331,30 @@ def test_gradients_kept_by_the_user_are_not_written_again() -> None:
         del kept[:-2]
     for found, expected in zip([*kept, *views], [*copies[-2:], *(one[1:] for one in copies)], strict=True):
         assert torch.equal(found, expected)
+
+
+def test_scratch_that_an_operator_has_where_its_result_will_lie_stays_where_it_is() -> None:
+    """Nodes that use the scratch must not be taken for the result's, which is smaller and lies elsewhere in each call."""
+
+    @torch.library.custom_op("treeplay_tests::small_of_large", mutates_args=())
+    def small_of_large(x: torch.Tensor) -> torch.Tensor:
+        large = x.repeat(4096) * 2
+        total = large.sum()
+        del large
+        return x + total
+
+    small_of_large.register_fake(torch.empty_like)
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(small_of_large(x * scale) for scale in (1.0, 2.0, 3.0))
+
+    jitted = treeplay.jit(program, lower="aten", on_refusal="raise")
+    kept = []
+    for call in range(6):
+        x = torch.arange(24.0, device="cuda") + call
+        kept.append((jitted(x), program(x)))
+    for found, expected in kept:
+        for mine, eagers in zip(found, expected, strict=True):
+            close(mine, eagers, 1e-5)
+    assert launch_of(jitted).stage == "recorded"
+    assert any(how.startswith("copied") for how in launch_of(jitted).policy.values())

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import pytest
 import torch
-from benchmarks.backend.agreement import Agreement, forward_agreement, training_agreement
+from benchmarks.backend.agreement import Agreement, forward_agreement, full_precision, rounding, training_agreement
 from benchmarks.backend.model import Model
 from benchmarks.backend.ways import Way, treeplay_backend, treeplay_jit
 from benchmarks.backend.zoo import MODELS, find_model
@@ -24,6 +25,7 @@ NAMES = [model.name for model in MODELS]
 COMPILED = ("vit",)  # Inductor takes its time
 CALLS = 4  # jit: eager, recorded, replayed, replayed
 CLOSE = 1e-4
+AS_EAGER = 4  # times what eager itself is off in these few steps
 
 pytestmark = [pytest.mark.parametrize("device", DEVICES, ids=str), pytest.mark.filterwarnings("ignore")]
 
@@ -46,46 +48,66 @@ def model_of(name: str) -> Model:
 
 def inference(way: Way, name: str, device: torch.device) -> Agreement:
     model = model_of(name)
-    network = model.make("tiny", device, training=False)
-    return forward_agreement(way, network, model.feeds("tiny", device, CALLS))
+    with full_precision():
+        return forward_agreement(way, model.make("tiny", device, training=False), model.feeds("tiny", device, CALLS))
 
 
 def training(way: Way, name: str, device: torch.device) -> Agreement:
     model = model_of(name)
-    network = model.make("tiny", device, training=True)
-    return training_agreement(way, network, model.feeds("tiny", device, CALLS), model.loss)
+    with full_precision():
+        return training_agreement(
+            way, model.make("tiny", device, training=True), model.feeds("tiny", device, CALLS), model.loss
+        )
+
+
+def assert_close(found: Agreement, name: str, device: torch.device, *, bound: float = CLOSE) -> None:
+    """A way is as near to eager as it can be: networks that normalize few numbers amplify how these are added up."""
+    if found.worst < bound:
+        return
+    model = model_of(name)
+    loss = model.loss if found.gradients else None
+    with full_precision():
+        network = model.make("tiny", device, training=loss is not None)
+        own = rounding(network, model.feeds("tiny", device, CALLS), loss)
+    limits = {key: max(bound, AS_EAGER * value) for key, value in asdict(own).items()}
+    assert all(value <= limits[key] for key, value in asdict(found).items()), f"{found} where eager's own is {own}"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_inference_through_torch_compile_is_eagers(name: str, device: torch.device) -> None:
-    assert inference(treeplay_backend("aten"), name, device).worst < CLOSE
+    assert_close(inference(treeplay_backend("aten"), name, device), name, device)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_training_through_torch_compile_is_eagers(name: str, device: torch.device) -> None:
-    assert training(treeplay_backend("aten"), name, device).worst < CLOSE
+    assert_close(training(treeplay_backend("aten"), name, device), name, device)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_inference_that_is_replayed_is_eagers(name: str, device: torch.device) -> None:
-    assert inference(treeplay_jit("aten"), name, device).worst <= (0 if device == CPU else CLOSE)
+    found = inference(treeplay_jit("aten"), name, device)
+    assert found.worst == 0 or device != CPU
+    assert_close(found, name, device)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_whole_step_that_is_replayed_is_eagers(name: str, device: torch.device) -> None:
-    assert training(treeplay_jit("aten"), name, device).worst <= (0 if device == CPU else CLOSE)
+    found = training(treeplay_jit("aten"), name, device)
+    assert found.worst == 0 or device != CPU
+    assert_close(found, name, device)
 
 
 @pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.parametrize("way", [treeplay_backend("inductor"), treeplay_jit("inductor")], ids=lambda way: way.name)
 def test_inference_of_compiled_kernels_is_eagers(way: Way, name: str, device: torch.device) -> None:
-    assert inference(way, name, device).worst < CLOSE
+    assert_close(inference(way, name, device), name, device)
 
 
 @pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.parametrize("way", [treeplay_backend("inductor"), treeplay_jit("inductor")], ids=lambda way: way.name)
 def test_training_of_compiled_kernels_is_eagers(way: Way, name: str, device: torch.device) -> None:
-    assert training(way, name, device).worst < CLOSE * 10  # an update of AdamW follows the sign of a gradient
+    found = training(way, name, device)
+    assert_close(found, name, device, bound=CLOSE * 10)  # an update of AdamW follows the sign of a gradient
 
 
 def test_the_steps_were_replayed(device: torch.device) -> None:

@@ -2,10 +2,11 @@
 
     torch.lstm(x, h, weights, ...)
       ├─ empty(0).set_(storage of the first weight)   a tensor over all weights, if they lie in one piece
-      └─ _cudnn_rnn(x, weights, that tensor, ...)
+      └─ _cudnn_rnn(x, weights, that tensor, ...)     without it if its addresses are not those of the weights
 
-A tensor over whatever lies beside the first weight could not be checked from call to call. So the trace puts the weights
-together itself, each where it lies in its storage: a copy of the weights for each call of the layer.
+A tensor over whatever lies beside the first weight could not be checked from call to call, and a trace has no addresses. So
+it puts the weights together itself, each where it lies in its storage, and hands the layer that: one copy of the weights
+for each call of it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 
 aten = torch.ops.aten
 TAKES_ONE_PIECE = aten.set_.source_Storage
+_PIECE = {aten._cudnn_rnn.default: 3}  # where a layer's operator takes it
 _LAYERS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
@@ -32,3 +34,11 @@ def in_one_piece(weights: Sequence[torch.Tensor], storage: torch.UntypedStorage)
     for weight in weights:
         if weight.untyped_storage()._cdata == storage._cdata:
             yield weight, (tuple(weight.shape), weight.stride(), int(weight.storage_offset()))
+
+
+def with_one_piece(func: Any, args: tuple[Any, ...], piece: torch.Tensor | None) -> tuple[Any, ...]:
+    """The arguments of a layer's operator with `piece` where it was given none."""
+    at = _PIECE.get(func)
+    if at is None or piece is None or args[at] is not None:
+        return args
+    return (*args[:at], piece, *args[at + 1 :])

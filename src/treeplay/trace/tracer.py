@@ -37,7 +37,7 @@ from treeplay.trace.layouts import Answer, Question, laid_out, question
 from treeplay.trace.location import call_site, innermost_is_optimizer, user_location
 from treeplay.trace.log import Entry
 from treeplay.trace.randomness import Generators, generator_in
-from treeplay.trace.recurrent import TAKES_ONE_PIECE, in_one_piece
+from treeplay.trace.recurrent import TAKES_ONE_PIECE, in_one_piece, with_one_piece
 from treeplay.trace.scalar_ops import takes_symbolic_number
 from treeplay.trace.scalars import Scalar, ScalarWorld, scalar_of, symbolic
 from treeplay.trace.tape import (
@@ -86,7 +86,8 @@ class Tracer(TorchDispatchMode):
         self.host_scalars: set[int] = set()
         self.births: dict[int, torch.fx.Node] = {}  # fake storage -> the node that made it
         self.on_write: Callable[[Value], None] | None = None  # told of each tensor that an operator writes to
-        self.recurrent_weights: list[torch.Tensor] = []  # of the layer that was called last
+        self.recurrent_weights: list[torch.Tensor] = []  # of the layer that was called last, and a tensor over them
+        self.recurrent_piece: torch.Tensor | None = None
         self.fakes: list[weakref.ref[torch.Tensor]] = []
         self._bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._kept: list[Any] = []
@@ -153,6 +154,7 @@ class Tracer(TorchDispatchMode):
             )
         if func in _HOST_READS:
             return self._read_on_host(func, args, where)
+        args = with_one_piece(func, args, self.recurrent_piece)
         self.tape.log.append(Entry.of(func, where, args, kwargs, call_site()))
         if torch.Tag.nondeterministic_seeded in func.tags:
             self._draw(func, (*args, *kwargs.values()), where)
@@ -197,6 +199,7 @@ class Tracer(TorchDispatchMode):
         node = self.values[id(whole)].node
         self.values[id(target)] = Value(target, target, node, is_input=False)
         self._kept.append(whole)
+        self.recurrent_piece = target
         return target
 
     def _settle(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
@@ -366,20 +369,25 @@ class Tracer(TorchDispatchMode):
             for real, fake in zip(leaves_of((args, kwargs)), leaves_of((fake_args, fake_kwargs)), strict=True)
             if isinstance(fake, torch.Tensor)
         }
+        return self._wrap_part(out, node, handles)
+
+    def _wrap_part(self, out: Any, node: torch.fx.Node, handles: dict[int, torch.Tensor]) -> Any:
+        """A result, or the parts of one: a few operators give lists among their results."""
         if isinstance(out, torch.Tensor):
             return self._wrap_tensor(out, node, handles)
         if isinstance(out, (tuple, list)):
             wrapped = []
             for index, item in enumerate(out):
-                if isinstance(item, torch.Tensor):
+                if isinstance(item, (torch.Tensor, tuple, list)):
                     part = self.tape.graph.call_function(operator.getitem, (node, index))
                     part.meta["where"] = node.meta["where"]
-                    item = self._wrap_tensor(item, part, handles)
+                    item = self._wrap_part(item, part, handles)
                 wrapped.append(item)
             return type(out)(wrapped)
         if out is None:
             return None
-        raise self.refuse(_name(func), "gives Python a value that depends on data", _KEEP_ON_DEVICE, node.meta["where"])
+        func, where = node.target, node.meta["where"]
+        raise self.refuse(_name(func), "gives Python a value that depends on data", _KEEP_ON_DEVICE, where)
 
     def _wrap_tensor(self, fake: torch.Tensor, node: torch.fx.Node, handles: dict[int, torch.Tensor]) -> torch.Tensor:
         handle = handles.get(id(fake))
@@ -420,6 +428,7 @@ class Tracer(TorchDispatchMode):
         self._bases.clear()
         self._kept.clear()
         self.recurrent_weights = []
+        self.recurrent_piece = None
 
     def leaked(self) -> bool:
         """Whether a fake outlived the trace: the program put it somewhere that the survey did not see."""

@@ -99,7 +99,7 @@ class WatchFunctions(TorchFunctionMode):
             self._note_backward(args, kwargs)
         weights = weights_of(func, args)
         if weights:
-            self.tracer.recurrent_weights = weights
+            self.tracer.recurrent_weights, self.tracer.recurrent_piece = weights, None
         return with_symbolic_rate(func, kwargs)(*args, **kwargs)
 
     def _refuse_read(self, func: Any, args: Any) -> None:

@@ -16,7 +16,6 @@ TRACES_STRIDES = torch.__version__ >= (2, 13)
 """Before, torch traces a backward for gradients in the nearest memory format, not in the strides of the results."""
 
 
-
 def product(x: Any, w: Any) -> Any:
     return [(x * w).sin()]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from treeplay.device.cuda import driver, torch_private
 from treeplay.device.cuda.capture import capturing
 from treeplay.device.cuda.history import allocations
 from treeplay.device.cuda.lane import Lane
+from treeplay.device.cuda.marks import Marks
 from treeplay.device.cuda.nodes import Shapes, read_nodes
 from treeplay.device.generators import moving
 from treeplay.device.protocol import Work
@@ -77,7 +77,7 @@ def attempt(
                 before = births.now()
                 outputs[index] = outputs[index].clone()
                 births.born(outputs[index], before)
-        made = Attempt(graph, outputs, leave, births.of(outputs))
+        made = Attempt(graph, outputs, leave, births.of(outputs, seen.blocks, seen.notes))
         made.leave = weakref.finalize(made, leave)  # once, also if nobody drops it
         if movable is not None:
             made.captured = Captured(
@@ -119,28 +119,6 @@ def kept_in_place(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
                 advice="call flatten_parameters() on the layer before",
             )
         )
-
-
-class Marks:
-    """How many nodes there were when memory was allocated, by its address. The last that was made at an address counts."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch_private.native("_cuda_getCurrentRawStream")(device.index)
-        self._at: dict[int, int] = {}
-
-    def now(self) -> int:
-        """How many nodes there are."""
-        graph = driver.captured_graph(self._stream)
-        return driver.count_nodes(graph) if graph is not None else 0
-
-    def born(self, tensor: torch.Tensor, at: int) -> None:
-        """Note a tensor in memory of its own."""
-        self._at[tensor.untyped_storage().data_ptr()] = at
-
-    def of(self, outputs: Sequence[torch.Tensor]) -> dict[int, int]:
-        """What was noted of the outputs, by their index."""
-        places = {index: output.untyped_storage().data_ptr() for index, output in enumerate(outputs)}
-        return {index: self._at[place] for index, place in places.items() if place in self._at}
 
 
 @contextmanager

@@ -29,9 +29,12 @@ _MAX_ENTRIES = 1 << 20
 
 @dataclass(slots=True)
 class Seen:
-    """Filled when the block ends. `most_alive`: by size as the allocator rounds it, how many there were at a time."""
+    """Filled when the block ends. `most_alive`: by size as the allocator rounds it, how many there were at a time.
+
+    `notes`: what `note_allocations` had the allocator note beside each block."""
 
     blocks: tuple[Block, ...] | None = None
+    notes: tuple[str, ...] = ()
     most_alive: Mapping[int, int] = field(default_factory=dict)
 
     def after(self, count: int) -> tuple[Block, ...] | None:
@@ -42,25 +45,34 @@ class Seen:
 @contextmanager
 def allocations(device: torch.device, pool: Pool) -> Iterator[Seen]:
     """See what is allocated from a pool of a device while the block runs."""
-    seen = Seen()
+    seen, note = Seen(), torch_private.noted_allocations()
     if torch_private.is_recording_history():
-        yield seen
+        try:
+            yield seen
+        finally:
+            torch_private.note_allocations(note)
         return
     torch_private.start_history(_MAX_ENTRIES)
     try:
         yield seen
         entries = torch_private.read_history(_index(device))
     finally:
+        torch_private.note_allocations(note)
         torch_private.stop_history()
     if len(entries) < _MAX_ENTRIES:  # else the oldest were overwritten
         within = Ranges(pool_ranges(pool))
         entries = [entry for entry in entries if entry.get("addr") in within]
-        seen.blocks, seen.most_alive = blocks_of(entries), most_alive_of(entries)
+        seen.blocks, seen.most_alive, seen.notes = blocks_of(entries), most_alive_of(entries), notes_of(entries)
 
 
 def blocks_of(entries: Sequence[dict[str, Any]]) -> tuple[Block, ...]:
     """The allocations among the entries of a history."""
     return tuple(Block(entry["addr"], entry["size"]) for entry in entries if entry["action"] == "alloc")
+
+
+def notes_of(entries: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """What was noted beside each allocation among the entries of a history."""
+    return tuple(str(entry.get("user_metadata", "")) for entry in entries if entry["action"] == "alloc")
 
 
 def most_alive_of(entries: Sequence[dict[str, Any]]) -> dict[int, int]:

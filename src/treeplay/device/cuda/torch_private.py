@@ -98,6 +98,16 @@ def read_history(index: int) -> list[dict[str, Any]]:
     return traces[index]
 
 
+def note_allocations(note: str) -> None:
+    """Have the allocator note this in its history beside each allocation from here on, of any thread."""
+    torch._C._cuda_setMemoryMetadata(note)
+
+
+def noted_allocations() -> str:
+    """What the allocator notes beside allocations by now."""
+    return str(torch._C._cuda_getMemoryMetadata())
+
+
 def storage_at(address: int, device: torch.device, nbytes: int) -> torch.UntypedStorage:
     """A storage over memory that it does not own."""
     made: Any = torch._C._construct_storage_from_data_pointer(address, device, nbytes)

@@ -1,0 +1,61 @@
+"""A result is known from its birth on only where its operator had nothing else at its place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from treeplay.device.cuda import torch_private
+from treeplay.device.cuda.history import notes_of
+from treeplay.device.cuda.marks import without_disputed
+from treeplay.facts.nodes import Block
+
+A, B = Block(0x1000, 600), Block(0x1000, 100)  # the second lies where the first lay
+ELSEWHERE = Block(0x4000, 100)
+
+
+def known(blocks: list[Block], notes: str) -> bool:
+    return without_disputed({0: 7}, {0: 0x1000}, blocks, tuple(notes)) == {0: 7}
+
+
+def test_what_another_operator_had_there_before_is_told_by_the_birth():
+    assert known([A, B], "12")
+    assert known([A, ELSEWHERE, B], "122")
+
+
+def test_scratch_of_the_same_operator_at_the_same_place_is_not():
+    assert not known([A, B], "22")
+    assert not known([ELSEWHERE, A, ELSEWHERE, B], "1222")
+    assert not known([Block(0x0F00, 0x200), B], "22")
+
+
+def test_scratch_elsewhere_does_not_matter():
+    assert known([ELSEWHERE, B], "22")
+    assert known([Block(0x0E00, 512), B, Block(0x1200, 512)], "222")
+
+
+def test_a_result_that_was_not_allocated_is_not_known():
+    assert without_disputed({0: 7}, {0: 0x9000}, [A], ("1",)) == {}
+
+
+def test_notes_are_those_of_allocations():
+    entries = [{"action": "alloc", "user_metadata": "3"}, {"action": "free_completed"}, {"action": "alloc"}]
+    assert notes_of(entries) == ("3", "")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_allocator_notes_what_it_is_told():
+    before = torch_private.noted_allocations()
+    torch_private.start_history(100)
+    try:
+        torch_private.note_allocations("11")
+        kept = torch.empty(1000, device="cuda")
+        torch_private.note_allocations("12")
+        more = torch.empty(1000, device="cuda")
+        entries = torch_private.read_history(torch.cuda.current_device())
+    finally:
+        torch_private.note_allocations(before)
+        torch_private.stop_history()
+    notes = {entry["addr"]: entry["user_metadata"] for entry in entries if entry["action"] == "alloc"}
+    assert (notes[kept.data_ptr()], notes[more.data_ptr()]) == ("11", "12")

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import gc
 import json
+import os
 import time
 import traceback
 import warnings
@@ -35,6 +37,8 @@ _FEEDS = 4
 _FIRST_CALLS = 3  # treeplay.jit runs, records, replays; on a GPU it captures in the third
 _FEWEST_ROUNDS = 5
 _WARNING = "treeplay"
+TURN = "TREEPLAY_BENCHMARK_TURN"
+"""The environment's name for a file that is locked by the process of several whose turn it is to take times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,8 @@ def facts_of(task: Task, way: Way, kind: Kind) -> dict[str, Any]:
             task.drain()
             facts |= {"make_seconds": made - start, "first_calls_seconds": time.perf_counter() - made}
             if task.seconds:
-                facts |= {"us": quartiles([seconds * 1e6 for seconds in times(task, call, feeds)])}
+                with turn():
+                    facts |= {"us": quartiles([seconds * 1e6 for seconds in times(task, call, feeds)])}
     except Exception as error:
         text = "".join(traceback.format_exception(error, limit=-6))
         facts |= {"error": f"{type(error).__name__}: {error}"[:2000], "traceback": text[-4000:]}
@@ -126,6 +131,18 @@ def _fallbacks(facts: dict[str, Any]) -> Iterator[None]:
     told = [str(item.message) for item in caught if _WARNING in str(item.message)]
     if told:
         facts["fallbacks"] = told
+
+
+@contextlib.contextmanager
+def turn() -> Iterator[None]:
+    """Wait for this process's turn, where several share a device."""
+    path = os.environ.get(TURN)
+    if path is None:
+        yield
+        return
+    with open(path, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
 
 def times(task: Task, call: Call, feeds: list[Feed]) -> list[float]:

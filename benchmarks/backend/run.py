@@ -1,7 +1,8 @@
 """Run all models, each in a process of its own, into one result file. `python -m benchmarks.backend.run --help`.
 
 A model that crashes its process or takes longer than its limit is told with what it had measured so far; the file is written
-after each model. Several workers share the machine's cores, so they check results and take no times.
+after each model. Several workers share the machine's cores: on the CPU they check results and take no times; on GPUs, over
+which they are spread, they compile side by side, and one at a time takes times on each.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
 import subprocess
 import sys
 import tempfile
@@ -20,7 +22,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmarks.backend.measure import KINDS
+from benchmarks.backend.measure import KINDS, TURN
 from benchmarks.backend.model import SIZES
 from benchmarks.backend.table import line_of, tables
 from benchmarks.backend.ways import WAYS
@@ -33,14 +35,19 @@ RESULTS = ROOT / "benchmarks" / "results" / "backend"
 _LOG_WIDTH = 200
 
 
-def measured(name: str, words: list[str], *, limit_seconds: float, threads: int | None) -> Result:
-    """The result of one model, measured in a process of its own."""
+def measured(name: str, words: list[str], *, limit_seconds: float, threads: int | None, gpu: int | None) -> Result:
+    """The result of one model, measured in a process of its own, on that GPU."""
     with tempfile.TemporaryDirectory(prefix="treeplay-models-") as folder:
         out, log = Path(folder) / "result.json", Path(folder) / "log"
         command = [sys.executable, "-m", "benchmarks.backend.measure", name, "--out", str(out), *words]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_python_path())}
         if threads is not None:
             environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        if gpu is not None:
+            environment |= {
+                "CUDA_VISIBLE_DEVICES": str(gpu),
+                TURN: str(Path(tempfile.gettempdir(), f"treeplay-turn-{gpu}")),
+            }
         died: str | None = None
         with log.open("w") as stream:
             try:
@@ -58,12 +65,22 @@ def measured(name: str, words: list[str], *, limit_seconds: float, threads: int 
 
 
 def all_measured(
-    names: list[str], words: list[str], *, workers: int, limit_seconds: float, threads: int | None
+    names: list[str], words: list[str], *, workers: int, limit_seconds: float, threads: int | None, gpus: int
 ) -> Iterator[Result]:
-    """The results as they come, `workers` models at a time."""
+    """The results as they come, `workers` models at a time, spread over so many GPUs."""
+    free: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    for worker in range(workers):
+        free.put(worker % gpus if gpus else None)
+
+    def measured_on_next(name: str) -> Result:
+        gpu = free.get()
+        try:
+            return measured(name, words, limit_seconds=limit_seconds, threads=threads, gpu=gpu)
+        finally:
+            free.put(gpu)
+
     with ThreadPoolExecutor(workers) as pool:
-        waiting = [pool.submit(measured, name, words, limit_seconds=limit_seconds, threads=threads) for name in names]
-        for done in as_completed(waiting):
+        for done in as_completed([pool.submit(measured_on_next, name) for name in names]):
             yield done.result()
 
 
@@ -78,7 +95,8 @@ def main() -> int:
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         print("error: there is no CUDA device here; try --device cpu --size tiny", file=sys.stderr)
         return 2
-    seconds = 0.0 if options.check or options.workers > 1 else options.seconds
+    gpus = torch.cuda.device_count() if options.device == "cuda" and options.workers > 1 else 0
+    seconds = 0.0 if options.check or (options.workers > 1 and not gpus) else options.seconds
     words = ["--size", options.size, "--device", options.device, "--inner", options.inner, "--seconds", str(seconds)]
     words += ["--ways", *options.ways, "--kinds", *options.kinds]
     environment = facts(torch.device(options.device))
@@ -86,7 +104,7 @@ def main() -> int:
     file: Result = {"environment": environment, "options": words, "models": []}
     console = Console(stderr=True)
     for result in all_measured(
-        options.only, words, workers=options.workers, limit_seconds=options.limit, threads=options.threads
+        options.only, words, workers=options.workers, limit_seconds=options.limit, threads=options.threads, gpus=gpus
     ):
         file["models"].append(result)
         file["models"].sort(key=lambda one: [model.name for model in MODELS].index(one["model"]))
@@ -120,7 +138,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=3.0, help="for the times of each way of a model (default: 3)")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one model (default: 600)")
     parser.add_argument("--check", action="store_true", help="only results and gradients, no times")
-    parser.add_argument("--workers", type=int, default=1, help="models at a time; more than one takes no times")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="models at a time; on the CPU more than one takes no times"
+    )
     parser.add_argument("--threads", type=int, help="threads of torch in each process")
     parser.add_argument("--json", type=Path, help="result file (default: one with today's date)")
     return parser

@@ -128,6 +128,54 @@ def test_an_address_that_could_not_be_patched_is_tried_again(machine: Machine) -
     assert machine.moves == [("in", y.data_ptr())] and machine.replays == 1
 
 
+MANY = 7
+
+
+def test_of_many_arguments_those_are_patched_that_have_moved(machine: Machine) -> None:
+    """One of them is tensor 1 of 8: the first is not to be followed."""
+    first = [torch.full((4,), float(k)) for k in range(MANY + 1)]
+    items = [Patched(k, first[k].data_ptr(), machine.mover(f"in{k}"), 1, 0, False) for k in range(1, MANY + 1)]
+    launch = machine.launch(patched=tuple(items), addresses=[tensor.data_ptr() for tensor in first])
+    launch([torch.ones(4), *first[1:]], ())
+    assert machine.moves == []
+    others = [*first[:3], torch.ones(4), *first[4:]]
+    for _ in range(2):
+        launch(others, ())
+    launch(first, ())
+    assert machine.moves == [("in3", others[3].data_ptr()), ("in3", first[3].data_ptr())]
+
+
+def test_one_of_many_that_could_not_be_patched_is_tried_again(machine: Machine) -> None:
+    first, failing = [torch.ones(4) for _ in range(MANY)], [True]
+
+    def move(address: int) -> None:
+        if failing[0]:
+            raise MemoryError
+        machine.moves.append(("in", address))
+
+    items = tuple(Patched(k, tensor.data_ptr(), move, 1, 0, False) for k, tensor in enumerate(first))
+    launch = machine.launch(patched=items, addresses=[tensor.data_ptr() for tensor in first])
+    with pytest.raises(MemoryError):
+        launch([torch.ones(4), *first[1:]], ())
+    failing[0] = False
+    launch(first, ())  # back at the address of the capture, which is not what the graph may hold by now
+    assert machine.moves == [("in", first[0].data_ptr())]
+
+
+def test_of_many_results_each_is_new_and_followed(machine: Machine) -> None:
+    items = [Result(TensorSpec.of(torch.empty(k + 1)), 0, machine.mover(f"out{k}")) for k in range(MANY)]
+    held, empty = torch.arange(2.0), Result(TensorSpec.of(torch.empty(0)), 0, None)
+    launch = machine.launch(results=(*items[:3], Result(TensorSpec.of(held), 0, None, held), empty, *items[3:]))
+    kept = []
+    for _ in range(3):
+        machine.moves.clear()
+        kept.append(launch([], ()))
+        assert [tuple(out.shape) for out in kept[-1]] == [(1,), (2,), (3,), (2,), (0,), (4,), (5,), (6,), (7,)]
+        followed = [out for at, out in enumerate(kept[-1]) if at not in (3, 4)]
+        assert machine.moves == [(f"out{k}", out.data_ptr()) for k, out in enumerate(followed)]
+    assert len({out.data_ptr() for outs in kept for out in outs if out.numel()}) == 3 * (MANY + 1)
+
+
 def test_a_misaligned_argument_is_copied_or_runs_as_it_is(machine: Machine) -> None:
     memory = torch.arange(64.0)
     x, odd = memory[:4], memory[1:5]

@@ -48,7 +48,7 @@ class Captured:
 
 
 def made(
-    monkeypatch: pytest.MonkeyPatch, errors: Sequence[Exception] = (), *, room: bool = False
+    monkeypatch: pytest.MonkeyPatch, errors: Sequence[Exception] = (), *, room: bool = False, has_run: bool = False
 ) -> tuple[CudaRecording, list[str], list[Replay]]:
     """A recording, the log of what was done, and what its listener was told; captures raise `errors` first."""
     log: list[str] = []
@@ -67,7 +67,7 @@ def made(
     monkeypatch.setattr(recording, "capture_work", capture)
     monkeypatch.setattr(recording, "is_capturing", lambda: False)
     told: list[Replay] = []
-    one = CudaRecording(Work("work", run, lambda tensors: ()), Lane(room))  # type: ignore[arg-type]
+    one = CudaRecording(Work("work", run, lambda tensors: (), has_run=has_run), Lane(room))  # type: ignore[arg-type]
     one.tell(told.append)
     return one, log, told
 
@@ -78,6 +78,12 @@ def test_the_first_call_runs_the_second_captures_and_each_has_its_effect_once(mo
         one([], ())
     assert log == ["run", "captured", "launched", "launched", "launched"]
     assert len(told) == 1 and one.facts().stage == "recorded"
+
+
+def test_work_that_has_run_is_captured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, log, _ = made(monkeypatch, has_run=True)
+    one([], ())
+    assert log == ["captured", "launched"]
 
 
 def test_a_capture_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

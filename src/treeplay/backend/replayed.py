@@ -154,6 +154,7 @@ def _work(graph: Graph, places: Sequence[int], fixed: dict[int, Any], returns: R
         tells=graph.tells,
         draws=graph.draws,
         generators=tuple(value for value in fixed.values() if isinstance(value, torch.Generator)),
+        has_run=True,
         # On the host a body is taped; nothing of it lies elsewhere than it is told.
         is_opaque=True,
     )

@@ -60,6 +60,7 @@ class Work:
     draws: bool = True
     is_opaque: bool = False  # `body` is the user's code, to be recorded as it runs
     scratch_bytes: int = 0
+    has_run: bool = False  # as it is, just now: kernels are compiled, libraries set up
     is_small: bool = False  # no operator of it is worth more than one thread of the host
 
 

@@ -11,6 +11,8 @@ def launch(tensors, numbers):
         out0 = empty_strided(...)                 results: new tensors, whose address goes into the graph
         replay()
     return (out0,)
+
+Where there are many arguments or results, one native question comes first: most lie where they lay in the last launch.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from treeplay.facts.spec import TensorSpec
 
 Move = Callable[[int], None]
 _AFTER_ORDER = 3  # lines of a launch
+_FEW = 4  # addresses that are compared one by one
 
 
 def disable(launch: Replay) -> None:
@@ -128,13 +131,11 @@ def emit_launch(parts: Parts, name: str) -> Source:
         }
         names["moved"] = parts.moved
         body += ["if not are_at(tensors, addresses, steady):", "    moved(tensors)"]
-    for item in parts.patched:
-        body += _patched(item, names, state, parts)
+    body += _all_patched(names, state, parts)
     for copied in parts.copied:
         names[f"buffer{copied.index}"] = copied.buffer
         body.append(f"buffer{copied.index}.copy_(tensors[{copied.index}])")
-    for position, result in enumerate(parts.results):
-        body += _result(position, result, names, state)
+    body += _all_results(names, state, parts)
     body += ["replay()", "launches += 1"]
     for copied in parts.copied:
         if copied.is_mutated:
@@ -166,10 +167,59 @@ def _copy_of_held(position: int, result: Result, names: dict[str, Any]) -> str:
     return f"new_strided(held{position}, {tuple(result.spec.shape)}, {tuple(stride)}).copy_(held{position})"
 
 
-def _patched(item: Patched, names: dict[str, Any], state: list[str], parts: Parts) -> list[str]:
-    at, move = f"at{item.index}", f"move{item.index}"
-    names |= {at: item.address, move: item.move}
-    state.append(at)
+def _all_patched(names: dict[str, Any], state: list[str], parts: Parts) -> list[str]:
+    """Lines for the arguments that move."""
+    if len(parts.patched) <= _FEW:
+        return [line for item in parts.patched for line in _patched(item, names, state, parts)]
+    names |= {
+        "are_at": torch_private.native("_tensors_data_ptrs_at_indices_equal"),
+        "given_at": list(parts.addresses),  # of all, since one index is for both lists
+        "given": [item.index for item in parts.patched],
+    }
+    lines = ["if not are_at(tensors, given_at, given):"]
+    for item in parts.patched:
+        lines += [f"    {line}" for line in _patched(item, names, state, parts, at=f"given_at[{item.index}]")]
+    return lines
+
+
+def _all_results(names: dict[str, Any], state: list[str], parts: Parts) -> list[str]:
+    """Lines for the results."""
+    new = [at for at, result in enumerate(parts.results) if result.move is not None and result.leaf is None]
+    if len(new) <= _FEW:
+        return [line for at, result in enumerate(parts.results) for line in _result(at, result, names, state)]
+    results = [parts.results[at] for at in new]
+    names |= {
+        "are_at": torch_private.native("_tensors_data_ptrs_at_indices_equal"),
+        "made_at": [result.address for result in results],
+        "every": list(range(len(new))),
+        "moves": [result.move for result in results],
+    }
+    lines = []
+    for at, result in enumerate(parts.results):
+        lines += [_made(at, result, names)] if at in new else _result(at, result, names, state)
+    return [
+        *lines,
+        f"made = [{', '.join(f'out{at}' for at in new)}]",
+        "if not are_at(made, made_at, every):",
+        "    for place in every:",
+        "        p = made[place].data_ptr()",
+        "        if p != made_at[place]:",
+        "            made_at[place] = 0",
+        "            moves[place](p)",
+        "            made_at[place] = p",
+    ]
+
+
+def _patched(
+    item: Patched, names: dict[str, Any], state: list[str], parts: Parts, *, at: str | None = None
+) -> list[str]:
+    """Lines for one argument; where it lies is kept in `at`, by default in a name of its own."""
+    move = f"move{item.index}"
+    names[move] = item.move
+    if at is None:
+        at = f"at{item.index}"
+        names[at] = item.address
+        state.append(at)
     lines = [f"p = tensors[{item.index}].data_ptr()", f"if p != {at}:"]
     if item.modulus > 1:
         lines.append(f"    if p % {item.modulus} != {item.residue}:")
@@ -191,6 +241,23 @@ def _result(position: int, result: Result, names: dict[str, Any], state: list[st
     if result.held is not None:
         names[f"held{position}"] = result.held
         return []
+    make = _made(position, result, names)
+    if result.move is None:  # it has no elements
+        return [make]
+    at, move = f"out_at{position}", f"out_move{position}"
+    names |= {at: result.address, move: result.move}
+    state.append(at)
+    lines = [
+        make,
+        f"p = out{position}.data_ptr()",
+        f"if p != {at}:",
+        *_moved(at, move),
+    ]
+    return lines if result.leaf is None else _again(position, result.leaf, lines, names, state)
+
+
+def _made(position: int, result: Result, names: dict[str, Any]) -> str:
+    """The line that makes the new tensor of a result."""
     names[f"dtype{position}"] = result.spec.dtype
     # The quick way allocates on the current device, which need not be the recording's if there are several.
     if torch.is_inference_mode_enabled() or torch.cuda.device_count() > 1:
@@ -199,18 +266,7 @@ def _result(position: int, result: Result, names: dict[str, Any], state: list[st
     else:
         names["empty"] = torch_private.empty_on_gpu()
         make = f"empty({result.spec.shape}, {result.spec.stride}, dtype{position})"
-    if result.move is None:  # it has no elements
-        return [f"out{position} = {make}"]
-    at, move = f"out_at{position}", f"out_move{position}"
-    names |= {at: result.address, move: result.move}
-    state.append(at)
-    lines = [
-        f"out{position} = {make}",
-        f"p = out{position}.data_ptr()",
-        f"if p != {at}:",
-        *_moved(at, move),
-    ]
-    return lines if result.leaf is None else _again(position, result.leaf, lines, names, state)
+    return f"out{position} = {make}"
 
 
 def _again(position: int, leaf: int, lines: list[str], names: dict[str, Any], state: list[str]) -> list[str]:

@@ -3,7 +3,8 @@
     WARMING ── runs as it is: kernels compile, libraries set up ──▶ RECORDING ── captured ──▶ RECORDED: launched
                                                                          └── cannot be ──▶ PLAIN: runs as it is
 
-Each call's effects happen once whichever way it goes: a capture executes nothing, and what follows it does.
+Work that has run already begins with RECORDING. Each call's effects happen once whichever way it goes: a capture executes
+nothing, and what follows it does.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class CudaRecording:
         self._captured: Captured | None = None
         self._listener: Callable[[Replay], None] = lambda replay: None
         self._unplaced_calls = 0
-        self._stage: Replay = self._warm
+        self._stage: Replay = self._record if work.has_run else self._warm
         self._facts = LaunchFacts(str(lane.device), "warming")
 
     def __call__(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from treeplay.device.cuda.capture import capturing
-from treeplay.device.cuda.history import allocations
+from treeplay.device.cuda.history import Seen, allocations
 from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.marks import Marks
 from treeplay.device.cuda.nodes import Shapes, read_nodes
@@ -62,14 +62,21 @@ def attempt(
         graph.register_generator_state(generator)
     pool, leave = (torch.cuda.graph_pool_handle(), _nothing) if is_apart else (lane.enter(), lane.leave)
     made = None
+    spared = SparedGenerator(lane.device, is_drawn_from=work.draws)
+    seen = Seen()
+
+    @contextmanager
+    def beginning() -> Iterator[None]:  # of the whole process, so in this thread's turn
+        nonlocal seen
+        with allocations(lane.device, pool) as seen, spared:
+            yield
+
     try:
         with (
-            allocations(lane.device, pool) as seen,
-            spared_generator(lane.device, is_drawn_from=work.draws) as spare,
-            capturing(graph, device=lane.device, pool=pool, gives_back_caches=False),
+            capturing(graph, device=lane.device, pool=pool, gives_back_caches=False, beginning=beginning()),
             torch.no_grad(),
         ):
-            spare()
+            spared.put_back()
             births = Marks(lane.device)
             with work.tells(births) if work.tells is not None else nullcontext(), kept_in_place(tensors):
                 outputs = list(work.body(list(tensors)))
@@ -121,23 +128,33 @@ def kept_in_place(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         )
 
 
-@contextmanager
-def spared_generator(device: torch.device, *, is_drawn_from: bool) -> Iterator[Callable[[], None]]:
-    """Keep the default generator out of a capture that does not draw from it.
+class SparedGenerator:
+    """Keeps the default generator out of a capture that does not draw from it.
 
     While a capture has it, nobody else in the process can draw random numbers on that device. So the capture begins with
-    another one in its place; what this yields puts it back, and is called when the capture has begun.
+    another one in its place, put there when this is entered; `put_back` is called when the capture has begun.
     """
-    if is_drawn_from:
-        yield lambda: None
-        return
-    generator = torch.cuda.default_generators[device.index]
-    with ExitStack() as swapped:
-        swapped.enter_context(moving)
+
+    def __init__(self, device: torch.device, *, is_drawn_from: bool) -> None:
+        self._device = device
+        self._is_drawn_from = is_drawn_from
+        self._swapped = ExitStack()
+
+    def __enter__(self) -> None:
+        if self._is_drawn_from:
+            return
+        generator = torch.cuda.default_generators[self._device.index]
+        self._swapped.enter_context(moving)
         own = generator.graphsafe_get_state()
-        swapped.callback(generator.graphsafe_set_state, own)
+        self._swapped.callback(generator.graphsafe_set_state, own)
         generator.graphsafe_set_state(generator.clone_state())
-        yield swapped.close
+
+    def put_back(self) -> None:
+        """Give the default generator its own state back, once."""
+        self._swapped.close()
+
+    def __exit__(self, *_: object) -> None:
+        self.put_back()
 
 
 def in_own_memory(outputs: Sequence[torch.Tensor]) -> list[int]:

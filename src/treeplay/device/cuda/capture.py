@@ -17,8 +17,9 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -42,19 +43,24 @@ def capturing(
     error_mode: str = "thread_local",
     collect_garbage: bool = False,
     gives_back_caches: bool = True,
+    beginning: AbstractContextManager[Any] | None = None,
 ) -> Iterator[None]:
     """Capture the device work of the body into `graph`, which must be empty.
 
     Takes the process-wide turn and makes `stream` (by default the device's one side stream) current, after what was current.
     With `gives_back_caches` the device is drained and cached memory given back first, which makes room but takes
-    milliseconds. Raises `CaptureFailed` if CUDA cannot capture the body; the body's own exceptions propagate as they are.
-    After any failure the stream and the device are those of before, and `graph` is empty again.
+    milliseconds. `beginning` is entered when the turn is taken, and left with it. Raises `CaptureFailed` if CUDA cannot
+    capture the body; the body's own exceptions propagate as they are. After any failure the stream and the device are those
+    of before, and `graph` is empty again.
     """
     check_error_mode(error_mode)
     undo = Teardown()
     try:
         take_turn()
         undo.add("giving the turn back", turns.give_back)
+        if beginning is not None:
+            beginning.__enter__()
+            undo.add("leaving what it began with", partial(beginning.__exit__, None, None, None))
         index = _make_current(device, stream, undo, collect_garbage, gives_back_caches)
         if gc.isenabled():  # garbage may hold other recordings, and destroying one breaks a capture
             undo.add("switching the garbage collector on", gc.enable)

@@ -145,6 +145,18 @@ def test_of_many_arguments_those_are_patched_that_have_moved(machine: Machine) -
     assert machine.moves == [("in3", others[3].data_ptr()), ("in3", first[3].data_ptr())]
 
 
+def test_what_was_captured_elsewhere_is_patched_in_the_first_launch(machine: Machine) -> None:
+    """A tensor that shares its memory is captured with another in its place."""
+    given, stand_in = [torch.ones(4) for _ in range(MANY)], torch.ones(4)
+    captured = [*given[:2], stand_in, *given[3:]]
+    items = tuple(
+        Patched(k, tensor.data_ptr(), machine.mover(f"in{k}"), 1, 0, False) for k, tensor in enumerate(captured)
+    )
+    launch = machine.launch(patched=items, addresses=[tensor.data_ptr() for tensor in given])
+    launch(given, ())
+    assert machine.moves == [("in2", given[2].data_ptr())]
+
+
 def test_one_of_many_that_could_not_be_patched_is_tried_again(machine: Machine) -> None:
     first, failing = [torch.ones(4) for _ in range(MANY)], [True]
 

@@ -171,9 +171,12 @@ def _all_patched(names: dict[str, Any], state: list[str], parts: Parts) -> list[
     """Lines for the arguments that move."""
     if len(parts.patched) <= _FEW:
         return [line for item in parts.patched for line in _patched(item, names, state, parts)]
+    count = max(item.index for item in parts.patched) + 1
+    captured = {item.index: item.address for item in parts.patched}
     names |= {
         "are_at": torch_private.native("_tensors_data_ptrs_at_indices_equal"),
-        "given_at": list(parts.addresses),  # of all, since one index is for both lists
+        # Of all, since one index is for both lists; and as captured, which need not be where the first call's tensors lie.
+        "given_at": [captured.get(at, 0) for at in range(count)],
         "given": [item.index for item in parts.patched],
     }
     lines = ["if not are_at(tensors, given_at, given):"]

@@ -14,7 +14,8 @@ from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.arrange import Arrangement, Noted
 from treeplay.wrap.aot.capture import Seen, is_leaf, refusal
 from treeplay.wrap.aot.compilers import Compilers
-from treeplay.wrap.aot.overlap import overlap, span
+from treeplay.wrap.aot.layouts import known_layout, layout_from, new_layouts
+from treeplay.wrap.aot.overlap import overlap
 from treeplay.wrap.aot.partial import groups_of
 from treeplay.wrap.aot.plan import (
     Again,
@@ -57,18 +58,21 @@ def plan_call(
     facts, positions = traced.facts, arrangement.inputs
     plan = CallPlan(arguments, arrangement.copies, None, (), (), (), 0, None, None, positions, arrangement.bases)
     _refuse_written_after_reshaped(traced, seen)
-    _refuse_what_is_missing(facts, seen, samples, arguments=[plan.name(at) for at in positions])
+    if len(facts.input_info) != len(samples):
+        raise refusal("write", "two arguments share memory, and one of them is written", seen.line())
+    layouts = new_layouts(facts, seen, samples, names := [plan.name(at) for at in positions])
+    _refuse_what_is_missing(facts, seen, samples, names=names, layouts=layouts)
     if compilers.functional_random:
         refuse_unsupported_random(traced)
     _refuse_reshaped_members(plan, facts, seen, noted)
     _refuse_new_histories(plan, facts, seen, noted)
-    writes = _writes(traced, seen, samples, plan)
+    writes = _writes(traced, seen, samples, plan=plan, layouts=layouts)
     return replace(
         plan,
-        apart=_apart(plan, samples, facts, seen),
+        apart=_apart(plan, samples, facts, seen, shaped={*seen.reshaped, *arrangement.aliased}),
         writes=writes,
         touched=tuple(sorted(_touched(traced, seen, positions) - {write.argument for write in writes})),
-        results=_results(traced, seen, positions, noted),
+        results=_results(traced, seen, samples, positions=positions, noted=noted, layouts=layouts),
         values=len(writes) + len(facts.output_info) + facts.num_intermediate_bases,
         grad_mode_after=seen.grad_mode_after,
         layouts=tuple(sorted(noted.layouts.items())),
@@ -104,14 +108,14 @@ def _refuse_reshaped_members(plan: CallPlan, facts: Any, seen: Seen, noted: Note
                 raise refusal("write", told, seen.line())
 
 
-def _refuse_what_is_missing(facts: Any, seen: Seen, samples: Sequence[Any], *, arguments: Sequence[str]) -> None:
-    if len(facts.input_info) != len(samples):
-        raise refusal("write", "two arguments share memory, and one of them is written", seen.line())
-    for name, sample, info in zip(arguments, samples, facts.input_info, strict=True):
+def _refuse_what_is_missing(
+    facts: Any, seen: Seen, samples: Sequence[Any], *, names: Sequence[str], layouts: dict[int, Layout]
+) -> None:
+    for k, (name, sample, info) in enumerate(zip(names, samples, facts.input_info, strict=True)):
         tracked = not (info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode)
         if info.mutates_storage_metadata or info.mutation_inductor_storage_resize:
             raise refusal("write", f"the storage of argument `{name}` is replaced or resized", seen.line())
-        if info.mutates_metadata and info.requires_grad and (info.mutates_data or sample._is_view()):
+        if k in layouts and info.requires_grad and (info.mutates_data or sample._is_view()):
             # Its history would be that of a tensor with the old shape.
             raise refusal("write", f"`{name}` needs a gradient, and its shape changes in place", seen.line())
         if info.mutates_data and is_leaf(sample) and tracked and not seen.writes:
@@ -147,28 +151,28 @@ def _fake(node: Any) -> Any:
     return node.meta.get("val") if isinstance(node, torch.fx.Node) else node  # numbers that are inputs have none
 
 
-def _layout(tensor: torch.Tensor) -> Layout:
-    numbers = (*tensor.size(), *tensor.stride(), tensor.storage_offset())
-    if not all(type(number) is int for number in numbers):
-        raise refusal("wrap", "a view or a gradient whose sizes are not known at the trace", None)
-    return Layout(tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()))
-
-
-def _writes(traced: Traced, seen: Seen, samples: Sequence[Any], plan: CallPlan) -> tuple[Write, ...]:
-    facts, fakes = traced.facts, _value_fakes(traced)
+def _writes(
+    traced: Traced, seen: Seen, samples: Sequence[Any], *, plan: CallPlan, layouts: dict[int, Layout]
+) -> tuple[Write, ...]:
+    facts = traced.facts
     writes = []
     for value, k in enumerate(facts.mutated_inp_runtime_indices):
         info, argument = facts.input_info[k], plan.inputs[k]
         hidden = info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode
         hidden = hidden or is_leaf(samples[k])
-        layout = _layout(fakes[value]) if info.mutates_metadata else None
-        if layout is not None and span(fakes[value])[1] > samples[k].untyped_storage().nbytes():
-            raise refusal("resize_", f"`{plan.name(argument)}` grows beyond its storage", seen.line())
-        writes.append(Write(argument, value, info.mutates_data, layout, not hidden, seen.moves_version(k)))
+        writes.append(Write(argument, value, info.mutates_data, layouts.get(k), not hidden, seen.moves_version(k)))
     return tuple(writes)
 
 
-def _results(traced: Traced, seen: Seen, positions: Sequence[int], noted: Noted) -> tuple[Result, ...]:
+def _results(
+    traced: Traced,
+    seen: Seen,
+    samples: Sequence[Any],
+    *,
+    positions: Sequence[int],
+    noted: Noted,
+    layouts: dict[int, Layout],
+) -> tuple[Result, ...]:
     facts, fakes = traced.facts, _value_fakes(traced)
     first = len(facts.mutated_inp_runtime_indices)
     bases = first + len(facts.output_info)
@@ -185,9 +189,13 @@ def _results(traced: Traced, seen: Seen, positions: Sequence[int], noted: Noted)
             results.append(Same(positions[info.base_idx]))
         elif kind == "alias_of_input":
             needs = facts.input_info[info.base_idx].requires_grad
-            if needs and facts.input_info[info.base_idx].mutates_metadata:
+            if needs and info.base_idx in layouts:
                 raise refusal("view", "a result views an argument whose shape changes in place", seen.line())
             recipe = _recipe(info, fakes[value], base_needs_grad=needs)
+            taken = seen.results[k]
+            if taken is not None and taken.steps is not None and (info.base_idx in layouts or recipe.steps is None):
+                # The steps lead from the shape that the argument had.
+                recipe = replace(recipe, steps=None, layout=layout_from(samples[info.base_idx], taken.steps))
             refuse_unsupported_view(_argument_fake(traced, info.base_idx), fakes[value], k)
             results.append(ViewOfArgument(positions[info.base_idx], recipe))
         else:
@@ -222,7 +230,7 @@ def _recipe(info: Any, view: torch.Tensor, *, base_needs_grad: bool) -> Recipe:
         flag = Flag.DETACH
     elif info.requires_grad and not base_needs_grad:
         flag = Flag.REQUIRE
-    return Recipe(_steps(info.view_meta_sequence), _layout(view), flag)
+    return Recipe(_steps(info.view_meta_sequence), known_layout(view), flag)
 
 
 def _steps(sequence: Any) -> bytes | None:
@@ -234,12 +242,11 @@ def _steps(sequence: Any) -> bytes | None:
         return None
 
 
-def _apart(plan: CallPlan, samples: Sequence[Any], facts: Any, seen: Seen) -> Apart | None:
+def _apart(plan: CallPlan, samples: Sequence[Any], facts: Any, seen: Seen, *, shaped: set[int]) -> Apart | None:
     """Written inputs and all other tensors that could share memory with them."""
     tensors = [k for k, sample in enumerate(samples) if isinstance(sample, torch.Tensor)]
     names = [plan.name(k) for k in plan.inputs]
     written = [k for k in tensors if facts.input_info[k].mutates_data]
-    shaped = [k for k in tensors if facts.input_info[k].mutates_metadata and k not in written]
     for one in written:
         for other in tensors:
             if one == other or not overlap(samples[one], samples[other]):
@@ -249,7 +256,7 @@ def _apart(plan: CallPlan, samples: Sequence[Any], facts: Any, seen: Seen) -> Ap
                 raise refusal("write", told, seen.line())
             raise InternalError(f"inputs {one} and {other} of a graph overlap, and the first is written")
     others = [k for k in tensors if k not in written] if written else []
-    pairs = {(min(one, other), max(one, other)) for one in shaped for other in tensors if one != other}
+    pairs = {(min(one, other), max(one, other)) for one in shaped - {*written} for other in tensors if one != other}
     if len(written) + len(others) < 2 and not pairs:
         return None
     inputs = plan.inputs
@@ -405,7 +412,7 @@ def _tangent(value: int, wrapper: Wrapper | None, nodes: Sequence[torch.fx.Node]
         fake = _fake(node)
         if not isinstance(fake, torch.Tensor):
             raise refusal("wrap", "a gradient made of tensors and something else", None)
-        parts.append(Tangent(value, _layout(fake), str(fake.dtype), str(fake.device)))
+        parts.append(Tangent(value, known_layout(fake), str(fake.dtype), str(fake.device)))
     return parts[0] if wrapper is None else WrappedTangent(value, wrapper, tuple(parts))
 
 

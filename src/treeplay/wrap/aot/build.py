@@ -27,7 +27,8 @@ from treeplay.wrap.aot.layouts import reshaped_and_back
 from treeplay.wrap.aot.node import Compiled, LazyBackward, as_it_lies
 from treeplay.wrap.aot.partial import without_gradients
 from treeplay.wrap.aot.plan import CallPlan, LateWrite, Node
-from treeplay.wrap.aot.planning import plan_call, plan_node
+from treeplay.wrap.aot.planning import plan_call
+from treeplay.wrap.aot.planning_node import plan_node
 from treeplay.wrap.aot.probe import apart, written_by
 from treeplay.wrap.aot.random_states import generator_inputs
 from treeplay.wrap.aot.subclass_rules import explained

@@ -23,6 +23,11 @@ from treeplay.wrap.aot.probe import apart
 from treeplay.wrap.aot.torch_private import Traced
 
 
+def fake_of(node: Any) -> Any:
+    """What a node of a traced graph gives, without data. Numbers that are inputs have none; a number is itself."""
+    return node.meta.get("val") if isinstance(node, torch.fx.Node) else node
+
+
 def known_layout(tensor: torch.Tensor) -> Layout:
     """How a tensor lies whose sizes are known, or a refusal."""
     numbers = (*tensor.size(), *tensor.stride(), tensor.storage_offset())

@@ -128,6 +128,11 @@ def is_written_by_graph(info: Any) -> bool:
     return bool(info.mutation_type.name == "MUTATED_IN_GRAPH")
 
 
+def is_new(info: Any) -> bool:
+    """Whether a result, by what the trace noted of it, leaves as the graph makes it: no argument, and no view to be taken."""
+    return info.output_type.name in ("non_alias", "unsafe_view_alias", "custom_function_view")
+
+
 def is_reshaped(value: Any) -> bool:
     """Whether the shape of a traced tensor, or of one that it is made of, was ever changed in place."""
     if is_wrapper(value):

@@ -2,6 +2,9 @@
 
 Each program is run by eager PyTorch and wrapped, on equal arguments, and compared in all that a user can see: right,
 refused with a reason, invalid where eager itself raises, or wrong. The exit status is 1 if any was wrong.
+
+A run that stops, after `--seconds` or by force, is taken up again by the same command with `--resume`: seeds that the file
+already knows are left out. A file of other code is not taken up.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import sys
 import warnings
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -21,9 +25,13 @@ from typing import Any
 from benchmarks import machine
 
 _BLOCK = 50
+_SAVED_AFTER = 10
+"""So many blocks later the file is written again."""
+
+Range = tuple[int, int]  # a seed and the one past the last
 
 
-def judged(first: int, count: int) -> tuple[Counter[str], list[str]]:
+def judged(first: int, end: int) -> tuple[Counter[str], list[str]]:
     """How the programs of a block came out, and what is known about wrong ones."""
     import torch
 
@@ -34,7 +42,7 @@ def judged(first: int, count: int) -> tuple[Counter[str], list[str]]:
     warnings.simplefilter("ignore")
     found: Counter[str] = Counter()
     wrong = []
-    for seed in range(first, first + count):
+    for seed in range(first, end):
         try:
             told = outcome(seed)
         except AssertionError as error:
@@ -44,39 +52,94 @@ def judged(first: int, count: int) -> tuple[Counter[str], list[str]]:
     return found, wrong
 
 
-def sweep(programs: int, seed: int, workers: int, seconds: float) -> dict[str, Any]:
+@dataclass
+class Tally:
+    """Which seeds were judged so far, and how their programs came out."""
+
+    seeds: list[Range] = field(default_factory=list)
+    found: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, block: Range, found: Counter[str], wrong: list[str]) -> None:
+        """Join what is known about a block of seeds."""
+        joined: list[Range] = []
+        for first, end in sorted([*self.seeds, block]):
+            if joined and joined[-1][1] == first:
+                first = joined.pop()[0]
+            joined.append((first, end))
+        self.seeds = joined
+        self.found += found
+        self.wrong += wrong
+
+    def left(self, first: int, end: int) -> list[Range]:
+        """Blocks of seeds between two that were not judged yet."""
+        known = {seed for low, high in self.seeds for seed in range(low, high)}
+        blocks: list[Range] = []
+        for seed in (seed for seed in range(first, end) if seed not in known):
+            if blocks and blocks[-1][1] == seed and seed - blocks[-1][0] < _BLOCK:
+                blocks[-1] = blocks[-1][0], seed + 1
+            else:
+                blocks.append((seed, seed + 1))
+        return blocks
+
+    def told(self) -> dict[str, Any]:
+        """All of it, as it stands in the file."""
+        reasons = [(why, count) for why, count in self.found.most_common() if why.startswith("refused: ")]
+        refused = {why.removeprefix("refused: "): count for why, count in reasons}
+        valid = self.found.total() - self.found["invalid"]
+        return {
+            "environment": machine.facts(),
+            "seeds": self.seeds,
+            "programs": self.found.total(),
+            "valid": valid,
+            "right": self.found["right"],
+            "refused": sum(refused.values()),
+            "refused share": round(sum(refused.values()) / max(valid, 1), 4),
+            "refused by reason": refused,
+            "wrong": self.found["wrong"],
+            "wrong programs": self.wrong,
+            "seconds": round(self.seconds),
+        }
+
+    @classmethod
+    def read(cls, path: Path) -> Tally:
+        """The tally of a file that the same code wrote."""
+        told = json.loads(path.read_text())
+        now = machine.facts()
+        for fact in ("treeplay", "torch"):
+            if told["environment"][fact] != now[fact]:
+                sys.exit(f"{path} was made by {fact} {told['environment'][fact]}, this is {now[fact]}")
+        found = Counter({f"refused: {why}": count for why, count in told["refused by reason"].items()})
+        found.update(right=told["right"], wrong=told["wrong"], invalid=told["programs"] - told["valid"])
+        return cls([(first, end) for first, end in told["seeds"]], found, told["wrong programs"], told["seconds"])
+
+
+def sweep(tally: Tally, seeds: Range, *, workers: int, seconds: float, out: Path | None) -> None:
     """Judge programs, block by block, until all are done or the time is up."""
-    start = monotonic()
-    found: Counter[str] = Counter()
-    wrong: list[str] = []
+    start, before = monotonic(), tally.seconds
     with ProcessPoolExecutor(workers) as pool:
-        blocks = [
-            pool.submit(judged, at, min(_BLOCK, seed + programs - at)) for at in range(seed, seed + programs, _BLOCK)
-        ]
-        for block in as_completed(blocks):
+        blocks = {pool.submit(judged, *block): block for block in tally.left(*seeds)}
+        for number, block in enumerate(as_completed(blocks)):
             if block.cancelled():
                 continue
-            counts, told = block.result()
-            found += counts
-            wrong += told
+            tally.add(blocks[block], *block.result())
+            tally.seconds = before + monotonic() - start
+            if out is not None and number % _SAVED_AFTER == 0:
+                write(tally, out)
             if monotonic() - start > seconds:
                 for other in blocks:
                     other.cancel()
-    refused = {why.removeprefix("refused: "): count for why, count in found.most_common() if why.startswith("refused")}
-    valid = found.total() - found["invalid"]
-    return {
-        "environment": machine.facts(),
-        "seed": seed,
-        "programs": found.total(),
-        "valid": valid,
-        "right": found["right"],
-        "refused": sum(refused.values()),
-        "refused share": round(sum(refused.values()) / max(valid, 1), 4),
-        "refused by reason": refused,
-        "wrong": found["wrong"],
-        "wrong programs": wrong[:20],
-        "seconds": round(monotonic() - start),
-    }
+    if out is not None:
+        write(tally, out)
+
+
+def write(tally: Tally, out: Path) -> None:
+    """Put the tally into a file, as a whole or not at all."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    fresh = out.with_suffix(".new")
+    fresh.write_text(json.dumps(tally.told(), indent=2, ensure_ascii=False) + "\n")
+    fresh.replace(out)
 
 
 def main() -> None:
@@ -86,14 +149,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--resume", action="store_true", help="leave out the seeds that the file already knows")
     chosen = parser.parse_args()
-    found = sweep(chosen.programs, chosen.seed, chosen.workers, chosen.seconds)
-    text = json.dumps(found, indent=2, ensure_ascii=False)
-    print(text)
-    if chosen.out is not None:
-        chosen.out.parent.mkdir(parents=True, exist_ok=True)
-        chosen.out.write_text(text + "\n")
-    sys.exit(1 if found["wrong"] else 0)
+    tally = Tally.read(chosen.out) if chosen.resume and chosen.out is not None and chosen.out.exists() else Tally()
+    seeds = chosen.seed, chosen.seed + chosen.programs
+    sweep(tally, seeds, workers=chosen.workers, seconds=chosen.seconds, out=chosen.out)
+    print(json.dumps(tally.told(), indent=2, ensure_ascii=False))
+    sys.exit(1 if tally.found["wrong"] else 0)
 
 
 if __name__ == "__main__":

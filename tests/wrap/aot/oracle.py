@@ -91,6 +91,28 @@ def same(path: str, eager: Any, ours: Any) -> None:
     torch.testing.assert_close(ours, eager, msg=lambda text: f"{path}: {text}", equal_nan=True)
 
 
+def same_memory(eager: list[Any], ours: list[Any], eager_args: list[Any], our_args: list[Any]) -> None:
+    """The memory of each argument holds the same, beside the argument too; what lies in it begins at the same place."""
+    for k, (left, right) in enumerate(zip(eager_args, our_args, strict=True)):
+        if (
+            not isinstance(left, torch.Tensor)
+            or is_traceable_wrapper_subclass(left)
+            or left.layout is not torch.strided
+        ):
+            continue
+        for one, other in zip(eager, ours, strict=True):
+            if isinstance(one, torch.Tensor) and torch._C._is_alias_of(one, left):
+                places = one.storage_offset(), other.storage_offset()
+                assert places[0] == places[1], f"something in argument {k} begins at {places[1]}, expected {places[0]}"
+        same(f"the memory of argument {k}", memory_of(left), memory_of(right))
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All that lies in a tensor's storage, as numbers of its dtype."""
+    storage = tensor.untyped_storage()
+    return tensor.new_empty(0).set_(storage, 0, (storage.nbytes() // tensor.element_size(),))
+
+
 def pattern(tensors: Sequence[Any], *, by: Callable[[Any, Any], bool]) -> list[tuple[int, int]]:
     """Pairs of positions for which `by` holds."""
     at = [k for k, item in enumerate(tensors) if isinstance(item, torch.Tensor)]
@@ -118,6 +140,7 @@ def compare(function: Callable[..., Any], call: Any, make: Make, *, backward: bo
     for k, (left, right) in enumerate(zip(eager_args, our_args, strict=True)):
         same(f"argument {k}", left, right)
     assert [new or not old for old, new in zip(eager_moved, our_moved, strict=True)] == [True] * len(eager_moved)
+    same_memory(eager + eager_args, ours + our_args, eager_args, our_args)
     everything, our_everything = eager + eager_args, ours + our_args
     for by in (lambda a, b: a is b, torch._C._is_alias_of):
         assert pattern(everything, by=by) == pattern(our_everything, by=by)

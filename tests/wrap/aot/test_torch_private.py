@@ -36,6 +36,25 @@ def test_tracing_gives_a_joint_graph_where_gradients_are_needed() -> None:
         assert (len(primals), len(tangents)) == (1, 1)
 
 
+def test_a_trace_knows_which_shapes_changed_in_place_and_by_which_steps() -> None:
+    found: list[object] = []
+
+    class Turned(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+            x.t_()
+            x.mul_(2)
+            found[:] = [torch_private.is_reshaped(x), torch_private.is_reshaped(y), torch_private.view_steps(x)]
+            return [x * y]
+
+    with torch_private.traced(Turned(), [numbers(2, 3), numbers(3, 2)], None):
+        is_turned, is_other_turned, steps = found
+    assert is_turned and not is_other_turned
+    whole = numbers(4, 6)[2:, ::2]
+    view = torch_private.apply_views(whole, steps)
+    assert (view.size(), view.stride(), view.storage_offset()) == ((3, 2), (2, 6), 12)
+    assert torch_private.view_steps(whole) is None and not torch_private.is_reshaped(whole)
+
+
 def test_modes_are_read_and_set() -> None:
     assert not torch_private.is_any_autocast_enabled()
     with torch.autocast("cpu"):

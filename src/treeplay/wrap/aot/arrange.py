@@ -29,11 +29,15 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Which inputs a function of `count` arguments is traced with. Bases are numbered on from the arguments."""
+    """Which inputs a function of `count` arguments is traced with. Bases are numbered on from the arguments.
+
+    For the inputs at `aliased` the function gets aliases: torch differentiates with respect to what a tensor is in the end,
+    and loses what was computed from it before its shape was changed in place and changed back."""
 
     count: int
     copies: tuple[tuple[int, int], ...] = ()
     bases: tuple[Base, ...] = ()
+    aliased: frozenset[int] = frozenset()
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -55,12 +59,13 @@ class Arrangement:
 
     def adapted(self, function: Callable[..., Any], noted: Noted) -> Callable[..., Any]:
         """The function of these inputs."""
-        if not self.copies and not self.bases:
+        if not self.copies and not self.bases and not self.aliased:
             return function
         inputs, earlier = self.inputs, dict(self.copies)
 
         def arranged(*given: Any) -> list[Any]:
-            at = dict(zip(inputs, given, strict=True))
+            seen = [value.view_as(value) if k in self.aliased else value for k, value in enumerate(given)]
+            at = dict(zip(inputs, seen, strict=True))
             members = {}
             for k, base in enumerate(self.bases):
                 for member in base.members:
@@ -71,7 +76,8 @@ class Arrangement:
             detached = [member.argument for base in self.bases for member in base.members if member.is_detached]
             noted.grown = [argument for argument in detached if members[argument].requires_grad]
             noted.layouts = _new_layouts(self.bases, members)
-            return [None if k in noted.members else result for k, result in enumerate(results)]
+            whole = {id(alias): value for alias, value in zip(seen, given, strict=True)}
+            return [None if k in noted.members else whole.get(id(result), result) for k, result in enumerate(results)]
 
         return arranged
 

@@ -23,10 +23,12 @@ from treeplay.wrap.aot.emit import emit_call
 from treeplay.wrap.aot.emit_node import emit_backward, emit_forward
 from treeplay.wrap.aot.first_call import Instead, first_call, on_first_call
 from treeplay.wrap.aot.later import forward_writes, take_out
+from treeplay.wrap.aot.layouts import reshaped_and_back
 from treeplay.wrap.aot.node import Compiled, LazyBackward, as_it_lies
 from treeplay.wrap.aot.partial import without_gradients
 from treeplay.wrap.aot.plan import CallPlan, LateWrite, Node
-from treeplay.wrap.aot.planning import plan_call, plan_node
+from treeplay.wrap.aot.planning import plan_call
+from treeplay.wrap.aot.planning_node import plan_node
 from treeplay.wrap.aot.probe import apart, written_by
 from treeplay.wrap.aot.random_states import generator_inputs
 from treeplay.wrap.aot.subclass_rules import explained
@@ -107,19 +109,22 @@ def _wrap(
         names=told,
         functional_random=random,
     ) as (traced, seen):
-        if any(
-            is_written_by_graph(info) and not seen.moves_version(k) for k, info in enumerate(traced.facts.input_info)
-        ):
-            # The graph's own write would be seen by autograd, where the program's is not.
+        infos = list(enumerate(traced.facts.input_info))
+        aliased = reshaped_and_back(traced, seen)
+        # A write by the graph itself is seen by autograd, where the program's may not be, and knows no new shape.
+        is_outside = any(
+            is_written_by_graph(info) and (not seen.moves_version(k) or k in seen.reshaped) for k, info in infos
+        )
+        if aliased or is_outside:
             return _wrap(
                 function,
                 samples,
                 compilers,
                 names=names,
-                arrangement=arrangement,
+                arrangement=dataclasses.replace(arrangement, aliased=arrangement.aliased | aliased),
                 is_apart=is_apart,
                 is_checked=is_checked,
-                writes_inside=False,
+                writes_inside=False if is_outside else writes_inside,
             )
         plan = plan_call(
             traced, seen, samples=given, arguments=names, arrangement=arrangement, noted=noted, compilers=compilers

@@ -44,6 +44,14 @@ _DUNDERS = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A tensor at the end of a trace: its size, and the view steps that lead to it (None if it is made of other tensors)."""
+
+    size: tuple[Any, ...]
+    steps: list[Any] | None
+
+
 @dataclass(slots=True)
 class Seen:
     """What was noticed while the function ran for the trace.
@@ -52,7 +60,8 @@ class Seen:
     if only for a while; `versioned`: those of them whose version moves, as it does not for a write through `.data`;
     `grad_mode_after`: the grad mode that the function left, if another than it found; `reshaped_then_written`: what
     changed the shape of a tensor whose memory was written later; `writes`: the operations that
-    change a tensor in place, with the user's lines.
+    change a tensor in place, with the user's lines; `reshaped`: arguments whose own shape was changed in place, if only for a
+    while, with what they are in the end; `results`: all results, where there are such arguments.
     """
 
     again: dict[int, int] = field(default_factory=dict)
@@ -61,6 +70,8 @@ class Seen:
     writes: list[tuple[str, Location | None]] = field(default_factory=list)
     grad_mode_after: bool | None = None
     reshaped_then_written: tuple[str, Location | None] | None = None
+    reshaped: dict[int, Taken] = field(default_factory=dict)
+    results: list[Taken | None] = field(default_factory=list)
 
     def line(self) -> Location | None:
         """The first line that changed a tensor in place, if any did."""
@@ -86,10 +97,10 @@ class _Watch(TorchFunctionMode):
         self.leaves = [value for value, is_leaf in zip(inputs, leaves, strict=True) if is_leaf]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
+        name = getattr(func, "__name__", "").partition(".")[0]  # of an operator without its overload
         if name == "__set__":
             self._refuse_setting(func)
-        if name.partition(".")[0] == "set_":
+        if name == "set_":
             self._refuse_replacing(args[0])
         if name == "requires_grad_" and not any(args[0] is value for _, value in self.inputs):
             self.told.append((args[0], user_location()))  # which is nobody's concern as long as it stays inside
@@ -151,6 +162,10 @@ class _Watch(TorchFunctionMode):
             raise refusal("write", f"{name}: {_LEAF}", where, "write to it under torch.no_grad()")
 
 
+def _taken(tensor: torch.Tensor) -> Taken:
+    return Taken(tuple(tensor.size()), torch_private.view_steps(tensor))
+
+
 def _is_in_place(name: str) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name in _DUNDERS
 
@@ -177,6 +192,10 @@ class _Module(torch.nn.Module):
             function: Any = self.function
             results = list(function(*inputs))
             watch.refuse_leaves(results)
+        self.seen.reshaped = {k: _taken(value) for k, value in enumerate(inputs) if torch_private.is_reshaped(value)}
+        self.seen.results = [
+            _taken(result) if isinstance(result, torch.Tensor) and self.seen.reshaped else None for result in results
+        ]
         first: dict[int, int] = {}
         self.seen.again = {
             k: first[id(result)]

@@ -16,6 +16,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._prims_common import CUDARngStateHelper
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.traceback import get_current_meta, has_preserved_node_meta
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -125,6 +126,26 @@ def _needs_gradient(value: Any) -> bool:
 def is_written_by_graph(info: Any) -> bool:
     """Whether the graph itself writes an argument, by what the trace noted of it; else its new contents are a result."""
     return bool(info.mutation_type.name == "MUTATED_IN_GRAPH")
+
+
+def is_new(info: Any) -> bool:
+    """Whether a result, by what the trace noted of it, leaves as the graph makes it: no argument, and no view to be taken."""
+    return info.output_type.name in ("non_alias", "unsafe_view_alias", "custom_function_view")
+
+
+def is_reshaped(value: Any) -> bool:
+    """Whether the shape of a traced tensor, or of one that it is made of, was ever changed in place."""
+    if is_wrapper(value):
+        return any(is_reshaped(getattr(value, name)) for name in value.__tensor_flatten__()[0])
+    return isinstance(value, FunctionalTensor) and bool(torch._functionalize_has_metadata_mutation(value.elem))
+
+
+def view_steps(value: Any) -> list[Any] | None:
+    """The steps by which a traced tensor is taken from the argument or the new tensor that it lies in."""
+    if not isinstance(value, FunctionalTensor):
+        return None
+    steps: list[Any] = torch._C._functionalization.get_view_meta_sequence(value.elem)
+    return steps
 
 
 def mode_of_fake(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:

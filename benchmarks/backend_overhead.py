@@ -29,8 +29,8 @@ from benchmarks import machine
 from benchmarks.layout import for_terminal
 from benchmarks.measure import quartiles
 from benchmarks.programs import Batch
-from treeplay.backend.compile import backend
 from treeplay.backend.inner import boxed
+from treeplay.torch_compile import backend
 
 RESULTS = machine.ROOT / "benchmarks" / "results" / "backend"
 LAYERS = (1, 4, 16)

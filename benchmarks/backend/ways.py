@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 import treeplay
 from benchmarks.backend.model import Feed, Loss
-from treeplay.backend.compile import backend
+from treeplay.torch_compile import backend
 
 Call = Callable[[Feed], Any]
 

@@ -19,7 +19,7 @@ from torch import nn
 
 import treeplay
 from benchmarks.gpu.programs import Program
-from treeplay.backend.compile import backend
+from treeplay.torch_compile import backend
 
 Call = Callable[..., torch.Tensor]
 SEED = 0

@@ -29,11 +29,11 @@ from treeplay.settings import settings
 
 if TYPE_CHECKING:
     from treeplay.backend.account import graph_reports
-    from treeplay.backend.explain import explain
+    from treeplay.report.explain import explain
 
 __version__ = "0.1.0"
 
-_OF_BACKEND = {"explain": "treeplay.backend.explain", "graph_reports": "treeplay.backend.account"}
+_OF_BACKEND = {"explain": "treeplay.report.explain", "graph_reports": "treeplay.backend.account"}
 
 
 def __getattr__(name: str) -> Any:

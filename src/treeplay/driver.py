@@ -1,30 +1,32 @@
 """The driver: every stage once, in order. The table of contents of the project.
 
-trace ─▶ compare ─▶ plan ┬▶ lower ─▶ record ─▶ wrap ─▶ Recording
-                         └▶ wrap: forward and backward of a program that the caller differentiates ─▶ Recording
+jit             trace ─▶ compare ─▶ plan ┬▶ lower ─▶ record ─▶ wrap ─▶ Recording
+                                         └▶ wrap: a program that the caller differentiates ─▶ Recording
+torch.compile   shapes ─▶ passes before autograd ─▶ sizes ─▶ patterns ─▶ wrap ─▶ callable
+
+wrap            trace ┬▶ joint passes ─▶ split ┬▶ passes after autograd ─▶ inner compiler ─▶ decide ─▶ record
+                      └▶ joint passes ─────────┘                          (forward and backward, or inference)
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from treeplay.device.host import HostDevice
-from treeplay.device.protocol import Body, Device, Recorded, Replay, Work
+from treeplay.device.protocol import Device, Work
 from treeplay.errors import CaptureFailed, LoweringError, Refusal, TooEarly
 from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.overlap import overlapping, overlaps_itself
-from treeplay.facts.place import How
 from treeplay.facts.plan import Plan
 from treeplay.facts.record import RecordingMade
 from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Argument, Built, Constant, Fresh, Input, Kind, Ref, Signature, State, View
+from treeplay.facts.signature import Kind, Signature
 from treeplay.generated import load_source
 from treeplay.lower.aten import lower_aten
 from treeplay.lower.compiler import find_compiler, find_gpu_compiler
@@ -42,13 +44,13 @@ from treeplay.trace.log import Entry, first_difference
 from treeplay.trace.opaque import Prepared, prepare
 from treeplay.trace.randomness import is_own
 from treeplay.tree.key import label_of
+from treeplay.tree.make import current_inputs, make_recording, make_work, slot_outputs, state_of
 from treeplay.tree.table import Recording
-from treeplay.wrap import torch_private
-from treeplay.wrap.apart import Apart, ApartArguments
 from treeplay.wrap.differentiable import Wrap, Wrapped, emit_around, of_tensors_only, wrap_program
-from treeplay.wrap.emit import Ambience, Parts, emit_call
 
-_BUMPED = ("inductor", "capture")  # lowerings that write behind autograd's back, which has to be told
+if TYPE_CHECKING:
+    from treeplay.backend.options import Options
+    from treeplay.backend.shapes import Program
 
 
 def record(
@@ -91,7 +93,7 @@ def run_stages(
     with _timed("lower", seconds):
         lowered = make_lowered(front)
     with _timed("record", seconds):
-        recorded = device_for(front.device).record(make_work(front, lowered, name))
+        recorded = device_for(front.device).record(make_work(front.traced, front.plan, lowered, name))
     with _timed("wrap", seconds):
         signature = front.traced.signature
         inputs = move_state(signature, front.moving, front.inputs, front.device)
@@ -133,6 +135,43 @@ def run_wrap(
     return signature, tensors, wrap_program(program, call, signature, tensors, wrap, lowering=front.plan.lowerings[0])
 
 
+def compile_captured(program: Program, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    """The stages of a graph of `torch.compile`, or of a flat function, in order; leaves no mark on the caller.
+
+    Each of its graphs is recorded when it first runs on a GPU; the backward is compiled when it is first needed, under the
+    options of its forward.
+    """
+    from treeplay.backend.options import using  # with ahead-of-time tracing, which takes a while to import
+    from treeplay.backend.shapes import normalised
+    from treeplay.backend.surroundings import undisturbed
+
+    with undisturbed(), using(options):
+        return normalised(program, inputs, lambda flat, leaves: compile_flat(flat, leaves, options))
+
+
+def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    """The stages of a program with flat inputs and a flat tuple of results."""
+    from treeplay.backend.options import using
+    from treeplay.backend.passes import run_before_autograd
+    from treeplay.backend.patterns import with_patterns
+    from treeplay.backend.sizes import has_symbols, with_known_sizes
+    from treeplay.backend.surroundings import undisturbed
+    from treeplay.backend.wrapped import wrapped
+
+    if isinstance(program, torch.fx.GraphModule):
+        program = run_before_autograd(program, inputs, options.before_autograd)
+    is_dynamic = has_symbols(inputs)
+
+    def compile_sized(inputs: Sequence[Any]) -> Callable[..., Any]:
+        with undisturbed(), using(options):
+            return wrapped(program, inputs, options, is_dynamic=is_dynamic)
+
+    def compile_patterns(inputs: Sequence[Any]) -> Callable[..., Any]:
+        return with_patterns(inputs, compile_sized)
+
+    return with_known_sizes(inputs, compile_patterns, most=options.most_sizes)
+
+
 def run_opaque(program: Callable[..., Any], call: Call, seconds: dict[str, float], *, name: str) -> Recording:
     """The stages for a program that is recorded as it runs: nothing is traced, planned or lowered."""
     with _timed("prepare", seconds):
@@ -153,7 +192,7 @@ def run_opaque(program: Callable[..., Any], call: Call, seconds: dict[str, float
                 body=prepared.run,
                 names=tuple(str(item) for item in signature.inputs),
                 mutated=frozenset(range(len(inputs))),
-                state=_state_of(signature) | fixed,  # an argument that shares memory is not followed either
+                state=state_of(signature) | fixed,  # an argument that shares memory is not followed either
                 fixed=fixed,
                 slots=slot_outputs(signature),
                 generators=tuple(generator for generator in prepared.generators if is_own(generator)),
@@ -172,10 +211,6 @@ def _rehearse(device: Device, prepared: Prepared) -> None:
         device.rehearse(prepared.run, prepared.tensors)
     except CaptureFailed as failed:
         raise Refusal(failed.reason) from failed
-
-
-def _state_of(signature: Signature) -> frozenset[int]:
-    return frozenset(at for at, item in enumerate(signature.inputs) if not isinstance(item.source, Argument))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,19 +253,6 @@ def device_for(device: torch.device) -> Device:
     return CudaDevice(device)
 
 
-def current_inputs(signature: Signature, call: Call) -> list[torch.Tensor]:
-    """The tensors that the graph's inputs stand for right now."""
-    tensors = []
-    for item in signature.inputs:
-        if isinstance(item.source, Argument):
-            tensors.append(call.leaves[item.source.index])
-        elif isinstance(item.source, Constant):
-            tensors.append(item.source.tensor)
-        else:
-            tensors.append(item.source.place.read())
-    return tensors
-
-
 def make_plan(traced: Trace, inputs: list[torch.Tensor], lower: str, device: torch.device) -> Plan:
     """Gather the facts and choose the lowering."""
     signature = traced.signature
@@ -265,109 +287,6 @@ def _lower(name: str, front: Front) -> Lowered:
             graph, device=front.device, eager_random=settings.eager_random, is_small=front.plan.is_small
         )
     return lower_aten(graph, plan_arena(graph)) if front.device == CPU else lower_for_stream(graph, front.device)
-
-
-def make_work(front: Front, lowered: Lowered, name: str) -> Work:
-    """What the device has to know about the lowered callable."""
-    signature = front.traced.signature
-    return Work(
-        name=name,
-        run=lowered.run,
-        body=lowered.body or _without_numbers(lowered.run),
-        vector=lowered.vector,
-        names=tuple(str(item) for item in signature.inputs),
-        mutated=frozenset(signature.mutated),
-        slots=slot_outputs(signature),
-        tells=lowered.tells,
-        draws=bool(front.traced.generators),
-        state=_state_of(signature),
-        generators=tuple(generator for generator in front.traced.generators if is_own(generator)),
-        scratch_bytes=lowered.scratch_bytes,
-        # Another number of threads adds up in another order; only a compiled graph's arithmetic is free to.
-        is_small=front.plan.is_small and lowered.name == "inductor",
-    )
-
-
-def slot_outputs(signature: Signature) -> dict[int, int]:
-    """Outputs that only become the gradient of an input, which the graph does not read, and the index of that input."""
-    used: Counter[int] = Counter()
-    for ref in signature.refs:
-        used.update(_outputs_of(ref))
-    for write in signature.writes:
-        for ref in write.value.refs if isinstance(write.value, Built) else (write.value,):
-            used.update(_outputs_of(ref))
-    leaves: dict[int, int] = {}
-    read = set()
-    for index, item in enumerate(signature.inputs):
-        if isinstance(item.source, State):
-            read.add(str(item.source.place))
-            leaves[id(item.source.place.read_or(None))] = index
-    return {
-        write.value.index: leaves[id(write.place.holder)]
-        for write in signature.writes
-        if isinstance(write.value, Fresh)
-        and write.place.how is How.GRAD
-        and used[write.value.index] == 1
-        and not write.value.requires_grad
-        and id(write.place.holder) in leaves
-        and str(write.place) not in read
-    }
-
-
-def _outputs_of(ref: Ref) -> list[int]:
-    of = ref.of if isinstance(ref, View) else ref
-    return [of.index] if isinstance(of, Fresh) else []
-
-
-def _without_numbers(run: Replay) -> Body:
-    return lambda tensors: run(tensors, ())
-
-
-def make_recording(
-    signature: Signature,
-    plan: Plan,
-    lowered: Lowered,
-    recorded: Recorded,
-    call: Call,
-    inputs: list[torch.Tensor],
-    seconds: dict[str, float],
-    name: str,
-    moved: tuple[Input, ...] = (),
-) -> Recording:
-    """Write the call function around what was recorded."""
-    ambience = Ambience.now()
-    is_compiled = lowered.name == "inductor"
-    checked = call.tensors + [
-        tensor
-        for item, tensor in zip(signature.inputs, inputs, strict=True)
-        if not isinstance(item.source, (Argument, Constant))
-    ]
-    parts = Parts(
-        run=recorded.replay,
-        check=torch_private.tensor_check(checked) if checked else None,
-        is_apart=ApartArguments.of(signature, inputs)
-        if lowered.name == "capture"
-        else Apart.of(signature, inputs, is_compiled=is_compiled, shared=plan.shared),
-        increment_version=torch_private.increment_version if lowered.name in _BUMPED else None,
-        set_grad_enabled=torch_private.set_grad_enabled,
-        disable_autocast=torch_private.DisableAutocast,
-    )
-    source = emit_call(signature, ambience, parts, name=f"call {name}")
-    call_function = load_source(source)
-    recorded.tell(lambda replay: call_function.__globals__.update(run=replay))
-    return Recording(
-        call=call_function,
-        signature=signature,
-        plan=plan,
-        lowering=lowered.name,
-        operators=lowered.operators,
-        launch=recorded.facts,
-        free=recorded.free,
-        moved=moved,
-        source=source.text,
-        seconds=seconds,
-        details=lowered.details,
-    )
 
 
 @contextmanager

@@ -15,13 +15,13 @@ import torch.fx
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from treeplay.backend import compile as compile_module
+from treeplay.backend import wrapped as wrapped_module
 from treeplay.backend.account import graph_reports
-from treeplay.backend.compile import backend, compile_graph
 from treeplay.backend.inner import boxed
 from treeplay.backend.options import current
 from treeplay.errors import ArgumentError, Refusal, UsageError
 from treeplay.facts.refusal import Reason
+from treeplay.torch_compile import backend, compile_graph
 
 
 @pytest.fixture(autouse=True)
@@ -238,7 +238,7 @@ def test_what_cannot_be_wrapped_runs_as_it_is_with_a_warning(monkeypatch):
     def refuse(*_, **options):
         raise Refusal(Reason("trace", "it is odd", "leave it"))
 
-    monkeypatch.setattr(compile_module, "wrap_function", refuse)
+    monkeypatch.setattr(wrapped_module, "wrap_function", refuse)
     module = torch.fx.symbolic_trace(lambda x: {"o": x + 1})
     with pytest.warns(UserWarning, match="runs a graph uncompiled: .*it is odd"):
         run = compile_graph(module, [torch.ones(2)], inner="aten")

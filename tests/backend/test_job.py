@@ -19,12 +19,12 @@ from torch.fx.traceback import annotate
 
 from treeplay.backend import job as job_module
 from treeplay.backend.account import graph_reports
-from treeplay.backend.compile import backend, compile_graph
 from treeplay.backend.inner import boxed, compile_inner
 from treeplay.backend.options import Options
 from treeplay.errors import InternalError, Refusal
 from treeplay.lower.compiler import find_compiler
 from treeplay.observe import counters, records
+from treeplay.torch_compile import backend, compile_graph
 from treeplay.wrap.aot import wrap_function
 from treeplay.wrap.aot.compilers import VISIBLE, Compilers
 

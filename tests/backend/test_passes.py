@@ -7,8 +7,7 @@ import torch
 import torch.fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from treeplay.backend.compile import copy_of
-from treeplay.backend.passes import children, run_after_autograd, run_before_autograd, run_joint
+from treeplay.backend.passes import children, copy_of, run_after_autograd, run_before_autograd, run_joint
 from treeplay.errors import UsageError
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from treeplay.backend import compile as compile_module
-from treeplay.backend.compile import compile_graph
+from treeplay.backend import wrapped as wrapped_module
+from treeplay.torch_compile import compile_graph
 from wrap.aot.oracle import numbers
 
 
@@ -74,7 +74,7 @@ def test_Wplus1_each_pattern_is_compiled_once() -> None:
 
 
 def test_Wplus1_a_pattern_that_is_refused_runs_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrap = compile_module.wrap_function
+    wrap = wrapped_module.wrap_function
 
     def refuse_copies(program: Any, inputs: Any, compilers: Any, **options: Any) -> Any:
         if inputs[0] is inputs[1]:
@@ -83,7 +83,7 @@ def test_Wplus1_a_pattern_that_is_refused_runs_uncompiled(monkeypatch: pytest.Mo
             raise refusal("write", "refused for this test", None)
         return wrap(program, inputs, compilers, **options)
 
-    monkeypatch.setattr(compile_module, "wrap_function", refuse_copies)
+    monkeypatch.setattr(wrapped_module, "wrap_function", refuse_copies)
     call = compile_graph(torch.fx.symbolic_trace(function), PATTERNS["distinct"](), inner="aten")
     with pytest.warns(UserWarning, match="refused for this test"):
         check(call, "same")

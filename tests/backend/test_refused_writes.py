@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from treeplay.backend.compile import compile_graph
+from treeplay.torch_compile import compile_graph
 from wrap.aot.oracle import numbers
 
 

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from treeplay.backend.account import graph_reports
-from treeplay.backend.compile import backend, compile_graph
 from treeplay.backend.roles import fixed_inputs, roles_by_count
 from treeplay.errors import InternalError
 from treeplay.facts.captured import Role
+from treeplay.torch_compile import backend, compile_graph
 
 
 @pytest.fixture(autouse=True)

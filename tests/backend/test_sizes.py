@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from treeplay.backend.compile import backend
 from treeplay.backend.inner import boxed
 from treeplay.settings import settings
+from treeplay.torch_compile import backend
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from treeplay.backend.account import graph_reports
-from treeplay.backend.compile import backend
 from treeplay.observe import counters
 from treeplay.settings import settings
+from treeplay.torch_compile import backend
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import torch
 import torch.fx
 from torch import nn
 
-from treeplay.backend.compile import backend
 from treeplay.backend.strides import laid_out, noted_strides, visible_strides, with_strides
+from treeplay.torch_compile import backend
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from treeplay.backend.account import graph_reports
-from treeplay.backend.compile import backend
 from treeplay.backend.inner import boxed
 from treeplay.lower.compiler import find_compiler
+from treeplay.torch_compile import backend
 
 needs_compiler = pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")
 BOTH = pytest.mark.parametrize("inner", ["aten", pytest.param("inductor", marks=needs_compiler)])
@@ -258,7 +258,7 @@ dist.init_process_group("gloo", rank=rank, world_size=2)
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2))
 twin = copy.deepcopy(net)
-from treeplay.backend.compile import backend
+from treeplay.torch_compile import backend
 ddp = torch.compile(DistributedDataParallel(net, bucket_cap_mb=0.0001), backend=backend, options={"inner": inner})
 plain = DistributedDataParallel(twin)
 mine, wanted = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (net, twin))

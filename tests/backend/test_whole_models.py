@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from treeplay.backend.compile import backend
 from treeplay.backend.inner import boxed
+from treeplay.torch_compile import backend
 from wrap.aot.effects import LOG, twice
 from wrap.aot.oracle import numbers, same
 from wrap.aot.pairs import Pair, pair

@@ -6,6 +6,7 @@ children ─▶ their children first ─▶ pass ─▶ put back ─┐
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -121,3 +122,12 @@ def _check(module: Any) -> None:
 def _name(one: Rewrite) -> str:
     known = getattr(one, "__qualname__", None)
     return f"{one.__module__}.{known}" if known else repr(one)
+
+
+def copy_of(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A graph of the same parameters that can be rewritten without a mark on `module` or its child graphs."""
+    twin = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+    twin.meta.update(module.meta)
+    for name, child in list(children(twin)):
+        twin.set_submodule(name, copy_of(child))
+    return twin

@@ -10,9 +10,9 @@ import torch
 import torch.utils._pytree as pytree
 
 from treeplay.backend.account import collecting
-from treeplay.backend.compile import backend
 from treeplay.facts.captured import GraphReport
 from treeplay.facts.refusal import Reason
+from treeplay.torch_compile import backend
 
 
 @dataclass(frozen=True, slots=True)

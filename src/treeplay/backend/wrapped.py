@@ -1,0 +1,50 @@
+"""A captured program behind its wrapper, with the job that compiles its graphs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from treeplay.backend.job import Job
+from treeplay.backend.options import Options
+from treeplay.backend.roles import argument_names, argument_roles
+from treeplay.backend.shapes import Program
+from treeplay.backend.traceable import traceable
+from treeplay.errors import Refusal, Unrecorded
+from treeplay.generated import hide_from_dynamo
+from treeplay.wrap.aot import wrap_function
+
+
+def wrapped(program: Program, inputs: Sequence[Any], options: Options, *, is_dynamic: bool) -> Callable[..., Any]:
+    """The program behind its wrapper; one that cannot be wrapped runs as it is, and the reason is warned."""
+    source = traceable(program)
+    roles = argument_roles(program, inputs, held=len(source.held))
+    names = argument_names(program, inputs, held=source.names)
+    job = Job(options, roles, names, is_dynamic=is_dynamic)
+    try:
+        is_checked = options.inner == "aten"
+        compiled = wrap_function(
+            source.function, [*source.held, *inputs], job.compilers(), is_checked=is_checked, names=names
+        )
+    except Unrecorded:
+        raise
+    except Refusal as refusal:
+        job.refused(refusal.reason)
+        warnings.warn(f"treeplay runs a graph uncompiled: {refusal}", stacklevel=2)
+        uncompiled = _owning(job, lambda *args: program(*args))
+        uncompiled.is_uncompiled = True  # type: ignore[attr-defined]
+        return uncompiled
+    held = source.held
+
+    def call(*args: Any) -> tuple[Any, ...]:
+        return tuple(compiled([*held, *args]))
+
+    return _owning(job, call)
+
+
+def _owning(job: Job, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, as long as which the accounts of its graphs live; Dynamo leaves it alone."""
+    hide_from_dynamo(call, with_callees=True)
+    call.job = job  # type: ignore[attr-defined]
+    return call

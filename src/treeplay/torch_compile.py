@@ -1,0 +1,40 @@
+"""What `torch.compile(program, backend="treeplay", options=...)` calls with each graph, and the same by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from treeplay import driver
+from treeplay.backend.options import current, overridden
+from treeplay.backend.passes import copy_of
+from treeplay.backend.shapes import Program
+
+
+def compile_graph(
+    gm: Program,
+    inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    inner: str | Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph for inputs like these; the callable takes positional inputs like the graph's. The graph stays as it is.
+
+    `inner` is the same as `options={"inner": ...}`."""
+    given = dict(options or {}) | ({} if inner is None else {"inner": inner})
+    program = copy_of(gm) if isinstance(gm, torch.fx.GraphModule) else gm
+    return driver.compile_captured(program, inputs, overridden(current(), given))
+
+
+def backend(
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """What `torch.compile` calls with each graph; the graph is used up."""
+    return driver.compile_captured(gm, inputs, overridden(current(), options))

@@ -1,0 +1,146 @@
+"""From a lowered program to work for a device, and from what the device recorded to a recording with its call function.
+
+lowered, signature ─ make_work ▶ Work ─ device ▶ Recorded ─ make_recording ▶ Recording
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from treeplay.device.protocol import Body, Recorded, Replay, Work
+from treeplay.facts.place import How
+from treeplay.facts.plan import Plan
+from treeplay.facts.signature import Argument, Built, Constant, Fresh, Input, Ref, Signature, State, View
+from treeplay.generated import load_source
+from treeplay.lower.lowered import Lowered
+from treeplay.trace.jit import Call, Trace
+from treeplay.trace.randomness import is_own
+from treeplay.tree.table import Recording
+from treeplay.wrap import torch_private
+from treeplay.wrap.apart import Apart, ApartArguments
+from treeplay.wrap.emit import Ambience, Parts, emit_call
+
+_BUMPED = ("inductor", "capture")  # lowerings that write behind autograd's back, which has to be told
+
+
+def current_inputs(signature: Signature, call: Call) -> list[torch.Tensor]:
+    """The tensors that the graph's inputs stand for right now."""
+    tensors = []
+    for item in signature.inputs:
+        if isinstance(item.source, Argument):
+            tensors.append(call.leaves[item.source.index])
+        elif isinstance(item.source, Constant):
+            tensors.append(item.source.tensor)
+        else:
+            tensors.append(item.source.place.read())
+    return tensors
+
+
+def make_work(traced: Trace, plan: Plan, lowered: Lowered, name: str) -> Work:
+    """What the device has to know about the lowered callable."""
+    signature = traced.signature
+    return Work(
+        name=name,
+        run=lowered.run,
+        body=lowered.body or _without_numbers(lowered.run),
+        vector=lowered.vector,
+        names=tuple(str(item) for item in signature.inputs),
+        mutated=frozenset(signature.mutated),
+        slots=slot_outputs(signature),
+        tells=lowered.tells,
+        draws=bool(traced.generators),
+        state=state_of(signature),
+        generators=tuple(generator for generator in traced.generators if is_own(generator)),
+        scratch_bytes=lowered.scratch_bytes,
+        # Another number of threads adds up in another order; only a compiled graph's arithmetic is free to.
+        is_small=plan.is_small and lowered.name == "inductor",
+    )
+
+
+def state_of(signature: Signature) -> frozenset[int]:
+    """The indices of inputs that are no arguments."""
+    return frozenset(at for at, item in enumerate(signature.inputs) if not isinstance(item.source, Argument))
+
+
+def slot_outputs(signature: Signature) -> dict[int, int]:
+    """Outputs that only become the gradient of an input, which the graph does not read, and the index of that input."""
+    used: Counter[int] = Counter()
+    for ref in signature.refs:
+        used.update(_outputs_of(ref))
+    for write in signature.writes:
+        for ref in write.value.refs if isinstance(write.value, Built) else (write.value,):
+            used.update(_outputs_of(ref))
+    leaves: dict[int, int] = {}
+    read = set()
+    for index, item in enumerate(signature.inputs):
+        if isinstance(item.source, State):
+            read.add(str(item.source.place))
+            leaves[id(item.source.place.read_or(None))] = index
+    return {
+        write.value.index: leaves[id(write.place.holder)]
+        for write in signature.writes
+        if isinstance(write.value, Fresh)
+        and write.place.how is How.GRAD
+        and used[write.value.index] == 1
+        and not write.value.requires_grad
+        and id(write.place.holder) in leaves
+        and str(write.place) not in read
+    }
+
+
+def _outputs_of(ref: Ref) -> list[int]:
+    of = ref.of if isinstance(ref, View) else ref
+    return [of.index] if isinstance(of, Fresh) else []
+
+
+def _without_numbers(run: Replay) -> Body:
+    return lambda tensors: run(tensors, ())
+
+
+def make_recording(
+    signature: Signature,
+    plan: Plan,
+    lowered: Lowered,
+    recorded: Recorded,
+    call: Call,
+    inputs: list[torch.Tensor],
+    seconds: dict[str, float],
+    name: str,
+    moved: tuple[Input, ...] = (),
+) -> Recording:
+    """Write the call function around what was recorded."""
+    ambience = Ambience.now()
+    is_compiled = lowered.name == "inductor"
+    checked = call.tensors + [
+        tensor
+        for item, tensor in zip(signature.inputs, inputs, strict=True)
+        if not isinstance(item.source, (Argument, Constant))
+    ]
+    parts = Parts(
+        run=recorded.replay,
+        check=torch_private.tensor_check(checked) if checked else None,
+        is_apart=ApartArguments.of(signature, inputs)
+        if lowered.name == "capture"
+        else Apart.of(signature, inputs, is_compiled=is_compiled, shared=plan.shared),
+        increment_version=torch_private.increment_version if lowered.name in _BUMPED else None,
+        set_grad_enabled=torch_private.set_grad_enabled,
+        disable_autocast=torch_private.DisableAutocast,
+    )
+    source = emit_call(signature, ambience, parts, name=f"call {name}")
+    call_function = load_source(source)
+    recorded.tell(lambda replay: call_function.__globals__.update(run=replay))
+    return Recording(
+        call=call_function,
+        signature=signature,
+        plan=plan,
+        lowering=lowered.name,
+        operators=lowered.operators,
+        launch=recorded.facts,
+        free=recorded.free,
+        moved=moved,
+        source=source.text,
+        seconds=seconds,
+        details=lowered.details,
+    )

@@ -9,9 +9,9 @@ from rich.table import Table
 Row = Sequence[str]
 
 
-def for_terminal(head: Row, rows: Iterable[Row]) -> Table:
+def for_terminal(head: Row, rows: Iterable[Row], *, title: str = "µs per call") -> Table:
     """The table with the first column, which names the program, to the left and never wrapped."""
-    table = Table(title="µs per call")
+    table = Table(title=title)
     for index, name in enumerate(head):
         table.add_column(name, justify="left" if index == 0 else "right", no_wrap=index == 0)
     for row in rows:

@@ -32,6 +32,13 @@ def test_each_result_is_told_by_its_memory() -> None:
     assert returns.owners == (0, 7, 8)
 
 
+def test_one_tensor_given_twice_is_one_tensor_again() -> None:
+    hidden = torch.randn(3) * 2
+    returns = survey_returns([], [hidden, hidden, hidden[:]])
+    assert isinstance(returns, Returns) and returns.owners == (0,)
+    assert returns.parts == (Made(0), Made(0), View(0, True, (3,), (1,), 0))
+
+
 def test_results_are_put_together_from_other_arguments_and_new_memory() -> None:
     x, w = torch.randn(3, 4), torch.randn(12)[2:6]
     returns = survey_returns([x, w, 7], program(x, w, 7))

@@ -1,4 +1,4 @@
-"""How a joint graph becomes forward and backward: joint passes first, then the split."""
+"""How a joint graph becomes forward and backward: joint passes first, then the split, then no views are saved."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch.utils._pytree as pytree
 from treeplay.backend import torch_private
 from treeplay.backend.options import Options
 from treeplay.backend.passes import run_joint
+from treeplay.backend.saved_views import without_saved_views
 
 Split = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
 
@@ -32,6 +33,7 @@ def splitter(options: Options) -> Split:
         is_eager = options.inner != "inductor" or options.eager_random
         with torch_private.stored_random_states() if is_eager else contextlib.nullcontext():
             forward, backward = split(joint, inputs, **known)
+        without_saved_views(forward, backward, returned=known["num_fwd_outputs"])
         return forward, backward
 
     return partition

@@ -76,6 +76,7 @@ def survey_returns(args: Sequence[Any], results: Sequence[Any]) -> Returns | str
     parts: list[Part] = []
     owners: list[int] = []
     bases: dict[int, int] = {}
+    made: dict[int, Made] = {}
     for at, result in enumerate(results):
         if not isinstance(result, torch.Tensor):
             parts.append(Value(result))
@@ -84,6 +85,9 @@ def survey_returns(args: Sequence[Any], results: Sequence[Any]) -> Returns | str
             return f"result {at} is more than memory, shape and strides"
         if id(result) in places:
             parts.append(Given(places[id(result)]))
+            continue
+        if id(result) in made:  # one tensor given twice, such as a result that the backward needs too
+            parts.append(made[id(result)])
             continue
         inside = storages.get(storage_of(result), ())
         if len(inside) > 1:
@@ -100,11 +104,11 @@ def survey_returns(args: Sequence[Any], results: Sequence[Any]) -> Returns | str
             owners.append(at)
         elif results[owners[known]].dtype != result.dtype:
             return f"results {owners[known]} and {at} are of one memory and of different dtypes"
-        parts.append(
-            Made(known)
-            if is_whole(result) and owners[known] == at
-            else View(known, True, tuple(result.shape), result.stride(), int(result.storage_offset()))
-        )
+        if is_whole(result) and owners[known] == at:
+            made[id(result)] = Made(known)
+            parts.append(made[id(result)])
+        else:
+            parts.append(View(known, True, tuple(result.shape), result.stride(), int(result.storage_offset())))
     return Returns(tuple(parts), tuple(owners))
 
 

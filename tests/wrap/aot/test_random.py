@@ -80,7 +80,7 @@ def mutants(source: str, grad: bool) -> Iterator[tuple[str, str]]:
             end = k + (4 if lines[k + 1].strip() == "finally:" else 2)
             yield step, "\n".join([*lines[:k], "    values = ()", *lines[end:]])
         elif step.startswith("finally: "):
-            effects = step.removeprefix("finally: ").split(", ")
+            effects = step.removeprefix("finally: ").split("; ")
             for effect in effects:
                 yield effect, "\n".join([*lines[:k], f"    finally: {effect}", *lines[k + 1 :]])
         elif step.startswith("if mode :="):

@@ -251,3 +251,19 @@ def test_a_backward_knows_whether_it_retains_the_graph() -> None:
     result.backward(retain_graph=True)
     result.backward()
     assert seen == [True, False]
+
+
+def test_apply_without_the_look_at_each_argument_is_apply() -> None:
+    class Doubling(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return gradient * 2
+
+    x = numbers(3, grad=True)
+    y = torch_private.apply_of(Doubling)(x)
+    y.sum().backward()
+    assert type(y.grad_fn).__name__ == "DoublingBackward" and x.grad.tolist() == [2.0] * 3

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import keyword
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, Boxed, Compile, Compi
 from treeplay.wrap.aot.emit import emit_call
 from treeplay.wrap.aot.emit_node import emit_backward, emit_forward
 from treeplay.wrap.aot.first_call import Instead, first_call, on_first_call
+from treeplay.wrap.aot.fresh import fresh_values
 from treeplay.wrap.aot.later import forward_writes, take_out
 from treeplay.wrap.aot.layouts import reshaped_and_back
 from treeplay.wrap.aot.node import Compiled, LazyBackward, as_it_lies
@@ -182,6 +183,7 @@ def _compile(
         node = plan_node(traced, plan, forward, backward, late)
         plan = dataclasses.replace(plan, node=node)
         _mark_visible(forward, plan)
+        fresh = fresh_values(forward)
         instead = _first_call(forward, plan, compilers)
         run_forward = compilers.forward(forward, [*traced.inputs[0], *traced.inputs[2:4], *generator_inputs(forward)])
     tangents = 0 if node.is_whole else len(node.tangents)
@@ -193,10 +195,10 @@ def _compile(
             return donating(module, inputs, tuple(at for at, k in enumerate(taken) if k in node.donated))
 
         last = _called(LazyBackward(_later(compile_last, backward, tangents), tangents), backward)
-    node_class = _node_class(plan, node, run_forward, _called(lazy, backward), last)
+    node_class = _node_class(plan, node, run_forward, _called(lazy, backward), last, fresh)
     if instead is not None:
         on_first_call(node_class.forward, instead)
-    return _load(plan, node_class.apply, node_class.sources, lazy)
+    return _load(plan, torch_private.apply_of(node_class), node_class.sources, lazy)
 
 
 def _called(lazy: LazyBackward, backward: torch.fx.GraphModule) -> Boxed:
@@ -250,10 +252,12 @@ def _later(
     return compile_backward
 
 
-def _node_class(plan: CallPlan, node: Node, forward: Boxed, backward: Boxed, last: Boxed | None) -> Any:
+def _node_class(
+    plan: CallPlan, node: Node, forward: Boxed, backward: Boxed, last: Boxed | None, fresh: Collection[int]
+) -> Any:
     """The plan's autograd function: nothing but the two generated functions."""
     first, second = (
-        emit_forward(plan, node, forward, is_donating=last is not None),
+        emit_forward(plan, node, forward, fresh=fresh, is_donating=last is not None),
         emit_backward(plan, node, backward, last),
     )
     run_backward = load_source(second)

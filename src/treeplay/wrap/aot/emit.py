@@ -185,10 +185,11 @@ class _Call(Text):
         if self.plan.tokens:
             self.add(f"args[:0] = {tokens(self.plan.tokens)}")
         take_random_values(self, self.plan)
+        values = "run_plainly(run, args) if is_any_autocast_enabled() else run(args)"
         self.add(
             "if mode := is_grad_enabled(): set_grad_enabled(False)",
-            f"try: values = (run_plainly(run, args) if is_any_autocast_enabled() else run(args)){nothing}",
-            "finally: mode and set_grad_enabled(True), args and args.clear()",
+            f"try: values = {f'({values}){nothing}' if nothing else values}",
+            "finally: mode and set_grad_enabled(True); args and args.clear()",
             f"if len(values) != {count}: raise wrong_count({count}, values)",
         )
         if self.plan.tokens:

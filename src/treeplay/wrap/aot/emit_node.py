@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -16,8 +16,12 @@ from treeplay.wrap.aot.plan import CallPlan, Node, Tangent, WrappedTangent
 from treeplay.wrap.aot.random_states import Generators, draw_seeds
 
 
-def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any], *, is_donating: bool) -> Source:
-    """The node's forward: runs the graph, saves for the backward, marks what needs no gradient."""
+def emit_forward(
+    plan: CallPlan, node: Node, run: Callable[..., Any], *, fresh: Collection[int], is_donating: bool
+) -> Source:
+    """The node's forward: runs the graph, saves for the backward, marks what needs no gradient.
+
+    `fresh` are places among the graph's results that hold new memory."""
     text = Text()
     text.use("run", run)
     text.use("wrong_count", helpers.wrong_count)
@@ -49,7 +53,7 @@ def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any], *, is_dona
         text.add(f"values = values[{plan.tokens}:]")
     if plan.has_functional_random:
         text.add(f"set_random_offset(values[{plan.flat_values}])")
-    _save(text, plan, node)
+    _save(text, plan, node, fresh)
     if is_donating:  # what the user's hooks give back may be the user's own
         text.use("saving_hooks", torch_private.saving_hooks)
         text.add("ctx.is_hooked = saving_hooks(True) is not None")
@@ -67,11 +71,18 @@ def emit_forward(plan: CallPlan, node: Node, run: Callable[..., Any], *, is_dona
     return Source("node forward", text.text(f"def forward(ctx, {names}):"), text.names, entry="forward")
 
 
-def _save(text: Text, plan: CallPlan, node: Node) -> None:
-    text.use("saved_view", helpers.saved_view)
+def _save(text: Text, plan: CallPlan, node: Node, fresh: Collection[int]) -> None:
+    """What is saved holds no history: a view would keep that of what it views."""
     first = plan.returned_values - plan.tokens
-    places = [f"values[{first + k}]" for k in range(node.saved)]
-    saved = [f"{place}.clone()" if k in node.copied else f"saved_view({place})" for k, place in enumerate(places)]
+    saved = []
+    for k in range(node.saved):
+        place = f"values[{first + k}]"
+        if k in node.copied:
+            saved.append(f"{place}.clone()")
+        elif plan.returned_values + k in fresh:
+            saved.append(place)
+        else:
+            saved.append(f"{place}.detach() if {place}._is_view() else {place}")
     checked = saved[: len(saved) - node.unchecked]
     unchecked = saved[len(saved) - node.unchecked :]
     if checked:

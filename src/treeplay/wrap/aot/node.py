@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +17,7 @@ from treeplay.wrap.aot.plan import Group, Layout
 from treeplay.wrap.torch_private import tensor_check
 
 _compiling = threading.RLock()
-
+_is_none = functools.partial(operator.is_, None)
 
 Compiled = tuple[Boxed, tuple[int, ...]]  # a backward, and which of the saved values and gradients it takes
 _MOST_PARTIAL = 16  # backwards that are kept for calls which bring gradients for some results only
@@ -54,6 +56,7 @@ class LazyBackward:
         self._compile = compile_backward
         self._tangents = tangents
         self._run: dict[tuple[int, ...], _Fitted] = {}
+        self._whole: _Fitted | None = None
 
     @property
     def is_compiled(self) -> bool:
@@ -61,13 +64,18 @@ class LazyBackward:
         return bool(self._run)
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
-        missing: tuple[int, ...] = ()
+        if any(map(_is_none, values[len(values) - self._tangents :])):  # no name may keep a gradient alive
+            return self._partial(values)
+        fitted = self._whole or self._compile_once((), values)
+        if not fitted.fits(*values):
+            fitted.lay_out(values)
+        return fitted.run(values)
+
+    def _partial(self, values: list[Any]) -> Sequence[Any]:
         first = len(values) - self._tangents
-        if any(value is None for value in values[first:]):
-            missing = tuple(k for k in range(self._tangents) if values[first + k] is None)
+        missing = tuple(k for k in range(self._tangents) if values[first + k] is None)
         fitted = self._run.get(missing) or self._compile_once(missing, values)
-        if missing:
-            values[:] = [values[k] for k in fitted.taken]
+        values[:] = [values[k] for k in fitted.taken]
         if not fitted.fits(*values):
             fitted.lay_out(values)
         return fitted.run(values)
@@ -79,6 +87,8 @@ class LazyBackward:
                 while len(self._run) >= _MOST_PARTIAL:
                     del self._run[next(iter(self._run))]
                 known = self._run[missing] = _Fitted(self._compile(missing, values), values)
+            if not missing:
+                self._whole = known
             return known
 
 
@@ -184,11 +194,6 @@ def run_plainly(run: Boxed, values: list[Any]) -> Sequence[Any]:
     """Run a graph while autocast is on outside."""
     result: Sequence[Any] = torch_private.without_autocast(run, values)
     return result
-
-
-def saved_view(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor to save that holds no history: a view would keep its base's."""
-    return tensor.detach() if tensor._is_view() else tensor
 
 
 def missing(layout: Layout, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

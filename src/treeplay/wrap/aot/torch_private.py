@@ -52,6 +52,12 @@ class NodeType(type(torch.autograd.Function)):  # type: ignore[misc]
         return GRADIENTS_COME_IN_A_LIST and not compiled_autograd.compiled_autograd_enabled
 
 
+def apply_of(node_class: Any) -> Callable[..., Any]:
+    """`apply` of an autograd function, without the look at each argument that torch's own has for transforms."""
+    direct: Callable[..., Any] = super(torch.autograd.Function, node_class).apply
+    return direct
+
+
 @dataclass(frozen=True, slots=True)
 class Traced:
     """What torch's tracing gives: the graph, its inputs, whether it is a joint graph, and the facts about the call.

@@ -1,0 +1,25 @@
+"""Which results of a graph are new memory, by what its operators promise."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch.fx
+
+from treeplay.wrap.aot.first_call import is_custom
+
+
+def fresh_values(graph: torch.fx.GraphModule) -> frozenset[int]:
+    """Places of the results that operators of torch make anew: no views of an argument, whose history they would hold."""
+    results: Any = graph.graph.output_node().args[0]
+    return frozenset(at for at, value in enumerate(results) if isinstance(value, torch.fx.Node) and _is_fresh(value))
+
+
+def _is_fresh(node: torch.fx.Node) -> bool:
+    if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    if not isinstance(node.target, torch._ops.OpOverload) or is_custom(node.target):
+        return False
+    return all(returned.alias_info is None for returned in node.target._schema.returns)

@@ -28,7 +28,7 @@ from torch import nn
 
 from benchmarks import machine
 from benchmarks.layout import for_terminal
-from treeplay.backend.compile import backend
+from treeplay.torch_compile import backend
 
 RESULTS = machine.ROOT / "benchmarks" / "results" / "backend"
 KINDS = ("inference", "training")

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from treeplay.backend import partition, torch_private
-from treeplay.backend.compile import backend
+from treeplay.torch_compile import backend
 
 Program = Callable[..., Any]
 

@@ -80,12 +80,18 @@ def _recording(result: Result) -> str:
 
 def as_rich(results: list[Result]) -> Table:
     """The table for a terminal, with programs by their short names."""
-    return for_terminal(HEAD, ((result["program"], *row(result)[1:]) for result in results))
+    return for_terminal(*filled(HEAD, [(result["program"], *row(result)[1:]) for result in results]))
 
 
 def as_markdown(results: list[Result]) -> str:
     """The table and its notes for the README."""
-    return for_readme(HEAD, map(row, results), notes(results))
+    return for_readme(*filled(HEAD, list(map(row, results))), notes(results))
+
+
+def filled(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The columns that were measured for at least one program."""
+    kept = [at for at in range(len(head)) if any(not set(row[at]) <= set("–/ ") for row in rows)]
+    return tuple(head[at] for at in kept), [tuple(row[at] for at in kept) for row in rows]
 
 
 def notes(results: list[Result]) -> list[str]:
@@ -96,7 +102,11 @@ def notes(results: list[Result]) -> list[str]:
         '"reduce-overhead" is used as its documentation asks: steps marked, kept results cloned.',
         '"floor": the compiled kernels in one CUDA graph captured by hand, without checks, copies or results to keep;',
         '"vs floor": treeplay\'s time divided by it; less than 1 where it compiles what the floor does not, as the optimizer.',
-        '"backend": `torch.compile(model, backend="treeplay")` with the optimizer of the peers.',
+        *(
+            ['"backend": `torch.compile(model, backend="treeplay")` with the optimizer of the peers.']
+            if any("backend" in result.get("wall_us", {}) for result in results)
+            else []
+        ),
         '"host": until a call returns, treeplay / reduce-overhead.',
         '"peak": reserved while running, treeplay / reduce-overhead.',
         '"first calls": three, compiled with empty caches, treeplay / compile.',

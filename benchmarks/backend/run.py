@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -65,9 +66,17 @@ def measured(name: str, words: list[str], *, limit_seconds: float, threads: int 
 
 
 def all_measured(
-    names: list[str], words: list[str], *, workers: int, limit_seconds: float, threads: int | None, gpus: int
+    names: list[str],
+    words: list[str],
+    *,
+    workers: int,
+    limit_seconds: float,
+    total_seconds: float,
+    threads: int | None,
+    gpus: int,
 ) -> Iterator[Result]:
-    """The results as they come, `workers` models at a time, spread over so many GPUs."""
+    """The results as they come, `workers` models at a time, spread over so many GPUs; at last with what there is by then."""
+    end = monotonic() + total_seconds
     free: queue.SimpleQueue[int | None] = queue.SimpleQueue()
     for worker in range(workers):
         free.put(worker % gpus if gpus else None)
@@ -75,7 +84,10 @@ def all_measured(
     def measured_on_next(name: str) -> Result:
         gpu = free.get()
         try:
-            return measured(name, words, limit_seconds=limit_seconds, threads=threads, gpu=gpu)
+            left = min(limit_seconds, end - monotonic())
+            if left <= 0:
+                return {"model": name, "died": "not begun in time"}
+            return measured(name, words, limit_seconds=left, threads=threads, gpu=gpu)
         finally:
             free.put(gpu)
 
@@ -104,7 +116,13 @@ def main() -> int:
     file: Result = {"environment": environment, "options": words, "models": []}
     console = Console(stderr=True)
     for result in all_measured(
-        options.only, words, workers=options.workers, limit_seconds=options.limit, threads=options.threads, gpus=gpus
+        options.only,
+        words,
+        workers=options.workers,
+        limit_seconds=options.limit,
+        total_seconds=options.total,
+        threads=options.threads,
+        gpus=gpus,
     ):
         file["models"].append(result)
         file["models"].sort(key=lambda one: [model.name for model in MODELS].index(one["model"]))
@@ -137,6 +155,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seconds", type=float, default=3.0, help="for the times of each way of a model (default: 3)")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one model (default: 600)")
+    parser.add_argument(
+        "--total", type=float, default=float("inf"), help="seconds for all together (default: no limit)"
+    )
     parser.add_argument("--check", action="store_true", help="only results and gradients, no times")
     parser.add_argument(
         "--workers", type=int, default=1, help="models at a time; on the CPU more than one takes no times"

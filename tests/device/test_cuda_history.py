@@ -69,7 +69,7 @@ def test_allocations_of_a_capture_are_seen_and_others_are_not():
 @gpu
 @needs_gpu
 def test_a_history_that_a_user_records_is_left_alone():
-    torch.cuda.memory._record_memory_history("all")
+    torch.cuda.memory._record_memory_history("all", context=None)
     try:
         torch.empty(100, device="cuda")
         with allocations(torch.device("cuda", 0), torch.cuda.graph_pool_handle()) as seen:

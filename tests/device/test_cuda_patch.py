@@ -212,7 +212,7 @@ def test_a_failed_move_says_which_call_failed():
 def test_a_user_who_records_the_allocators_history_keeps_it_and_outputs_stay():
     from benchmarks.relocating import capture
 
-    torch.cuda.memory._record_memory_history("all")
+    torch.cuda.memory._record_memory_history("all", context=None)
     try:
         made = capture(lambda x: [x * 2], [torch.randn(64, device="cuda")])
         assert [row.who for row in made.table.demoted()] == [("output", 0)]

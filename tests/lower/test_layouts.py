@@ -12,8 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from support import jit
+from treeplay.errors import LoweringError
 from treeplay.lower.compiler import find_compiler
-from treeplay.lower.layouts import has_convolutions_both_ways, put_channels_last
+from treeplay.lower.layouts import check_layouts, has_convolutions_both_ways, put_channels_last
 from treeplay.settings import settings
 
 aten = torch.ops.aten
@@ -164,3 +165,14 @@ def test_a_channels_last_step_stays_right_when_its_tensors_move(monkeypatch: pyt
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert a.grad is not None and b.grad is not None and a.grad.stride() == b.grad.stride()
         torch.testing.assert_close(a.grad, b.grad, rtol=5e-2, atol=1e-2)
+
+
+def test_an_operator_that_lies_otherwise_than_it_says_is_not_compiled() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(torch.ops.aten.sin.default, (x,)))
+    check_layouts(graph)
+    with graph.inserting_before(graph.output_node()):
+        graph.call_function(torch.ops.aten._cudnn_rnn.default, (x,))
+    with pytest.raises(LoweringError, match=r"_cudnn_rnn\.default lays out its results in another way"):
+        check_layouts(graph)

@@ -110,6 +110,17 @@ def test_training_of_compiled_kernels_is_eagers(way: Way, name: str, device: tor
     assert_close(found, name, device, bound=CLOSE * 10)  # an update of AdamW follows the sign of a gradient
 
 
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+@pytest.mark.parametrize("train", [False, True])
+def test_recurrent_layers_on_a_gpu_are_not_compiled_where_that_would_misread_them(
+    name: str, train: bool, device: torch.device
+) -> None:
+    if device == CPU:
+        pytest.skip("they run in cuDNN on a GPU only")
+    found = (training if train else inference)(treeplay_jit(), name, device)
+    assert_close(found, name, device)
+
+
 def test_the_steps_were_replayed(device: torch.device) -> None:
     model = model_of("lstm")
     network = model.make("tiny", device, training=False)

@@ -8,7 +8,7 @@ from torch import nn
 
 from support import jit
 from treeplay import Refusal
-from treeplay.trace.recurrent import in_one_piece, weights_of
+from treeplay.trace.recurrent import in_one_piece, settled, weights_of
 
 
 def flat_layer() -> tuple[nn.LSTM, torch.UntypedStorage]:
@@ -57,3 +57,17 @@ def test_only_recurrent_layers_have_such_weights() -> None:
     assert weights_of(torch.add, given) == []
     assert all(a is b for a, b in zip(weights_of(torch.lstm, given), [x, x, *weights], strict=True))
     assert [place[2] for _, place in in_one_piece([x, *weights], storage)] == [0, 24, 60, 72]
+
+
+def test_a_layer_takes_the_piece_and_no_state_of_dropout_that_it_does_not_use() -> None:
+    layer = torch.ops.aten._cudnn_rnn.default
+    names = [argument.name for argument in layer._schema.arguments]
+    piece, state = torch.ones(3), torch.zeros(5)
+
+    def given(dropout: float, train: bool) -> dict[str, object]:
+        args = dict.fromkeys(names) | {"dropout": dropout, "train": train, "dropout_state": state}
+        return dict(zip(names, settled(layer, tuple(args.values()), piece), strict=True))
+
+    assert given(0.0, True)["weight_buf"] is piece and given(0.0, True)["dropout_state"] is None
+    assert given(0.5, False)["dropout_state"] is None and given(0.5, True)["dropout_state"] is state
+    assert settled(torch.ops.aten.add.Tensor, (1, 2), piece) == (1, 2)

@@ -151,6 +151,7 @@ def _inductor(
     )  # Inductor rewrites what it is given, and others still ask the graph
     strides: list[Any] = []
     try:
+        inductor.check_layouts(module.graph)
         run = inductor.compile_graph(
             spare,
             fakes,

@@ -17,7 +17,7 @@ from treeplay.device.host.operators import KEEPS_FOR_BACKWARD
 from treeplay.errors import LoweringError
 from treeplay.facts.spec import TensorSpec
 from treeplay.lower.functional import Tensors, make_functional
-from treeplay.lower.layouts import has_convolutions_both_ways
+from treeplay.lower.layouts import check_layouts, has_convolutions_both_ways
 from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.numbers import Numbers, Vector, split_numbers
 from treeplay.lower.written_out import WRITTEN_OUT
@@ -32,6 +32,7 @@ def lower_inductor(
     from treeplay.lower import torch_private  # imports Inductor: seconds, so only when it is needed
 
     _check_keeping(graph)
+    check_layouts(graph)
     numbers = split_numbers(graph)
     specs = _specs(graph, numbers, device)
     interpreter = Tensors(graph, numbers.scalars, numbers.known, numbers.slots, formulas=WRITTEN_OUT)

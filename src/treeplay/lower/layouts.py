@@ -16,10 +16,21 @@ import torch
 import torch.fx
 from torch.fx import Node
 
+from treeplay.errors import LoweringError
+
 aten = torch.ops.aten
 
 _CONVOLUTIONS = {aten.convolution.default: (0, 1), aten.convolution_backward.default: (0, 1, 2)}
 _IMAGES = 4  # dimensions: batch, channels, height, width
+_LIES_OTHERWISE = frozenset({aten._cudnn_rnn.default})  # with the batch first: transposed
+
+
+def check_layouts(graph: torch.fx.Graph) -> None:
+    """Raise `LoweringError` for operators that lay out results in another way than they tell a compiler, which would misread
+    them."""
+    found = next((node for node in graph.nodes if node.target in _LIES_OTHERWISE), None)
+    if found is not None:
+        raise LoweringError(f"{found.target} lays out its results in another way than it tells a compiler")
 
 
 def has_convolutions_both_ways(module: torch.fx.GraphModule) -> bool:

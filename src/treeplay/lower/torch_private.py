@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from treeplay.device.protocol import Births
 from treeplay.lower.births import ResultsTold
 from treeplay.lower.functional import settled
+from treeplay.lower.layouts import check_layouts as check_layouts
 from treeplay.lower.layouts import has_convolutions_both_ways, put_channels_last
 
 _OPTIONS: dict[str, Any] = {

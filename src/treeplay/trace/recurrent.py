@@ -18,7 +18,8 @@ import torch
 
 aten = torch.ops.aten
 TAKES_ONE_PIECE = aten.set_.source_Storage
-_PIECE = {aten._cudnn_rnn.default: 3}  # where a layer's operator takes it
+_LAYER = aten._cudnn_rnn.default
+_PIECE, _DROPOUT, _IS_TRAINED, _DROPOUT_STATE = 3, 11, 12, 15  # places among its arguments
 _LAYERS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
@@ -36,9 +37,14 @@ def in_one_piece(weights: Sequence[torch.Tensor], storage: torch.UntypedStorage)
             yield weight, (tuple(weight.shape), weight.stride(), int(weight.storage_offset()))
 
 
-def with_one_piece(func: Any, args: tuple[Any, ...], piece: torch.Tensor | None) -> tuple[Any, ...]:
-    """The arguments of a layer's operator with `piece` where it was given none."""
-    at = _PIECE.get(func)
-    if at is None or piece is None or args[at] is not None:
+def settled(func: Any, args: tuple[Any, ...], piece: torch.Tensor | None) -> tuple[Any, ...]:
+    """The arguments of a layer's operator as it is recorded: with `piece` where it was given none, and without what it does
+    not use: the library's own state for dropout, which it is handed even if nothing is dropped."""
+    if func is not _LAYER:
         return args
-    return (*args[:at], piece, *args[at + 1 :])
+    given = list(args)
+    if given[_PIECE] is None:
+        given[_PIECE] = piece
+    if not given[_DROPOUT] or not given[_IS_TRAINED]:
+        given[_DROPOUT_STATE] = None
+    return tuple(given)

@@ -37,7 +37,7 @@ from treeplay.trace.layouts import Answer, Question, laid_out, question
 from treeplay.trace.location import call_site, innermost_is_optimizer, user_location
 from treeplay.trace.log import Entry
 from treeplay.trace.randomness import Generators, generator_in
-from treeplay.trace.recurrent import TAKES_ONE_PIECE, in_one_piece, with_one_piece
+from treeplay.trace.recurrent import TAKES_ONE_PIECE, in_one_piece, settled
 from treeplay.trace.scalar_ops import takes_symbolic_number
 from treeplay.trace.scalars import Scalar, ScalarWorld, scalar_of, symbolic
 from treeplay.trace.tape import (
@@ -154,7 +154,7 @@ class Tracer(TorchDispatchMode):
             )
         if func in _HOST_READS:
             return self._read_on_host(func, args, where)
-        args = with_one_piece(func, args, self.recurrent_piece)
+        args = settled(func, args, self.recurrent_piece)
         self.tape.log.append(Entry.of(func, where, args, kwargs, call_site()))
         if torch.Tag.nondeterministic_seeded in func.tags:
             self._draw(func, (*args, *kwargs.values()), where)

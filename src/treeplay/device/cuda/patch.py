@@ -114,6 +114,7 @@ class Patcher:
     def _name(self, index: int, call: str, names: dict[str, Any]) -> None:
         node = self.nodes[index]
         names |= {f"set{index}": function(call), f"node{index}": node.handle, f"params{index}": addressof(node.params)}
+        names[f"own{index}"] = node  # its memory lives as long as what writes there
 
     def _is_update(self, nodes: Collection[int]) -> bool:
         return is_update_cheaper(len(nodes), self.table.nodes, self.costs)

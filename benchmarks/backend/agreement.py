@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +22,11 @@ from benchmarks.backend.model import Feed, Loss
 from benchmarks.backend.ways import EAGER, Call, Way
 
 LEARNING_RATE = 1e-4
+FIRST_CALLS = 3  # treeplay.jit runs, records, replays; on a GPU it captures in the third
+
+
+def _nothing() -> None:
+    """A device that has done its work when a call returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +55,63 @@ def full_precision() -> Iterator[None]:
         cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic = before
 
 
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A way that was compared with eager: how it agrees, the call, ready for more, and the seconds of its first calls."""
+
+    agreement: Agreement
+    call: Call
+    first_seconds: float
+
+
 def forward_agreement(way: Way, model: nn.Module, feeds: list[Feed]) -> Agreement:
     """Of inference. All results are kept until the end: none may change."""
-    run = way.forward(model)
-    with torch.no_grad():
-        found = [run(feed) for feed in feeds]
-        expected = [EAGER.forward(model)(feed) for feed in feeds]
-    return Agreement(difference(found, expected))
+    return checked_forward(way, model, feeds).agreement
 
 
 def training_agreement(way: Way, model: nn.Module, feeds: list[Feed], loss: Loss) -> Agreement:
     """Of whole training steps; `model` is trained, a copy of it by eager."""
+    return checked_training(way, model, feeds, loss).agreement
+
+
+def checked_forward(way: Way, model: nn.Module, feeds: list[Feed], drain: Callable[[], None] = _nothing) -> Checked:
+    """`forward_agreement`, and what can be called further; `drain` waits for the device."""
+    run, watch = way.forward(model), _Watch(drain)
+    with torch.no_grad():
+        found = [watch.timed(run, feed) for feed in feeds]
+        expected = [EAGER.forward(model)(feed) for feed in feeds]
+    return Checked(Agreement(difference(found, expected)), run, watch.seconds)
+
+
+def checked_training(
+    way: Way, model: nn.Module, feeds: list[Feed], loss: Loss, drain: Callable[[], None] = _nothing
+) -> Checked:
+    """`training_agreement`, and what can be called further; `drain` waits for the device."""
     twin = copy.deepcopy(model)
-    found = _Trained.by(way, model, feeds, loss)
-    expected = _Trained.by(EAGER, twin, feeds, loss)
+    found = _Trained.by(way, model, feeds, loss, drain)
+    expected = _Trained.by(EAGER, twin, feeds, loss, drain)
     gradients = max(difference(a, b) for a, b in zip(found.gradients, expected.gradients, strict=True))
     state = [[tensor.detach() for tensor in one.state_dict().values()] for one in (model, twin)]
-    return Agreement(difference(found.losses, expected.losses), gradients, difference(*state))
+    agreement = Agreement(difference(found.losses, expected.losses), gradients, difference(*state))
+    return Checked(agreement, found.step, found.seconds)
+
+
+class _Watch:
+    """Takes the time of the first calls, which compile and record."""
+
+    def __init__(self, drain: Callable[[], None]) -> None:
+        self._drain, self._left, self.seconds = drain, FIRST_CALLS, 0.0
+
+    def timed(self, call: Call, feed: Feed) -> Any:
+        """The result of a call."""
+        if not self._left:
+            return call(feed)
+        self._left -= 1
+        start = time.perf_counter()
+        result = call(feed)
+        self._drain()
+        self.seconds += time.perf_counter() - start
+        return result
 
 
 def rounding(model: nn.Module, feeds: list[Feed], loss: Loss | None = None) -> Agreement:
@@ -99,15 +145,18 @@ def _converted(value: Any, there: torch.dtype, here: torch.dtype) -> Any:
 
 @dataclass(slots=True)
 class _Trained:
+    step: Call
     losses: list[torch.Tensor]
     gradients: list[list[torch.Tensor | None]]
+    seconds: float = 0.0
 
     @staticmethod
-    def by(way: Way, model: nn.Module, feeds: list[Feed], loss: Loss) -> _Trained:
+    def by(way: Way, model: nn.Module, feeds: list[Feed], loss: Loss, drain: Callable[[], None] = _nothing) -> _Trained:
         step: Call = way.step(model, torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE), loss)
-        this = _Trained([], [])
+        this, watch = _Trained(step, [], []), _Watch(drain)
         for feed in feeds:
-            this.losses.append(step(feed))
+            this.losses.append(watch.timed(step, feed))
+            this.seconds = watch.seconds
             this.gradients.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
         return this
 

@@ -1,9 +1,10 @@
 """Measure one model in this process: `python -m benchmarks.backend.measure NAME --out FILE.json`.
 
-for inference and for training, for each way: agreement with eager ─▶ first calls ─▶ times
+for inference and for training, for each way: first calls, agreement with eager ─▶ times
 
-Each way starts with an empty compiler and is gone before the next: entries of several ways for one piece of code would be tried
-one after the other on each call. The file is written after each way; one that fails is noted with its error.
+Everything is computed in full precision, without TF32. Each way starts with an empty compiler and is gone before the next:
+entries of several ways for one piece of code would be tried one after the other on each call. The file is written after each
+way; one that fails is noted with its error.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, Literal
 import torch
 
 import treeplay
-from benchmarks.backend.agreement import LEARNING_RATE, forward_agreement, full_precision, rounding, training_agreement
+from benchmarks.backend.agreement import checked_forward, checked_training, full_precision, rounding
 from benchmarks.backend.model import SIZES, Feed, Model, Size
 from benchmarks.backend.ways import WAYS, Call, Way, treeplay_backend, treeplay_jit
 from benchmarks.backend.zoo import MODELS, find_model
@@ -34,7 +35,6 @@ from benchmarks.measure import quartiles
 Kind = Literal["inference", "training"]
 KINDS: tuple[Kind, ...] = ("inference", "training")
 _FEEDS = 4
-_FIRST_CALLS = 3  # treeplay.jit runs, records, replays; on a GPU it captures in the third
 _FEWEST_ROUNDS = 5
 _WARNING = "treeplay"
 TURN = "TREEPLAY_BENCHMARK_TURN"
@@ -62,13 +62,6 @@ class Task:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def make(self, way: Way, kind: Kind) -> Call:
-        """A call of the model in a way, with the model's first weights."""
-        network = self.model.make(self.size, self.device, training=kind == "training")
-        if kind == "inference":
-            return way.forward(network)
-        return way.step(network, torch.optim.AdamW(network.parameters(), lr=LEARNING_RATE), self.model.loss)
-
 
 def measure(task: Task) -> None:
     """All about one model, into its file."""
@@ -88,38 +81,28 @@ def measure(task: Task) -> None:
 def facts_of(task: Task, way: Way, kind: Kind) -> dict[str, Any]:
     """A way's agreement with eager, the seconds of its first calls, and the microseconds of later ones."""
     facts: dict[str, Any] = {"error": None}
+    forget()
     try:
-        with _fallbacks(facts):
-            with full_precision():
-                facts |= agreement(task, way, kind)
-            forget()
-            start = time.perf_counter()
-            call, feeds = task.make(way, kind), task.feeds()
-            made = time.perf_counter()
-            for feed in feeds[:_FIRST_CALLS]:
-                call(feed)
-            task.drain()
-            facts |= {"make_seconds": made - start, "first_calls_seconds": time.perf_counter() - made}
+        with _fallbacks(facts), full_precision():
+            network, feeds = task.model.make(task.size, task.device, training=kind == "training"), task.feeds()
+            loss = None if kind == "inference" else task.model.loss
+            if way.name == "eager":
+                facts |= {"rounding": rounding(network, feeds, loss).worst}
+            checked = (
+                checked_forward(way, network, feeds, task.drain)
+                if loss is None
+                else checked_training(way, network, feeds, loss, task.drain)
+            )
+            found = asdict(checked.agreement)
+            facts |= {"first_calls_seconds": checked.first_seconds}
+            facts |= {} if way.name == "eager" else {"results": found["results"]} if loss is None else found
             if task.seconds:
                 with turn():
-                    facts |= {"us": quartiles([seconds * 1e6 for seconds in times(task, call, feeds)])}
+                    facts |= {"us": quartiles([seconds * 1e6 for seconds in times(task, checked.call, feeds)])}
     except Exception as error:
         text = "".join(traceback.format_exception(error, limit=-6))
         facts |= {"error": f"{type(error).__name__}: {error}"[:2000], "traceback": text[-4000:]}
     return facts
-
-
-def agreement(task: Task, way: Way, kind: Kind) -> dict[str, float]:
-    """How far the way is from eager, in a compiler without leftovers; eager, how far from itself in float64."""
-    forget()
-    network = task.model.make(task.size, task.device, training=kind == "training")
-    if way.name == "eager":
-        own = rounding(network, task.feeds(), None if kind == "inference" else task.model.loss)
-        return {"rounding": own.worst}
-    if kind == "inference":
-        found = forward_agreement(way, network, task.feeds())
-        return {"results": found.results}
-    return asdict(training_agreement(way, network, task.feeds(), task.model.loss))
 
 
 @contextlib.contextmanager

@@ -102,7 +102,8 @@ def note(account: Account) -> None:
 
 
 def graph_reports() -> tuple[GraphReport, ...]:
-    """All graphs of `torch.compile` that are alive, in the order of their compiles, forward before backward."""
+    """All graphs that are alive, of `torch.compile` and of programs that the caller differentiates, in the order of their
+    compiles, forward before backward."""
     with _lock:
         alive = list(_accounts)
     order = {"forward": 0, "inference": 0, "backward": 1}

@@ -7,15 +7,15 @@ import torch
 
 from treeplay.device.cuda import torch_private
 from treeplay.device.cuda.history import notes_of
-from treeplay.device.cuda.marks import without_disputed
+from treeplay.device.cuda.marks import undisputed
 from treeplay.facts.nodes import Block
 
 A, B = Block(0x1000, 600), Block(0x1000, 100)  # the second lies where the first lay
 ELSEWHERE = Block(0x4000, 100)
 
 
-def known(blocks: list[Block], notes: str) -> bool:
-    return without_disputed({0: 7}, {0: 0x1000}, blocks, tuple(notes)) == {0: 7}
+def known(blocks: list[Block], notes: str, *, told: str = "2") -> bool:
+    return undisputed({0: (7, told)}, {0: 0x1000}, blocks, tuple(notes)) == {0: 7}
 
 
 def test_what_another_operator_had_there_before_is_told_by_the_birth():
@@ -35,7 +35,11 @@ def test_scratch_elsewhere_does_not_matter():
 
 
 def test_a_result_that_was_not_allocated_is_not_known():
-    assert without_disputed({0: 7}, {0: 0x9000}, [A], ("1",)) == {}
+    assert undisputed({0: (7, "1")}, {0: 0x9000}, [A], ("1",)) == {}
+
+
+def test_a_result_that_nobody_told_of_has_not_the_birth_of_what_lay_there_before():
+    assert known([A, B], "12", told="2") and not known([A, B], "12", told="1")
 
 
 def test_notes_are_those_of_allocations():

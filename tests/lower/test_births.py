@@ -8,7 +8,7 @@ from types import FunctionType
 
 import torch
 
-from treeplay.lower.births import ResultsTold
+from treeplay.lower.births import ResultsTold, tell_results
 
 
 class Births:
@@ -42,6 +42,19 @@ def test_results_in_memory_of_their_own_are_told() -> None:
     assert address(made) in dict(births.told) and address(view) == address(made)
     assert address(out) not in dict(births.told) and address(x) not in dict(births.told)
     assert len(births.told) == 4  # the product, the difference, and two of min
+
+
+def test_results_in_lists_among_results_are_told() -> None:
+    births, given, first, second = Births(), torch.ones(1), torch.ones(2), torch.ones(3)
+    tell_results(births, 7, ([given],), (first, [second, given], None))
+    assert births.told == [(address(first), 7), (address(second), 7)]
+
+
+def test_a_higher_order_operator_is_told_as_one() -> None:
+    births, x = Births(), torch.ones(3)
+    with ResultsTold(births):
+        (made,) = torch.ops.higher_order.invoke_subgraph(torch.fx.symbolic_trace(lambda x: (x * 2 + 1,)), "graph", x)
+    assert made.tolist() == [3, 3, 3] and births.told[-1][0] == address(made)
 
 
 def test_a_wrapper_tells_what_it_allocates_and_what_its_operators_return() -> None:

@@ -39,6 +39,6 @@ class ResultsTold(TorchDispatchMode):
 def tell_results(births: Births, before: int, given: Any, result: Any) -> None:
     """Tell of the results of an operator that lie in none of the tensors it was given; `before`: the time before it ran."""
     taken = {storage_of(leaf) for leaf in leaves_of(given) if isinstance(leaf, torch.Tensor)}
-    for tensor in result if isinstance(result, (list, tuple)) else (result,):
+    for tensor in leaves_of(result):
         if isinstance(tensor, torch.Tensor) and storage_of(tensor) not in taken:
             births.born(tensor, before)

@@ -1,10 +1,12 @@
 """When results were made in a capture: how many nodes there were before, and what else lay at their places.
 
-operator 7 begins   now()                ─▶ 120 nodes; from here on the allocator notes "7" beside each allocation
-  scratch at 0x1000, freed; result at 0x1000
-operator 7 is done  born(result, 120)
-of(results, blocks, notes)               ─▶ the birth of each, but for results whose place an earlier allocation of
-                                            the same operator had: its nodes cannot be told from theirs
+    operator 7 begins    now()               ─▶ 120 nodes; from here on the allocator notes "7" beside each allocation
+      scratch at 0x1000, freed; result at 0x1000
+    operator 7 is done   born(result, 120)
+    of(results, blocks, notes)               ─▶ the birth of each, but for two kinds of results:
+
+- whose place an earlier allocation of the same operator had: its nodes cannot be told from theirs;
+- that nobody told of: what is known of their place is the birth of something else, with another note.
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ import torch
 from treeplay.device.cuda import driver, torch_private
 from treeplay.facts.nodes import Block
 
+Told = tuple[int, str]
+"""How many nodes there were, and what was noted beside allocations."""
+
 
 class Marks:
     """How many nodes there were when memory was allocated, by its address. The last that was made at an address counts."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch_private.native("_cuda_getCurrentRawStream")(device.index)
-        self._at: dict[int, int] = {}
+        self._at: dict[int, Told] = {}
         self._operators = 0
 
     def now(self) -> int:
@@ -34,30 +39,31 @@ class Marks:
 
     def born(self, tensor: torch.Tensor, at: int) -> None:
         """Note a tensor in memory of its own."""
-        self._at[tensor.untyped_storage().data_ptr()] = at
+        self._at[tensor.untyped_storage().data_ptr()] = at, str(self._operators)
 
     def of(
         self, outputs: Sequence[torch.Tensor], blocks: Sequence[Block] | None, notes: Sequence[str]
     ) -> dict[int, int]:
         """What was noted of the outputs, by their index; `notes` is what the allocator noted beside each block."""
         places = {index: output.untyped_storage().data_ptr() for index, output in enumerate(outputs)}
-        births = {index: self._at[place] for index, place in places.items() if place in self._at}
-        return births if blocks is None else without_disputed(births, places, blocks, notes)
+        told = {index: self._at[place] for index, place in places.items() if place in self._at}
+        if blocks is None:
+            return {index: birth for index, (birth, _) in told.items()}
+        return undisputed(told, places, blocks, notes)
 
 
-def without_disputed(
-    births: Mapping[int, int], places: Mapping[int, int], blocks: Sequence[Block], notes: Sequence[str]
+def undisputed(
+    told: Mapping[int, Told], places: Mapping[int, int], blocks: Sequence[Block], notes: Sequence[str]
 ) -> dict[int, int]:
-    """The births but of those that lie where the same operator had something else before."""
+    """The births of those that were told of themselves, and had their place for themselves while their operator ran."""
     newest = {block.address: at for at, block in enumerate(blocks)}
     kept = {}
-    for index, birth in births.items():
+    for index, (birth, note) in told.items():
         own = newest.get(places[index])
-        if own is None:
+        if own is None or notes[own] != note:
             continue
         block = blocks[own]
-        begun = next((at for at in range(own, -1, -1) if notes[at] != notes[own]), -1) + 1
-        others = blocks[begun:own]
-        if not any(other.address < block.end and block.address < other.end for other in others):
+        begun = next((at for at in range(own, -1, -1) if notes[at] != note), -1) + 1
+        if not any(other.address < block.end and block.address < other.end for other in blocks[begun:own]):
             kept[index] = birth
     return kept

@@ -49,3 +49,14 @@ def test_gradients_of_a_convolution_with_normalisation():
     for mine, wanted in zip(net.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, wanted.grad, rtol=1e-4, atol=1e-5)
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("inner", ["aten", "inductor"])
+def test_results_whose_sizes_depend_on_values(inner: str) -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (x @ w).nonzero() * 3
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        run = torch.compile(program, backend=backend, options={"inner": inner}, fullgraph=True)
+        for x in (torch.ones(4, 4), torch.eye(4), torch.zeros(4, 4)):
+            assert torch.equal(run(x, x), program(x, x))

@@ -8,6 +8,7 @@ from torch import nn
 
 import treeplay
 from treeplay.facts.captured import Role
+from treeplay.torch_compile import backend
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +63,40 @@ def test_Dplus1_a_program_that_is_compiled_already():
     run = torch.compile(lambda x: x * 2, backend="eager")
     run(torch.ones(3))
     assert [graph.direction for graph in treeplay.explain(run, torch.ones(3), options=ATEN).graphs] == ["inference"]
+
+
+def test_Dplus1_the_time_that_stays_unrecorded_is_told():
+    def program(x, w):
+        y = (x @ w).sin()
+        torch._dynamo.graph_break()
+        return y.nonzero() * 3
+
+    found = treeplay.explain(program, torch.ones(30, 30), torch.ones(30, 30), options=ATEN)
+    first, second = found.graphs
+    assert first.seconds_a_call > 0 and second.seconds_a_call > 0 and second.outcome == "skipped"
+    assert found.unrecorded_seconds == second.seconds_a_call < found.seconds_a_call
+    assert "ms a call are left unrecorded" in str(found) and "ms a call" in first.head
+
+
+def test_Dplus1_to_take_times_leaves_no_mark():
+    def program(x, total):
+        total.mul_(2).add_(x)
+        return total + torch.rand(3)
+
+    totals = [torch.ones(6)[::2], torch.ones(6)[::2]]
+    treeplay.explain(program, torch.ones(3), totals[0], options=ATEN)
+    torch.manual_seed(3)
+    treeplay.explain(program, torch.ones(3), totals[0], options=ATEN)
+    after = torch.rand(3)
+    program(torch.ones(3), totals[1])
+    torch.manual_seed(3)
+    program(torch.ones(3), totals[1])
+    assert torch.equal(totals[0], totals[1]) and torch.equal(after, torch.rand(3))
+
+
+def test_Dplus1_graphs_that_nobody_explains_are_not_timed():
+    torch.compile(lambda x: x * 2, backend=backend, options=ATEN)(torch.ones(3))
+    assert treeplay.graph_reports()[-1].seconds_a_call is None
 
 
 def test_Dplus1_each_part_of_a_broken_program():

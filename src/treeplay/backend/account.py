@@ -45,6 +45,8 @@ class Account:
         self._must_record = must_record
         self._outcome = "compiled"
         self._skips: tuple[Skip, ...] = ()
+        self.is_explained = False
+        self.seconds_a_call: float | None = None
 
     def skipped(self, skips: Sequence[Skip]) -> None:
         """The graph is not recorded, for these reasons. Reported once; raises if every graph has to be."""
@@ -85,6 +87,7 @@ class Account:
             operators=self.facts.operators,
             inner=self._inner,
             seconds=self._seconds,
+            seconds_a_call=self.seconds_a_call,
         )
 
 
@@ -93,6 +96,7 @@ def enter(account: Account) -> None:
     with _lock:
         _accounts.add(account)
         for collected in _collecting:
+            account.is_explained = True
             collected.append(account)
 
 

@@ -27,6 +27,7 @@ from treeplay.backend.recorded import recorded
 from treeplay.backend.replayed import Replayed
 from treeplay.backend.roles import fixed_inputs, graph_roles, saved_roles
 from treeplay.backend.surroundings import undisturbed
+from treeplay.backend.timed import timed
 from treeplay.facts.captured import Direction, GraphFacts, Role
 from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.refusal import Reason
@@ -167,7 +168,7 @@ class Job:
         """Record the graph, or report why not."""
         self.accounts.append(account)
         enter(account)
-        skips = decide(account.facts)
+        skips, compiled = decide(account.facts), run
         try:
             if skips:
                 self.may_record = False
@@ -178,7 +179,7 @@ class Job:
                     self.launches[account.direction] = run
         finally:
             note(account)
-        return run
+        return timed(run, compiled, account) if account.is_explained else run
 
     def _facts(
         self, module: torch.fx.GraphModule, inputs: Sequence[Any], roles: tuple[Role, ...], direction: Direction

@@ -25,9 +25,11 @@ def noted_strides(module: torch.fx.GraphModule) -> list[Strides]:
 
 
 def visible_strides(noted: Sequence[Strides], visible: Sequence[int] | None) -> list[tuple[int, tuple[int, ...]]]:
-    """Positions and strides of the tensors among the visible results."""
+    """Positions and strides of the tensors among the visible results, where these are numbers: where a size depends on values,
+    strides may be symbols that nobody can resolve."""
     chosen = range(len(noted)) if visible is None else visible
-    return [(at, stride) for at in chosen if (stride := noted[at]) is not None]
+    told = [(at, stride) for at in chosen if (stride := noted[at]) is not None]
+    return [(at, stride) for at, stride in told if all(isinstance(step, int) for step in stride)]
 
 
 def _is_token(node: torch.fx.Node) -> bool:

@@ -104,7 +104,8 @@ class GraphReport:
     """What became of one graph.
 
     `outcome`: "recorded"; "compiled", where nothing is against a recording but none was made (yet); "skipped", with the
-    reasons in `skips`; "uncompiled", where it runs as it is.
+    reasons in `skips`; "uncompiled", where it runs as it is. `seconds` to compile it; `seconds_a_call` on its device, where
+    it was explained.
     """
 
     graph_id: int
@@ -115,6 +116,7 @@ class GraphReport:
     operators: int = 0
     inner: str = ""
     seconds: float = 0.0
+    seconds_a_call: float | None = None
 
     def __str__(self) -> str:
         return "\n".join([self.head, *(f"  {line}" for skip in self.skips for line in str(skip).splitlines())])
@@ -123,6 +125,8 @@ class GraphReport:
     def head(self) -> str:
         """One line: which graph, and what became of it."""
         reasons = "" if not self.skips else f" ({', '.join(skip.name for skip in self.skips)})"
+        took = "" if self.seconds_a_call is None else f", {self.seconds_a_call * 1e3:.3g} ms a call"
         return (
-            f"graph {self.graph_id} {self.direction}: {self.outcome}{reasons}, {self.operators} operators, {self.inner}"
+            f"graph {self.graph_id} {self.direction}: {self.outcome}{reasons}, {self.operators} operators, "
+            f"{self.inner}{took}"
         )

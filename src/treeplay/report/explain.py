@@ -27,9 +27,22 @@ class Explanation:
         """All that keeps graphs from being recorded."""
         return tuple(skip.reason for graph in self.graphs for skip in graph.skips)
 
+    @property
+    def seconds_a_call(self) -> float:
+        """What the graphs take on their device, forward and backward once each; those that could not be timed count nothing."""
+        return sum(graph.seconds_a_call or 0.0 for graph in self.graphs)
+
+    @property
+    def unrecorded_seconds(self) -> float:
+        """What of that is in graphs that cannot be recorded."""
+        return sum(graph.seconds_a_call or 0.0 for graph in self.graphs if graph.outcome == "skipped")
+
     def __str__(self) -> str:
         skipped = sum(graph.outcome == "skipped" for graph in self.graphs)
         head = f"{self.program}: {len(self.graphs)} graphs, {skipped} that cannot be recorded"
+        if self.seconds_a_call:
+            lost, whole = self.unrecorded_seconds * 1e3, self.seconds_a_call * 1e3
+            head += f"; {lost:.3g} of {whole:.3g} ms a call are left unrecorded"
         lines = [f"└─ {line}" if k == 0 else f"   {line}" for graph in self.graphs for k, line in _numbered(graph)]
         return "\n".join([head, *lines])
 
@@ -44,7 +57,8 @@ def explain(
     """Compile `program` anew with `torch.compile`, run it once on these arguments, and say what became of each graph.
 
     A module or function that is compiled already is explained by its original. The run has the program's effects. Where its
-    result needs a gradient, the backward runs too, without a mark on any `.grad`.
+    result needs a gradient, the backward runs too, without a mark on any `.grad`. Each graph is timed on copies of what it is
+    given, which takes memory for one more set of them.
     """
     original = getattr(program, "_orig_mod", None) or getattr(program, "_torchdynamo_orig_callable", None) or program
     chosen = dict(options or {})

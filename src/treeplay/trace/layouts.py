@@ -48,9 +48,8 @@ def laid_out(out: Any, wanted: Answer | None) -> Any:
 def _alike(leaf: Any, layout: Layout | None) -> Any:
     if layout is None or not _is_strided(leaf) or (leaf.shape, leaf.stride()) == layout:
         return leaf
-    is_scratch = (
-        leaf.dtype == torch.uint8 and not leaf.numel()
-    )  # what a library keeps for its backward: torch knows no size
+    # What a library keeps for its backward is of a size that torch does not know.
+    is_scratch = leaf.dtype == torch.uint8 and not leaf.numel()
     if leaf.shape != layout[0] and not is_scratch:
         return leaf
     return torch.empty_strided(*layout, dtype=leaf.dtype, device=leaf.device)

@@ -12,7 +12,6 @@ in turn, and the least of all rounds.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import subprocess
@@ -23,14 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import nn
 
 from benchmarks import machine
 from benchmarks.layout import for_terminal
+from benchmarks.outcome import told
 from treeplay.torch_compile import backend
 
-RESULTS = machine.ROOT / "benchmarks" / "results" / "backend"
 KINDS = ("inference", "training")
 VARIANTS = ("default", "treeplay")
 LIMIT = 1.15
@@ -147,16 +145,13 @@ def main() -> int:
         return 0
     chosen = [(name, kind) for name in PROGRAMS for kind in KINDS if (words.only or "") in f"{name}, {kind}"]
     results = [measure(name, kind, words.rounds) for name, kind in chosen]
-    console = Console()
-    console.print(for_terminal(HEAD, map(row, results), title="seconds to compile"))
-    out = words.out or RESULTS / f"compile-cpu-{machine.facts()['date']:.10}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=2) + "\n")
-    console.print(f"written to {out}", markup=False, highlight=False, soft_wrap=True)
-    problems = over_limit(results)
-    for problem in problems:
-        console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
-    return 1 if problems else 0
+    return told(
+        results,
+        for_terminal(HEAD, map(row, results), title="seconds to compile"),
+        over_limit(results),
+        name="compile",
+        out=words.out,
+    )
 
 
 if __name__ == "__main__":

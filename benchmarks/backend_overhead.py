@@ -13,7 +13,6 @@ less what autograd's engine takes for a single node with the same parameters who
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -22,17 +21,16 @@ from time import thread_time
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import nn
 
 from benchmarks import machine
 from benchmarks.layout import for_terminal
 from benchmarks.measure import quartiles
+from benchmarks.outcome import told
 from benchmarks.programs import Batch
 from treeplay.backend.inner import boxed
 from treeplay.torch_compile import backend
 
-RESULTS = machine.ROOT / "benchmarks" / "results" / "backend"
 LAYERS = (1, 4, 16)
 BUDGET_US = {"inference": 20.0, "training": 60.0}
 """What treeplay may cost a call above an empty backend."""
@@ -239,16 +237,7 @@ def main() -> int:
         for is_training in (False, True)
         for layers in LAYERS
     ]
-    console = Console()
-    console.print(for_terminal(HEAD, map(row, results)))
-    out = words.out or RESULTS / f"overhead-cpu-{machine.facts()['date']:.10}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(results, indent=2) + "\n")
-    console.print(f"written to {out}", markup=False, highlight=False, soft_wrap=True)
-    problems = over_budget(results)
-    for problem in problems:
-        console.print(problem, style="red", markup=False, highlight=False, soft_wrap=True)
-    return 1 if problems else 0
+    return told(results, for_terminal(HEAD, map(row, results)), over_budget(results), name="overhead", out=words.out)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -76,7 +78,7 @@ def test_a_history_that_a_user_records_is_left_alone():
             torch.empty(100, device="cuda")
         assert seen.blocks is None
         assert torch_private.is_recording_history()
-        assert torch_private.read_history(0)
+        assert torch_private.allocator_state().histories[0]
     finally:
         torch.cuda.memory._record_memory_history(None)
 
@@ -87,3 +89,17 @@ def test_history_stops_after_a_failure():
     with pytest.raises(ValueError), allocations(torch.device("cuda", 0), torch.cuda.graph_pool_handle()):
         raise ValueError
     assert not torch_private.is_recording_history()
+
+
+@gpu
+@needs_gpu
+def test_the_numbers_of_a_pool_keep_their_references():
+    pool = torch.cuda.graph_pool_handle()
+    while pool[1] <= 256:  # smaller numbers are Python's own
+        pool = torch.cuda.graph_pool_handle()
+    before = sys.getrefcount(pool[0]), sys.getrefcount(pool[1])
+    for _ in range(3):
+        with allocations(torch.device("cuda", 0), pool):
+            torch.empty(100, device="cuda")
+        torch_private.allocator_state().segments_of(pool)
+    assert (sys.getrefcount(pool[0]), sys.getrefcount(pool[1])) == before

@@ -57,7 +57,7 @@ def test_the_allocator_notes_what_it_is_told():
         kept = torch.empty(1000, device="cuda")
         torch_private.note_allocations("12")
         more = torch.empty(1000, device="cuda")
-        entries = torch_private.read_history(torch.cuda.current_device())
+        entries = torch_private.allocator_state().histories[torch.cuda.current_device()]
     finally:
         torch_private.note_allocations(before)
         torch_private.stop_history()

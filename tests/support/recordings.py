@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from treeplay.device.cuda import torch_private
 from treeplay.graphs import Graph, graph
 
 
@@ -39,7 +40,7 @@ def reserved() -> int:
 
 def pool_bytes(pool: tuple[int, int]) -> int:
     """What the CUDA allocator holds in one pool."""
-    return sum(part["total_size"] for part in torch.cuda.memory_snapshot() if tuple(part["segment_pool_id"]) == pool)
+    return sum(part["total_size"] for part in torch_private.allocator_state().segments_of(pool))
 
 
 def in_fresh_process(code: str, **environment: str) -> str:

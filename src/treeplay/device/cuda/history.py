@@ -55,12 +55,13 @@ def allocations(device: torch.device, pool: Pool) -> Iterator[Seen]:
     torch_private.start_history(_MAX_ENTRIES)
     try:
         yield seen
-        entries = torch_private.read_history(_index(device))
+        state = torch_private.allocator_state()
     finally:
         torch_private.note_allocations(note)
         torch_private.stop_history()
+    entries = state.histories[_index(device)]
     if len(entries) < _MAX_ENTRIES:  # else the oldest were overwritten
-        within = Ranges(pool_ranges(pool))
+        within = Ranges(_ranges(state.segments_of(pool)))
         entries = [entry for entry in entries if entry.get("addr") in within]
         seen.blocks, seen.most_alive, seen.notes = blocks_of(entries), most_alive_of(entries), notes_of(entries)
 
@@ -90,14 +91,9 @@ def most_alive_of(entries: Sequence[dict[str, Any]]) -> dict[int, int]:
     return dict(most)
 
 
-def pool_ranges(pool: Pool) -> list[Range]:
-    """The memory of one pool, as starts and ends."""
-    return _ranges(torch.cuda.memory_snapshot(pool))
-
-
 def device_ranges() -> list[Range]:
     """All memory that torch's allocator holds on GPUs, as starts and ends."""
-    return _ranges(torch.cuda.memory_snapshot())
+    return _ranges(torch_private.allocator_state().segments)
 
 
 class Ranges:

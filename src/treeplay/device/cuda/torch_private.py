@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -92,10 +93,30 @@ def stop_history() -> None:
     torch.cuda.memory._record_memory_history(None)
 
 
-def read_history(index: int) -> list[dict[str, Any]]:
-    """What was recorded of a device's allocator: actions with `action`, `addr`, `size` and `stream`."""
-    traces: list[list[dict[str, Any]]] = torch.cuda.memory._snapshot()["device_traces"]
-    return traces[index]
+@dataclass(frozen=True, slots=True)
+class AllocatorState:
+    """What torch's allocator tells of all devices.
+
+    `segments` have `address`, `total_size` and `segment_pool_id`. `histories` has, for each device, what was recorded of it:
+    actions with `action`, `addr`, `size` and `stream`.
+    """
+
+    segments: list[dict[str, Any]]
+    histories: list[list[dict[str, Any]]]
+
+    def segments_of(self, pool: tuple[int, int]) -> list[dict[str, Any]]:
+        """The segments of one pool."""
+        return [segment for segment in self.segments if tuple(segment["segment_pool_id"]) == tuple(pool)]
+
+
+def allocator_state() -> AllocatorState:
+    """What torch's allocator has now, and what was recorded of it.
+
+    Asked for everything, although one pool would do: torch takes away references to the numbers in a pool's token that it was
+    never given (pytorch#196366), and a number whose last reference is gone corrupts all that come after it.
+    """
+    told: dict[str, Any] = torch._C._cuda_memorySnapshot(None)
+    return AllocatorState(told["segments"], told["device_traces"])
 
 
 def note_allocations(note: str) -> None:

@@ -103,7 +103,7 @@ class Workspaces:
             torch_private.release_pool(workspace.index, workspace.pool)
 
     def _made(self, index: int, stream: int, pool: tuple[int, int]) -> Workspace | None:
-        segments = [part for part in torch.cuda.memory_snapshot() if tuple(part["segment_pool_id"]) == pool]
+        segments = torch_private.allocator_state().segments_of(pool)
         if len(segments) != 1:
             torch_private.release_pool(index, pool)
             return None

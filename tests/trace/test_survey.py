@@ -141,6 +141,27 @@ def test_slots_class_attributes_and_function_attributes_are_found() -> None:
     assert found.tensor_at(slotted.tensor)[0].how is How.ATTRIBUTE
 
 
+def test_a_class_attribute_that_a_subclass_hides_is_not_watched() -> None:
+    class Base:
+        kind = None
+        scale = 2.0
+
+    class Derived(Base):
+        kind = "derived"
+
+    thing = Derived()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * thing.scale if thing.kind else x
+
+    found = survey(program)
+    assert [(str(place), value) for place, value in found.watched if str(place).startswith("thing.")] == [
+        ("thing.kind", "derived"),
+        ("thing.scale", 2.0),
+    ]
+    assert found.changed() is None
+
+
 def test_iterators_and_generators_are_found_only_where_code_names_them() -> None:
     class Trainer:
         def __init__(self) -> None:

@@ -213,13 +213,15 @@ class _Walk:
 
     def _of_class(self, value: Any, place: Place) -> None:
         """Plain values that the user's classes give to their instances."""
+        hidden = set(getattr(value, "__dict__", ()))  # by what is nearer
         for cls in type(value).__mro__:
             if _is_users_class(cls):
                 self.enter(cls, root(cls, cls.__qualname__), _ALWAYS)
                 for name, entry in _data_of(cls):
-                    if isinstance(entry, PLAIN) and name not in getattr(value, "__dict__", ()):
+                    if isinstance(entry, PLAIN) and name not in hidden:
                         here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
                         self.enter(entry, here, _origin(cls) | {name})
+            hidden |= vars(cls).keys()
 
     def _class(self, cls: type, place: Place, needs: Names) -> None:
         self.found.objects[id(cls)] = place

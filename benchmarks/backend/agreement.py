@@ -1,8 +1,11 @@
 """How far a way's results, gradients and state are from eager's on the same weights and feeds.
 
 forward    a few batches without gradients                           largest difference of a result
-training   a few whole steps with AdamW from the same first weights  of losses, of the gradients of each step, of parameters
+training   a few whole steps with AdamW, each from eager's state     of losses, gradients, and parameters after each step
 rounding   eager itself, from the same in float64                    what eager's own arithmetic makes of it
+
+Each step begins with eager's weights and optimizer state, copied in place: over several steps, what rounds otherwise grows
+without bounds in some networks, and hides what is wrong.
 """
 
 from __future__ import annotations
@@ -37,6 +40,14 @@ class Agreement:
     gradients: float = 0.0
     parameters: float = 0.0
 
+    def with_step(self, losses: tuple[Any, Any], found: _Trained, expected: _Trained) -> Agreement:
+        """This, and one more step of training."""
+        return Agreement(
+            max(self.results, difference(*losses)),
+            max(self.gradients, difference(found.gradients, _single(expected.gradients))),
+            max(self.parameters, difference(found.state, _single(expected.state))),
+        )
+
     @property
     def worst(self) -> float:
         """The largest of all."""
@@ -70,7 +81,7 @@ def forward_agreement(way: Way, model: nn.Module, feeds: list[Feed]) -> Agreemen
 
 
 def training_agreement(way: Way, model: nn.Module, feeds: list[Feed], loss: Loss) -> Agreement:
-    """Of whole training steps; `model` is trained, a copy of it by eager."""
+    """Of whole training steps, each from the state of a copy of `model` that eager trains."""
     return checked_training(way, model, feeds, loss).agreement
 
 
@@ -87,13 +98,13 @@ def checked_training(
     way: Way, model: nn.Module, feeds: list[Feed], loss: Loss, drain: Callable[[], None] = _nothing
 ) -> Checked:
     """`training_agreement`, and what can be called further; `drain` waits for the device."""
-    twin = copy.deepcopy(model)
-    found = _Trained.by(way, model, feeds, loss, drain)
-    expected = _Trained.by(EAGER, twin, feeds, loss, drain)
-    gradients = max(difference(a, b) for a, b in zip(found.gradients, expected.gradients, strict=True))
-    state = [[tensor.detach() for tensor in one.state_dict().values()] for one in (model, twin)]
-    agreement = Agreement(difference(found.losses, expected.losses), gradients, difference(*state))
-    return Checked(agreement, found.step, found.seconds)
+    found, expected = _Trained(way, model, loss), _Trained(EAGER, copy.deepcopy(model), loss)
+    watch, agreement = _Watch(drain), Agreement(0.0)
+    for feed in feeds:
+        losses = watch.timed(found.step, feed), expected.step(feed)
+        agreement = agreement.with_step(losses, found, expected)
+        found.follow(expected)
+    return Checked(agreement, found.step, watch.seconds)
 
 
 class _Watch:
@@ -122,12 +133,12 @@ def rounding(model: nn.Module, feeds: list[Feed], loss: Loss | None = None) -> A
         with torch.no_grad():
             found = [EAGER.forward(single)(feed) for feed in feeds]
             return Agreement(difference(found, _single([EAGER.forward(double)(feed) for feed in exact])))
-    trained, wanted = _Trained.by(EAGER, single, feeds, loss), _Trained.by(EAGER, double, exact, loss)
-    gradients = max(difference(a, _single(b)) for a, b in zip(trained.gradients, wanted.gradients, strict=True))
-    state = [list(one.state_dict().values()) for one in (single, double)]
-    return Agreement(
-        difference(trained.losses, _single(wanted.losses)), gradients, difference(state[0], _single(state[1]))
-    )
+    found, expected, agreement = _Trained(EAGER, single, loss), _Trained(EAGER, double, loss), Agreement(0.0)
+    for feed, wanted in zip(feeds, exact, strict=True):
+        losses = found.step(feed), _single(expected.step(wanted))
+        agreement = agreement.with_step(losses, found, expected)
+        expected.follow(found)
+    return agreement
 
 
 def _double(feed: Feed) -> Feed:
@@ -143,22 +154,30 @@ def _converted(value: Any, there: torch.dtype, here: torch.dtype) -> Any:
     return value.to(here) if isinstance(value, torch.Tensor) and value.dtype == there else value
 
 
-@dataclass(slots=True)
 class _Trained:
-    step: Call
-    losses: list[torch.Tensor]
-    gradients: list[list[torch.Tensor | None]]
-    seconds: float = 0.0
+    """A model that is trained in a way, with its optimizer; `step` takes a feed."""
 
-    @staticmethod
-    def by(way: Way, model: nn.Module, feeds: list[Feed], loss: Loss, drain: Callable[[], None] = _nothing) -> _Trained:
-        step: Call = way.step(model, torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE), loss)
-        this, watch = _Trained(step, [], []), _Watch(drain)
-        for feed in feeds:
-            this.losses.append(watch.timed(step, feed))
-            this.seconds = watch.seconds
-            this.gradients.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
-        return this
+    def __init__(self, way: Way, model: nn.Module, loss: Loss) -> None:
+        self._model = model
+        self._optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+        self.step: Call = way.step(model, self._optimizer, loss)
+
+    @property
+    def gradients(self) -> list[torch.Tensor | None]:
+        """Those of the last step."""
+        return [parameter.grad for parameter in self._model.parameters()]
+
+    @property
+    def state(self) -> list[torch.Tensor]:
+        """Parameters and buffers, and what the optimizer keeps of each parameter."""
+        states = (self._optimizer.state[parameter] for parameter in self._model.parameters())
+        kept = [state[name] for state in states for name in sorted(state)]
+        return [tensor.detach() for tensor in (*self._model.state_dict().values(), *kept)]
+
+    def follow(self, other: _Trained) -> None:
+        """Take the state of another one, in place."""
+        for mine, theirs in zip(self.state, other.state, strict=True):
+            mine.copy_(theirs)
 
 
 def difference(found: Any, expected: Any) -> float:

@@ -87,7 +87,8 @@ def facts_of(task: Task, way: Way, kind: Kind) -> dict[str, Any]:
             network, feeds = task.model.make(task.size, task.device, training=kind == "training"), task.feeds()
             loss = None if kind == "inference" else task.model.loss
             if way.name == "eager":
-                facts |= {"rounding": rounding(network, feeds, loss).worst}
+                with turn():  # the only long work of the device that is not measured
+                    facts |= {"rounding": rounding(network, feeds, loss).worst}
             checked = (
                 checked_forward(way, network, feeds, task.drain)
                 if loss is None

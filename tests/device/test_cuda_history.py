@@ -94,9 +94,8 @@ def test_history_stops_after_a_failure():
 @gpu
 @needs_gpu
 def test_the_numbers_of_a_pool_keep_their_references():
-    pool = torch.cuda.graph_pool_handle()
-    while pool[1] <= 256:  # smaller numbers are Python's own
-        pool = torch.cuda.graph_pool_handle()
+    while max(pool := torch.cuda.graph_pool_handle()) <= 256:  # smaller numbers are Python's own
+        pass
     before = sys.getrefcount(pool[0]), sys.getrefcount(pool[1])
     for _ in range(3):
         with allocations(torch.device("cuda", 0), pool):

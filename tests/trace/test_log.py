@@ -9,8 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.opaque import call_of
 from treeplay.facts.location import Location
 from treeplay.trace.log import SYMBOLIC, Entry, first_difference, numbers_in, result_entry
+from treeplay.trace.observe import observe
 
 
 def entry(op: str, line: int, *numbers: Any) -> Entry:
@@ -70,3 +72,33 @@ def test_a_call_with_another_set_of_tensors_is_another_call() -> None:
     assert first_difference([causal], [masked]) is None
     assert first_difference([causal], [entry_of(False)]) is not None
     assert first_difference([masked], [entry_of(True, mask=torch.ones(1))]) is not None
+
+
+def test_what_autograds_nodes_compute_may_come_in_another_order() -> None:
+    """The trace of a library that takes another way has other nodes; the numbers of both follow from the forward's."""
+    ways = iter(
+        [
+            lambda x: x.view(3, 2).view(6),
+            lambda x: x.view(6).view(1, 6).view(6),
+        ]
+    )
+
+    def program(x: torch.Tensor) -> None:
+        (next(ways)(x) * 2.0).sum().backward()
+
+    logs = [observe(program, call_of(torch.ones(2, 3, requires_grad=True)))[1] for _ in range(2)]
+    assert [sum("view" in entry.op for entry in log) for log in logs] == [4, 6]
+    assert first_difference(*logs) is None
+
+
+def test_a_number_in_a_hook_is_compared() -> None:
+    numbers = iter([2.0, 3.0])
+
+    def program(x: torch.Tensor) -> None:
+        y = x * 1.0
+        y.register_hook(lambda gradient: gradient * next(numbers))
+        y.sum().backward()
+
+    logs = [observe(program, call_of(torch.ones(2, requires_grad=True)))[1] for _ in range(2)]
+    reason = first_difference(*logs)
+    assert reason is not None and "2.0 in the first call and 3.0 in the second" in reason.why

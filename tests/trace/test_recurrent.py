@@ -8,7 +8,7 @@ from torch import nn
 
 from support import jit
 from treeplay import Refusal
-from treeplay.trace.recurrent import in_one_piece, settled, weights_of
+from treeplay.trace.recurrent import asked_of, in_one_piece, settled, weights_of
 
 
 def flat_layer() -> tuple[nn.LSTM, torch.UntypedStorage]:
@@ -71,3 +71,12 @@ def test_a_layer_takes_the_piece_and_no_state_of_dropout_that_it_does_not_use() 
     assert given(0.0, True)["weight_buf"] is piece and given(0.0, True)["dropout_state"] is None
     assert given(0.5, False)["dropout_state"] is None and given(0.5, True)["dropout_state"] is state
     assert settled(torch.ops.aten.add.Tensor, (1, 2), piece) == (1, 2)
+
+
+def test_the_layout_of_a_layers_results_does_not_depend_on_what_a_trace_changes() -> None:
+    """A state for dropout that an earlier layer left behind is handed to the eager run, and not to the recorded one."""
+    layer = torch.ops.aten._cudnn_rnn.default
+    args = tuple(range(len(layer._schema.arguments)))
+    other = (*args[:3], None, *args[4:15], None, *args[16:])
+    assert asked_of(layer, args) == asked_of(layer, other) != asked_of(layer, (7, *args[1:]))
+    assert asked_of(torch.ops.aten.add.Tensor, (1, 2)) == (1, 2)

@@ -2,12 +2,17 @@
 
 A number that was 3.0 in one run and 4.0 in the next (a step counter, a Python random number) would freeze in a recording.
 The first run is eager and the second is the trace, so their graphs need not be equal (an optimizer makes its state in the
-first); lines are matched by operator and source line before numbers are compared.
+first, and some libraries take another way where they see that they are traced); lines are matched by operator and source line
+before numbers are compared.
+
+Operators that autograd's own nodes call in a backward are all of one line, and would be matched wrongly where the two runs
+differ. Their numbers follow from those of the forward, so they are left out; hooks and functions of the user's are not.
 """
 
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +25,8 @@ from treeplay.facts.structure import flatten
 from treeplay.trace.layouts import Answer, Question
 
 _MOST_ALIGNED = 6000
+_ENGINE = inspect.getfile(torch.autograd.graph)
+"""Where Python's side of a backward waits for autograd's engine."""
 
 
 class Symbolic:
@@ -53,7 +60,8 @@ class Entry:
         """The entry of an operator that is called now."""
         named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
         given = frozenset(name for name, value in named if isinstance(value, torch.Tensor))
-        return cls(str(func), where, tuple(numbers_in((args, kwargs))), site, given)
+        numbers = () if site[0] == _ENGINE else tuple(numbers_in((args, kwargs)))
+        return cls(str(func), where, numbers, site, given)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -113,6 +121,7 @@ def _changing_result(was: Any, now: Any) -> Reason:
 
 
 def _aligned(before: list[Entry], after: list[Entry]) -> Iterator[tuple[Entry, Entry]]:
+    before, after = [entry for entry in before if entry.numbers], [entry for entry in after if entry.numbers]
     old_keys, new_keys = [entry.key for entry in before], [entry.key for entry in after]
     if old_keys == new_keys:
         yield from zip(before, after, strict=True)

@@ -13,6 +13,7 @@ from treeplay.trace.jit import Call
 from treeplay.trace.layouts import answer, question
 from treeplay.trace.location import call_site, user_location
 from treeplay.trace.log import Entry, result_entry
+from treeplay.trace.recurrent import asked_of
 from treeplay.trace.tape import content
 
 aten = torch.ops.aten
@@ -33,7 +34,8 @@ class Observer(TorchDispatchMode):
             where = user_location()
             if func in _LIFTS:
                 self.log.append(Entry("constant", where, content(args[0]), call_site()))
-            entry, asked = Entry.of(func, where, args, kwargs, call_site()), question(func, args, kwargs)
+            entry = Entry.of(func, where, args, kwargs, call_site())
+            asked = question(func, asked_of(func, args), kwargs)
             self.log.append(entry)
             position = len(self.log) - 1
             out = func(*args, **kwargs)

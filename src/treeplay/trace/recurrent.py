@@ -37,6 +37,13 @@ def in_one_piece(weights: Sequence[torch.Tensor], storage: torch.UntypedStorage)
             yield weight, (tuple(weight.shape), weight.stride(), int(weight.storage_offset()))
 
 
+def asked_of(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of an operator that the layout of its results follows from: without what `settled` puts or takes away."""
+    if func is not _LAYER:
+        return args
+    return tuple(None if place in (_PIECE, _DROPOUT_STATE) else arg for place, arg in enumerate(args))
+
+
 def settled(func: Any, args: tuple[Any, ...], piece: torch.Tensor | None) -> tuple[Any, ...]:
     """The arguments of a layer's operator as it is recorded: with `piece` where it was given none, and without what it does
     not use: the library's own state for dropout, which it is handed even if nothing is dropped."""

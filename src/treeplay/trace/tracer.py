@@ -37,7 +37,7 @@ from treeplay.trace.layouts import Answer, Question, laid_out, question
 from treeplay.trace.location import call_site, innermost_is_optimizer, user_location
 from treeplay.trace.log import Entry
 from treeplay.trace.randomness import Generators, generator_in
-from treeplay.trace.recurrent import TAKES_ONE_PIECE, in_one_piece, settled
+from treeplay.trace.recurrent import TAKES_ONE_PIECE, asked_of, in_one_piece, settled
 from treeplay.trace.scalar_ops import takes_symbolic_number
 from treeplay.trace.scalars import Scalar, ScalarWorld, scalar_of, symbolic
 from treeplay.trace.tape import (
@@ -161,7 +161,7 @@ class Tracer(TorchDispatchMode):
         if func is TAKES_ONE_PIECE:
             return self._put_together(args[0], args[1], where)
         self._check_lasting(func, args, kwargs, where)
-        asked = question(func, args, kwargs) if self.layouts else None
+        asked = question(func, asked_of(func, args), kwargs) if self.layouts else None
         func, args, kwargs = self._settle(func, args, kwargs)
         node_args, node_kwargs = tree_map(self._to_node(func, where), (args, dict(kwargs)))
         fake_args, fake_kwargs = tree_map(self._to_fake, (args, dict(kwargs)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -41,9 +41,10 @@ from treeplay.facts.spec import TensorSpec
 from treeplay.generated import load_source
 from treeplay.relocate import Relocation, Row, relocate
 
-_MOST_ROUNDS = 3
+_MOST_ROUNDS = 8  # each shows what cannot move; the last is made with a copy of everything
 _BYTES_PER_NODE = 2048
 _MOST_BYTES_KEPT = 64 << 20
+_NEVER_SETTLED = "captures went on showing other inputs and outputs that cannot move"
 
 
 @dataclass(slots=True)
@@ -55,6 +56,11 @@ class Found:
     table: Relocation | None = None
     why_fixed: str | None = None  # why nothing at all can move
     unfaithful: dict[int, str] = field(default_factory=dict)  # nodes that cannot be set, each with what went wrong
+
+    def copy_everything(self, inputs: Iterable[int], outputs: Iterable[int]) -> None:
+        """Move none of these: for a program of which each capture shows something new that cannot move."""
+        self.buffered = dict.fromkeys(inputs, _NEVER_SETTLED) | self.buffered
+        self.cloned = dict.fromkeys(outputs, _NEVER_SETTLED) | self.cloned
 
 
 @dataclass(eq=False)
@@ -173,12 +179,15 @@ def capture_work(work: Work, tensors: Sequence[torch.Tensor], lane: Lane, plain:
     seconds: dict[str, float] = {}
     found = Found()
     buffers: dict[int, torch.Tensor] = {}
-    for _ in range(_MOST_ROUNDS):
+    for number in range(_MOST_ROUNDS):
         buffers = {at: buffers.get(at, _buffer(tensors[at])) for at in found.buffered}
         made = _capture_and_prove(work, tensors, lane, found, buffers, seconds)
         _ask_nodes(made, found)
         if not _learned(work, found):
             break
+        if number == _MOST_ROUNDS - 2:
+            arguments = set(movable_of(work, tensors, found.buffered) or ()) - work.state
+            found.copy_everything(arguments, range(len(made.outputs)))
         made.drop()
     else:
         raise InternalError("captures went on showing other things that cannot move")

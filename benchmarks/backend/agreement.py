@@ -2,7 +2,7 @@
 
 forward    a few batches without gradients                           largest difference of a result
 training   a few whole steps with AdamW, each from eager's state     of losses, gradients, and parameters after each step
-rounding   eager itself, from the same in float64                    what eager's own arithmetic makes of it
+rounding   eager itself, from float64 and from shaken weights        what eager's own arithmetic makes of it
 
 Each step begins with eager's weights and optimizer state, copied in place: over several steps, what rounds otherwise grows
 without bounds in some networks, and hides what is wrong.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -25,6 +26,7 @@ from benchmarks.backend.model import Feed, Loss
 from benchmarks.backend.ways import EAGER, Call, Way
 
 LEARNING_RATE = 1e-4
+_SHAKES = 6
 FIRST_CALLS = 3  # treeplay.jit runs, records, replays; on a GPU it captures in the third
 
 
@@ -42,11 +44,14 @@ class Agreement:
 
     def with_step(self, losses: tuple[Any, Any], found: _Trained, expected: _Trained) -> Agreement:
         """This, and one more step of training."""
-        return Agreement(
-            max(self.results, difference(*losses)),
-            max(self.gradients, difference(found.gradients, _single(expected.gradients))),
-            max(self.parameters, difference(found.state, _single(expected.state))),
+        gradients = difference(found.gradients, _single(expected.gradients))
+        return self.or_worse(
+            Agreement(difference(*losses), gradients, difference(found.state, _single(expected.state)))
         )
+
+    def or_worse(self, other: Agreement) -> Agreement:
+        """The larger difference of each kind."""
+        return Agreement(*map(max, asdict(self).values(), asdict(other).values()))
 
     @property
     def worst(self) -> float:
@@ -126,7 +131,11 @@ class _Watch:
 
 
 def rounding(model: nn.Module, feeds: list[Feed], loss: Loss | None = None) -> Agreement:
-    """How far eager is from eager in float64: in inference, with a loss in training. The model keeps its weights."""
+    """How far eager is from eager in float64, and in training from eager with shaken weights. The model keeps its weights.
+
+    Weights that differ in the last bit: what lies near the corner of an activation falls on the other side, or does not,
+    and a gradient changes by much more than what rounded.
+    """
     single, double = copy.deepcopy(model), copy.deepcopy(model).double()
     exact = [_double(feed) for feed in feeds]
     if loss is None:
@@ -138,7 +147,20 @@ def rounding(model: nn.Module, feeds: list[Feed], loss: Loss | None = None) -> A
         losses = found.step(feed), _single(expected.step(wanted))
         agreement = agreement.with_step(losses, found, expected)
         expected.follow(found)
-    return agreement
+    return functools.reduce(Agreement.or_worse, _shaken(model, feeds, loss), agreement)
+
+
+def _shaken(model: nn.Module, feeds: list[Feed], loss: Loss) -> Iterator[Agreement]:
+    """How far eager is from eager with weights that differ by about one unit in the last place, a few times."""
+    for seed in range(_SHAKES):
+        generator = torch.Generator().manual_seed(seed)
+        found, expected = (_Trained(EAGER, copy.deepcopy(model), loss) for _ in range(2))
+        agreement = Agreement(0.0)
+        for feed in feeds:
+            expected.shake(generator)
+            agreement = agreement.with_step((found.step(feed), expected.step(feed)), found, expected)
+            expected.follow(found)
+        yield agreement
 
 
 def _double(feed: Feed) -> Feed:
@@ -178,6 +200,13 @@ class _Trained:
         """Take the state of another one, in place."""
         for mine, theirs in zip(self.state, other.state, strict=True):
             mine.copy_(theirs)
+
+    def shake(self, generator: torch.Generator) -> None:
+        """Change the parameters in their last bit."""
+        with torch.no_grad():
+            for parameter in self._model.parameters():
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
+                parameter.mul_(1 + noise * torch.finfo(parameter.dtype).eps)
 
 
 def difference(found: Any, expected: Any) -> float:

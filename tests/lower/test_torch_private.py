@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -51,6 +54,27 @@ def test_inductor_compiles_a_graph_of_fakes() -> None:
     with torch_private.compile_lock:
         run = torch_private.compile_graph(module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True)
     assert torch.equal(run([torch.full((4,), 3.0)])[0], torch.full((4,), 5.0))
+
+
+@pytest.mark.parametrize(
+    ("operators", "is_worth"),
+    [
+        ([aten._transformer_encoder_layer_fwd.default, aten.view.default], False),
+        ([aten.nonzero.default], False),
+        ([aten.nonzero.default, aten.sin.default], True),
+        ([aten.mm.default], True),
+        ([torch.ops.higher_order.run_with_rng_state, aten.sin.default], False),
+    ],
+)
+def test_a_wrapper_in_cpp_is_made_where_it_saves_something(operators: list[Any], is_worth: bool) -> None:
+    from treeplay.lower import torch_private
+
+    graph = torch.fx.Graph()
+    value = graph.placeholder("x")
+    for target in operators:
+        value = graph.call_function(operator.getitem, (graph.call_function(target, (value,)), 0))
+    graph.output((value,))
+    assert torch_private.is_worth_cpp(graph) == is_worth
 
 
 @pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")

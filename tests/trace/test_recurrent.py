@@ -59,8 +59,13 @@ def test_only_recurrent_layers_have_such_weights() -> None:
     assert [place[2] for _, place in in_one_piece([x, *weights], storage)] == [0, 24, 60, 72]
 
 
-def test_a_layer_takes_the_piece_and_no_state_of_dropout_that_it_does_not_use() -> None:
-    layer = torch.ops.aten._cudnn_rnn.default
+LAYERS = pytest.mark.parametrize(
+    "layer", [torch.ops.aten._cudnn_rnn.default, torch.ops.aten._cudnn_rnn_backward.default]
+)
+
+
+@LAYERS
+def test_a_layer_takes_the_piece_and_no_state_of_dropout_that_it_does_not_use(layer: torch._ops.OpOverload) -> None:
     names = [argument.name for argument in layer._schema.arguments]
     piece, state = torch.ones(3), torch.zeros(5)
 
@@ -73,10 +78,12 @@ def test_a_layer_takes_the_piece_and_no_state_of_dropout_that_it_does_not_use() 
     assert settled(torch.ops.aten.add.Tensor, (1, 2), piece) == (1, 2)
 
 
-def test_the_layout_of_a_layers_results_does_not_depend_on_what_a_trace_changes() -> None:
+@LAYERS
+def test_the_layout_of_a_layers_results_does_not_depend_on_what_a_trace_changes(layer: torch._ops.OpOverload) -> None:
     """A state for dropout that an earlier layer left behind is handed to the eager run, and not to the recorded one."""
-    layer = torch.ops.aten._cudnn_rnn.default
-    args = tuple(range(len(layer._schema.arguments)))
-    other = (*args[:3], None, *args[4:15], None, *args[16:])
-    assert asked_of(layer, args) == asked_of(layer, other) != asked_of(layer, (7, *args[1:]))
+    names = [argument.name for argument in layer._schema.arguments]
+    given = {name: name for name in names} | {"dropout": 0.0}
+    changed = given | {"weight_buf": None, "dropout_state": None}
+    asked = [asked_of(layer, tuple(args.values())) for args in (given, changed, given | {"input": None})]
+    assert asked[0] == asked[1] != asked[2]
     assert asked_of(torch.ops.aten.add.Tensor, (1, 2)) == (1, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
@@ -18,7 +19,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.graph import GraphLowering
 from torch._inductor.inductor_prims import force_stride_order
-from torch._inductor.lowering import register_lowering
+from torch._inductor.lowering import fallbacks, lowerings, register_lowering
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -85,7 +86,7 @@ def compile_graph(
     that is no tensor.
     """
     known = inductor_config.get_config_copy()  # releases of torch differ in what can be set
-    in_cpp = device.type == "cpu" and not any(node.target in _PYTHON_ONLY for node in module.graph.nodes)
+    in_cpp = device.type == "cpu" and is_worth_cpp(module.graph)
     wanted = _OPTIONS | (_HOST_OPTIONS if in_cpp else {} if device.type == "cpu" else _GPU_OPTIONS)
     options = {name: value for name, value in wanted.items() if name in known}
     options["fallback_random"] = eager_random
@@ -110,6 +111,21 @@ def compile_graph(
         )
     call: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]] | None = getattr(compiled, "current_callable", None)
     return call or compiled
+
+
+def is_worth_cpp(graph: torch.fx.Graph) -> bool:
+    """Whether a wrapper in C++ can be written, and saves more than it takes to compile (a quarter of a minute, at worst).
+
+    It saves what Python takes between kernels. Where each operator is one that Inductor hands on to torch, there are none.
+    """
+    targets = [node.target for node in graph.nodes if node.op == "call_function"]
+    return not any(target in _PYTHON_ONLY for target in targets) and not all(map(_is_handed_on, targets))
+
+
+def _is_handed_on(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return target is operator.getitem
+    return target.is_view or target not in lowerings or target in fallbacks
 
 
 def _wants_channels_last(module: torch.fx.GraphModule, is_inference: bool) -> bool:

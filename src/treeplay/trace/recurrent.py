@@ -11,6 +11,7 @@ for each call of it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,8 +19,7 @@ import torch
 
 aten = torch.ops.aten
 TAKES_ONE_PIECE = aten.set_.source_Storage
-_LAYER = aten._cudnn_rnn.default
-_PIECE, _DROPOUT, _IS_TRAINED, _DROPOUT_STATE = 3, 11, 12, 15  # places among its arguments
+_OPERATORS = (aten._cudnn_rnn.default, aten._cudnn_rnn_backward.default)
 _LAYERS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
@@ -39,19 +39,31 @@ def in_one_piece(weights: Sequence[torch.Tensor], storage: torch.UntypedStorage)
 
 def asked_of(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of an operator that the layout of its results follows from: without what `settled` puts or takes away."""
-    if func is not _LAYER:
+    places = _places_of(func)
+    if places is None:
         return args
-    return tuple(None if place in (_PIECE, _DROPOUT_STATE) else arg for place, arg in enumerate(args))
+    return tuple(
+        None if place in (places["weight_buf"], places["dropout_state"]) else arg for place, arg in enumerate(args)
+    )
 
 
 def settled(func: Any, args: tuple[Any, ...], piece: torch.Tensor | None) -> tuple[Any, ...]:
-    """The arguments of a layer's operator as it is recorded: with `piece` where it was given none, and without what it does
-    not use: the library's own state for dropout, which it is handed even if nothing is dropped."""
-    if func is not _LAYER:
+    """The arguments of a layer's operator, or its backward's, as it is recorded: with `piece` where it was given none, and
+    without what it does not use: the library's own state for dropout, which it is handed even if nothing is dropped."""
+    places = _places_of(func)
+    if places is None:
         return args
     given = list(args)
-    if given[_PIECE] is None:
-        given[_PIECE] = piece
-    if not given[_DROPOUT] or not given[_IS_TRAINED]:
-        given[_DROPOUT_STATE] = None
+    if given[places["weight_buf"]] is None:
+        given[places["weight_buf"]] = piece
+    if not given[places["dropout"]] or not given[places["train"]]:
+        given[places["dropout_state"]] = None
     return tuple(given)
+
+
+@functools.cache
+def _places_of(func: Any) -> dict[str, int] | None:
+    """Where the arguments of a layer's operator are, by name; None for any other operator."""
+    if func not in _OPERATORS:
+        return None
+    return {argument.name: place for place, argument in enumerate(func._schema.arguments)}

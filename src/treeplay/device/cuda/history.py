@@ -45,6 +45,7 @@ class Seen:
 @contextmanager
 def allocations(device: torch.device, pool: Pool) -> Iterator[Seen]:
     """See what is allocated from a pool of a device while the block runs."""
+    torch.cuda.init()  # asked of an allocator that is not there yet, torch reads what is not its own
     seen, note = Seen(), torch_private.noted_allocations()
     if torch_private.is_recording_history():
         try:

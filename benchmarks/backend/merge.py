@@ -28,13 +28,18 @@ def merged(files: list[Result]) -> Result:
         for result in file["models"]:
             models[result["model"]] = both(models.get(result["model"], {}), result)
     order = [model.name for model in MODELS]
-    runs = [{"date": file["environment"]["date"], "options": file["options"]} for file in files]
+    runs = [run for file in files for run in file.get("runs") or [_told(file)]]
     return {
         "environment": files[-1]["environment"],
         "options": files[0]["options"],
-        "runs": [*files[0].get("runs", runs[:1]), *runs[1:]],
+        "runs": runs,
         "models": sorted(models.values(), key=lambda result: order.index(result["model"])),
     }
+
+
+def _told(file: Result) -> Result:
+    """What is kept of a run."""
+    return {"date": file["environment"]["date"], "options": file["options"]}
 
 
 def both(before: Result, after: Result) -> Result:

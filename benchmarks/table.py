@@ -1,7 +1,7 @@
-"""The newest results as tables in README.md: `python -m benchmarks.table`, or `--check` that they are current.
+"""The newest results as tables in README.md and docs/backend.md: `python -m benchmarks.table`, or `--check` them.
 
-A GPU's table comes first, then the CPU's. They stand between two markers, `<!-- benchmarks -->` and `<!-- /benchmarks -->`;
-nothing else is touched.
+In README.md a GPU's table comes first, then the CPU's. Tables stand between two markers, `<!-- benchmarks -->` and
+`<!-- /benchmarks -->`; nothing else is touched.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from benchmarks.backend import page as backend_page
 from benchmarks.gpu import table as gpu_table
 from benchmarks.gpu.programs import PROGRAMS as GPU_PROGRAMS
 from benchmarks.layout import for_readme, for_terminal
@@ -21,6 +23,7 @@ from benchmarks.machine import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
+BACKEND = ROOT / "docs" / "backend.md"
 START, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
 HEAD = ("program", "eager", "compile", "compile + opt", "treeplay", "vs best peer", "own share", "third call after")
 
@@ -145,17 +148,23 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the tables are not current")
     words = parser.parse_args()
-    try:
-        was_current = update(README, all_tables(), only_check=words.check)
-    except TableError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    shown = RESULTS.relative_to(ROOT)
-    if words.check and not was_current:
-        print(f"error: the tables in {README.name} do not show {shown}; run: make table", file=sys.stderr)
-        return 1
-    print(f"the tables in {README.name} {'' if was_current else 'now '}show {shown}")
-    return 0
+    shown, is_current = RESULTS.relative_to(ROOT), True
+    for page, make in PAGES.items():
+        try:
+            was_current = update(page, make(), only_check=words.check)
+        except TableError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        name = page.relative_to(ROOT)
+        if words.check and not was_current:
+            print(f"error: the tables in {name} do not show {shown}; run: make table", file=sys.stderr)
+            is_current = False
+        else:
+            print(f"the tables in {name} {'' if was_current else 'now '}show {shown}")
+    return 0 if is_current else 1
+
+
+PAGES: dict[Path, Callable[[], str]] = {README: all_tables, BACKEND: lambda: backend_page.page(RESULTS)}
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from benchmarks import table
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -35,3 +36,8 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 def test_tests_that_a_page_names_are_where_it_says(page: Path) -> None:
     named = re.findall(r"\[`(test_\w+)`\]\(([^)]+\.py)\)", page.read_text())
     assert [name for name, file in named if f"def {name}(" not in (page.parent / file).read_text()] == []
+
+
+@pytest.mark.parametrize("page", table.PAGES, ids=lambda page: page.name)
+def test_tables_show_the_newest_results(page: Path) -> None:
+    assert table.update(page, table.PAGES[page](), only_check=True), "run: make table"

@@ -15,7 +15,7 @@ import copy
 import functools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -57,6 +57,10 @@ class Agreement:
     def worst(self) -> float:
         """The largest of all."""
         return max(asdict(self).values())
+
+
+DIFFERENCES = tuple(field.name for field in fields(Agreement))
+"""What an agreement tells, by name."""
 
 
 @contextlib.contextmanager

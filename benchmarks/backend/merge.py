@@ -43,7 +43,7 @@ def _told(file: Result) -> Result:
 
 
 def both(before: Result, after: Result) -> Result:
-    """One model's results of two runs, way by way; that a run was broken off counts if some way is missing in both."""
+    """One model's results of two runs, way by way; one that was broken off leaves whole what another has measured."""
     found = {**before, **after}
     for kind in KINDS:
         ways = {**before.get(kind, {}), **after.get(kind, {})}

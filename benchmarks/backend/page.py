@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks import backend_compile, backend_overhead
+from benchmarks.backend.agreement import DIFFERENCES
+from benchmarks.backend.measure import KINDS
+from benchmarks.backend.ways import WAYS
+from benchmarks.gpu import table as gpu_table
 from benchmarks.layout import for_readme
 
 Result = dict[str, Any]
-_KINDS = ("inference", "training")
-_WAYS = ("eager", "compile", "reduce-overhead", "backend", "jit")
 _OURS = ("backend", "jit")
-_DIFFERENCES = ("results", "gradients", "parameters")
-_VARIANTS = ("eager", "reduce-overhead", "backend", "treeplay", "floor")
 
 
 def page(results: Path) -> str:
@@ -40,18 +41,12 @@ def _read(path: Path) -> Any:
 
 
 def _overhead(results: list[Result]) -> Iterator[str]:
-    rows = (
-        (
-            result["program"],
-            f"{result['above_empty_us']['median']:.0f}",
-            f"{result['us']['default']['median']:.0f}",
-            f"{result['us']['inductor']['median']:.0f}",
-        )
-        for result in results
-    )
     yield "Stacks of linear layers of width 8, in µs of processor time a call:"
-    head = ("program", "treeplay's own share", "`torch.compile`", "with treeplay")
-    yield for_readme(head, rows, ['"own share": above a backend that does nothing.', _where(results[0])])
+    notes = [
+        '"empty": behind a backend that does nothing; "inductor": behind treeplay; "default": `torch.compile` as it comes.',
+        _where(results[0]),
+    ]
+    yield for_readme(backend_overhead.HEAD, map(backend_overhead.row, results), notes)
 
 
 def _wrapping(result: Result) -> Iterator[str]:
@@ -65,40 +60,16 @@ def _wrapping(result: Result) -> Iterator[str]:
 
 
 def _compiling(results: list[Result]) -> Iterator[str]:
-    rows = (
-        (
-            result["program"],
-            f"{min(result['seconds']['default']):.1f}",
-            f"{min(result['seconds']['treeplay']):.1f}",
-            f"{result['ratio']:.2f} ×",
-        )
-        for result in results
-    )
     yield "From a model to its first result with empty caches, in seconds of processor time:"
-    yield for_readme(("program", "`torch.compile`", "with treeplay", "ratio"), rows, [_where(results[0])])
+    yield for_readme(backend_compile.HEAD, map(backend_compile.row, results), [_where(results[0])])
 
 
 def _launches(results: list[Result]) -> Iterator[str]:
-    rows = (
-        (
-            result["title"],
-            *(f"{result['wall_us'][name]['median']:,.0f}" for name in _VARIANTS),
-            f"{result['host_us']['backend']['median']:,.0f} / {result['host_us']['reduce-overhead']['median']:,.0f}",
-        )
-        for result in results
+    host = "; ".join(
+        f"{result['title']}: {result['host_us']['backend']['median']:,.0f}" for result in results if "host_us" in result
     )
-    head = (
-        "program",
-        "eager",
-        "`reduce-overhead`",
-        "treeplay as backend",
-        "`treeplay.jit`",
-        "a bare CUDA graph",
-        "host",
-    )
-    yield "On a GPU, in µs a call, all in one run:"
-    notes = ['"host": until a call returns, treeplay as backend / `reduce-overhead`.', _where(results[0])]
-    yield for_readme(head, rows, notes)
+    yield f"On a GPU, where a call behind treeplay as the backend returns after so many µs ({host}):"
+    yield gpu_table.as_markdown(results)
 
 
 def _models(file: Result) -> Iterator[str]:
@@ -108,21 +79,21 @@ def _models(file: Result) -> Iterator[str]:
         "a call, then the largest difference of any result, gradient or updated parameter, relative to the largest value. "
         '"eager\'s own" is how far eager is from float64.'
     )
-    for kind in _KINDS:
+    for kind in KINDS:
         rows = [_model(result, kind) for result in file["models"] if result.get(kind)]
-        head = (kind, *_WAYS, "backend differs", "jit differs", "eager's own")
+        head = (kind, *WAYS, "backend differs", "jit differs", "eager's own")
         notes = [
             "Processes compiled side by side, and one at a time took times on each GPU, while others of it may have checked "
             "their results: some of these times are too high, up to twice.",
             f"{_where(file)}" if not dates else f"{_where(file)} Runs: {dates}.",
         ]
-        yield for_readme(head, rows, notes if kind == _KINDS[-1] else []).strip()
+        yield for_readme(head, rows, notes if kind == KINDS[-1] else []).strip()
 
 
 def _model(result: Result, kind: str) -> tuple[str, ...]:
     ways = result[kind]
-    times = (f"{ways[way]['us']['median'] / 1000:.2f}" if "us" in ways.get(way, {}) else "–" for way in _WAYS)
-    differ = (_shown([ways[way][name] for name in _DIFFERENCES if name in ways.get(way, {})]) for way in _OURS)
+    times = (f"{ways[way]['us']['median'] / 1000:.2f}" if "us" in ways.get(way, {}) else "–" for way in WAYS)
+    differ = (_shown([ways[way][name] for name in DIFFERENCES if name in ways.get(way, {})]) for way in _OURS)
     return result["title"], *times, *differ, _shown([ways["eager"]["rounding"]])
 
 

@@ -7,15 +7,17 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.backend.agreement import DIFFERENCES
+from benchmarks.backend.measure import KINDS
+
 Result = dict[str, Any]
-_KINDS = ("inference", "training")
-_AGREEMENT = ("results", "gradients", "parameters", "rounding")
+_AGREEMENT = (*DIFFERENCES, "rounding")
 
 
 def line_of(result: Result) -> str:
     """One model's outcome for a log."""
     told = [f"missing: {result['missing']}"] if result.get("missing") else []
-    for kind in _KINDS:
+    for kind in KINDS:
         ways = ", ".join(f"{name} {cell_of(facts)}" for name, facts in result.get(kind, {}).items())
         told += [f"{kind}: {ways}"] if ways else []
     told += [f"died: {result['died'][:400]}"] if "died" in result else []
@@ -24,7 +26,7 @@ def line_of(result: Result) -> str:
 
 def tables(results: list[Result]) -> Iterator[Table]:
     """One table for inference and one for training."""
-    for kind in _KINDS:
+    for kind in KINDS:
         names = list(dict.fromkeys(name for result in results for name in result.get(kind, {})))
         if not names:
             continue

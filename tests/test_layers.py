@@ -17,6 +17,7 @@ ORDER = (
     "relocate",
     "device",
     "graphs",
+    "guards",
     "trace",
     "wrap",
     "lower",

@@ -44,7 +44,7 @@ CHANGES: dict[str, tuple[Callable[[World], Any], Call, str]] = {
     "a structure": (lambda w: None, call(X, n=3), "arguments: another structure"),
     "a module": (lambda w: setattr(w.model, "0", nn.Linear(2, 2)), call(X, 3), "self.model.0: another object"),
     "a length": (lambda w: w.parts.append(torch.ones(1)), call(X, 3), "length of self.parts: 2, recorded with 1"),
-    "a submodule": (lambda w: w.model.append(nn.Tanh()), call(X, 3), "submodules"),
+    "a submodule": (lambda w: w.model.append(nn.Tanh()), call(X, 3), "self.model.2: this Tanh, recorded with nothing"),
     "a dtype": (
         lambda w: w.parts.__setitem__(0, torch.ones(1).double()),
         call(X, 3),

@@ -32,6 +32,7 @@ def test_an_inference_function_reads_as_if_typed_by_hand():
                 if not (len(args) == 1): return MISS
                 args_0 = args[0]
                 if not (not kwargs): return MISS
+                if not (guards.holds()): return MISS
                 v0 = c1.cell_contents
                 v1 = c2.are_the_same
                 if not (v1 is True): return MISS

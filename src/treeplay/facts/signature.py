@@ -171,6 +171,7 @@ class Signature:
     refs: tuple[Ref, ...]
     writes: tuple[Write, ...]
     outputs: int  # how many outputs the graph has
+    guarded: Any = None  # the guards over everything that the traced run read
 
     @property
     def mutated(self) -> tuple[int, ...]:

@@ -48,12 +48,11 @@ def make_signature(
         for number in run.numbers
         if number.name in read or any(_mentions(text, number.name) for text in run.tracer.world.guards)
     )
-    watches = (_hook_watch(run), *_number_watches(run), *_optimizer_watches(run), *_absent_grads(run))
-    places = [*_state_places(inputs), *(number.place for number in numbers)]
-    places += [watch.place.parent for watch in watches if watch.place.parent is not None]
-    places += [run.found.objects[key] for key in run.called if key in run.found.objects]
-    places += [write.place.parent for write in writes if write.place.parent is not None]
-    identities, lengths = on_the_way(places, run.found, run.called, _leaves_of_backward(run))
+    watches = (_hook_watch(run), *_absent_grads(run))
+    identities = tuple(
+        Watch(run.found.tensor_at(tensor)[0], tensor) for tensor in _leaves_of_backward(run) if has_hooks(tensor)
+    )
+    lengths = tuple(idle_scalers(run.found))
     return Signature(
         kind=run.kind,
         arguments=call.structure,
@@ -102,16 +101,6 @@ def _mentions(text: str, name: str) -> bool:
     return name in text.replace("(", " ").replace(")", " ").replace("-", " ").split()
 
 
-def _number_watches(run: Run) -> Iterator[Watch]:
-    owners: dict[int, int] = {}
-    for key, module in run.found.modules.items():
-        owners |= {id(part): key for part in (module, vars(module), module._parameters, module._buffers)}
-    for place, value in run.found.watched:
-        owner = owners.get(id(place.holder))
-        if owner is None or owner in run.called:
-            yield Watch(place, value)
-
-
 def _hook_watch(run: Run) -> Watch:
     lasting = [module for key, module in run.called.items() if key in run.found.modules]  # others the program makes
     hooks = Hooks(lasting, run.stepped.values(), _leaves_of_backward(run))
@@ -124,15 +113,6 @@ def _leaves_of_backward(run: Run) -> list[torch.Tensor]:
         return []
     seen = [seen.tensor for seen in run.tracer.tape.inputs if not seen.is_constant]
     return [tensor for tensor in seen if tensor.requires_grad and tensor.is_leaf]
-
-
-def _optimizer_watches(run: Run) -> Iterator[Watch]:
-    """Plain values of the groups of each optimizer that stepped (its floats are inputs, not watched)."""
-    for optimizer in run.stepped.values():
-        for here, group in run.found.groups_of(optimizer):
-            for name, value in group.items():
-                if value is None or isinstance(value, (bool, int, str)):
-                    yield Watch(here.child(How.ITEM, group, name, f"{here}[{name!r}]"), value)
 
 
 def _absent_grads(run: Run) -> Iterator[Watch]:

@@ -8,10 +8,12 @@ The program's Python runs once; its tensors are never written. Whatever happens,
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -24,9 +26,11 @@ from treeplay.facts.place import How, Place, root
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Kind, Number, Signature
 from treeplay.facts.structure import Leaf, Structure, classes_in
+from treeplay.guards.reads import Reads, classes_of
 from treeplay.trace.conditions import make_signature
 from treeplay.trace.differentiable import flat_results, is_differentiable
 from treeplay.trace.found import PLAIN, Survey
+from treeplay.trace.guarded import guards_of
 from treeplay.trace.hooks import ours
 from treeplay.trace.layouts import Answer, Question
 from treeplay.trace.location import is_users
@@ -88,6 +92,7 @@ class Run:
     numbers: list[Number] = field(default_factory=list)
     called: dict[int, torch.nn.Module] = field(default_factory=dict)
     stepped: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
+    reads: Reads = field(default_factory=lambda: Reads(()))
     kind: Kind = Kind.INFERENCE
 
 
@@ -100,8 +105,10 @@ def trace(program: Callable[..., Any], call: Call, *, is_exact: bool = True, fir
     long. The caller's tensors, slots, random state and modes are as before, also after an exception.
     """
     layouts = dict(entry.layout for entry in first_run if entry.layout is not None)
-    with turn(), native_layers() if is_exact else contextlib.nullcontext():
-        return _trace(program, call, layouts)
+    with turn():
+        with native_layers() if is_exact else contextlib.nullcontext():
+            made, run = _trace(program, call, layouts)
+        return _with_guards(made, program, call, run)
 
 
 @contextlib.contextmanager
@@ -115,13 +122,14 @@ def turn() -> Iterator[None]:
         _turns.release()
 
 
-def _trace(program: Callable[..., Any], call: Call, layouts: dict[Question, Answer]) -> Trace:
+def _trace(program: Callable[..., Any], call: Call, layouts: dict[Question, Answer]) -> tuple[Trace, Run]:
     found = survey_to_record(program, call)
     generators = Generators(found.generators.values())
     snapshot = Snapshot(found, call.tensors)
     tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators, layouts)
     tracer.arguments = {id(tensor) for tensor in call.tensors}
-    run = Run(tracer, WatchFunctions(tracer), found, snapshot)
+    run = Run(tracer, WatchFunctions(tracer), found, snapshot, reads=Reads(classes_of(found.kept)))
+    tracer.reads = run.reads
     try:
         made = _traced(program, call, run)
     except Refusal as refusal:
@@ -135,8 +143,17 @@ def _trace(program: Callable[..., Any], call: Call, layouts: dict[Question, Answ
         run.watch.forget()
         run.called.clear()  # a module that the program made may go now
         run.stepped.clear()
-    _check_no_leak(tracer)
-    return made
+    return made, run
+
+
+def _with_guards(made: Trace, program: Callable[..., Any], call: Call, run: Run) -> Trace:
+    """The trace with guards over what the run read, which is there again as the run found it."""
+    try:
+        guarded = guards_of(program, call, run, made.signature)
+    finally:
+        run.reads.forget()
+    _check_no_leak(run.tracer)
+    return dataclasses.replace(made, signature=dataclasses.replace(made.signature, guarded=guarded))
 
 
 def survey_call(program: Callable[..., Any], call: Call) -> Survey:
@@ -196,7 +213,7 @@ def _traced(program: Callable[..., Any], call: Call, run: Run) -> Trace:
     # Modes belong to a thread: the backward of a GPU's tensors must not go to another one.
     one_thread = torch.autograd.set_multithreading_enabled(False)
     skipping = steps_may_be_skipped(run.tracer, run.snapshot)
-    with _noticing(run), dynamo_off(), one_thread, autocast_cache_apart(), skipping, run.tracer, run.watch:
+    with _noticing(run), dynamo_off(), one_thread, autocast_cache_apart(), skipping, run.tracer, run.watch, run.reads:
         result = _run(program, call)
     run.tracer.home = home_of(program)
     if run.tracer.tape.refusal is not None:  # the program swallowed it
@@ -275,14 +292,14 @@ def _make_numbers_symbolic(run: Run) -> list[Number]:
 @contextlib.contextmanager
 def _noticing(run: Run) -> Iterator[None]:
     """Note which modules are called and which optimizers step. The hooks are global: other threads run them too."""
-    thread = threading.get_ident()
+    thread = get_ident()
 
     def on_call(module: torch.nn.Module, _: Any) -> None:
-        if threading.get_ident() == thread:
+        if get_ident() == thread:
             run.called[id(module)] = module
 
     def on_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if threading.get_ident() != thread:
+        if get_ident() != thread:
             return
         run.stepped[id(optimizer)] = optimizer
         if not any(optimizer is known for known in run.found.optimizers):

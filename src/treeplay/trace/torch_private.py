@@ -17,6 +17,7 @@ from torch.utils._device import DeviceContext
 from torch.utils.hooks import RemovableHandle
 
 from treeplay.device.host.torch_private import native_layers as native_layers
+from treeplay.observe.stand_in import stand_in
 
 
 def is_mode_active() -> bool:
@@ -165,6 +166,7 @@ def autograd_function_arguments(replaced: Callable[[Any], Any]) -> Iterator[None
             args, kwargs = replaced(args), replaced(kwargs)
         return original.__func__(cls, *args, **kwargs)
 
+    stand_in(apply, original)
     owner: Any = torch.autograd.Function
     owner.apply = classmethod(apply)
     try:
@@ -204,6 +206,7 @@ def scaled_step_replaced(step: Callable[..., Any], is_meant: Callable[[], bool])
             return original(self, optimizer, state, *args, **kwargs)
         return step(optimizer, state["found_inf_per_device"].values(), args, kwargs)
 
+    stand_in(maybe_step, original)
     GradScaler._maybe_opt_step = maybe_step  # type: ignore[assignment, method-assign]
     try:
         yield

@@ -11,6 +11,7 @@ twin, operators on the handle run on the twin, and the handle's memory is never 
 
 from __future__ import annotations
 
+import inspect
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -32,6 +33,7 @@ from treeplay.errors import Refusal
 from treeplay.facts.location import Location
 from treeplay.facts.refusal import Reason
 from treeplay.facts.spec import TensorSpec
+from treeplay.guards.reads import Reads
 from treeplay.trace.fused import torchs_own
 from treeplay.trace.layouts import Answer, Question, laid_out, question
 from treeplay.trace.location import call_site, innermost_is_optimizer, user_location
@@ -92,6 +94,7 @@ class Tracer(TorchDispatchMode):
         self._bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._kept: list[Any] = []
         self._last_input: torch.fx.Node | None = None
+        self.reads = Reads(())
 
     def refuse(self, op: str, why: str, advice: str, where: Location | None = None) -> Refusal:
         """Note the first refusal, so that a program which swallows exceptions is refused all the same."""
@@ -141,7 +144,15 @@ class Tracer(TorchDispatchMode):
     # --- operators ------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        func, kwargs = torchs_own(func), kwargs or {}
+        was_noting = self.reads.pause()  # what follows is ours and torch's, not the program's
+        try:
+            return self._dispatch(func, args, kwargs or {})
+        finally:
+            if was_noting:
+                self.reads.resume()
+
+    def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        func = torchs_own(func)
         if func.namespace == "profiler":
             return func(*args, **kwargs)
         if func.namespace == "prim":  # C++ asks a fake for its device; raising there would end the process
@@ -433,6 +444,10 @@ class Tracer(TorchDispatchMode):
     def leaked(self) -> bool:
         """Whether a fake outlived the trace: the program put it somewhere that the survey did not see."""
         return any(ref() is not None for ref in self.fakes)
+
+
+# torch has wrapped it to keep Dynamo away, which a trace does as a whole.
+Tracer.__torch_dispatch__ = inspect.unwrap(Tracer.__torch_dispatch__)  # type: ignore[method-assign]
 
 
 def _with_plain_numbers(value: Any) -> Any:

@@ -73,13 +73,23 @@ class WatchFunctions(TorchFunctionMode):
         self.grads_read.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        reads = self.tracer.reads
+        was_noting = reads.pause()
+        try:
+            known, func = self._look(func, args, kwargs := kwargs or {})
+        finally:
+            if was_noting:
+                reads.resume()
+        return known if func is None else func(*args, **kwargs)
+
+    def _look(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """What is to be called with these arguments; or, instead of it, the result."""
         if func in _HOST:
             self._refuse_read(func, args)
         elif func == _GRAD_GET:
             self.grads_read[id(args[0])] = args[0]
         elif func == _DATA_GET:
-            return torch.ops.aten.detach.default(args[0])
+            return torch.ops.aten.detach.default(args[0]), None
         elif func in _SETTERS:
             self._set(_SETTERS[func], args)
         elif func is _TENSOR.requires_grad_:
@@ -100,7 +110,7 @@ class WatchFunctions(TorchFunctionMode):
         weights = weights_of(func, args)
         if weights:
             self.tracer.recurrent_weights, self.tracer.recurrent_piece = weights, None
-        return with_symbolic_rate(func, kwargs)(*args, **kwargs)
+        return None, with_symbolic_rate(func, kwargs)
 
     def _refuse_read(self, func: Any, args: Any) -> None:
         if func in _PRINTS.values():

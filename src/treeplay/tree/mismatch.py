@@ -26,6 +26,9 @@ def first_mismatch(signature: Signature, call: Call) -> Mismatch | None:
 
 def _mismatches(signature: Signature, call: Call) -> Iterator[Mismatch]:
     yield from _arguments(signature, call)
+    changed = signature.guarded.first_difference() if signature.guarded is not None else None
+    if changed is not None:
+        yield changed
     for watch in signature.identities:
         if watch.place.how not in (How.ROOT, How.ARGUMENT) and current(watch.place) is not watch.value:
             yield Mismatch(str(watch.place), f"this {type(watch.value).__name__}", "another object")

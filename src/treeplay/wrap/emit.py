@@ -192,6 +192,9 @@ class _Emitter(Writer):
         return same if isinstance(recorded, (int, str)) else f"({value} is {constant} or {same})"
 
     def conditions(self) -> None:
+        if self.signature.guarded is not None:
+            self.names["guards"] = self.signature.guarded
+            self.require("guards.holds()")
         for watch in self.signature.identities:
             if watch.place.how not in (How.ROOT, How.ARGUMENT):
                 self.require(f"{self.value(watch.place)} is {self.constant(watch.value)}")

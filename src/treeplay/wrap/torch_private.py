@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from treeplay.guards.torch_private import tensor_check as tensor_check
+
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 DisableAutocast: Any = torch._C._DisableAutocast
 increment_version = torch.autograd.graph.increment_version
-
-
-def tensor_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """One native call that tells whether tensors have these types, dtypes, devices, shapes, strides and grad flags.
-
-    It also compares the thread's dispatch state (inference mode, autocast) with the one at this moment. Importing it
-    takes no Dynamo: the class lives in torch's extension module.
-    """
-    guards: Any = torch._C._dynamo.guards.TensorGuards
-    check: Callable[..., bool] = guards(
-        *tensors,
-        dynamic_dims_sizes=[list(tensor.size()) for tensor in tensors],
-        dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
-    ).check
-    return check
 
 
 def storage_users(tensor: torch.Tensor) -> int:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from treeplay.observe.stand_in import stand_in
+
 DisableTorchFunction: Any = torch._C.DisableTorchFunction
 """Function modes and `__torch_function__` look away inside of this context."""
 
@@ -52,6 +54,7 @@ def native_layers() -> Iterator[None]:
             args = tuple(item for item in args if type(item) not in _USUAL)
         return bool(args) and original(args)
 
+    stand_in(has_torch_function, original)
     torch.overrides.has_torch_function = has_torch_function
     try:
         yield

@@ -1,0 +1,289 @@
+"""The check of a recording's guards: one generated function for warm calls, and a slow comparison when that says no.
+
+    holds()    versions of dictionaries in one native call; empty containers are still empty; elements, classes, code
+       └ no ─▶ again()   compares values. All alike: the new versions count from here on, and nothing is recorded anew.
+                         Something differs: `what` says where, what was recorded and what was found.
+
+A dictionary whose version keeps changing while the guarded entries stay (a script's globals, an object that counts its calls)
+is compared entry by entry from the second time on.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from treeplay.facts.mismatch import Mismatch
+from treeplay.facts.source import Source
+from treeplay.generated import load_source
+from treeplay.guards.conditions import Comparison, Guard, Table, shown
+from treeplay.guards.reach import Reach
+from treeplay.guards.torch_private import tables_check, tensor_check, version_of_table
+from treeplay.observe.stand_in import ABSENT
+
+_YOUNG = 50
+"""Warm calls after which versions are compared natively; a dictionary that changes sooner again and again is no steady one."""
+_MOST_TIMES = 2
+_RAISED = "KeyError, IndexError, AttributeError, ValueError, TypeError, RuntimeError"
+
+
+class Guards:
+    """All guards of a recording. Not safe for threads: the owner of the recording takes turns."""
+
+    __slots__ = ("__weakref__", "_is_young", "_loose", "_quick", "_reach", "_text", "holds", "places_of_inputs", "what")
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+        self._is_young = True
+        self._text = ""
+        self._loose = [
+            (tensor, label) for tensor, label in reach.tensors.values() if tensor.layout is not torch.strided
+        ]
+        self.what: Mismatch | None = None
+        self.places_of_inputs: tuple[Callable[[], Any], ...] = ()
+        self._quick: Any = None
+        self.holds: Callable[[], bool] = self.again
+
+    def again(self) -> bool:
+        """Compare values, after the quick check said no."""
+        self.what = self.first_difference()
+        return self.what is None
+
+    def first_difference(self) -> Mismatch | None:
+        """What no longer is as recorded; if nothing is, the guards count from this moment on."""
+        comparison = Comparison(self._reach.containers)
+        touched: list[Table] = []
+        for found in self._differences(comparison, touched):
+            return found
+        for commit in comparison.commits:
+            commit()
+        for table in touched:
+            is_first = table.version == -1
+            table.recorded = table.content(table.holder)
+            table.version = version_of_table(table.holder)
+            table.times = 0 if is_first else table.times + 1 if self._is_young else 1
+            table.is_steady = table.is_steady and table.times < _MOST_TIMES
+        for group in (self._reach.items, self._reach.members):
+            for guard in group:
+                guard.go_over_to(guard.holder)
+        self._write()
+        return None
+
+    def _differences(self, comparison: Comparison, touched: list[Table]) -> Iterator[Mismatch]:
+        reach = self._reach
+        for value, cls, label in reach.kinds:
+            if type(value) is not cls:
+                yield Mismatch(f"{label}.__class__", shown(cls), shown(type(value)))
+        changed = [table for table in reach.tables if not table.is_steady or self._is_newer(table)]
+        touched += changed
+        fixed = [table for table in changed if not table.may_be_replaced]
+        # Containers that may be found elsewhere come last, in the order in which they lead to each other.
+        loose = [guard for guard in reach.containers.values() if guard.may_be_replaced]
+        untouched = {id(table) for table in reach.tables} - {id(table) for table in changed}
+        strict = [guard for guard in (*reach.items, *reach.members) if not guard.may_be_replaced]
+        for guard in (*fixed, *strict, *reach.asked, *reach.functions, *reach.data, *loose):
+            found = guard.differs(comparison) if id(guard) not in untouched else None
+            if found is not None:
+                yield found
+        state = [found for ask in self.places_of_inputs if isinstance(found := ask(), torch.Tensor)]
+        if len({id(tensor) for tensor in state}) != len(state):
+            yield Mismatch("state", "different tensors", "one tensor in two places")
+
+    @staticmethod
+    def _is_newer(table: Table) -> bool:
+        return version_of_table(table.holder) != table.version
+
+    def places(self) -> Iterator[tuple[str, Any]]:
+        """Each guarded value by its place."""
+        reach = self._reach
+        every: tuple[Guard, ...] = (
+            *reach.tables,
+            *reach.items,
+            *reach.members,
+            *reach.asked,
+            *reach.functions,
+            *reach.data,
+        )
+        for guard in every:
+            yield from guard.places()
+
+    def __str__(self) -> str:
+        reach = self._reach
+        counts = {
+            "dictionaries": len(reach.tables),
+            "lists and sets": len(reach.items) + len(reach.members),
+            "classes of objects": len(reach.kinds),
+            "functions": len(reach.functions),
+            "variables": len(reach.asked),
+            "arrays": len(reach.data),
+            "tensors": len(reach.tensors),
+        }
+        return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+
+    # --- the quick check ------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        """Make `holds` say yes from here on, until something changes."""
+        writer = _Writer()
+        self._write_tables(writer)
+        self._write_others(writer)
+        self._write_tensors(writer)
+        condition = "\n            and ".join(writer.conditions) or "True"
+        text = (
+            f"def holds():\n    try:\n        if (\n            {condition}\n        ):\n            return True\n"
+            f"    except ({_RAISED}):\n        pass\n    return again()\n"
+        )
+        if text == self._text:  # as a rule only objects and versions have changed
+            self._quick.__globals__.update(writer.names)
+        else:
+            self._quick = load_source(Source("guards", text, {**writer.names, "again": self.again}, entry="holds"))
+            self._text = text
+        self.holds = self._quick
+
+    def _versions_check(self, tables: tuple[dict[Any, Any], ...]) -> Callable[[Any], bool]:
+        """Versions compared in Python, which is made quickly; natively once they have not changed for a while."""
+        versions = [*map(version_of_table, tables)]
+        self._is_young = True
+        left = _YOUNG
+
+        def check(tables: tuple[dict[Any, Any], ...]) -> bool:
+            nonlocal left
+            if [*map(version_of_table, tables)] != versions:
+                return False
+            left -= 1
+            if left == 0:
+                self._is_young = False
+                self._quick.__globals__["versions"] = tables_check(tables)
+            return True
+
+        return check
+
+    def _write_tables(self, writer: _Writer) -> None:
+        empties = [guard.holder for guard in self._reach.tables if guard.is_whole and not guard.holder]
+        empties += [guard.holder for guard in (*self._reach.items, *self._reach.members) if not guard.recorded]
+        empties = [holder for holder in empties if _has_plain_length(holder)]
+        known = {id(holder) for holder in empties}
+        steady = [guard.holder for guard in self._reach.tables if guard.is_steady and id(guard.holder) not in known]
+        steady = list({id(holder): holder for holder in steady}.values())
+        if steady:
+            tables = tuple(steady)
+            writer.names["versions"] = self._versions_check(tables)
+            writer.add(f"versions({writer.name(tables)})")
+        if empties:
+            writer.add(f"not any({writer.name(tuple(empties))})")
+        for guard in self._reach.tables:
+            if not guard.is_steady:
+                self._write_entries(writer, guard)
+
+    def _write_entries(self, writer: _Writer, guard: Table) -> None:
+        holder = writer.name(guard.holder)
+        if guard.matters is not None or type(guard.holder) is not dict:
+            # A class's entries are chosen by name, and a subclass may do anything in `[]`.
+            writer.add(f"{writer.name(guard.content)}({holder}) == {writer.name(guard.recorded)}")
+            return
+        if guard.names is None:
+            writer.add(f"len({holder}) == {len(guard.recorded)}")
+        for key, value in guard.recorded.items():
+            constant = repr(key) if type(key) in (str, int) else writer.name(key)
+            if value is ABSENT:
+                writer.add(f"{constant} not in {holder}")
+            elif key in guard.written:
+                if isinstance(value, torch.Tensor):
+                    is_like = writer.name(_like(value))
+                    writer.add(f"{is_like}({holder}[{constant}])")
+                else:
+                    writer.add(f"{holder}[{constant}] is {writer.name(value)}")
+            elif key not in guard.free:
+                writer.add(f"{holder}[{constant}] is {writer.name(value)}")
+            elif guard.names is None:
+                writer.add(f"{constant} in {holder}")
+
+    def _write_others(self, writer: _Writer) -> None:
+        reach = self._reach
+        is_ = writer.name(operator.is_)
+        if reach.kinds:
+            objects, classes = [value for value, _, _ in reach.kinds], [cls for _, cls, _ in reach.kinds]
+            writer.add(f"[*map(type, {writer.name(objects)})] == {writer.name(classes)}")
+        for guard in (*reach.items, *reach.members):
+            if guard.recorded or not _has_plain_length(guard.holder):
+                holder, recorded = writer.name(guard.holder), writer.name(guard.recorded)
+                writer.add(f"len({holder}) == {len(guard.recorded)}")
+                if not guard.free:
+                    writer.add(f"all(map({is_}, {holder}, {recorded}))")
+                for at, value in enumerate(guard.recorded if guard.free else ()):
+                    if at not in guard.free:
+                        writer.add(f"{holder}[{at}] is {writer.name(value)}")
+        asked = [item for item in reach.asked if not item.is_free]
+        if asked:
+            asks, recorded_values = [item.ask for item in asked], [item.recorded for item in asked]
+            call = writer.name(_call)
+            writer.add(f"all(map({is_}, map({call}, {writer.name(asks)}), {writer.name(recorded_values)}))")
+        if reach.functions:
+            functions = [item.function for item in reach.functions]
+            codes = [item.code for item in reach.functions]
+            writer.add(f"[*map({writer.name(_code_of)}, {writer.name(functions)})] == {writer.name(codes)}")
+        for name, ask in (("defaults", _defaults_of), ("keywords", _keywords_of)):
+            having = [item for item in reach.functions if getattr(item, name)]
+            if having:
+                functions, values = [item.function for item in having], [getattr(item, name) for item in having]
+                writer.add(f"all(map({is_}, map({writer.name(ask)}, {writer.name(functions)}), {writer.name(values)}))")
+        for data in reach.data:
+            writer.add(f"{writer.name(data.now)}() == {writer.name(data.recorded)}")
+
+    def _write_tensors(self, writer: _Writer) -> None:
+        tensors = [tensor for tensor, _ in self._reach.tensors.values() if tensor.layout is torch.strided]
+        if tensors:
+            writer.add(f"{writer.name(tensor_check(tensors))}(*{writer.name(tensors)})")
+        for tensor, _ in self._loose:
+            writer.add(f"{writer.name(_facts_of)}({writer.name(tensor)}) == {writer.name(_facts_of(tensor))}")
+
+
+class _Writer:
+    """Conditions, and the objects that they name."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, Any] = {}
+        self.conditions: list[str] = []
+        self._known: dict[int, str] = {}
+
+    def add(self, condition: str) -> None:
+        """One more condition."""
+        self.conditions.append(condition)
+
+    def name(self, value: Any) -> str:
+        """A name for an object."""
+        known = self._known.get(id(value))
+        if known is None:
+            known = self._known[id(value)] = f"c{len(self.names)}"
+            self.names[known] = value
+        return known
+
+
+_code_of = operator.attrgetter("__code__")
+_defaults_of = operator.attrgetter("__defaults__")
+_keywords_of = operator.attrgetter("__kwdefaults__")
+_call = operator.call
+
+
+def _has_plain_length(holder: Any) -> bool:
+    """Whether asking if a container is empty runs no code of anybody's."""
+    return type(holder).__flags__ & (1 << 9) == 0
+
+
+def _facts_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, tuple(tensor.shape)
+
+
+def _like(recorded: torch.Tensor) -> Callable[[Any], bool]:
+    """Whether a value is a tensor of the class, type and shape of `recorded`."""
+    if recorded.layout is not torch.strided:
+        return lambda value: value is recorded
+    facts = (type(recorded), recorded.dtype, recorded.shape, recorded.requires_grad)
+
+    def is_like(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and (type(value), value.dtype, value.shape, value.requires_grad) == facts
+
+    return is_like

@@ -1,0 +1,344 @@
+"""The kinds of guards: each holds what the traced run met in one object, and tells what differs there now.
+
+    Table      a dictionary: of an object's attributes, a module's or a class's, of the program's own
+    Items      a list or a deque                       Members   a set
+    Cell       a variable of a closure                 Asked     what a function gives: a slot, a weak reference, ...
+    Kind       the class of an object                  Code      what a function is made of
+    Data       the bytes of a NumPy array              Facts     what can be read of a tensor besides its values
+
+A guard compares by identity first. A value that was replaced is the same if it is an immutable value that is exactly the same,
+or a container in the only place that leads to it whose contents are the same; then the guard goes over to the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+
+from treeplay.facts.mismatch import Mismatch
+from treeplay.facts.same import is_same
+from treeplay.facts.spec import TensorSpec
+from treeplay.observe.stand_in import ABSENT, without_stand_in
+
+Commit = Callable[[], None]
+
+
+class Comparison:
+    """One look at all guards: what has to be noted if they all hold."""
+
+    def __init__(self, containers: dict[int, Container]) -> None:
+        self.containers = containers
+        self.commits: list[Commit] = []
+        self.moved: set[int] = set()  # guards that were found to go over to another container
+
+    def alike(self, before: Any, now: Any) -> bool:
+        """Whether a program that read `before` would do the same with `now`."""
+        if before is now or is_same(before, now):
+            return True
+        if type(before) is not type(now):
+            return False
+        if isinstance(before, MethodType):
+            return before.__func__ is now.__func__ and before.__self__ is now.__self__
+        if isinstance(before, tuple):
+            pairs = zip(tuple.__iter__(before), tuple.__iter__(now), strict=False)
+            return len(before) == len(now) and all(self.alike(old, new) for old, new in pairs)
+        guard = self.containers.get(id(before))
+        if guard is not None and guard.may_be_replaced and guard.holder is before:
+            if guard.differences(self, now) is not None:
+                return False
+            self.moved.add(id(guard))
+            self.commits.append(lambda: self._go_over(guard, now))
+            return True
+        return False
+
+    def _go_over(self, guard: Container, now: Any) -> None:
+        self.containers.pop(id(guard.holder), None)
+        guard.go_over_to(now)
+        self.containers[id(now)] = guard
+
+
+class Guard:
+    """One condition, and how to say what broke it."""
+
+    __slots__ = ()
+
+    def differs(self, comparison: Comparison) -> Mismatch | None:
+        """What is not as recorded; None if nothing is."""
+        raise NotImplementedError
+
+    def places(self) -> Iterator[tuple[str, Any]]:
+        """What is guarded, by its place."""
+        raise NotImplementedError
+
+
+class Container(Guard):
+    """A guard over a mutable container that may be found in another place of memory later, with the same in it."""
+
+    __slots__ = ("free", "holder", "label", "may_be_replaced")
+    recorded: Any
+
+    def __init__(self, holder: Any, label: str) -> None:
+        self.holder = holder
+        self.label = label
+        self.free: set[Any] = set()  # keys whose values the warm call checks by itself
+        self.may_be_replaced = False
+
+    def differs(self, comparison: Comparison) -> Mismatch | None:
+        return None if id(self) in comparison.moved else self.differences(comparison, self.holder)
+
+    def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:
+        """What of `holder` is not as recorded; None if nothing is."""
+        raise NotImplementedError
+
+    def go_over_to(self, holder: Any) -> None:
+        """Guard `holder` from now on, as it is now."""
+        raise NotImplementedError
+
+
+class Table(Container):
+    """Entries of a dictionary: all of them, those in `names`, or those that `matters` tells.
+
+    `free`: keys whose values the warm call checks by itself. `written`: those that a replay replaces, by the like of it.
+    """
+
+    __slots__ = ("is_steady", "matters", "names", "recorded", "times", "version", "written")
+
+    def __init__(
+        self,
+        holder: dict[Any, Any],
+        label: str,
+        names: tuple[str, ...] | None = None,
+        matters: Callable[[Any], bool] | None = None,
+    ) -> None:
+        super().__init__(holder, label)
+        self.names = names
+        self.matters = matters
+        self.written: set[Any] = set()
+        self.recorded: dict[Any, Any] = self.content(holder)
+        self.is_steady = True  # whether its version is what is compared in a warm call
+        self.version = -1
+        self.times = 0  # how often the version has changed and nothing else
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every entry counts."""
+        return self.names is None and self.matters is None
+
+    def content(self, holder: dict[Any, Any]) -> dict[Any, Any]:
+        """The entries that count."""
+        if self.names is not None:
+            return {name: dict.get(holder, name, ABSENT) for name in self.names}
+        entries = dict.items(holder)
+        if self.matters is not None:
+            entries = ((key, value) for key, value in entries if self.matters(key))  # type: ignore[assignment]
+        return {key: own for key, value in entries if (own := without_stand_in(value)) is not ABSENT}
+
+    def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:
+        now = self.content(holder)
+        if len(now) != len(self.recorded) or (self.names is None and not _same_keys(self.recorded, now)):
+            return self._other_keys(now)
+        for (key, before), found in zip(self.recorded.items(), now.values(), strict=True):
+            if before is not found and key not in self.free:
+                is_fine = _is_like(before, found) if key in self.written else comparison.alike(before, found)
+                if not is_fine:
+                    return differing(self.label_of(key), before, found)
+        return None
+
+    def _other_keys(self, now: dict[Any, Any]) -> Mismatch:
+        for key in now:
+            if key not in self.recorded:
+                return Mismatch(self.label_of(key), "nothing", shown(now[key]))
+        for key in self.recorded:
+            if key not in now:
+                return Mismatch(self.label_of(key), shown(self.recorded[key]), "nothing")
+        return Mismatch(f"order of {self.label}", shown(list(self.recorded)), shown(list(now)))
+
+    def go_over_to(self, holder: Any) -> None:
+        self.holder = holder
+        self.recorded = self.content(holder)
+        self.version = -1
+
+    def label_of(self, key: Any) -> str:
+        """The place of an entry, as a user would write it."""
+        if self.names is not None or self.matters is not None or self.label.endswith("."):
+            return f"{self.label}{key}"
+        return f"{self.label}[{shown(key)}]"
+
+    def places(self) -> Iterator[tuple[str, Any]]:
+        for key, value in self.recorded.items():
+            yield self.label_of(key), value
+
+
+class Items(Container):
+    """All elements of a list or a deque, in their order."""
+
+    __slots__ = ("recorded",)
+
+    def __init__(self, holder: Any, label: str) -> None:
+        super().__init__(holder, label)
+        self.recorded = elements(holder)
+
+    def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:
+        now = elements(holder)
+        if len(now) != len(self.recorded):
+            return Mismatch(f"length of {self.label}", str(len(self.recorded)), str(len(now)))
+        for at, (before, found) in enumerate(zip(self.recorded, now, strict=True)):
+            if at not in self.free and not comparison.alike(before, found):
+                return differing(f"{self.label}[{at}]", before, found)
+        return None
+
+    def go_over_to(self, holder: Any) -> None:
+        self.holder = holder
+        self.recorded = elements(holder)
+
+    def places(self) -> Iterator[tuple[str, Any]]:
+        for at, value in enumerate(self.recorded):
+            yield f"{self.label}[{at}]", value
+
+
+class Members(Container):
+    """All elements of a set."""
+
+    __slots__ = ("recorded",)
+
+    def __init__(self, holder: Any, label: str) -> None:
+        super().__init__(holder, label)
+        self.recorded = list(set.__iter__(holder))
+
+    def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:
+        now = list(set.__iter__(holder))  # in the order that a program would meet them in
+        is_same_order = len(now) == len(self.recorded) and all(
+            comparison.alike(before, found) for before, found in zip(self.recorded, now, strict=True)
+        )
+        return None if is_same_order else Mismatch(self.label, shown(self.recorded), shown(now))
+
+    def go_over_to(self, holder: Any) -> None:
+        self.holder = holder
+        self.recorded = list(set.__iter__(holder))
+
+    def places(self) -> Iterator[tuple[str, Any]]:
+        yield self.label, self.recorded
+
+
+class Asked(Guard):
+    """What a function without arguments gives: the content of a cell, a slot, a weak reference, a context variable."""
+
+    __slots__ = ("ask", "is_free", "label", "recorded", "spot")
+
+    def __init__(self, ask: Callable[[], Any], label: str, spot: tuple[int, Any] | None = None) -> None:
+        self.ask = ask
+        self.label = label
+        self.spot = spot  # the object that is asked, and for what, where a place may be the same
+        self.is_free = False  # whether the warm call checks it by itself
+        self.recorded = ask()
+
+    def differs(self, comparison: Comparison) -> Mismatch | None:
+        found = self.ask()
+        if self.is_free:
+            return None
+        if comparison.alike(self.recorded, found):
+            comparison.commits.append(lambda: setattr(self, "recorded", found))
+            return None
+        return differing(self.label, self.recorded, found)
+
+    def places(self) -> Iterator[tuple[str, Any]]:
+        yield self.label, self.recorded
+
+
+class Code(Guard):
+    """A function: its code, its defaults, and which they are."""
+
+    __slots__ = ("code", "defaults", "function", "keywords", "label")
+
+    def __init__(self, function: FunctionType, label: str) -> None:
+        self.function = function
+        self.label = label
+        self.code: CodeType = function.__code__
+        self.defaults = function.__defaults__
+        self.keywords = function.__kwdefaults__
+
+    def differs(self, comparison: Comparison) -> Mismatch | None:
+        if self.function.__code__ is not self.code:
+            return Mismatch(f"{self.label}.__code__", shown(self.code), shown(self.function.__code__))
+        for name, before in (("__defaults__", self.defaults), ("__kwdefaults__", self.keywords)):
+            found = getattr(self.function, name)
+            if not comparison.alike(before, found):
+                return differing(f"{self.label}.{name}", before, found)
+        return None
+
+    def places(self) -> Iterator[tuple[str, Any]]:
+        if self.defaults:
+            yield f"{self.label}.__defaults__", self.defaults
+
+
+class Data(Guard):
+    """A NumPy array, or other memory without tensors: its type, shape and bytes."""
+
+    __slots__ = ("label", "recorded", "value")
+
+    def __init__(self, value: Any, label: str) -> None:
+        self.value = value
+        self.label = label
+        self.recorded = self.now()
+
+    def now(self) -> Any:
+        """What a program can read."""
+        value = self.value
+        if hasattr(value, "dtype"):
+            return str(value.dtype), value.shape, value.strides, value.tobytes()
+        return bytes(value)
+
+    def differs(self, _: Comparison) -> Mismatch | None:
+        if self.now() == self.recorded:
+            return None
+        return Mismatch(self.label, f"the values of this {type(self.value).__name__} then", "others")
+
+    def places(self) -> Iterator[tuple[str, Any]]:
+        yield self.label, self.value
+
+
+def elements(holder: Any) -> list[Any]:
+    """What a list or deque holds, whatever a subclass makes of iteration."""
+    return list(list.__iter__(holder) if isinstance(holder, list) else holder)
+
+
+def _same_keys(before: dict[Any, Any], now: dict[Any, Any]) -> bool:
+    return all(a is b or is_same(a, b) for a, b in zip(before, now, strict=True))
+
+
+def _is_like(before: Any, found: Any) -> bool:
+    """Whether a slot that the recording itself fills holds what it put there, or the like."""
+    if isinstance(before, torch.Tensor) and isinstance(found, torch.Tensor):
+        if before.layout is not torch.strided or found.layout is not torch.strided:
+            return False
+        return type(before) is type(found) and TensorSpec.of(before) == TensorSpec.of(found)
+    if type(before) is not type(found):
+        return False
+    if isinstance(before, (list, tuple)):
+        return len(before) == len(found) and all(map(_is_like, before, found))
+    if isinstance(before, dict):
+        return list(before) == list(found) and all(map(_is_like, before.values(), found.values()))
+    return is_same(before, found)
+
+
+def differing(place: str, before: Any, found: Any) -> Mismatch:
+    """The text of a difference."""
+    old, new = shown(before), shown(found)
+    return Mismatch(place, old, new if new != old else "another object")
+
+
+def shown(value: Any) -> str:
+    """A value as a short text; never a tensor's numbers, which would wait for its device."""
+    if isinstance(value, torch.Tensor):
+        is_plain = value.layout is torch.strided
+        return f"a tensor {TensorSpec.of(value)}" if is_plain else f"a {value.layout} tensor"
+    if isinstance(value, (bool, int, float, complex, str, bytes, type(None), type(ABSENT))):
+        text = repr(value)
+        return text if len(text) <= 60 else f"{text[:57]}..."
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    if isinstance(value, (list, tuple, set, dict)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"{type(value).__name__} {name}" if isinstance(name, str) else f"this {type(value).__name__}"

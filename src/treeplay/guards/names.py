@@ -1,0 +1,41 @@
+"""The names that a piece of code uses: which globals it looks up, what it imports, which attributes it asks for.
+
+Told by what an instruction does not do: every instruction with a name that is not one of an attribute counts as a look-up
+among the globals, so that one which a newer Python adds is a read until it is known to be none.
+"""
+
+from __future__ import annotations
+
+import dis
+from functools import lru_cache
+from types import CodeType
+
+_ATTRIBUTES = ("ATTR", "METHOD", "IMPORT_FROM", "SUPER")
+
+
+@lru_cache(maxsize=8192)
+def globals_in(code: CodeType) -> frozenset[str]:
+    """Names that `code` itself may look up, assign or delete among its globals and the builtins."""
+    return frozenset(
+        str(step.argval)
+        for step in dis.get_instructions(code)
+        if step.opcode in dis.hasname and step.opname != "IMPORT_NAME" and not _is_of_attribute(step.opname)
+    )
+
+
+@lru_cache(maxsize=8192)
+def imports_in(code: CodeType) -> frozenset[str]:
+    """The modules that `code` itself imports, with the packages they are in; relative ones as they are written."""
+    names = [str(step.argval) for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"]
+    return frozenset(name.rsplit(".", at)[0] for name in names for at in range(name.count(".") + 1))
+
+
+@lru_cache(maxsize=8192)
+def names_in(code: CodeType) -> frozenset[str]:
+    """Every name in `code` itself, and each string in it that could be one."""
+    strings = {part for constant in code.co_consts if isinstance(constant, str) for part in constant.split(".")}
+    return frozenset(code.co_names) | {text for text in strings if text.isidentifier()}
+
+
+def _is_of_attribute(opname: str) -> bool:
+    return any(part in opname for part in _ATTRIBUTES)

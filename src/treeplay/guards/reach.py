@@ -1,0 +1,593 @@
+"""Reach: from what a traced run read to the guards over it.
+
+A run does what its code and what it read make it do. So the walk starts where the run started (the program, its arguments'
+objects, the code that ran) and goes on through what was read, and through nothing else:
+
+    function that ran     its code, defaults, closure, and the globals that its code names
+    watched object        the attributes that were read, present or absent; its class
+    other object          all attributes, since nobody saw which were read
+    container             all of it, since Python does not tell which items were read
+    class                 its functions and special methods, and data of names that were read anywhere
+
+An attribute that nobody read cannot change what the run does, and is not entered. Objects that were read but are found by no
+path are guarded all the same. The walk runs after the trace, when everything is as the run found it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import enum
+import functools
+import gc
+import importlib.machinery
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from treeplay.facts.place import How, Place
+from treeplay.guards.conditions import Asked, Code, Container, Data, Items, Members, Table
+from treeplay.guards.names import globals_in, imports_in, names_in
+from treeplay.guards.reads import WHOLE, Noted, Reads
+from treeplay.observe.stand_in import ABSENT
+
+_MOST_OBJECTS = 200_000
+_MOST_BYTES = 1 << 20
+# Immutable, or without anything that a program could see change; what some of them refer to is entered elsewhere.
+_HARMLESS: tuple[type, ...] = (
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type(...),
+    type(NotImplemented),
+    slice,
+    range,
+    enum.Enum,
+    types.CodeType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Generator,
+    torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket,
+    importlib.machinery.ModuleSpec,
+    torch.SymInt,
+    torch.SymFloat,
+    torch.SymBool,
+)
+# What Python itself puts into the dictionary of a class, and none of a program's business.
+_OF_THE_CLASS = frozenset(
+    [
+        "__doc__",
+        "__module__",
+        "__annotations__",
+        "__static_attributes__",
+        "__firstlineno__",
+        "__slotnames__",
+        "__abstractmethods__",
+        "__weakref__",
+        "__dict__",
+        "__parameters__",
+        "__orig_bases__",
+        "__annotate__",
+        "__annotations_cache__",
+        "__match_args__",
+    ]
+)
+# What the import system keeps in a module, and asks for at every import.
+_OF_THE_LOADER = frozenset({"__spec__", "__loader__", "__path__", "__file__", "__package__", "__cached__"})
+_TABLES_OF_MODULES = frozenset({"_parameters", "_buffers", "_modules"})  # whose entries a user writes as attributes
+_WRAPPERS = (staticmethod, classmethod)
+_BUILTIN_MUTABLE = (dict, list, set, frozenset, tuple, collections.deque)
+
+
+class TooMuch(Exception):
+    """The program reaches more objects than can be guarded."""
+
+
+class Reach:
+    """The walk, and what it found: guards by kind, each object once."""
+
+    def __init__(self, reads: Reads) -> None:
+        self.reads = reads
+        self.tables: list[Table] = []
+        self.items: list[Items] = []
+        self.members: list[Members] = []
+        self.asked: list[Asked] = []
+        self.functions: list[Code] = []
+        self.kinds: list[tuple[Any, type, str]] = []
+        self.data: list[Data] = []
+        self.tensors: dict[int, tuple[torch.Tensor, str]] = {}
+        self.opaque: list[tuple[Any, str]] = []
+        self.containers: dict[int, Container] = {}
+        self._seen: dict[int, Any] = {}
+        self._waiting: collections.deque[tuple[Any, str]] = collections.deque()
+        self._globals: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}
+        self._entered: set[tuple[int, str]] = set()
+        self._functions_seen: set[int] = set()
+        self._classes: dict[type, None] = {}
+        noted = {name for entry in reads.objects.values() for name in entry.read}
+        named = [names_in(code) for code in (reads.code or {}).values()]
+        self._names = noted.union(*named)
+
+    def walk(self, roots: Iterable[tuple[Any, str]]) -> Reach:
+        """Enter `roots`, each with its label, and all that follows; raises `TooMuch`."""
+        for value, label in roots:
+            self.enter(value, label)
+        self._run()
+        self._enter_unfound_code()
+        self._enter_unfound_objects()
+        self._enter_imports()
+        self._run()
+        for table, names in self._globals.values():
+            if names:
+                self._add_table(Table(table, f"{table.get('__name__', 'globals')}.", tuple(names)))
+        self._seen.clear()  # what is guarded is kept by its guard
+        self.reads = Reads(())
+        return self
+
+    def _run(self) -> None:
+        while self._waiting or self._has_more_globals():
+            while self._waiting:
+                if len(self._seen) > _MOST_OBJECTS:
+                    raise TooMuch
+                self._visit(*self._waiting.popleft())
+
+    def enter(self, value: Any, label: str) -> None:
+        """Follow `value`, which the run read at `label`."""
+        if isinstance(value, _HARMLESS):
+            return
+        key = id(value)
+        if key in self._seen:
+            known = self.containers.get(key)
+            if known is not None:
+                known.may_be_replaced = False  # a program may see that two places hold one object
+            return
+        self._seen[key] = value
+        self._waiting.append((value, label))
+
+    def _visit(self, value: Any, label: str) -> None:
+        for kind, visit in _KINDS:
+            if isinstance(value, kind):
+                visit(self, value, label)
+                return
+        self._instance(value, label)
+
+    def free(self, spots: Iterable[tuple[int, Any]], written: Iterable[tuple[int, Any]]) -> None:
+        """Leave out what the warm call reads anew and checks by itself, and be generous where a replay writes itself."""
+        own, slots = set(spots), set(written)
+        guard: Container
+        for guard in (*self.tables, *self.items):
+            keys = guard.recorded if isinstance(guard, Table) else range(len(guard.recorded))
+            here = id(guard.holder)
+            guard.free |= {key for key in keys if (here, _hashed(key)) in own}
+            if isinstance(guard, Table):
+                guard.written |= {key for key in keys if (here, _hashed(key)) in slots}
+                guard.is_steady = not guard.written
+            else:
+                guard.free |= {key for key in keys if (here, key) in slots}
+        for asked in self.asked:
+            asked.is_free = asked.spot in own or asked.spot in slots
+
+    # --- functions --------------------------------------------------------------------------------------------
+
+    def _ran(self, code: types.CodeType) -> bool:
+        return self.reads.code is None or id(code) in self.reads.code
+
+    def _function(self, function: types.FunctionType, label: str) -> None:
+        if function.__module__ and function.__module__.startswith("treeplay.") and not hasattr(function, "__wrapped__"):
+            return
+        if not self._ran(function.__code__) and not any(self._ran(inner) for inner in _inner(function.__code__)):
+            return
+        self._functions_seen.add(id(function.__code__))
+        self.functions.append(Code(function, function.__qualname__))
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            self._cell(cell, name)
+        for index, value in enumerate(function.__defaults__ or ()):
+            self.enter(value, f"{label}.__defaults__[{index}]")
+        if function.__kwdefaults__:
+            self.enter(function.__kwdefaults__, f"{label}.__kwdefaults__")
+        self._table(vars(function), f"{label}.")
+        self._globals_of(function.__code__, function.__globals__)
+
+    def _globals_of(self, code: types.CodeType, table: dict[str, Any]) -> None:
+        names = self._globals.setdefault(id(table), (table, {}))[1]
+        names |= dict.fromkeys(globals_in(code))
+        for inner in _inner(code):
+            if self._ran(inner):
+                self._functions_seen.add(id(inner))
+                self._globals_of(inner, table)
+
+    def _has_more_globals(self) -> bool:
+        """Enter what is found under the names that functions met since the last time use; tells whether there was any."""
+        has_more = False
+        for table, names in list(self._globals.values()):
+            builtins = table.get("__builtins__", {})
+            outer = vars(builtins) if isinstance(builtins, types.ModuleType) else builtins
+            for name in names:
+                if (id(table), name) in self._entered:
+                    continue
+                self._entered.add((id(table), name))
+                has_more = True
+                if name in table:
+                    self.enter(table[name], name)
+                elif name in outer:
+                    self._globals.setdefault(id(outer), (outer, {}))[1].setdefault(name)
+        return has_more
+
+    def _cell(self, cell: types.CellType, label: str) -> None:
+        if id(cell) in self._seen:
+            return
+        self._seen[id(cell)] = cell
+        self.asked.append(Asked(functools.partial(_content, cell), label, (id(cell), None)))
+        self.enter(_content(cell), label)
+
+    def _method(self, method: types.MethodType, label: str) -> None:
+        self.enter(method.__self__, "self" if label == "program" else f"{label}.__self__")
+        self.enter(method.__func__, method.__func__.__qualname__)
+
+    def _builtin(self, function: types.BuiltinFunctionType, label: str) -> None:
+        owner = function.__self__
+        if owner is not None and not isinstance(owner, types.ModuleType):
+            self.enter(owner, f"{label}.__self__")
+
+    def _partial(self, partial: functools.partial[Any], label: str) -> None:
+        self.enter(partial.func, f"{label}.func")
+        for index, value in enumerate(partial.args):
+            self.enter(value, f"{label}.args[{index}]")
+        self.enter(partial.keywords, f"{label}.keywords")
+        self._instance(partial, label)
+
+    def _wrapper(self, wrapper: Any, label: str) -> None:
+        self.enter(wrapper.__func__, label)
+
+    def _property(self, found: property, label: str) -> None:
+        for name in ("fget", "fset", "fdel"):
+            self.enter(getattr(found, name), label)
+
+    def _enter_unfound_code(self) -> None:
+        """Functions that ran though no path led to them: they are looked for among all functions there are."""
+        wanted = [code for key, code in (self.reads.code or {}).items() if key not in self._functions_seen]
+        wanted = [code for code in wanted if not code.co_filename.startswith(("<treeplay", "<frozen"))]
+        wanted = [code for code in wanted if code.co_name not in _TRANSIENT]
+        if not wanted:
+            return
+        for found in gc.get_referrers(*wanted):
+            if isinstance(found, types.FunctionType) and id(found.__code__) not in self._functions_seen:
+                self.enter(found, found.__qualname__)
+        self._run()
+
+    # --- objects ----------------------------------------------------------------------------------------------
+
+    def _instance(self, value: Any, label: str) -> None:
+        cls = type(value)
+        if isinstance(value, _BUILTIN_MUTABLE):
+            self._contents(value, label)
+        if cls.__module__ == "typing":
+            return
+        if cls.__module__.startswith("treeplay."):
+            self.enter(getattr(value, "__wrapped__", None), label)  # a jitted program inside of this one runs as it is
+            return
+        table = _table_of(value)
+        is_watched = self.reads.is_watched(value)
+        if table is None and not cls.__flags__ & _HEAP and not isinstance(value, _BUILTIN_MUTABLE):
+            self._foreign(value, label)
+            return
+        self.kinds.append((value, cls, label))
+        self.enter(cls, cls.__qualname__)
+        names = self.reads.names(value) if is_watched else {WHOLE: None}
+        self._slots(value, label, None if WHOLE in names else names)
+        if table is None:
+            return
+        if WHOLE in names:
+            self._table(table, f"{label}.")
+            return
+        kept = tuple(name for name in names if name in table or not _is_found_on(cls, name))
+        if kept:
+            self._add_table(Table(table, f"{label}.", kept))
+            for name in kept:
+                if name in table:
+                    is_part = isinstance(value, torch.nn.Module) and name in _TABLES_OF_MODULES
+                    self.enter(table[name], f"{label}." if is_part else f"{label}.{name}")
+
+    def _slots(self, value: Any, label: str, names: dict[str, None] | None) -> None:
+        for cls in type(value).__mro__:
+            for name, entry in vars(cls).items() if cls.__flags__ & _HEAP else ():
+                if isinstance(entry, types.MemberDescriptorType) and (names is None or name in names):
+                    asked = Asked(functools.partial(getattr, value, name, ABSENT), f"{label}.{name}", (id(value), name))
+                    self.asked.append(asked)
+                    self.enter(asked.recorded, asked.label)
+
+    def _foreign(self, value: Any, label: str) -> None:
+        """An object of an extension's, of which Python sees nothing."""
+        self.opaque.append((value, label))
+
+    def _module(self, module: types.ModuleType, label: str) -> None:
+        names = self.reads.names(module)
+        if names and not isinstance(vars(module), dict):
+            return
+        table = vars(module)
+        if type(module) is not types.ModuleType and not names:  # of a class of its own, which nobody watched
+            names = {name: None for name in self._names if name in table}
+        entered = self._globals.setdefault(id(table), (table, {}))[1]
+        if WHOLE in names:
+            self._add_table(Table(table, f"{module.__name__}."))
+            names = dict.fromkeys(table)
+        entered |= {name: None for name in names if name != WHOLE and name not in _OF_THE_LOADER}
+
+    def _class(self, cls: type, label: str) -> None:
+        for base in cls.__mro__:
+            if base in self._classes or not base.__flags__ & _HEAP or base.__module__.startswith("treeplay."):
+                continue
+            self._classes[base] = None
+            self._seen.setdefault(id(base), base)
+            table = _real_table(base)
+            self._add_table(Table(table, f"{base.__qualname__}.", matters=self._matters))
+            for name, entry in list(table.items()):
+                is_data = not isinstance(entry, (*_WRAPPERS, property, types.FunctionType))
+                if self._matters(name) and (not is_data or name in self._names):
+                    self.enter(entry, f"{base.__qualname__}.{name}")
+        metaclass: type = type(cls)
+        if metaclass is not type and metaclass.__flags__ & _HEAP:
+            self.enter(metaclass, metaclass.__qualname__)
+
+    def _matters(self, name: Any) -> bool:
+        if isinstance(name, str) and name[:2] == "__" and name[-2:] == "__":
+            return name not in _OF_THE_CLASS
+        return name in self._names and name[:5] != "_abc_"
+
+    def _enter_unfound_objects(self) -> None:
+        """Objects whose attributes were read though no path led to them, unless they were made by the run and are gone."""
+        for key, noted in list(self.reads.objects.items()):
+            if key in self._seen or isinstance(noted.object, type) or not noted.read:
+                continue
+            if isinstance(noted.object, types.ModuleType):
+                self.enter(noted.object, noted.object.__name__)
+            elif sys.getrefcount(noted.object) > _OURS and not _is_of_the_run(noted):
+                self.enter(noted.object, f"a {type(noted.object).__name__}")
+        self._run()
+
+    def _enter_imports(self) -> None:
+        """Modules that code of the run imports: they are looked up among those that are loaded."""
+        names: dict[str, None] = {}
+        for code in (self.reads.code or {}).values():
+            names |= dict.fromkeys(name for name in imports_in(code) if name in sys.modules)
+        if names:
+            self._add_table(Table(sys.modules, "sys.modules.", tuple(names)))
+            for name in names:
+                self.enter(sys.modules[name], name)
+
+    # --- containers -------------------------------------------------------------------------------------------
+
+    def _table(self, table: dict[Any, Any], label: str) -> None:
+        """All of a dictionary of attributes."""
+        if id(table) not in self._seen:
+            self._seen[id(table)] = table
+            self._add_table(Table(table, label))
+            for name, value in list(table.items()):
+                self.enter(value, f"{label}{name}")
+
+    def _contents(self, value: Any, label: str) -> None:
+        if isinstance(value, dict):
+            if value is sys.modules or dict.keys(value) >= {"__builtins__", "__name__"}:
+                return  # namespaces, which are entered by name
+            table = Table(value, label)
+            table.may_be_replaced = type(value) in (dict, collections.defaultdict, collections.OrderedDict)
+            self._add_table(table)
+            for key, item in list(dict.items(value)):
+                self.enter(key, f"a key of {label}")
+                self.enter(item, table.label_of(key))
+            if isinstance(value, collections.defaultdict):
+                self.enter(value.default_factory, f"{label}.default_factory")
+        elif isinstance(value, (list, collections.deque)):
+            items = Items(value, label)
+            items.may_be_replaced = type(value) in (list, collections.deque)
+            self.items.append(items)
+            self.containers[id(value)] = items
+            self._each(items.recorded, label)
+        elif isinstance(value, set):
+            members = Members(value, label)
+            members.may_be_replaced = type(value) is set
+            self.members.append(members)
+            self.containers[id(value)] = members
+            self._each(members.recorded, label)
+        else:
+            self._each(tuple.__iter__(value) if isinstance(value, tuple) else frozenset.__iter__(value), label)
+
+    def _each(self, values: Iterable[Any], label: str) -> None:
+        for index, value in enumerate(values):
+            self.enter(value, f"{label}[{index}]")
+
+    def _plain_container(self, value: Any, label: str) -> None:
+        if type(value) in (*_BUILTIN_MUTABLE, collections.OrderedDict, collections.defaultdict, torch.Size):
+            self._contents(value, label)
+        else:
+            self._instance(value, label)
+
+    def _proxy(self, value: types.MappingProxyType[Any, Any], label: str) -> None:
+        for found in gc.get_referents(value):
+            self.enter(found, label)
+
+    def _add_table(self, table: Table) -> None:
+        self.tables.append(table)
+        if table.is_whole:
+            self.containers.setdefault(id(table.holder), table)
+
+    # --- the rest ---------------------------------------------------------------------------------------------
+
+    def _tensor(self, tensor: torch.Tensor, label: str) -> None:
+        if isinstance(tensor, FakeTensor):
+            return
+        self.tensors[id(tensor)] = tensor, label
+        self._table(vars(tensor), f"{label}.")
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            self.enter(getattr(tensor, name, None), f"{label}.{name}")
+
+    def _reference(self, reference: weakref.ref[Any], label: str) -> None:
+        if type(reference) is weakref.ref:
+            asked = Asked(reference, f"{label}()")
+        else:  # of a class of its own, which may do more when it is called
+            asked = Asked(functools.partial(weakref.ref.__call__, reference), f"{label}()")
+            self._instance(reference, label)
+        self.asked.append(asked)
+        self.enter(asked.recorded, asked.label)
+
+    def _variable(self, variable: contextvars.ContextVar[Any], label: str) -> None:
+        asked = Asked(functools.partial(variable.get, ABSENT), f"{label}.get()")
+        self.asked.append(asked)
+        self.enter(asked.recorded, asked.label)
+
+    def _of_thread(self, local: Any, label: str) -> None:
+        """What a thread has put into a `threading.local`: another thread has other values there."""
+        for name in {**vars(local), **dict.fromkeys(self._names)}:
+            if name in vars(local) or (not hasattr(type(local), name) and name in self.reads.names(local)):
+                asked = Asked(functools.partial(_entry_of, local, name), f"{label}.{name}")
+                self.asked.append(asked)
+                self.enter(asked.recorded, asked.label)
+        self.asked.append(Asked(functools.partial(_names_of, local), f"names in {label}"))
+
+    def _memory(self, value: Any, label: str) -> None:
+        if getattr(value, "nbytes", None) is None:
+            size = len(value)
+        else:
+            size = value.nbytes
+        if size > _MOST_BYTES or getattr(getattr(value, "dtype", None), "hasobject", False):
+            self.opaque.append((value, label))
+        else:
+            self.data.append(Data(value, label))
+
+    def _nothing(self, value: Any, label: str) -> None:
+        """Nothing to see."""
+
+
+def spot_of(place: Place) -> tuple[int, Any] | None:
+    """Which entry of which dictionary, list or object a place is; None for a gradient, which is in none."""
+    holder, key = place.holder, place.key
+    if place.how is How.CELL:
+        return id(holder), None
+    if place.how is How.ATTRIBUTE:
+        table = _real_table(holder) if isinstance(holder, type) else _table_of(holder)
+        return (id(table), key) if table is not None and key in table else (id(holder), key)
+    return (id(holder), _hashed(key)) if place.how is How.ITEM else None
+
+
+def _hashed(key: Any) -> Any:
+    return key if type(key) in (str, int) else id(key)
+
+
+_HEAP = 1 << 9
+_OURS = 2  # references to an object that nobody else refers to: that of `Noted`, and the argument of the question
+_TRANSIENT = frozenset({"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"})
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT
+
+
+def _entry_of(local: threading.local, name: str) -> Any:
+    return vars(local).get(name, ABSENT)
+
+
+def _names_of(local: threading.local) -> tuple[str, ...]:
+    return tuple(vars(local))
+
+
+def _inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield constant
+            yield from _inner(constant)
+
+
+def _real_table(cls: type) -> dict[str, Any]:
+    """The dictionary behind the view of it that a class shows."""
+    table: dict[str, Any] = gc.get_referents(vars(cls))[0]
+    return table
+
+
+def _table_of(value: Any) -> dict[str, Any] | None:
+    try:
+        table = object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return table if isinstance(table, dict) else None
+
+
+def _is_found_on(cls: type, name: str) -> bool:
+    """Whether a class gives `name` by something that goes before the object's own attributes."""
+    for base in cls.__mro__:
+        if name in vars(base):
+            entry = vars(base)[name]
+            return hasattr(type(entry), "__set__") or name[:2] == name[-2:] == "__"
+    return False
+
+
+def _is_of_the_run(noted: Noted) -> bool:
+    """Whether an object holds something that only the run can have put into it."""
+    values = list((_table_of(noted.object) or {}).values())
+    values += [item for value in values if isinstance(value, dict) for item in value.values()]
+    values += [item for value in values if isinstance(value, (list, tuple)) for item in value]
+    return any(isinstance(value, (FakeTensor, torch.SymFloat)) for value in values)
+
+
+def _memories() -> tuple[type, ...]:
+    numpy = sys.modules.get("numpy")
+    return (bytearray, memoryview, *((numpy.ndarray,) if numpy is not None else ()))
+
+
+class _Memories(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, _memories())
+
+
+class _Memory(metaclass=_Memories):
+    """Memory without tensors: a NumPy array, if NumPy is there, or bytes that can change."""
+
+
+class _Scalars(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        numpy = sys.modules.get("numpy")
+        return numpy is not None and isinstance(value, numpy.generic)
+
+
+class _Scalar(metaclass=_Scalars):
+    """A number of NumPy's."""
+
+
+_KINDS: tuple[tuple[Any, Callable[..., None]], ...] = (
+    (torch.Tensor, Reach._tensor),
+    (types.ModuleType, Reach._module),
+    (type, Reach._class),
+    (_BUILTIN_MUTABLE, Reach._plain_container),
+    (types.MappingProxyType, Reach._proxy),
+    (types.FunctionType, Reach._function),
+    (types.MethodType, Reach._method),
+    (types.BuiltinFunctionType, Reach._builtin),
+    (functools.partial, Reach._partial),
+    (_WRAPPERS, Reach._wrapper),
+    (property, Reach._property),
+    (types.CellType, Reach._cell),
+    (weakref.ref, Reach._reference),
+    (contextvars.ContextVar, Reach._variable),
+    (threading.local, Reach._of_thread),
+    (_Scalar, Reach._nothing),
+    (_Memory, Reach._memory),
+)

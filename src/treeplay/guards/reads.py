@@ -1,0 +1,295 @@
+"""Reads: which attributes of which objects a block read and assigned, by watching the reads themselves.
+
+For the block, the classes of objects in reach have a `__getattribute__` and a `__setattr__` that note the name and go on to
+what was there before, and Python modules are of a class that does so. Whatever asks for an attribute passes there:
+instructions, `getattr` with a computed name, `vars`, `hasattr`, `attrgetter`, `copy`, C code. So what was not noted was not
+read. Objects of classes that cannot be changed (those of extensions) are not watched: all of them counts as read.
+
+`read.__dict__` is a read of all attributes, unless the instruction after it takes one entry by a constant name.
+"""
+
+from __future__ import annotations
+
+import dis
+import enum
+import gc
+import sys
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from sys import _getframe  # by name: modules are watched while these are called
+from threading import get_ident
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from treeplay.guards.ran import Ran
+from treeplay.observe.stand_in import ABSENT, stand_in
+
+WHOLE = "__dict__"
+"""Stands among the names read of an object for all of them."""
+
+_WHOLE_BY = frozenset(
+    {"__getstate__", "__reduce__", "__reduce_ex__", "__dir__"}
+)  # C code that goes on to read everything
+_HEAP = 1 << 9
+_IMMUTABLE = 1 << 8
+_LEFT_ALONE = (torch.Tensor, type, BaseException, ModuleType, enum.Enum, TorchDispatchMode, TorchFunctionMode)
+_HOOKED = ("__getattribute__", "__setattr__", "__delattr__")
+
+
+class Noted:
+    """What was read and assigned of one object: names in the order of their first use."""
+
+    __slots__ = ("assigned", "object", "read")
+
+    def __init__(self, value: Any) -> None:
+        self.object = value
+        self.read: dict[str, None] = {}
+        self.assigned: dict[str, None] = {}
+
+
+class Reads:
+    """A context: inside it, this thread's reads and stores of attributes are noted, and the code that runs."""
+
+    def __init__(self, classes: Iterable[type]) -> None:
+        self.objects: dict[int, Noted] = {}
+        self.code: dict[int, CodeType] | None = {}  # None: not known, so that any may have run
+        self.watched: set[type] = set()
+        self._classes = list(classes)
+        self._changed: list[tuple[type, str, Any]] = []
+        self._modules: list[ModuleType] = []
+        self._callbacks: list[Any] = []
+        self._ran = Ran()
+        self._thread = 0
+        self._is_on = False
+
+    def __enter__(self) -> Reads:
+        self._thread = get_ident()
+        try:
+            for cls in self._classes:
+                self._watch(cls)
+            self._watch_modules()
+        except BaseException:
+            self._put_back()
+            raise
+        self._callbacks, gc.callbacks[:] = gc.callbacks[:], []  # run at any moment, and are none of the program's
+        self._ran.start()
+        self._is_on = True
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._is_on = False
+        self._ran.stop()
+        gc.callbacks[:0] = self._callbacks
+        self._put_back()
+        self.objects = {
+            key: noted
+            for key, noted in self.objects.items()
+            if type(noted.object).__module__ not in _MODULES_ON_THE_WAY
+        }
+        self.code = None
+        if self._ran.is_complete:
+            self.code = {key: code for key, code in self._ran.code().items() if not _is_machinery(code.co_filename)}
+
+    def pause(self) -> bool:
+        """Note nothing until `resume`; tells whether it noted before."""
+        was_on = self._is_on
+        if was_on and get_ident() == self._thread:
+            self._is_on = False
+            self._ran.pause()
+            return True
+        return False
+
+    def resume(self) -> None:
+        """Go on noting, after a `pause` that said it had."""
+        self._is_on = True
+        self._ran.resume()
+
+    def is_watched(self, value: Any) -> bool:
+        """Whether every read of an attribute of `value` was noted."""
+        cls = type(value)
+        return cls is ModuleType or (cls in self.watched)
+
+    def names(self, value: Any) -> dict[str, None]:
+        """The attributes of `value` that were read."""
+        noted = self.objects.get(id(value))
+        return noted.read if noted is not None else {}
+
+    def forget(self) -> None:
+        """Drop the objects that were met."""
+        self.objects.clear()
+
+    # --- noting ---------------------------------------------------------------------------------------------
+
+    def _noted(self, value: Any) -> Noted:
+        noted = self.objects.get(id(value))
+        if noted is None:
+            noted = self.objects[id(value)] = Noted(value)
+        return noted
+
+    def _note(self, value: Any, name: str) -> None:
+        if not self._is_on or get_ident() != self._thread:
+            return
+        if name == WHOLE:
+            frame = _getframe(2)
+            self.pause()
+            name = _entry_taken(frame.f_code, frame.f_lasti)
+            self.resume()
+        elif name in _WHOLE_BY:
+            name = WHOLE
+        noted = self._noted(value)
+        if name not in noted.assigned:  # what a program reads after it has assigned it is its own
+            noted.read[name] = None
+
+    def _note_store(self, value: Any, name: str) -> None:
+        if self._is_on and get_ident() == self._thread:
+            self._noted(value).assigned[name] = None
+
+    # --- classes and modules ----------------------------------------------------------------------------------
+
+    def _watch(self, cls: type) -> None:
+        if issubclass(cls, _LEFT_ALONE) or cls.__module__.startswith("treeplay."):
+            return
+        own = [base for base in cls.__mro__ if base.__flags__ & _HEAP and not base.__flags__ & _IMMUTABLE]
+        if not own:
+            return
+        for name in _HOOKED:
+            definers = [base for base in own if name in vars(base)]
+            if not self._hook(definers[0] if definers else own[-1], name):
+                return
+        self.watched.add(cls)
+
+    def _hook(self, cls: type, name: str) -> bool:
+        before = vars(cls).get(name, ABSENT)
+        if getattr(before, "is_treeplays", False):
+            return True
+        hook = _reader(self, cls, before) if name == "__getattribute__" else _storer(self, cls, name, before)
+        stand_in(hook, before)
+        try:
+            type.__setattr__(cls, name, hook)
+        except TypeError:  # the class is of an extension's own kind
+            return False
+        self._changed.append((cls, name, before))
+        return True
+
+    def _watch_modules(self) -> None:
+        class Watched(ModuleType):
+            __getattribute__ = _reader(self, ModuleType, ModuleType.__getattribute__)
+
+        for module in list(sys.modules.values()):
+            if type(module) is ModuleType:
+                module.__class__ = Watched
+                self._modules.append(module)
+
+    def _put_back(self) -> None:
+        while self._modules:
+            module = self._modules.pop()
+            ModuleType.__setattr__(module, "__class__", ModuleType)
+        while self._changed:
+            cls, name, before = self._changed.pop()
+            if before is ABSENT:
+                type.__delattr__(cls, name)
+            else:
+                type.__setattr__(cls, name, before)
+
+
+def classes_of(objects: Iterable[Any]) -> list[type]:
+    """The classes of these objects, of what their attributes hold, and of the objects that loaded modules hold."""
+    found: dict[type, None] = {torch.nn.Module: None, torch.optim.Optimizer: None}
+    for value in objects:
+        found[type(value)] = None
+        found |= dict.fromkeys(map(type, _attributes(value)))
+    found |= dict.fromkeys(_classes_in_modules(len(sys.modules)))
+    return [cls for cls in found if cls.__flags__ & _HEAP]
+
+
+@lru_cache(maxsize=1)
+def _classes_in_modules(_: int) -> tuple[type, ...]:
+    """Classes whose instances loaded modules hold, or their instances hold, three steps deep."""
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    layer: list[Any] = [value for module in modules for value in list(vars(module).values())]
+    found: dict[type, None] = {}
+    for _step in range(3):
+        fresh: list[Any] = []
+        for value in layer:
+            cls = type(value)
+            if not cls.__flags__ & _HEAP or issubclass(cls, _LEFT_ALONE):
+                continue
+            if cls not in found:
+                found[cls] = None
+                fresh += [entry for base in cls.__mro__ for entry in list(vars(base).values())]
+            fresh += _attributes(value)
+        layer = list({id(value): value for value in fresh}.values())
+    return tuple(found)
+
+
+def _attributes(value: Any) -> list[Any]:
+    try:
+        table = object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return []
+    return list(table.values()) if isinstance(table, dict) else []
+
+
+def _reader(reads: Reads, cls: Any, before: Any) -> Callable[[Any, str], Any]:
+    note = reads._note
+    if before is ABSENT:
+
+        def __getattribute__(self: Any, name: str) -> Any:
+            note(self, name)
+            return super(cls, self).__getattribute__(name)
+
+    else:
+
+        def __getattribute__(self: Any, name: str) -> Any:
+            note(self, name)
+            return before(self, name)
+
+    return __getattribute__
+
+
+def _storer(reads: Reads, cls: Any, kind: str, before: Any) -> Callable[..., None]:
+    note = reads._note_store
+
+    def store(self: Any, name: str, *value: Any) -> None:
+        note(self, name)
+        if before is ABSENT:
+            getattr(super(cls, self), kind)(name, *value)
+        else:
+            before(self, name, *value)
+
+    return store
+
+
+def _is_machinery(file: str) -> bool:
+    """Whether a file is ours, or torch's way to a dispatch mode: it runs because a program is traced."""
+    return file.startswith(_OURS) or file.endswith(_WAY_TO_A_MODE)
+
+
+_OURS = __file__.rpartition("guards")[0]
+_WAY_TO_A_MODE = ("torch/_library/simple_registry.py", "torch/_ops.py", "torch/utils/_python_dispatch.py")
+_MODULES_ON_THE_WAY = ("torch._library.simple_registry",)
+
+
+@lru_cache(maxsize=1024)
+def _entry_taken(code: CodeType, at: int) -> str:
+    """The one name that the instructions around a load of `__dict__` look up in it; `WHOLE` if they do anything else."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PRECALL", "NOP")]
+    here = next((index for index, step in enumerate(steps) if step.offset == at), None)
+    if here is None or steps[here].argval != WHOLE:
+        return WHOLE
+    after = [*steps[here + 1 : here + 4], None, None, None]
+    one, two, before = after[0], after[1], steps[here - 2] if here >= 2 else None
+    if one is None or two is None:
+        return WHOLE
+    if one.opname == "LOAD_CONST" and isinstance(one.argval, str) and two.opname == "BINARY_SUBSCR":
+        return one.argval
+    if one.argval == "get" and two.opname == "LOAD_CONST" and isinstance(two.argval, str):
+        return two.argval
+    if one.opname == "CONTAINS_OP" and before is not None and isinstance(before.argval, str):
+        is_constant = before.opname == "LOAD_CONST" and steps[here - 1].opname.startswith("LOAD_FAST")
+        return before.argval if is_constant else WHOLE
+    return WHOLE

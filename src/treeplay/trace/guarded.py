@@ -1,0 +1,79 @@
+"""From a traced run to its guards: where the walk over what it read begins, and what of it a warm call checks by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from treeplay.errors import Refusal
+from treeplay.facts.place import Place
+from treeplay.facts.refusal import Reason
+from treeplay.facts.signature import Argument, Signature, State
+from treeplay.facts.structure import classes_in
+from treeplay.guards.check import Guards
+from treeplay.guards.reach import Reach, TooMuch, spot_of
+from treeplay.trace.found import PLAIN
+
+if TYPE_CHECKING:
+    from treeplay.trace.jit import Call, Run
+
+
+def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guards:
+    """The guards over what the run read; raises `Refusal` where that is too much to guard."""
+    reach = Reach(run.reads)
+    objects = [leaf for leaf in call.leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))]
+    roots = [(program, "program"), *((value, f"this {type(value).__name__}") for value in objects)]
+    roots += [(cls, cls.__qualname__) for cls in classes_in(call.structure)]
+    try:
+        reach.walk(roots)
+    except TooMuch:
+        raise Refusal(
+            Reason(
+                op="state",
+                why="the program reaches too many objects to guard them all, so a change of one could go unnoticed",
+                advice="keep large collections of Python objects out of its closure, globals and `self`; pass what it needs",
+            )
+        ) from None
+    places = [*_places_of_inputs(signature), *_places_of_numbers(run)]
+    written = [write.place for write in signature.writes]
+    reach.free(_spots(places), _spots(written))
+    for tensor in _tensors_in(signature, call):
+        reach.tensors.pop(id(tensor), None)
+    guards = Guards(reach)
+    guards.places_of_inputs = tuple(
+        item.source.place.read for item in signature.inputs if isinstance(item.source, State)
+    )
+    return guards
+
+
+def _spots(places: list[Place]) -> Iterator[tuple[int, Any]]:
+    for place in places:
+        spot = spot_of(place)
+        if spot is not None:
+            yield spot
+
+
+def _places_of_inputs(signature: Signature) -> Iterator[Place]:
+    for item in signature.inputs:
+        if isinstance(item.source, State):
+            yield item.source.place
+        if isinstance(item.source, (State, Argument)):
+            yield from item.source.also
+
+
+def _places_of_numbers(run: Run) -> Iterator[Place]:
+    """Numbers that stood as symbols in the run: whichever was used is an input, or in a guard of its own."""
+    for number in run.numbers:
+        yield number.place
+        if number.place.parent is not None and isinstance(number.place.holder, tuple):
+            yield number.place.parent
+
+
+def _tensors_in(signature: Signature, call: Call) -> Iterator[Any]:
+    """Tensors that the warm call checks by itself: inputs and arguments."""
+    yield from call.tensors
+    for item in signature.inputs:
+        if isinstance(item.source, State):
+            yield item.source.place.read_or(None)

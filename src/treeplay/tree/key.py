@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,13 +17,20 @@ from treeplay.trace.jit import Call
 from treeplay.wrap.emit import Ambience
 
 
-def make_key(call: Call) -> Hashable:
-    """Structure, spec of each tensor, type and value of each Python leaf, and the thread's modes.
+class Key(NamedTuple):
+    """What calls that share a recording have in common: their arguments, but for the values of tensors, and the modes."""
+
+    arguments: Hashable
+    ambience: Ambience
+
+
+def make_key(call: Call) -> Key:
+    """Structure, spec of each tensor, type and value of each Python leaf, and the modes around the call.
 
     Raises `Refusal` for a static argument that cannot be hashed.
     """
     leaves = tuple(TensorSpec.of(leaf) if _is_strided(leaf) else (type(leaf), _exact(leaf)) for leaf in call.leaves)
-    key = (call.structure, leaves, Ambience.now())
+    key = Key((call.structure, leaves), Ambience.now())
     try:
         hash(key)
     except TypeError:

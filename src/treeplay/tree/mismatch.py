@@ -17,6 +17,7 @@ from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import paths
 from treeplay.trace.jit import Call
 from treeplay.tree.key import shown
+from treeplay.wrap.ambience import Ambience
 
 
 def first_mismatch(signature: Signature, call: Call) -> Mismatch | None:
@@ -40,6 +41,11 @@ def _mismatches(signature: Signature, call: Call) -> Iterator[Mismatch]:
         if type(found) is not type(watch.value) or found != watch.value:
             yield Mismatch(str(watch.place), repr(watch.value), _shown(found))
     yield from _numbers(signature)
+
+
+def mode_mismatch(recorded: Ambience, now: Ambience) -> Mismatch | None:
+    """The first mode around the call that is another one, or None."""
+    return next((Mismatch(what, _shown(then), _shown(found)) for what, then, found in recorded.differences(now)), None)
 
 
 def _arguments(signature: Signature, call: Call) -> Iterator[Mismatch]:
@@ -145,4 +151,4 @@ def _shown_length(value: Any) -> str:
     return str(len(value)) if hasattr(value, "__len__") else _shown(value)
 
 
-__all__ = ["current", "first_mismatch"]
+__all__ = ["current", "first_mismatch", "mode_mismatch"]

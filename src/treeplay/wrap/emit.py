@@ -18,8 +18,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from treeplay.errors import InternalError
 from treeplay.facts.place import How, Place
 from treeplay.facts.signature import (
@@ -42,6 +40,7 @@ from treeplay.facts.signature import (
 from treeplay.facts.source import Source
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import DICTS, Leaf, Structure, is_namedtuple
+from treeplay.wrap.ambience import Ambience as Ambience
 from treeplay.wrap.writer import Writer
 
 
@@ -53,33 +52,7 @@ class Miss:
 
 
 MISS = Miss()
-
-
-_KINDS = ("cpu", "cuda")
-
-
-@dataclass(frozen=True, slots=True)
-class Ambience:
-    """What surrounds a call and belongs to its key: modes of the thread that change what operators do."""
-
-    grad_enabled: bool
-    inference: bool
-    autocast: tuple[tuple[str, torch.dtype], ...]  # device types under autocast, and what it casts to there
-    autocast_cache: bool  # whether each weight is cast once: then the gradients of its uses are added up as cast
-    default_dtype: torch.dtype
-
-    @classmethod
-    def now(cls) -> Ambience:
-        """The modes of this thread."""
-        return cls(
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            autocast := tuple(
-                (kind, torch.get_autocast_dtype(kind)) for kind in _KINDS if torch.is_autocast_enabled(kind)
-            ),
-            bool(autocast) and torch.is_autocast_cache_enabled(),
-            torch.get_default_dtype(),
-        )
+_LINE = 90  # characters of conditions
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +91,8 @@ class _Emitter(Writer):
         self.numbers()
         lines = ["def replay(args, kwargs):", "    try:"]
         lines += [f"        {line}" for line in self.body]
-        lines += ["    except (KeyError, IndexError, AttributeError, ValueError, TypeError):", "        return MISS"]
+        errors = "KeyError, IndexError, AttributeError, ValueError, TypeError, RuntimeError"  # the last is torch's own
+        lines += [f"    except ({errors}):", "        return MISS"]
         self.body = []
         self.call()
         self.writes()
@@ -129,18 +103,21 @@ class _Emitter(Writer):
     # --- conditions -----------------------------------------------------------------------------------------
 
     def ambient(self) -> None:
-        self.names["is_grad_enabled"] = torch.is_grad_enabled
-        self.names["get_default_dtype"] = torch.get_default_dtype
-        self.require(
-            f"is_grad_enabled() is {self.ambience.grad_enabled} and "
-            f"get_default_dtype() is {self.constant(self.ambience.default_dtype)}"
-        )
-        for kind, dtype in self.ambience.autocast:
-            self.names["get_autocast_dtype"] = torch.get_autocast_dtype
-            self.require(f"get_autocast_dtype({kind!r}) is {self.constant(dtype)}")
-        if self.ambience.autocast:
-            self.names["is_autocast_cache_enabled"] = torch.is_autocast_cache_enabled
-            self.require(f"is_autocast_cache_enabled() is {self.ambience.autocast_cache}")
+        lines: list[str] = []
+        for text, names in self.ambience.conditions(self.constant, self.kinds()):
+            self.names |= names
+            if lines and len(lines[-1]) + len(text) < _LINE:
+                lines[-1] += f" and {text}"
+            else:
+                lines.append(text)
+        for line in lines:
+            self.require(line)
+
+    def kinds(self) -> set[str]:
+        """The kinds of device of the tensors that are checked."""
+        specs = [leaf for leaf in self.signature.leaves if isinstance(leaf, TensorSpec)]
+        specs += [item.spec for item in self.signature.inputs if isinstance(item.source, State)]
+        return {spec.device.type for spec in specs}
 
     def arguments(self, structure: Leaf | Structure) -> None:
         if isinstance(structure, Leaf):

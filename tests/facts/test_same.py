@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeplay.facts.same import exact_key, is_same
+from treeplay.facts.same import exact_key, is_same, is_value
 
 Decimal, Fraction = decimal.Decimal, fractions.Fraction
 Point = collections.namedtuple("Point", ["x", "y"])
@@ -42,6 +42,14 @@ class Sly:
 
     def __hash__(self) -> int:
         raise AssertionError("asked")
+
+
+class Somebody(Sly):
+    def method(self) -> None:
+        pass
+
+
+SOMEBODY, HELD = Somebody(), [1]
 
 
 class MyInt(int):
@@ -127,6 +135,9 @@ MAKERS = [
     lambda: Box((1, 2.5)),
     lambda: Narrow("ab" * 2),
     lambda: Generous(10**20),
+    lambda: SOMEBODY.method,
+    lambda: HELD.append,
+    lambda: HELD.__len__,
 ]
 
 
@@ -196,6 +207,10 @@ DIFFERENT = [
     (numpy.zeros(1, "i4,i4")[0], numpy.zeros(1, "i4,i4")[0]),
     (int, bool),
     (lambda: 1, lambda: 1),
+    (SOMEBODY.method, Somebody().method),
+    (HELD.append, [1].append),
+    (HELD.append, HELD.pop),
+    (HELD.__len__, [1].__len__),
 ]
 
 
@@ -209,6 +224,13 @@ def test_what_is_equal_and_not_the_same(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("value", [*(make() for make in MAKERS), *(pair[0] for pair in DIFFERENT)])
 def test_everything_is_the_same_as_itself(value: Any) -> None:
     assert is_same(value, value) and exact_key(value) == exact_key(value)
+
+
+def test_values_are_told_from_objects() -> None:
+    assert all(is_value(value) for value in (1, -0.0, "a", None, (1, [2]), numpy.float32(1), Box(1), slice(1)))
+    assert not any(
+        is_value(value) for value in ([1], Sly(), Color.RED, Open(1), MyInt(3), numpy.ones(2), torch.ones(2))
+    )
 
 
 def test_names_of_one_enum_member_are_the_same() -> None:

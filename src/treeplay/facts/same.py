@@ -20,6 +20,7 @@ from collections.abc import Callable, Hashable, Iterable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
+from types import BuiltinFunctionType, MethodType, MethodWrapperType
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ _AS_THEY_ARE = frozenset({int, bool, str, bytes, type(None)})
 """Types whose `==` is exact among values of the very type."""
 
 
-class _Itself:
+class Itself:
     """An object as a part of a key: equal to itself, and kept, so that no other takes its place in memory."""
 
     __slots__ = ("value",)
@@ -39,7 +40,7 @@ class _Itself:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is _Itself and self.value is other.value
+        return type(other) is Itself and self.value is other.value
 
     def __hash__(self) -> int:
         return id(self.value)
@@ -60,13 +61,18 @@ def is_same(a: Any, b: Any) -> bool:
     return exact_key(a) == exact_key(b)
 
 
+def is_value(value: Any) -> bool:
+    """Whether `value` is known to be immutable: another object can be the same."""
+    return type(exact_key(value)) is not Itself
+
+
 def exact_key(value: Any) -> Hashable:
     """What is equal for `value` and whatever `is_same`, and for nothing else."""
     cls = type(value)
     if cls in _AS_THEY_ARE:
         return cls, value
     parts = _PARTS.get(cls) or _parts_of(cls)
-    return _Itself(value) if parts is None else (_Itself(cls), parts(value))
+    return Itself(value) if parts is None else (Itself(cls), parts(value))
 
 
 Parts = Callable[[Any], Hashable]
@@ -98,6 +104,10 @@ _PARTS: dict[type, Parts] = {
     timedelta: lambda value: (value.days, value.seconds, value.microseconds),
     timezone: lambda value: (value.utcoffset(None), value.tzname(None)),
     torch.device: lambda value: (value.type, value.index),
+    # Made anew each time they are looked up. Of the latter two `==` and `hash` compare the owner by identity.
+    MethodType: lambda value: (Itself(value.__self__), exact_key(value.__func__)),
+    BuiltinFunctionType: lambda value: value,
+    MethodWrapperType: lambda value: value,
 }
 
 

@@ -12,6 +12,7 @@ import torch
 
 from treeplay.facts.mismatch import Mismatch
 from treeplay.facts.place import How, Place
+from treeplay.facts.same import is_same
 from treeplay.facts.signature import Alias, Argument, Constant, Input, Signature, State
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import paths
@@ -38,7 +39,7 @@ def _mismatches(signature: Signature, call: Call) -> Iterator[Mismatch]:
     yield from _leaves(signature, call)
     for watch in signature.watches:
         found = current(watch.place)
-        if type(found) is not type(watch.value) or found != watch.value:
+        if not is_same(found, watch.value):
             yield Mismatch(str(watch.place), repr(watch.value), _shown(found))
     yield from _numbers(signature)
 
@@ -62,8 +63,8 @@ def _arguments(signature: Signature, call: Call) -> Iterator[Mismatch]:
                 yield Mismatch(shown(path), str(recorded), type(leaf).__name__)
             elif TensorSpec.of(leaf) != recorded:
                 yield Mismatch(shown(path), str(recorded), f"{TensorSpec.of(leaf)} ({_difference(leaf, recorded)})")
-        elif type(leaf) is not type(recorded) or leaf != recorded:
-            yield Mismatch(shown(path), repr(recorded), repr(leaf))
+        elif not is_same(leaf, recorded):
+            yield Mismatch(shown(path), _shown(recorded), _shown(leaf))
 
 
 def _difference(tensor: torch.Tensor, recorded: TensorSpec) -> str:

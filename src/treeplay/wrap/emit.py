@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import BuiltinFunctionType, MethodType
 from typing import Any
 
 from treeplay.errors import InternalError
 from treeplay.facts.place import How, Place
+from treeplay.facts.same import is_same, is_value
 from treeplay.facts.signature import (
     Alias,
     Argument,
@@ -53,6 +55,7 @@ class Miss:
 
 MISS = Miss()
 _LINE = 90  # characters of conditions
+_EXACT = (int, str, bytes, MethodType, BuiltinFunctionType)  # whose `==` takes nothing but the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,12 @@ class _Emitter(Writer):
             self.require(f"type({value}) is {self.constant(structure.cls)}")
         count = len(structure.parts)
         if structure.cls in DICTS and count and not is_known:
-            self.require(f"tuple({value}) == {self.constant(structure.keys)}")  # names and their order
+            names, expected = f"tuple({value})", self.constant(structure.keys)  # and their order
+            if all(type(key) is str for key in structure.keys):
+                self.require(f"{names} == {expected}")
+            else:
+                self.names["is_same"] = is_same
+                self.require(f"is_same({names}, {expected})")
         elif not structure.is_named:
             self.require(f"len({value}) == {count}" if count else f"not {value}")
         for index, part in enumerate(structure.parts):
@@ -158,15 +166,17 @@ class _Emitter(Writer):
             self.require(self.equals(value, recorded))
 
     def equals(self, value: str, recorded: Any) -> str:
-        """The condition that a Python value is the recorded one, of the same type."""
+        """The condition that a Python value is the recorded one: exactly, and without a call of an `__eq__` of its own."""
         if recorded is None or isinstance(recorded, bool):
             return f"{value} is {recorded}"
-        if isinstance(recorded, (float, complex)):
-            # Bit by bit: 0.0 is not -0.0, and a NaN is a NaN.
-            return f"(type({value}) is {self.constant(type(recorded))} and repr({value}) == {repr(recorded)!r})"
         constant = self.literal(recorded)
-        same = f"(type({value}) is {self.constant(type(recorded))} and {value} == {constant})"
-        return same if isinstance(recorded, (int, str)) else f"({value} is {constant} or {same})"
+        is_usual = type(recorded) is float and recorded != 0 and recorded == recorded
+        if type(recorded) in _EXACT or is_usual:
+            return f"(type({value}) is {self.constant(type(recorded))} and {value} == {constant})"
+        if not is_value(recorded):
+            return f"{value} is {constant}"
+        self.names["is_same"] = is_same  # 0.0 is not -0.0, a NaN is a NaN, and parts of a tuple count with their types
+        return f"({value} is {constant} or is_same({value}, {constant}))"
 
     def conditions(self) -> None:
         for watch in self.signature.identities:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from treeplay.facts.place import How, Place, root
+from treeplay.facts.same import is_value
 from treeplay.facts.signature import (
     Alias,
     Argument,
@@ -23,6 +24,7 @@ from treeplay.facts.signature import (
 )
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import DICTS, Leaf, Structure, paths
+from treeplay.trace.arrays import ArrayContent, is_array
 from treeplay.trace.hooks import Hooks, has_hooks
 from treeplay.trace.scaling import idle_scalers
 from treeplay.trace.tape import InputSeen, storage_of
@@ -131,8 +133,20 @@ def _optimizer_watches(run: Run) -> Iterator[Watch]:
     for optimizer in run.stepped.values():
         for here, group in run.found.groups_of(optimizer):
             for name, value in group.items():
-                if value is None or isinstance(value, (bool, int, str)):
-                    yield Watch(here.child(How.ITEM, group, name, f"{here}[{name!r}]"), value)
+                if name != "params":
+                    yield from _setting(here.child(How.ITEM, group, name, f"{here}[{name!r}]"), value)
+
+
+def _setting(place: Place, value: Any) -> Iterator[Watch]:
+    if type(value) in (list, tuple):
+        for at, item in enumerate(value):
+            yield from _setting(place.child(How.ITEM, value, at, f"{place}[{at}]"), item)
+    elif is_array(value):
+        content = ArrayContent(value)
+        yield Watch(place, value)
+        yield Watch(root(content, "array").child(How.ATTRIBUTE, content, "is_the_same", f"content of {place}"), True)
+    elif is_value(value):
+        yield Watch(place, value)
 
 
 def _absent_grads(run: Run) -> Iterator[Watch]:

@@ -17,6 +17,7 @@ from treeplay.facts.signature import Alias, Argument, Constant, Input, Signature
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import paths
 from treeplay.trace.jit import Call
+from treeplay.trace.scalars import is_float
 from treeplay.tree.key import shown
 from treeplay.wrap.ambience import Ambience
 
@@ -108,7 +109,7 @@ def _numbers(signature: Signature) -> Iterator[Mismatch]:
     values: dict[str, Any] = {}
     for number in signature.numbers:
         values[number.name] = found = current(number.place)
-        if type(found) is not float:
+        if not is_float(found):
             yield Mismatch(str(number.place), "a float", _shown(found))
             return
     for guard in signature.guards:

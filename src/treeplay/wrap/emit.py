@@ -42,6 +42,7 @@ from treeplay.facts.signature import (
 from treeplay.facts.source import Source
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import DICTS, Leaf, Structure, is_namedtuple
+from treeplay.trace.scalars import as_float
 from treeplay.wrap.ambience import Ambience as Ambience
 from treeplay.wrap.writer import Writer
 
@@ -237,7 +238,8 @@ class _Emitter(Writer):
     def numbers(self) -> None:
         for number in self.signature.numbers:
             self.body.append(f"{number.name} = {self.value(number.place)}")
-            self.require(f"type({number.name}) is float")
+            self.names["as_float"] = as_float
+            self.body.append(f"if type({number.name}) is not float: {number.name} = as_float({number.name})")
         for guard in self.signature.guards:
             if isinstance(guard.expected, bool):
                 self.require(guard.expression if guard.expected else f"not {guard.expression}")

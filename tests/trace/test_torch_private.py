@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from treeplay.trace import torch_private
+from treeplay.trace import scalars, torch_private
 
 
 def test_active_modes_and_transforms_are_seen() -> None:
@@ -207,3 +208,17 @@ def test_arguments_of_autograd_functions_are_replaced_for_a_while() -> None:
     result.backward()
     assert leaf.grad is None and other.grad is not None and result.item() == 6
     assert vars(torch.autograd.Function)["apply"] is original
+
+
+def test_numpy_asks_what_it_makes_of_a_symbolic_number() -> None:
+    asked = []
+    number = torch.SymFloat(scalars.Scalar(scalars.ScalarWorld(torch.fx.Graph()), text="s0", value=2.0, node=2.0))
+
+    def meet(symbol: Any, ufunc: Any, method: str, *operands: Any) -> str:
+        asked.append((ufunc.__name__, method, len(operands)))
+        return "met"
+
+    with torch_private.numpy_asks(meet):
+        assert numpy.float32(3) * number == number - numpy.float64(1) == "met"
+    assert asked == [("multiply", "__call__", 2), ("subtract", "__call__", 2)]
+    assert not hasattr(torch.SymFloat, "__array_ufunc__")

@@ -21,6 +21,7 @@ TABLE = [
     (Phase.RECORDED, False, 8, Action.REFUSE),
     (Phase.REFUSED, False, 0, Action.RUN_EAGERLY),
     (Phase.REFUSED, True, 9, Action.RUN_EAGERLY),
+    (Phase.EAGER, False, 0, Action.RUN_EAGERLY),
 ]
 
 

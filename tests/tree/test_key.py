@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import enum
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -11,6 +15,22 @@ from treeplay.errors import Refusal
 from treeplay.facts.structure import flatten
 from treeplay.trace.jit import Call
 from treeplay.tree.key import describe, label_of, make_key, shown, varying
+
+
+class Choice(enum.IntEnum):
+    ONE = 1
+
+
+class Agreeable:
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return 1
+
+
+class Whole(int):
+    pass
 
 
 def call(*args: Any, **kwargs: Any) -> Call:
@@ -35,12 +55,29 @@ DIFFERENT = [
     (call(a=1), call(1)),
     (call({"a": 1, "b": 2}), call({"b": 2, "a": 1})),
     (call(1j), call(-1j)),
+    (call(Fraction(1)), call(1)),
+    (call(Decimal("1.0")), call(Decimal("1.00"))),
+    (call(numpy.float64(0.0)), call(numpy.float64(-0.0))),
+    (call(numpy.float32(1)), call(numpy.float64(1))),
+    (call(numpy.float64(1)), call(1.0)),
+    (call(Choice.ONE), call(1)),
+    (call(frozenset([1])), call(frozenset([True]))),
+    (call({1: 2}), call({True: 2})),
+    (call({0.0: 2}), call({-0.0: 2})),
+    (call({(1, 0): 2}), call({(1, False): 2})),
+    (call(Agreeable()), call(Agreeable())),
+    (call(Whole(3)), call(3)),
 ]
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
 def test_everything_else_does(one: Call, other: Call) -> None:
     assert make_key(one) != make_key(other)
+
+
+def test_equal_values_made_anew_share_a_key() -> None:
+    for make in (lambda: numpy.float64(0.5), lambda: Fraction(1, 3), lambda: slice(0, 2), lambda: Decimal("1.0")):
+        assert make_key(call(make())) == make_key(call(make()))
 
 
 def test_a_nan_is_a_nan() -> None:

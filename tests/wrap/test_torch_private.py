@@ -58,3 +58,83 @@ def test_modes_can_be_set_and_versions_moved() -> None:
     tensor = torch.ones(1)
     torch_private.increment_version((tensor,))
     assert tensor._version == 1
+
+
+SETTERS = {
+    "precision of float32 matrix products": (torch.set_float32_matmul_precision, "high"),
+    "flash attention": (torch.backends.cuda.enable_flash_sdp, False),
+    "attention of plain operators": (torch.backends.cuda.enable_math_sdp, False),
+    "overrideable attention": (torch._C._set_sdp_use_overrideable, False),
+    "16-bit sums in attention": (torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp, True),
+    "oneDNN": (torch._C._set_mkldnn_enabled, False),
+    "memory-efficient attention": (torch.backends.cuda.enable_mem_efficient_sdp, False),
+    "cuDNN attention": (torch.backends.cuda.enable_cudnn_sdp, False),
+    "order of attention kernels": (torch._C._set_sdp_priority_order, [0, 1, 2, 3, 4]),
+    "cuDNN": (torch._C._set_cudnn_enabled, False),
+    "cuDNN benchmark": (torch._C._set_cudnn_benchmark, True),
+    "cuDNN deterministic": (torch._C._set_cudnn_deterministic, True),
+    "TF32 in cuDNN": (torch._C._set_cudnn_allow_tf32, False),
+    "TF32 in cuBLAS": (torch._C._set_cublas_allow_tf32, True),
+    "float16 sums in cuBLAS": (torch._C._set_cublas_allow_fp16_reduced_precision_reduction, False),
+    "bfloat16 sums in cuBLAS": (torch._C._set_cublas_allow_bf16_reduced_precision_reduction, False),
+    "float16 accumulation in cuBLAS": (torch._C._set_cublas_allow_fp16_accumulation, True),
+    "library for matrix products": (torch.backends.cuda.preferred_blas_library, "cublaslt"),
+    "library for linear algebra": (torch.backends.cuda.preferred_linalg_library, "cusolver"),
+}
+
+
+@pytest.mark.parametrize("what", [*torch_private.CPU_MODES, *torch_private.GPU_MODES])
+def test_each_mode_of_the_process_can_be_read(what: str) -> None:
+    read = {**torch_private.CPU_MODES, **torch_private.GPU_MODES}[what]
+    write, value = SETTERS[what]
+    if what.startswith("library") and not torch.backends.cuda.is_built():
+        pytest.skip("there is no other library")
+    before = read()
+    hash(before)
+    try:
+        write(value)
+        assert read() != before
+    finally:
+        if isinstance(before, tuple) and before and isinstance(before[0], bool):
+            write(*before)
+        else:
+            write(list(before) if isinstance(before, tuple) else before)
+    assert read() == before
+
+
+def test_precisions_are_told_apart_once_the_older_names_are_of_no_use() -> None:
+    before = torch_private.precisions()
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        with pytest.raises(RuntimeError, match="mix"):
+            torch_private.CPU_MODES["precision of float32 matrix products"]()
+        assert torch_private.precisions() != before
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before[0]
+    assert torch_private.precisions() == before
+
+
+def test_levels_of_forward_mode_and_the_fast_path_are_read_where_torch_keeps_them() -> None:
+    assert torch_private.forward_level() == -1
+    with torch.autograd.forward_ad.dual_level():
+        assert torch_private.forward_level() == 0
+    assert torch_private.forward_level() == -1
+    torch.backends.mha.set_fastpath_enabled(False)
+    assert not torch_private.fast_path()
+    torch.backends.mha.set_fastpath_enabled(True)
+    assert torch_private.fast_path()
+
+
+def test_the_deterministic_modes_are_those_of_torchs_functions() -> None:
+    for on in (True, False):
+        torch.use_deterministic_algorithms(on)
+        assert torch_private.is_deterministic() is torch.are_deterministic_algorithms_enabled() is on
+        assert torch_private.fills_memory() is torch.utils.deterministic.fill_uninitialized_memory
+
+
+def test_autocast_is_asked_for_of_each_kind_of_device() -> None:
+    assert not torch_private.is_any_autocast_enabled()
+    for kind in torch_private.AUTOCAST_KINDS:
+        torch.set_autocast_enabled(kind, True)
+        assert torch_private.is_any_autocast_enabled() and torch.get_autocast_dtype(kind)
+        torch.set_autocast_enabled(kind, False)

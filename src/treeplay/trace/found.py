@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from treeplay.facts.place import How, Place
+from treeplay.facts.same import is_same
 from treeplay.facts.signature import Gone
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -64,8 +65,4 @@ class Survey:
 
     def changed(self) -> Place | None:
         """A plain value that the program reads and that is no longer what it was, or None."""
-        return next((place for place, value in self.watched if not _same(place.read_or(GONE), value)), None)
-
-
-def _same(now: Any, before: Any) -> bool:
-    return now is before or (type(now) is type(before) and bool(now == before))
+        return next((place for place, value in self.watched if not is_same(place.read_or(GONE), value)), None)

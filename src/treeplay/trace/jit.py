@@ -38,11 +38,12 @@ from treeplay.trace.log import Entry, result_entry
 from treeplay.trace.prune import prune
 from treeplay.trace.randomness import Generators
 from treeplay.trace.results import Results
+from treeplay.trace.scalars import is_float, meet_numpys
 from treeplay.trace.skipping import steps_may_be_skipped
 from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.survey import survey
-from treeplay.trace.torch_private import dynamo_off, native_layers, register_call_hook
+from treeplay.trace.torch_private import dynamo_off, native_layers, numpy_asks, register_call_hook
 from treeplay.trace.tracer import Tracer
 from treeplay.trace.watch import WatchFunctions
 
@@ -213,7 +214,8 @@ def _traced(program: Callable[..., Any], call: Call, run: Run) -> Trace:
     # Modes belong to a thread: the backward of a GPU's tensors must not go to another one.
     one_thread = torch.autograd.set_multithreading_enabled(False)
     skipping = steps_may_be_skipped(run.tracer, run.snapshot)
-    with _noticing(run), dynamo_off(), one_thread, autocast_cache_apart(), skipping, run.tracer, run.watch, run.reads:
+    aside = (autocast_cache_apart(), numpy_asks(meet_numpys))
+    with _noticing(run), dynamo_off(), one_thread, aside[0], skipping, aside[1], run.tracer, run.watch, run.reads:
         result = _run(program, call)
     run.tracer.home = home_of(program)
     if run.tracer.tape.refusal is not None:  # the program swallowed it
@@ -265,22 +267,28 @@ def _make_numbers_symbolic(run: Run) -> list[Number]:
     """Put a symbolic number in the place of each float in the optimizers' parameter groups; a snapshot undoes it."""
     numbers: list[Number] = []
 
-    def symbol(place: Place, value: float) -> torch.SymFloat:
+    def symbol(place: Place, value: Any) -> Any:
+        if not is_float(value):
+            return value
         numbers.append(Number(f"s{len(numbers)}", place, value))
-        return run.tracer.add_scalar(numbers[-1].name, value)
+        return run.tracer.add_scalar(numbers[-1].name, float(value))
 
     for optimizer in run.found.optimizers:
         for here, group in run.found.groups_of(optimizer):
             for name, value in list(group.items()):
                 place = here.child(How.ITEM, group, name, f"{here}[{name!r}]")
-                if type(value) is float:
+                if is_float(value):
                     group[name] = symbol(place, value)
-                elif type(value) is tuple and value and all(type(item) is float for item in value):
-                    group[name] = tuple(
+                elif type(value) in (tuple, list) and any(map(is_float, value)):
+                    items = [
                         symbol(place.child(How.ITEM, value, at, f"{place}[{at}]"), item)
                         for at, item in enumerate(value)
-                    )
-                    run.found.kept.append(value)
+                    ]
+                    if isinstance(value, list):
+                        value[:] = items
+                    else:
+                        group[name] = tuple(items)
+                        run.found.kept.append(value)
         for state in optimizer.state.values():
             if isinstance(state, dict):
                 run.tracer.host_scalars |= {

@@ -11,9 +11,10 @@ unnoticed.
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx
@@ -214,6 +215,67 @@ def _install(name: str, fn: Callable[[Any, Any], Any], sign: str) -> None:
 setattr(Scalar, "str", Scalar.__str__)  # torch's name for it; as a `def` it would hide the type in the class  # noqa: B010
 for _name, (_fn, _sign) in _BINARY.items():
     _install(_name, _fn, _sign)
+
+
+def is_float(value: object) -> bool:
+    """Whether `value` is a float of Python's, or NumPy's of the same precision: arithmetic takes one for the other."""
+    return type(value) is float or _is_numpys(value)
+
+
+def _is_numpys(value: object) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.float64
+
+
+def as_float(value: object) -> float:
+    """NumPy's float as one of Python's; raises `TypeError` for anything else."""
+    if _is_numpys(value):
+        return float(cast(float, value))
+    raise TypeError(f"a float is expected, found a {type(value).__name__}")
+
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.truediv,
+    "power": operator.pow,
+    "float_power": operator.pow,
+    "negative": operator.neg,
+    "absolute": abs,
+    "equal": operator.eq,
+    "not_equal": operator.ne,
+    "less": operator.lt,
+    "less_equal": operator.le,
+    "greater": operator.gt,
+    "greater_equal": operator.ge,
+}
+
+
+def meet_numpys(_: torch.SymFloat, ufunc: Any, method: str, *operands: Any, **options: Any) -> Any:
+    """What NumPy computes of a symbolic number: where it is computed in the same precision, that of Python's operator."""
+    numpy = sys.modules["numpy"]
+    as_pythons = []
+    for operand in operands:
+        if isinstance(operand, (numpy.generic, numpy.ndarray)):
+            if operand.ndim == 0 and (operand.dtype == numpy.float64 or operand.dtype.kind in "biu"):
+                as_pythons.append(operand.item())
+                continue
+            raise _met(f"a number of type {operand.dtype} meets one that is a symbol while the program is traced")
+        as_pythons.append(operand)
+    if method != "__call__" or options or ufunc.__name__ not in _OPERATORS:
+        raise _met(f"NumPy's {ufunc.__name__} is given a number that is a symbol while the program is traced")
+    return _OPERATORS[ufunc.__name__](*as_pythons)
+
+
+def _met(why: str) -> Refusal:
+    reason = Reason(
+        op="number",
+        why=f"{why}, and the result would be rounded in another way",
+        advice="keep the optimizer's numbers as Python floats: float(...)",
+        where=user_location(),
+    )
+    return Refusal(reason)
 
 
 def symbolic(scalar: Scalar) -> torch.SymFloat:

@@ -31,10 +31,9 @@ def _is_our_symbol(change: Change, ours: set[str]) -> bool:
     """Whether the change is only that a number stands as a symbol while the program is traced."""
     now = change.after if isinstance(change.after, tuple) else (change.after,)
     before = change.before if isinstance(change.before, tuple) else (change.before,)
-    scalars = [scalar_of(item) for item in now]
     return len(now) == len(before) and all(
-        scalar is not None and scalar.text in ours and scalar.value == old
-        for scalar, old in zip(scalars, before, strict=True)
+        (scalar.text in ours and scalar.value == old) if (scalar := scalar_of(new)) is not None else new is old
+        for new, old in zip(now, before, strict=True)
     )
 
 

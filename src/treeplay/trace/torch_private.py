@@ -212,3 +212,19 @@ def scaled_step_replaced(step: Callable[..., Any], is_meant: Callable[[], bool])
         yield
     finally:
         GradScaler._maybe_opt_step = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def numpy_asks(meet: Callable[..., Any]) -> Iterator[None]:
+    """Where a number of NumPy's and a symbolic one meet, `meet(symbol, ufunc, method, *operands)` gives the result; NumPy
+    alone would take the symbol for any object, and its own number for one of Python's of another precision."""
+    owner: Any = torch.SymFloat
+    before = vars(owner).get("__array_ufunc__")
+    owner.__array_ufunc__ = meet
+    try:
+        yield
+    finally:
+        if before is None:
+            del owner.__array_ufunc__
+        else:
+            owner.__array_ufunc__ = before

@@ -2,6 +2,7 @@
 
 NEW ── observe ──▶ OBSERVED ── record ──▶ RECORDED ── (state reassigned) ── observe ──▶ OBSERVED ...
                         └── refused ──▶ REFUSED: eager for good
+EAGER: under a mode in which nothing is recorded
 
 A call may be recorded once it was observed with the same plain values (flags, numbers) in the program's reach; with other
 values it is observed anew.
@@ -20,6 +21,7 @@ class Phase(Enum):
     OBSERVED = "observed"
     RECORDED = "recorded"
     REFUSED = "refused"
+    EAGER = "eager"
 
 
 class Action(Enum):
@@ -46,7 +48,7 @@ def decide(facts: CallFacts) -> Action:
     match facts.phase:
         case Phase.NEW:
             return Action.OBSERVE
-        case Phase.REFUSED:
+        case Phase.REFUSED | Phase.EAGER:
             return Action.RUN_EAGERLY
         case Phase.OBSERVED | Phase.RECORDED:
             if facts.is_observed:

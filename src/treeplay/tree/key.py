@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from treeplay.errors import Refusal
 from treeplay.facts.refusal import Reason
+from treeplay.facts.same import Itself, exact_key
 from treeplay.facts.spec import TensorSpec
-from treeplay.facts.structure import paths
+from treeplay.facts.structure import Leaf, Structure, paths
 from treeplay.trace.found import PLAIN
 from treeplay.trace.jit import Call
 from treeplay.wrap.emit import Ambience
 
 
-def make_key(call: Call) -> Hashable:
-    """Structure, spec of each tensor, type and value of each Python leaf, and the thread's modes.
+class Key(NamedTuple):
+    """What calls that share a recording have in common: their arguments, but for the values of tensors, and the modes."""
 
-    Raises `Refusal` for a static argument that cannot be hashed.
+    arguments: Hashable
+    ambience: Ambience
+
+
+def make_key(call: Call) -> Key:
+    """Structure, spec of each tensor, type and value of each Python leaf, and the modes around the call.
+
+    Raises `Refusal` for a static argument that is mutable by its own account: one that cannot be hashed.
     """
-    leaves = tuple(TensorSpec.of(leaf) if _is_strided(leaf) else (type(leaf), _exact(leaf)) for leaf in call.leaves)
-    key = (call.structure, leaves, Ambience.now())
-    try:
-        hash(key)
-    except TypeError:
-        raise Refusal(_unhashable(call)) from None
-    return key
+    leaves = tuple(
+        TensorSpec.of(leaf) if _is_strided(leaf) else _static(leaf, at, call) for at, leaf in enumerate(call.leaves)
+    )
+    return Key((_exact(call.structure), leaves), Ambience.now())
 
 
 _KEYWORD = re.compile(r"^kwargs\['(\w+)'\]")
@@ -38,24 +43,24 @@ def _is_strided(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
 
 
-def _exact(leaf: Any) -> Any:
-    """Equal for equal static arguments only: 0.0 is not -0.0, and a NaN is a NaN."""
-    if type(leaf) is complex:
-        return leaf.real.hex(), leaf.imag.hex()
-    return leaf.hex() if type(leaf) is float else leaf
-
-
-def _unhashable(call: Call) -> Reason:
-    for path, leaf in zip(paths(call.structure), call.leaves, strict=True):
-        try:
-            hash(leaf)
-        except TypeError:
-            return Reason(
-                op=f"argument {shown(path)}",
+def _static(leaf: Any, at: int, call: Call) -> Hashable:
+    key = exact_key(leaf)
+    if type(key) is Itself and type(leaf).__hash__ is None:
+        raise Refusal(
+            Reason(
+                op=f"argument {shown(paths(call.structure)[at])}",
                 why=f"a static argument of type {type(leaf).__name__} cannot be hashed, so it cannot be part of the key",
                 advice="pass a tensor, a number, a string or a frozen dataclass, or put it in the program's closure",
             )
-    return Reason(op="arguments", why="a dictionary key cannot be hashed", advice="use strings as keys")
+        )
+    return key
+
+
+def _exact(structure: Leaf | Structure) -> Hashable:
+    """Equal for equal containers with the very same keys."""
+    if isinstance(structure, Leaf):
+        return structure.index
+    return exact_key(structure.cls), exact_key(structure.keys), tuple(map(_exact, structure.parts))
 
 
 def shown(path: str) -> str:

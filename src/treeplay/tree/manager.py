@@ -21,8 +21,8 @@ from treeplay.observe import counters, warn_once
 from treeplay.settings import settings
 from treeplay.trace.jit import Busy, Call, survey_call
 from treeplay.tree.decide import Action, CallFacts, Phase, decide
-from treeplay.tree.key import describe, make_key, varying
-from treeplay.tree.mismatch import first_mismatch
+from treeplay.tree.key import Key, describe, make_key, varying
+from treeplay.tree.mismatch import first_mismatch, mode_mismatch
 from treeplay.tree.moved import bring_back
 from treeplay.tree.table import Entry, Observation, Recording, Table
 from treeplay.wrap.emit import MISS
@@ -93,6 +93,8 @@ class Manager:
         except Refusal as refusal:
             return self._refused(Entry({"unhashable": ""}), refusal, call)
         entry = self.table.entry(key, lambda: describe(call))
+        if entry.phase is Phase.NEW:
+            self._look_around(entry, key)
         for recording in reversed(entry.recordings):
             out = recording.call(args, kwargs)
             if out is MISS and bring_back(recording.moved):
@@ -103,6 +105,17 @@ class Manager:
         seen = entry.observation()
         facts = CallFacts(entry.phase, seen is not None, entry.rerecordings, settings.max_rerecordings)
         return self._act(decide(facts), entry, call, seen)
+
+    def _look_around(self, entry: Entry, key: Key) -> None:
+        """Note which mode keeps a new entry's calls eager, or apart from others with the same arguments."""
+        mode = key.ambience.only_eagerly
+        if mode is not None:
+            entry.phase, entry.reason = Phase.EAGER, _eager_under(mode)
+            return
+        others = (other for other in self.table.latest() if isinstance(other, Key) and other != key)
+        before = next((other for other in others if other.arguments == key.arguments), None)
+        mismatch = mode_mismatch(before.ambience, key.ambience) if before is not None else None
+        entry.causes[:] = [str(mismatch)] if mismatch is not None else []
 
     def _replayed(self, recording: Recording) -> None:
         self._use(recording)
@@ -125,7 +138,7 @@ class Manager:
             case Action.REFUSE:
                 return self._refused(entry, Refusal(_too_often(self.name, entry)), call)
             case Action.RUN_EAGERLY:
-                if self.on_refusal == "raise" and entry.reason is not None:
+                if self.on_refusal == "raise" and entry.phase is Phase.REFUSED and entry.reason is not None:
                     raise Refusal(entry.reason)
                 return self._eager(entry, call)
 
@@ -227,6 +240,14 @@ def _too_often(name: str, entry: Entry) -> Reason:
         why=f"{name} was recorded anew {entry.rerecordings} times, the last time because of {entry.causes[-1]}",
         advice="keep the state in place (p.copy_(...) under torch.no_grad()) instead of reassigning it, "
         "or raise treeplay.settings.max_rerecordings",
+    )
+
+
+def _eager_under(mode: str) -> Reason:
+    return Reason(
+        op=mode,
+        why="what it follows or checks inside of a program is not part of a recording, so calls under it run eagerly",
+        advice="call it outside of this mode to have it replayed",
     )
 
 

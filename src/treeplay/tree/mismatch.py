@@ -12,11 +12,14 @@ import torch
 
 from treeplay.facts.mismatch import Mismatch
 from treeplay.facts.place import How, Place
+from treeplay.facts.same import is_same
 from treeplay.facts.signature import Alias, Argument, Constant, Input, Signature, State
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import paths
 from treeplay.trace.jit import Call
+from treeplay.trace.scalars import is_float
 from treeplay.tree.key import shown
+from treeplay.wrap.ambience import Ambience
 
 
 def first_mismatch(signature: Signature, call: Call) -> Mismatch | None:
@@ -40,9 +43,14 @@ def _mismatches(signature: Signature, call: Call) -> Iterator[Mismatch]:
     yield from _leaves(signature, call)
     for watch in signature.watches:
         found = current(watch.place)
-        if type(found) is not type(watch.value) or found != watch.value:
+        if not is_same(found, watch.value):
             yield Mismatch(str(watch.place), repr(watch.value), _shown(found))
     yield from _numbers(signature)
+
+
+def mode_mismatch(recorded: Ambience, now: Ambience) -> Mismatch | None:
+    """The first mode around the call that is another one, or None."""
+    return next((Mismatch(what, _shown(then), _shown(found)) for what, then, found in recorded.differences(now)), None)
 
 
 def _arguments(signature: Signature, call: Call) -> Iterator[Mismatch]:
@@ -59,8 +67,8 @@ def _arguments(signature: Signature, call: Call) -> Iterator[Mismatch]:
                 yield Mismatch(shown(path), str(recorded), type(leaf).__name__)
             elif TensorSpec.of(leaf) != recorded:
                 yield Mismatch(shown(path), str(recorded), f"{TensorSpec.of(leaf)} ({_difference(leaf, recorded)})")
-        elif type(leaf) is not type(recorded) or leaf != recorded:
-            yield Mismatch(shown(path), repr(recorded), repr(leaf))
+        elif not is_same(leaf, recorded):
+            yield Mismatch(shown(path), _shown(recorded), _shown(leaf))
 
 
 def _difference(tensor: torch.Tensor, recorded: TensorSpec) -> str:
@@ -104,7 +112,7 @@ def _numbers(signature: Signature) -> Iterator[Mismatch]:
     values: dict[str, Any] = {}
     for number in signature.numbers:
         values[number.name] = found = current(number.place)
-        if type(found) is not float:
+        if not is_float(found):
             yield Mismatch(str(number.place), "a float", _shown(found))
             return
     for guard in signature.guards:
@@ -148,4 +156,4 @@ def _shown_length(value: Any) -> str:
     return str(len(value)) if hasattr(value, "__len__") else _shown(value)
 
 
-__all__ = ["current", "first_mismatch"]
+__all__ = ["current", "first_mismatch", "mode_mismatch"]

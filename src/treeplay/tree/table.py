@@ -85,6 +85,10 @@ class Table:
         self._entries.move_to_end(key)
         return found
 
+    def latest(self) -> Iterator[Hashable]:
+        """The keys, the most recently used first."""
+        return reversed(self._entries)
+
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import BuiltinFunctionType, MethodType
 from typing import Any
-
-import torch
 
 from treeplay.errors import InternalError
 from treeplay.facts.place import How, Place
+from treeplay.facts.same import is_same, is_value
 from treeplay.facts.signature import (
     Alias,
     Argument,
@@ -42,6 +42,8 @@ from treeplay.facts.signature import (
 from treeplay.facts.source import Source
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import DICTS, Leaf, Structure, is_namedtuple
+from treeplay.trace.scalars import as_float
+from treeplay.wrap.ambience import Ambience as Ambience
 from treeplay.wrap.writer import Writer
 
 
@@ -53,33 +55,8 @@ class Miss:
 
 
 MISS = Miss()
-
-
-_KINDS = ("cpu", "cuda")
-
-
-@dataclass(frozen=True, slots=True)
-class Ambience:
-    """What surrounds a call and belongs to its key: modes of the thread that change what operators do."""
-
-    grad_enabled: bool
-    inference: bool
-    autocast: tuple[tuple[str, torch.dtype], ...]  # device types under autocast, and what it casts to there
-    autocast_cache: bool  # whether each weight is cast once: then the gradients of its uses are added up as cast
-    default_dtype: torch.dtype
-
-    @classmethod
-    def now(cls) -> Ambience:
-        """The modes of this thread."""
-        return cls(
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            autocast := tuple(
-                (kind, torch.get_autocast_dtype(kind)) for kind in _KINDS if torch.is_autocast_enabled(kind)
-            ),
-            bool(autocast) and torch.is_autocast_cache_enabled(),
-            torch.get_default_dtype(),
-        )
+_LINE = 90  # characters of conditions
+_EXACT = (int, str, bytes, MethodType, BuiltinFunctionType)  # whose `==` takes nothing but the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +95,8 @@ class _Emitter(Writer):
         self.numbers()
         lines = ["def replay(args, kwargs):", "    try:"]
         lines += [f"        {line}" for line in self.body]
-        lines += ["    except (KeyError, IndexError, AttributeError, ValueError, TypeError):", "        return MISS"]
+        errors = "KeyError, IndexError, AttributeError, ValueError, TypeError, RuntimeError"  # the last is torch's own
+        lines += [f"    except ({errors}):", "        return MISS"]
         self.body = []
         self.call()
         self.writes()
@@ -129,18 +107,21 @@ class _Emitter(Writer):
     # --- conditions -----------------------------------------------------------------------------------------
 
     def ambient(self) -> None:
-        self.names["is_grad_enabled"] = torch.is_grad_enabled
-        self.names["get_default_dtype"] = torch.get_default_dtype
-        self.require(
-            f"is_grad_enabled() is {self.ambience.grad_enabled} and "
-            f"get_default_dtype() is {self.constant(self.ambience.default_dtype)}"
-        )
-        for kind, dtype in self.ambience.autocast:
-            self.names["get_autocast_dtype"] = torch.get_autocast_dtype
-            self.require(f"get_autocast_dtype({kind!r}) is {self.constant(dtype)}")
-        if self.ambience.autocast:
-            self.names["is_autocast_cache_enabled"] = torch.is_autocast_cache_enabled
-            self.require(f"is_autocast_cache_enabled() is {self.ambience.autocast_cache}")
+        lines: list[str] = []
+        for text, names in self.ambience.conditions(self.constant, self.kinds()):
+            self.names |= names
+            if lines and len(lines[-1]) + len(text) < _LINE:
+                lines[-1] += f" and {text}"
+            else:
+                lines.append(text)
+        for line in lines:
+            self.require(line)
+
+    def kinds(self) -> set[str]:
+        """The kinds of device of the tensors that are checked."""
+        specs = [leaf for leaf in self.signature.leaves if isinstance(leaf, TensorSpec)]
+        specs += [item.spec for item in self.signature.inputs if isinstance(item.source, State)]
+        return {spec.device.type for spec in specs}
 
     def arguments(self, structure: Leaf | Structure) -> None:
         if isinstance(structure, Leaf):
@@ -158,7 +139,12 @@ class _Emitter(Writer):
             self.require(f"type({value}) is {self.constant(structure.cls)}")
         count = len(structure.parts)
         if structure.cls in DICTS and count and not is_known:
-            self.require(f"tuple({value}) == {self.constant(structure.keys)}")  # names and their order
+            names, expected = f"tuple({value})", self.constant(structure.keys)  # and their order
+            if all(type(key) is str for key in structure.keys):
+                self.require(f"{names} == {expected}")
+            else:
+                self.names["is_same"] = is_same
+                self.require(f"is_same({names}, {expected})")
         elif not structure.is_named:
             self.require(f"len({value}) == {count}" if count else f"not {value}")
         for index, part in enumerate(structure.parts):
@@ -181,15 +167,17 @@ class _Emitter(Writer):
             self.require(self.equals(value, recorded))
 
     def equals(self, value: str, recorded: Any) -> str:
-        """The condition that a Python value is the recorded one, of the same type."""
+        """The condition that a Python value is the recorded one: exactly, and without a call of an `__eq__` of its own."""
         if recorded is None or isinstance(recorded, bool):
             return f"{value} is {recorded}"
-        if isinstance(recorded, (float, complex)):
-            # Bit by bit: 0.0 is not -0.0, and a NaN is a NaN.
-            return f"(type({value}) is {self.constant(type(recorded))} and repr({value}) == {repr(recorded)!r})"
         constant = self.literal(recorded)
-        same = f"(type({value}) is {self.constant(type(recorded))} and {value} == {constant})"
-        return same if isinstance(recorded, (int, str)) else f"({value} is {constant} or {same})"
+        is_usual = type(recorded) is float and recorded != 0 and recorded == recorded
+        if type(recorded) in _EXACT or is_usual:
+            return f"(type({value}) is {self.constant(type(recorded))} and {value} == {constant})"
+        if not is_value(recorded):
+            return f"{value} is {constant}"
+        self.names["is_same"] = is_same  # 0.0 is not -0.0, a NaN is a NaN, and parts of a tuple count with their types
+        return f"({value} is {constant} or is_same({value}, {constant}))"
 
     def conditions(self) -> None:
         if self.signature.guarded is not None:
@@ -253,7 +241,8 @@ class _Emitter(Writer):
     def numbers(self) -> None:
         for number in self.signature.numbers:
             self.body.append(f"{number.name} = {self.value(number.place)}")
-            self.require(f"type({number.name}) is float")
+            self.names["as_float"] = as_float
+            self.body.append(f"if type({number.name}) is not float: {number.name} = as_float({number.name})")
         for guard in self.signature.guards:
             if isinstance(guard.expected, bool):
                 self.require(guard.expression if guard.expected else f"not {guard.expression}")

@@ -6,12 +6,77 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad
+import torch.backends.mha
 
 from treeplay.guards.torch_private import tensor_check as tensor_check
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 DisableAutocast: Any = torch._C._DisableAutocast
 increment_version = torch.autograd.graph.increment_version
+
+# Modes that have no public function, or one that takes several times as long.
+is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+fills_memory: Callable[[], bool] = torch._C._get_deterministic_fill_uninitialized_memory
+FORWARD_LEVEL = (torch.autograd.forward_ad, "_current_level")  # -1 outside of `dual_level`
+FAST_PATH = (torch.backends.mha, "_is_fastpath_enabled")
+AUTOCAST_KINDS = (
+    "cpu",
+    "cuda",
+    "xpu",
+    "mtia",
+    "hpu",
+    "ipu",
+    "xla",
+    "privateuseone",
+)  # those that the function above knows
+CPU_MODES: dict[str, Callable[[], Any]] = {
+    "precision of float32 matrix products": torch._C._get_float32_matmul_precision,
+    "flash attention": torch._C._get_flash_sdp_enabled,
+    "attention of plain operators": torch._C._get_math_sdp_enabled,
+    "overrideable attention": torch._C._get_overrideable_sdp_enabled,
+    "16-bit sums in attention": torch._C._get_math_sdp_allow_fp16_bf16_reduction,
+    "oneDNN": torch._C._get_mkldnn_enabled,
+}
+
+
+def attention_order() -> tuple[int, ...]:
+    """Which kernel of attention is tried first."""
+    return tuple(torch._C._get_sdp_priority_order())
+
+
+GPU_MODES: dict[str, Callable[[], Any]] = {
+    "memory-efficient attention": torch._C._get_mem_efficient_sdp_enabled,
+    "cuDNN attention": torch._C._get_cudnn_sdp_enabled,
+    "order of attention kernels": attention_order,
+    "cuDNN": torch._C._get_cudnn_enabled,
+    "cuDNN benchmark": torch._C._get_cudnn_benchmark,
+    "cuDNN deterministic": torch._C._get_cudnn_deterministic,
+    "TF32 in cuDNN": torch._C._get_cudnn_allow_tf32,
+    "TF32 in cuBLAS": torch._C._get_cublas_allow_tf32,
+    "float16 sums in cuBLAS": torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
+    "bfloat16 sums in cuBLAS": torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
+    "float16 accumulation in cuBLAS": torch._C._get_cublas_allow_fp16_accumulation,
+    "library for matrix products": torch._C._get_blas_preferred_backend,
+    "library for linear algebra": torch._C._get_linalg_preferred_backend,
+}
+
+
+def forward_level() -> int:
+    """The innermost `dual_level` that is open in this process, or -1."""
+    return int(getattr(*FORWARD_LEVEL))
+
+
+def fast_path() -> bool:
+    """Whether attention modules may take their fast path."""
+    return bool(getattr(*FAST_PATH))
+
+
+def precisions() -> tuple[str, ...]:
+    """All precisions of float32 arithmetic. Once one was set by its own name, the older names of modes may give an error."""
+    products = [(library, op) for library in ("cuda", "mkldnn") for op in ("matmul", "conv", "rnn")]
+    return tuple(torch._C._get_fp32_precision_getter(*product) for product in products)
 
 
 def storage_users(tensor: torch.Tensor) -> int:

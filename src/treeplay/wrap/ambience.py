@@ -1,0 +1,193 @@
+"""What surrounds a call and is no argument of it: modes of the thread and of the process that change what operators do.
+
+    Ambience.now() ─▶ part of the key               other modes, another entry: going back finds the first recording
+    conditions     ─▶ text in the call function     one native call or attribute for each mode: a warm call is short
+
+The native check of a call's tensors tells some modes too (autocast, inference mode): they are asked for only where no tensor
+comes in. Others concern a GPU, and are asked for only where one is in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from treeplay.wrap import torch_private
+
+
+class Asked(Enum):
+    """When a warm call asks for a mode."""
+
+    ALWAYS = "always"
+    WITHOUT_TENSORS = "where no tensor comes in: the check of a tensor tells it too"
+    ON_GPU = "where a GPU is in use"
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One mode: its name for a person, and how generated code reads it: `read()`, or an attribute of `holder`."""
+
+    what: str
+    name: str
+    read: Callable[[], Any]
+    asked: Asked = Asked.ALWAYS
+    attribute: tuple[Any, str] | None = None
+
+
+def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
+    """Device types under autocast, and what it casts to there."""
+    if not torch_private.is_any_autocast_enabled():
+        return ()
+    kinds = torch_private.AUTOCAST_KINDS
+    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
+
+
+def _autocast_cache() -> bool:
+    """Whether each weight is cast once: then the gradients of its uses are added up as cast."""
+    return torch_private.is_any_autocast_enabled() and torch.is_autocast_cache_enabled()
+
+
+def _deterministic() -> tuple[bool, ...]:
+    """Whether only deterministic operators may run, and if so whether others only warn, and whether new memory is filled."""
+    if not torch_private.is_deterministic():
+        return (False,)
+    return True, torch.is_deterministic_algorithms_warn_only_enabled(), torch_private.fills_memory()
+
+
+def _of(what: str, read: Callable[[], Any], asked: Asked = Asked.ALWAYS, name: str | None = None) -> Mode:
+    return Mode(what, name or read.__name__.strip("_"), read, asked)
+
+
+GRAD = _of("grad mode", torch.is_grad_enabled)
+DTYPE = _of("default dtype", torch.get_default_dtype)
+INFERENCE = _of("inference mode", torch.is_inference_mode_enabled, Asked.WITHOUT_TENSORS)
+AUTOCAST = _of("autocast", _autocast, Asked.WITHOUT_TENSORS, "autocast")
+AUTOCAST_CACHE = _of("autocast's cache", _autocast_cache, Asked.WITHOUT_TENSORS, "autocast_cache")
+ANOMALY = _of("anomaly detection", torch.is_anomaly_enabled)
+FORWARD = Mode(
+    "forward-mode differentiation",
+    "forward_ad",
+    torch_private.forward_level,
+    attribute=torch_private.FORWARD_LEVEL,
+)
+DETERMINISTIC = _of("deterministic algorithms", _deterministic, name="deterministic")
+
+# The order is that of the conditions: first what changes most often.
+MODES = (
+    GRAD,
+    DTYPE,
+    INFERENCE,
+    AUTOCAST,
+    AUTOCAST_CACHE,
+    ANOMALY,
+    FORWARD,
+    DETERMINISTIC,
+    Mode("fast path of attention modules", "fast_path", torch_private.fast_path, attribute=torch_private.FAST_PATH),
+    *(_of(what, read) for what, read in torch_private.CPU_MODES.items()),
+    *(_of(what, read, Asked.ON_GPU) for what, read in torch_private.GPU_MODES.items()),
+)
+_AT = {mode: index for index, mode in enumerate(MODES)}
+
+# A tangent is no input of a recording, and a recording asks no operator for NaNs: under these, programs run eagerly.
+_ONLY_EAGERLY = {ANOMALY: False, FORWARD: -1}
+
+
+def _read(mode: Mode) -> Any:
+    try:
+        return mode.read()
+    except RuntimeError:  # it was set by torch's newer functions, and has no name among the older ones
+        return torch_private.precisions()
+
+
+@dataclass(frozen=True, slots=True)
+class Ambience:
+    """The value of each of `MODES`."""
+
+    values: tuple[Any, ...]
+
+    @classmethod
+    def now(cls) -> Ambience:
+        """The modes of this thread and this process."""
+        return cls(tuple(_read(mode) for mode in MODES))
+
+    def __getitem__(self, mode: Mode) -> Any:
+        return self.values[_AT[mode]]
+
+    @property
+    def grad_enabled(self) -> bool:
+        """Whether autograd records."""
+        return bool(self[GRAD])
+
+    @property
+    def inference(self) -> bool:
+        """Whether tensors made now are of inference mode."""
+        return bool(self[INFERENCE])
+
+    @property
+    def autocast(self) -> tuple[tuple[str, torch.dtype], ...]:
+        """Device types under autocast, and what it casts to there."""
+        found: tuple[tuple[str, torch.dtype], ...] = self[AUTOCAST]
+        return found
+
+    @property
+    def only_eagerly(self) -> str | None:
+        """The mode under which nothing is recorded or replayed, or None."""
+        return next((mode.what for mode, off in _ONLY_EAGERLY.items() if self[mode] != off), None)
+
+    def differences(self, other: Ambience) -> Iterator[tuple[str, Any, Any]]:
+        """What differs in `other`: name, value here, value there."""
+        for mode, here, there in zip(MODES, self.values, other.values, strict=True):
+            if here != there:
+                yield mode.what, here, there
+
+    def conditions(self, constant: Callable[[Any], str], checked: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Conditions that the modes are these, and the names that each uses.
+
+        `constant` names an object; `checked` are the kinds of device of the tensors that are checked. The check of a tensor
+        knows of autocast for its own kind of device only.
+        """
+        on_gpu = torch.cuda.is_initialized()
+        is_told = checked >= ({"cuda"} if on_gpu else set()) and bool(checked)
+        for mode, value in zip(MODES, self.values, strict=True):
+            if mode.asked is Asked.WITHOUT_TENSORS and is_told:
+                # The check tells whether it is on, and for which kind of device; not what it casts to.
+                if mode in (AUTOCAST, AUTOCAST_CACHE) and self.autocast:
+                    yield from _within_autocast(mode, value, constant)
+            elif mode is AUTOCAST_CACHE and not self.autocast:
+                pass  # there is none
+            elif mode.asked is not Asked.ON_GPU or on_gpu:
+                yield _condition(mode, value, constant)
+
+
+def _condition(mode: Mode, value: Any, constant: Callable[[Any], str]) -> tuple[str, dict[str, Any]]:
+    if mode.attribute is not None:
+        holder, name = mode.attribute
+        return f"{mode.name}.{name} {'is' if isinstance(value, bool) else '=='} {value!r}", {mode.name: holder}
+    if mode is DETERMINISTIC and value == (False,):
+        return "is_deterministic() is False", {"is_deterministic": torch_private.is_deterministic}
+    if mode is AUTOCAST and not value:
+        return "is_any_autocast_enabled() is False", {"is_any_autocast_enabled": torch_private.is_any_autocast_enabled}
+    if isinstance(value, bool):
+        return f"{mode.name}() is {value}", {mode.name: mode.read}
+    if isinstance(value, torch.dtype):
+        return f"{mode.name}() is {constant(value)}", {mode.name: mode.read}
+    if isinstance(value, (str, int)):
+        return f"{mode.name}() == {value!r}", {mode.name: mode.read}
+    return f"{mode.name}() == {constant(value)}", {mode.name: lambda: _read(mode)}
+
+
+def _within_autocast(mode: Mode, value: Any, constant: Callable[[Any], str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    if mode is AUTOCAST_CACHE:
+        read = torch.is_autocast_cache_enabled
+        yield f"is_autocast_cache_enabled() is {value}", {"is_autocast_cache_enabled": read}
+        return
+    for kind, dtype in value:
+        names = {"get_autocast_dtype": torch.get_autocast_dtype}
+        yield f"get_autocast_dtype({kind!r}) is {constant(dtype)}", names
+
+
+__all__ = ["MODES", "Ambience", "Asked", "Mode"]

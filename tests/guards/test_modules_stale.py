@@ -151,7 +151,7 @@ def test_a_module_handed_to_a_functional(make: Any, use: Any, changes: dict[str,
         (lambda: nn.LayerNorm(3), "eps", 0.5),
         (lambda: nn.BatchNorm1d(3), "eps", 0.5),
         (lambda: nn.BatchNorm1d(3), "momentum", 0.5),
-        (lambda: nn.BatchNorm1d(3).eval(), "track_running_stats", False),
+        (lambda: nn.BatchNorm1d(3), "track_running_stats", False),
         (lambda: nn.Dropout(0.5), "p", 0.25),
         (lambda: nn.LeakyReLU(0.5), "negative_slope", 0.125),
         (lambda: nn.ELU(1.0), "alpha", 0.5),
@@ -180,9 +180,9 @@ def test_a_setting_of_a_module_of_torch(make: Any, name: str, value: Any, is_inn
 
     outer = Outer()
     if is_inner:
-        yield outer.encode
+        yield outer.encode, lambda: dict(state_of(module))
     else:
-        yield lambda x: module(x, x + 1) if pairs else module(x)
+        yield lambda x: module(x, x + 1) if pairs else module(x), lambda: dict(state_of(module))
     setattr(module, name, value)
     yield
 

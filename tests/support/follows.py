@@ -19,6 +19,7 @@ import functools
 import random
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -54,7 +55,9 @@ def follows(
 ) -> Callable[[Callable[..., Story]], Callable[..., None]]:
     """A test of a story: every call on the jitted side gives what eager gives, and leaves the same state.
 
-    Unless it is to be refused, every stage must be replayed too, and one change may cost one new recording.
+    Unless it is to be refused, every stage in which eager does not raise must be replayed too, and one change may cost one
+    new recording.
+
     `refused`: a text of the refusal that is the right answer. `may_refuse`: a refusal is as good as a guard. `worlds=1`:
     the story changes something of the whole process, and its program has no effects. `recordings`: so many, and no more.
     """
@@ -90,6 +93,7 @@ class Pair:
         self.grad = grad
         self.may_refuse = may_refuse
         self.jitted: Any = None
+        self.raised = 0  # calls of a stage
         self.seed = 0  # both sides make the same, and another on each change
 
     def tell(self, calls: int, options: dict[str, Any]) -> list[int]:
@@ -100,11 +104,11 @@ class Pair:
         self.jitted = jit(program, **{"on_refusal": "eager" if self.may_refuse else "raise", **options})
         stages = []
         while True:
-            before = self.jitted.statistics().replays
+            before, self.raised = self.jitted.statistics().replays, 0
             for call in range(calls):
                 self._call(eager, f"stage {len(stages)}, call {call}")
                 assert_same(state(), eager_state(), f"state after stage {len(stages)}, call {call}")
-            stages.append(self.jitted.statistics().replays - before)
+            stages.append(self.jitted.statistics().replays - before + self.raised // calls)
             self.seed += 1
             if [self._next(story) for story in self.stories] == [_END] * len(self.stories):
                 return stages
@@ -125,6 +129,7 @@ class Pair:
                 if self.may_refuse:
                     warnings.simplefilter("ignore")
                 found = outcome(self.jitted, args)
+        self.raised += isinstance(expected, Raised)
         assert_same(found, expected, where)
         assert_same(args, twins, f"arguments of {where}")
         assert torch.equal(random_state()[0], after[0]), f"the random sequence differs after {where}"
@@ -138,7 +143,14 @@ def outcome(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     except treeplay.TreeplayError:
         raise
     except Exception as error:
-        return f"raised {type(error).__name__}"
+        return Raised(type(error))
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An error in place of a result."""
+
+    kind: type[Exception]
 
 
 def random_state() -> tuple[Any, ...]:

@@ -1,0 +1,361 @@
+"""Modes of the process and of the thread that change between calls: part of the key, watched, or a reason to run eagerly."""
+
+from __future__ import annotations
+
+import contextlib
+import decimal
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import treeplay
+from support import assert_same, jit
+from support.follows import Story, follows, nothing
+
+Tensor = torch.Tensor
+
+
+@contextlib.contextmanager
+def put_back(get: Callable[[], Any], set_: Callable[[Any], Any]) -> Any:
+    """Set and set back by functions."""
+    before = get()
+    try:
+        yield set_
+    finally:
+        set_(before)
+
+
+SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
+    "deterministic algorithms": (
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+        True,
+    ),
+    "only warn": (
+        torch.is_deterministic_algorithms_warn_only_enabled,
+        lambda value: torch.use_deterministic_algorithms(False, warn_only=value),
+        True,
+    ),
+    "flash attention": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp, False),
+    "math attention": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp, False),
+    "efficient attention": (
+        torch.backends.cuda.mem_efficient_sdp_enabled,
+        torch.backends.cuda.enable_mem_efficient_sdp,
+        False,
+    ),
+    "attention of cuDNN": (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp, False),
+    "fast path": (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, False),
+    "dtype": (torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    "precision of products": (
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+        "medium",
+    ),
+    "anomalies": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly, True),
+    "filling": (
+        lambda: torch.utils.deterministic.fill_uninitialized_memory,
+        lambda value: setattr(torch.utils.deterministic, "fill_uninitialized_memory", value),
+        False,
+    ),
+    "cuDNN": (
+        lambda: torch.backends.cudnn.enabled,
+        lambda value: setattr(torch.backends.cudnn, "enabled", value),
+        False,
+    ),
+    "tuning": (
+        lambda: torch.backends.cudnn.benchmark,
+        lambda value: setattr(torch.backends.cudnn, "benchmark", value),
+        True,
+    ),
+    "oneDNN": (lambda: torch.backends.mkldnn.enabled, lambda value: torch.backends.mkldnn.set_flags(value), False),
+    "threads": (torch.get_num_threads, torch.set_num_threads, 2),
+    "decimals": (lambda: decimal.getcontext().prec, lambda value: setattr(decimal.getcontext(), "prec", value), 3),
+    "errors of NumPy": (lambda: np.geterr()["divide"], lambda value: np.seterr(divide=value), "raise"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize(("get", "set_", "value"), SETTINGS.values(), ids=SETTINGS)
+def test_a_setting_that_the_program_asks_for(get: Any, set_: Any, value: Any) -> None:
+    usual = get()
+
+    @follows(worlds=1)
+    def story() -> Story:
+        with put_back(get, set_):
+            yield lambda x: x * 2 - 1 if get() == usual else x * 5
+            set_(value)
+            yield
+            set_(usual)
+            yield
+
+    story()
+
+
+def test_memory_that_deterministic_algorithms_fill() -> None:
+    @follows(worlds=1)
+    def story() -> Story:
+        yield lambda x: x.sum() * torch.empty(3).isnan().all() - 1
+        torch.use_deterministic_algorithms(True)
+        yield
+
+    try:
+        story()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_operators_that_deterministic_algorithms_forbid() -> None:
+    table, index = torch.zeros(3), torch.tensor([0, 1])
+
+    def program(x: Tensor) -> Tensor:
+        return table.put(index, x[0, :2], accumulate=False) * 2 - 1
+
+    @follows(worlds=1)
+    def story() -> Story:
+        yield program
+        torch.use_deterministic_algorithms(True)
+        yield
+
+    try:
+        story()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def _attend(x: Tensor) -> Tensor:
+    q = x.reshape(1, 1, -1, 4)
+    return F.scaled_dot_product_attention(q, q * 2, q - 1) * 2 - 1
+
+
+@pytest.mark.parametrize("kernel", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
+def test_the_kernel_of_attention(kernel: Any) -> None:
+    @follows(worlds=1, given=lambda: (torch.randn(64, 4),))
+    def story() -> Story:
+        yield _attend
+        with sdpa_kernel(kernel):
+            yield
+        yield
+
+    story()
+
+
+def test_the_kernel_of_attention_chosen_inside_by_a_name_outside() -> None:
+    chosen = [SDPBackend.MATH]
+
+    def program(x: Tensor) -> Tensor:
+        with sdpa_kernel(chosen[0]):
+            return _attend(x)
+
+    @follows(worlds=1, given=lambda: (torch.randn(64, 4),))
+    def story() -> Story:
+        yield program
+        chosen[0] = SDPBackend.FLASH_ATTENTION
+        yield
+
+    story()
+
+
+def test_the_fast_path_of_attention() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+
+    @follows(worlds=1, given=lambda: (torch.randn(2, 3, 4),))
+    def story() -> Story:
+        yield lambda x: layer(x) * 2 - 1
+        torch.backends.mha.set_fastpath_enabled(False)
+        yield
+
+    try:
+        story()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["argument", "no argument"])
+def test_the_default_dtype(given: bool) -> None:
+    def program(*args: Tensor) -> Tensor:
+        return torch.ones(3) * 2 - sum(arg.sum() for arg in args)
+
+    @follows(worlds=1, given=(lambda: (torch.randn(3),)) if given else nothing)
+    def story() -> Story:
+        yield program
+        torch.set_default_dtype(torch.float64)
+        yield
+        torch.set_default_dtype(torch.float32)
+        yield
+
+    try:
+        story()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_the_default_device() -> None:
+    def program() -> Tensor:
+        return torch.ones(3) * 2
+
+    jitted = jit(program, on_refusal="eager")
+    try:
+        for device in ("cpu", "meta", "cpu"):
+            torch.set_default_device(device)
+            for _ in range(3):
+                assert jitted().device.type == device
+    finally:
+        torch.set_default_device(None)
+
+
+def test_the_default_device_as_a_context() -> None:
+    def program() -> Tensor:
+        return torch.ones(3) * 2
+
+    jitted = jit(program)
+    for _ in range(3):
+        assert jitted().device.type == "cpu"
+    with torch.device("meta"):
+        for _ in range(3):
+            assert jitted().device.type == "meta"
+    assert jitted().device.type == "cpu"
+
+
+def test_autocast_where_no_tensor_comes_in() -> None:
+    weight = torch.randn(3, 3)
+
+    @follows(worlds=1, given=nothing)
+    def story() -> Story:
+        yield lambda: weight @ weight - 1
+        with torch.autocast("cpu", torch.bfloat16):
+            yield
+        with torch.autocast("cpu", torch.float16):
+            yield
+        with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", enabled=False):
+            yield
+
+    story()
+
+
+def test_the_dtype_of_autocast_where_no_tensor_comes_in() -> None:
+    weight = torch.randn(3, 3)
+
+    def program() -> Tensor:
+        with torch.autocast("cpu"):
+            return weight @ weight - 1
+
+    @follows(worlds=1, given=nothing)
+    def story() -> Story:
+        with put_back(
+            lambda: torch.get_autocast_dtype("cpu"), lambda value: torch.set_autocast_dtype("cpu", value)
+        ) as set_:
+            yield program
+            set_(torch.float16)
+            yield
+
+    story()
+
+
+def test_gradients_are_on_or_off_where_no_tensor_comes_in() -> None:
+    weight = torch.randn(3, requires_grad=True)
+    jitted = jit(lambda: weight * 2 - 1)
+    for mode in (torch.no_grad, torch.enable_grad, torch.inference_mode):
+        for _ in range(4):
+            with mode():
+                found, expected = jitted(), weight * 2 - 1
+                assert_same(found, expected)
+                assert found.requires_grad == expected.requires_grad
+                assert found.is_inference() == expected.is_inference()
+    assert jitted.statistics().replays >= 6
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_anomalies_are_found_where_eager_finds_them() -> None:
+    weight = torch.zeros(3, requires_grad=True)
+
+    def step(x: Tensor) -> Tensor:
+        weight.grad = None
+        (torch.sqrt(weight) * 0 * x).sum().backward()
+        return weight.grad  # type: ignore[return-value]
+
+    jitted, x = jit(step, on_refusal="eager"), torch.ones(3)
+    for _ in range(4):
+        assert jitted(x).isnan().all()
+    assert jitted.statistics().replays >= 2
+    with torch.autograd.detect_anomaly():
+        for _ in range(4):
+            with pytest.raises(RuntimeError, match="nan values"):
+                jitted(x)
+    assert jitted(x).isnan().all()
+
+
+@pytest.mark.parametrize("where", ["argument", "closure", "attribute"])
+def test_a_tangent_is_not_lost(where: str) -> None:
+    weight = nn.Module()
+    weight.value = torch.full((3,), 2.0)  # type: ignore[assignment]
+    plain = torch.full((3,), 2.0)
+
+    def program(x: Tensor) -> Tensor:
+        return x * (plain if where == "closure" else weight.value) * 3 - 1  # type: ignore[operator]
+
+    jitted = jit(program, on_refusal="eager")
+    for _ in range(4):
+        x = torch.randn(3)
+        assert_same(jitted(x), program(x))
+    assert jitted.statistics().replays >= 2
+    with forward_ad.dual_level():
+        for _ in range(4):
+            x, tangent = torch.randn(3), torch.randn(3)
+            if where == "argument":
+                x = forward_ad.make_dual(x, tangent)
+            elif where == "closure":
+                plain = forward_ad.make_dual(torch.full((3,), 2.0), tangent)
+            else:
+                weight.value = forward_ad.make_dual(torch.full((3,), 2.0), tangent)  # type: ignore[assignment]
+            found, expected = (forward_ad.unpack_dual(made) for made in (jitted(x), program(x)))
+            assert_same(found.primal, expected.primal)
+            assert expected.tangent is not None
+            assert found.tangent is not None, "the tangent is lost"
+            assert_same(found.tangent, expected.tangent)
+
+
+def test_a_tangent_is_not_lost_in_the_first_calls_either() -> None:
+    jitted = jit(lambda x: x * 3 - 1, on_refusal="eager")
+    with forward_ad.dual_level():
+        for _ in range(4):
+            x = forward_ad.make_dual(torch.randn(3), torch.ones(3))
+            assert_same(forward_ad.unpack_dual(jitted(x)).tangent, torch.full((3,), 3.0))
+    for _ in range(4):
+        x = torch.randn(3)
+        assert_same(jitted(x), x * 3 - 1)
+
+
+def test_tensors_that_autograd_saves_go_through_the_callers_hooks() -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def program(x: Tensor) -> Tensor:
+        return (weight * x).pow(2).sum()
+
+    def gradient(step: Callable[[Tensor], Tensor], x: Tensor, is_hooked: bool) -> Tensor:
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t)
+        with hooks if is_hooked else contextlib.nullcontext():
+            loss = step(x)
+        return torch.autograd.grad(loss, weight)[0]
+
+    jitted = jit(program, on_refusal="eager")
+    for is_hooked in (False, True, False):
+        for _ in range(4):
+            x = torch.randn(3)
+            assert_same(gradient(jitted, x, is_hooked), gradient(program, x, is_hooked))
+
+
+def test_settings_of_treeplay_are_no_part_of_a_program() -> None:
+    jitted = jit(lambda x: x * 2 - 1)
+    for most in (8, 9):
+        with treeplay.settings.changed(max_rerecordings=most):
+            for _ in range(3):
+                jitted(torch.ones(3))
+    assert jitted.statistics().recordings == 1

@@ -21,6 +21,7 @@ from treeplay.errors import (
     InternalError,
     LoweringError,
     Refusal,
+    StaleRecordingWarning,
     TreeplayError,
     UsageError,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "Jitted",
     "LoweringError",
     "Refusal",
+    "StaleRecordingWarning",
     "TreeplayError",
     "UsageError",
     "explain",

@@ -43,6 +43,7 @@ from treeplay.trace.jit import Call, Trace, trace
 from treeplay.trace.log import Entry, first_difference
 from treeplay.trace.opaque import Prepared, prepare
 from treeplay.trace.randomness import is_own
+from treeplay.tree.audit import Audit
 from treeplay.tree.key import label_of
 from treeplay.tree.make import current_inputs, make_recording, make_work, slot_outputs, state_of
 from treeplay.tree.table import Recording
@@ -88,6 +89,15 @@ def run_stages(
 ) -> Recording:
     """The stages in order; `seconds` takes the time of each as it ends."""
     front = run_front(program, call, first_run, seconds, lower=lower)
+    recording = run_back(program, call, front, seconds, name=name, wrap=wrap)
+    recording.audit = front.audit
+    return recording
+
+
+def run_back(
+    program: Callable[..., Any], call: Call, front: Front, seconds: dict[str, float], *, name: str, wrap: Wrap
+) -> Recording:
+    """The stages from the plan on."""
     if front.traced.signature.kind is Kind.DIFFERENTIABLE:
         return run_differentiable(program, call, front, seconds, name=name, wrap=wrap)
     with _timed("lower", seconds):
@@ -225,23 +235,29 @@ class Front:
     moving: tuple[int, ...]
     inputs: list[torch.Tensor]
     plan: Plan
+    audit: Audit
 
 
 def run_front(
     program: Callable[..., Any], call: Call, first_run: list[Entry], seconds: dict[str, float], *, lower: str
 ) -> Front:
     """The stages up to the plan, which compile and record nothing."""
+
+    def retrace(call: Call) -> Trace:
+        return trace(program, call, is_exact=lower == "aten", first_run=first_run)
+
     with _timed("trace", seconds):
-        traced = trace(program, call, is_exact=lower == "aten", first_run=first_run)
+        traced = retrace(call)
     with _timed("compare", seconds):
         difference = first_difference(first_run, traced.log)
     if difference is not None:
         raise Refusal(difference)
+    audit = Audit(traced, retrace, seconds["trace"])
     with _timed("plan", seconds):
         device = device_of(traced)
         traced, moving = settle(traced, device)
         inputs = current_inputs(traced.signature, call)
-        return Front(traced, device, moving, inputs, make_plan(traced, inputs, lower, device))
+        return Front(traced, device, moving, inputs, make_plan(traced, inputs, lower, device), audit)
 
 
 def device_for(device: torch.device) -> Device:

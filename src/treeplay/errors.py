@@ -72,6 +72,10 @@ class ProgramRaised(Refusal):
         self.is_own = is_own
 
 
+class StaleRecordingWarning(UserWarning):
+    """A recording was replayed that its program had moved on from, by something that no guard can see; see `settings.audit`."""
+
+
 class UsageError(TreeplayError, RuntimeError):
     """A function was called in a state, on a stream or in an order in which it cannot be (the caller's to mend)."""
 

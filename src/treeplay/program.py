@@ -192,6 +192,9 @@ def _recording_facts(recording: Recording) -> RecordingFacts:
         passed_over=recording.details.get("passed over", ()),
         backward=recording.details["backward"]() if "backward" in recording.details else None,
         launch=launch,
+        guards=str(signature.guarded or ""),
+        guarded=signature.guarded.shown() if signature.guarded is not None else (),
+        audits=recording.audit.count if recording.audit is not None else 0,
     )
 
 

@@ -26,6 +26,9 @@ class RecordingFacts:
     passed_over: tuple[str, ...] = ()  # lowerings that were tried first, and why they could not take the graph
     backward: str | None = None  # of a differentiable program: whether it was compiled, and what it gives
     launch: LaunchFacts = field(default_factory=lambda: LaunchFacts("cpu", "bound"))
+    guards: str = ""  # how many of which kind
+    guarded: tuple[str, ...] = ()  # what the recording depends on, by place, with what it was when it was recorded
+    audits: int = 0  # how often it was compared with a new trace
 
 
 @dataclass(frozen=True, slots=True)

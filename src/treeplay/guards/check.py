@@ -110,6 +110,14 @@ class Guards:
         for guard in every:
             yield from guard.places()
 
+    def shown(self) -> tuple[str, ...]:
+        """The plain values among what is guarded, each as its place and what it was."""
+        lines = {}
+        for place, value in self.places():
+            if isinstance(value, _SHOWN) and not _is_within_python(place):
+                lines[place] = f"{place} = {shown(value)}"
+        return tuple(lines.values())
+
     def __str__(self) -> str:
         reach = self._reach
         counts = {
@@ -239,6 +247,13 @@ class Guards:
             writer.add(f"{writer.name(tensor_check(tensors))}(*{writer.name(tensors)})")
         for tensor, _ in self._loose:
             writer.add(f"{writer.name(_facts_of)}({writer.name(tensor)}) == {writer.name(_facts_of(tensor))}")
+
+
+_SHOWN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def _is_within_python(place: str) -> bool:
+    return "__" in place or place.startswith(("builtins.", "sys.modules."))
 
 
 class _Writer:

@@ -24,6 +24,7 @@ import importlib.machinery
 import sys
 import threading
 import types
+import typing
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -32,9 +33,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from treeplay.facts.place import How, Place
+from treeplay.facts.same import is_same
 from treeplay.guards.conditions import Asked, Code, Container, Data, Items, Members, Table
 from treeplay.guards.names import globals_in, imports_in, names_in
-from treeplay.guards.reads import WHOLE, Noted, Reads
+from treeplay.guards.reads import WHOLE, Noted, Reads, entry_of
 from treeplay.observe.stand_in import ABSENT
 
 _MOST_OBJECTS = 200_000
@@ -103,8 +105,10 @@ class TooMuch(Exception):
 class Reach:
     """The walk, and what it found: guards by kind, each object once."""
 
-    def __init__(self, reads: Reads) -> None:
+    def __init__(self, reads: Reads, *, also_assigned: bool = False) -> None:
         self.reads = reads
+        self.also_assigned = also_assigned  # no replay assigns what was assigned: it has to be there already
+        self.changed: list[tuple[Any, str, Any]] = []  # attributes that still are other than before the run
         self.tables: list[Table] = []
         self.items: list[Items] = []
         self.members: list[Members] = []
@@ -137,6 +141,12 @@ class Reach:
         for table, names in self._globals.values():
             if names:
                 self._add_table(Table(table, f"{table.get('__name__', 'globals')}.", tuple(names)))
+        for key in self._seen.keys() & self.reads.objects.keys():
+            noted = self.reads.objects[key]
+            for name, before in noted.assigned.items():
+                now = entry_of(noted.object, name)
+                if now is not before and not is_same(now, before):
+                    self.changed.append((noted.object, name, before))
         self._seen.clear()  # what is guarded is kept by its guard
         self.reads = Reads(())
         return self
@@ -264,7 +274,7 @@ class Reach:
         """Functions that ran though no path led to them: they are looked for among all functions there are."""
         wanted = [code for key, code in (self.reads.code or {}).items() if key not in self._functions_seen]
         wanted = [code for code in wanted if not code.co_filename.startswith(("<treeplay", "<frozen"))]
-        wanted = [code for code in wanted if code.co_name not in _TRANSIENT]
+        wanted = [code for code in wanted if code.co_name not in _TRANSIENT and code.co_filename != typing.__file__]
         if not wanted:
             return
         for found in gc.get_referrers(*wanted):
@@ -290,7 +300,7 @@ class Reach:
             return
         self.kinds.append((value, cls, label))
         self.enter(cls, cls.__qualname__)
-        names = self.reads.names(value) if is_watched else {WHOLE: None}
+        names = self.reads.names(value, also_assigned=self.also_assigned) if is_watched else {WHOLE: None}
         self._slots(value, label, None if WHOLE in names else names)
         if table is None:
             return
@@ -318,16 +328,16 @@ class Reach:
         self.opaque.append((value, label))
 
     def _module(self, module: types.ModuleType, label: str) -> None:
-        names = self.reads.names(module)
-        if names and not isinstance(vars(module), dict):
-            return
+        names = dict(self.reads.names(module))
         table = vars(module)
-        if type(module) is not types.ModuleType and not names:  # of a class of its own, which nobody watched
-            names = {name: None for name in self._names if name in table}
+        if type(module) is not types.ModuleType:  # of a class of its own, as torch's lazy ones are
+            self.enter(type(module), type(module).__qualname__)
+            if not self.reads.is_watched(module):
+                names |= {name: None for name in self._names if name in table}
         entered = self._globals.setdefault(id(table), (table, {}))[1]
         if WHOLE in names:
             self._add_table(Table(table, f"{module.__name__}."))
-            names = dict.fromkeys(table)
+            names |= dict.fromkeys(table)
         entered |= {name: None for name in names if name != WHOLE and name not in _OF_THE_LOADER}
 
     def _class(self, cls: type, label: str) -> None:

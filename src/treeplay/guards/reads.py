@@ -36,7 +36,7 @@ _WHOLE_BY = frozenset(
 )  # C code that goes on to read everything
 _HEAP = 1 << 9
 _IMMUTABLE = 1 << 8
-_LEFT_ALONE = (torch.Tensor, type, BaseException, ModuleType, enum.Enum, TorchDispatchMode, TorchFunctionMode)
+_LEFT_ALONE = (torch.Tensor, type, BaseException, enum.Enum, TorchDispatchMode, TorchFunctionMode)
 _HOOKED = ("__getattribute__", "__setattr__", "__delattr__")
 
 
@@ -48,7 +48,7 @@ class Noted:
     def __init__(self, value: Any) -> None:
         self.object = value
         self.read: dict[str, None] = {}
-        self.assigned: dict[str, None] = {}
+        self.assigned: dict[str, Any] = {}  # with what was there before the first time
 
 
 class Reads:
@@ -92,7 +92,7 @@ class Reads:
         }
         self.code = None
         if self._ran.is_complete:
-            self.code = {key: code for key, code in self._ran.code().items() if not _is_machinery(code.co_filename)}
+            self.code = {key: code for key, code in self._ran.code().items() if not is_machinery(code.co_filename)}
 
     def pause(self) -> bool:
         """Note nothing until `resume`; tells whether it noted before."""
@@ -113,10 +113,12 @@ class Reads:
         cls = type(value)
         return cls is ModuleType or (cls in self.watched)
 
-    def names(self, value: Any) -> dict[str, None]:
-        """The attributes of `value` that were read."""
+    def names(self, value: Any, *, also_assigned: bool = False) -> dict[str, None]:
+        """The attributes of `value` that were read, or only assigned."""
         noted = self.objects.get(id(value))
-        return noted.read if noted is not None else {}
+        if noted is None:
+            return {}
+        return {**noted.read, **dict.fromkeys(noted.assigned)} if also_assigned else noted.read
 
     def forget(self) -> None:
         """Drop the objects that were met."""
@@ -133,8 +135,10 @@ class Reads:
     def _note(self, value: Any, name: str) -> None:
         if not self._is_on or get_ident() != self._thread:
             return
+        frame = _getframe(2)
+        if is_machinery(frame.f_code.co_filename):
+            return
         if name == WHOLE:
-            frame = _getframe(2)
             self.pause()
             name = _entry_taken(frame.f_code, frame.f_lasti)
             self.resume()
@@ -146,12 +150,14 @@ class Reads:
 
     def _note_store(self, value: Any, name: str) -> None:
         if self._is_on and get_ident() == self._thread:
-            self._noted(value).assigned[name] = None
+            assigned = self._noted(value).assigned
+            if name not in assigned:
+                assigned[name] = entry_of(value, name)
 
     # --- classes and modules ----------------------------------------------------------------------------------
 
     def _watch(self, cls: type) -> None:
-        if issubclass(cls, _LEFT_ALONE) or cls.__module__.startswith("treeplay."):
+        if issubclass(cls, _LEFT_ALONE) or cls is ModuleType or cls.__module__.startswith("treeplay."):
             return
         own = [base for base in cls.__mro__ if base.__flags__ & _HEAP and not base.__flags__ & _IMMUTABLE]
         if not own:
@@ -210,7 +216,7 @@ def classes_of(objects: Iterable[Any]) -> list[type]:
 def _classes_in_modules(_: int) -> tuple[type, ...]:
     """Classes whose instances loaded modules hold, or their instances hold, three steps deep."""
     modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
-    layer: list[Any] = [value for module in modules for value in list(vars(module).values())]
+    layer: list[Any] = [value for module in modules for value in (module, *vars(module).values())]
     found: dict[type, None] = {}
     for _step in range(3):
         fresh: list[Any] = []
@@ -224,6 +230,15 @@ def _classes_in_modules(_: int) -> tuple[type, ...]:
             fresh += _attributes(value)
         layer = list({id(value): value for value in fresh}.values())
     return tuple(found)
+
+
+def entry_of(value: Any, name: str) -> Any:
+    """What an object's own dictionary of attributes holds, without asking its class; `ABSENT` if nothing."""
+    try:
+        table = object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return ABSENT
+    return table.get(name, ABSENT) if isinstance(table, dict) else ABSENT
 
 
 def _attributes(value: Any) -> list[Any]:
@@ -264,13 +279,23 @@ def _storer(reads: Reads, cls: Any, kind: str, before: Any) -> Callable[..., Non
     return store
 
 
-def _is_machinery(file: str) -> bool:
-    """Whether a file is ours, or torch's way to a dispatch mode: it runs because a program is traced."""
-    return file.startswith(_OURS) or file.endswith(_WAY_TO_A_MODE)
+@lru_cache(maxsize=4096)
+def is_machinery(file: str) -> bool:
+    """Whether a file is ours, or torch's way to a dispatch mode or a symbolic number: it runs because a program is traced."""
+    return file.startswith(_OURS) or file.endswith(_OF_A_TRACE)
 
 
 _OURS = __file__.rpartition("guards")[0]
-_WAY_TO_A_MODE = ("torch/_library/simple_registry.py", "torch/_ops.py", "torch/utils/_python_dispatch.py")
+_OF_A_TRACE = (
+    "torch/_library/simple_registry.py",
+    "torch/_ops.py",
+    "torch/utils/_python_dispatch.py",
+    "torch/fx/graph.py",
+    "torch/fx/node.py",
+    "torch/fx/immutable_collections.py",
+    "torch/fx/experimental/sym_node.py",
+    "torch/fx/experimental/symbolic_shapes.py",
+)
 _MODULES_ON_THE_WAY = ("torch._library.simple_registry",)
 
 

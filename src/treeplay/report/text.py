@@ -8,6 +8,7 @@ from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.statistics import KeyFacts, RecordingFacts, Statistics
 
 _MOST_LISTED = 5
+_MOST_GUARDED = 40
 
 
 def explanation(statistics: Statistics) -> str:
@@ -48,6 +49,19 @@ def _launch(launch: LaunchFacts) -> list[str]:
     ]
 
 
+def _guards(recording: RecordingFacts) -> list[str]:
+    """What the recording depends on: first what a user sets."""
+    if not recording.guards:
+        return []
+    listed = recording.guarded[:_MOST_GUARDED]
+    left = len(recording.guarded) - len(listed)
+    return [
+        f"  guards: {recording.guards}",
+        *(f"    {line}" for line in listed),
+        *([f"    and {left} more values"] if left else []),
+    ]
+
+
 def describe(recording: RecordingFacts) -> list[str]:
     """One recording on a few lines."""
     total = sum(recording.seconds.values())
@@ -59,6 +73,7 @@ def describe(recording: RecordingFacts) -> list[str]:
         f"{recording.scratch_bytes} bytes of scratch held",
         *([f"  backward: {recording.backward}"] if recording.backward is not None else []),
         *_launch(recording.launch),
-        f"  recorded in {total:.2f} s ({stages})",
+        f"  recorded in {total:.2f} s ({stages})" + (f", audited {recording.audits} times" if recording.audits else ""),
+        *_guards(recording),
         *(f"  passed over {problem.splitlines()[0]}" for problem in recording.passed_over),
     ]

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.facts.place import Place
+from treeplay.facts.place import How, Place
 from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Argument, Signature, State
+from treeplay.facts.signature import Argument, Kind, Signature, State
 from treeplay.facts.structure import classes_in
 from treeplay.guards.check import Guards
 from treeplay.guards.reach import Reach, TooMuch, spot_of
+from treeplay.observe.stand_in import ABSENT
 from treeplay.trace.found import PLAIN
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guards:
     """The guards over what the run read; raises `Refusal` where that is too much to guard."""
-    reach = Reach(run.reads)
+    reach = Reach(run.reads, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
     objects = [leaf for leaf in call.leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))]
     roots = [(program, "program"), *((value, f"this {type(value).__name__}") for value in objects)]
     roots += [(cls, cls.__qualname__) for cls in classes_in(call.structure)]
@@ -36,6 +37,7 @@ def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guard
                 advice="keep large collections of Python objects out of its closure, globals and `self`; pass what it needs",
             )
         ) from None
+    _check_unseen_stores(reach, run)
     places = [*_places_of_inputs(signature), *_places_of_numbers(run)]
     written = [write.place for write in signature.writes]
     reach.free(_spots(places), _spots(written))
@@ -46,6 +48,37 @@ def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guard
         item.source.place.read for item in signature.inputs if isinstance(item.source, State)
     )
     return guards
+
+
+def _check_unseen_stores(reach: Reach, run: Run) -> None:
+    """Refuse a program that changed an object which nothing puts back, and undo it."""
+    for value, name, before in reach.changed:
+        if id(vars(value)) in run.found.containers:
+            continue
+        if before is ABSENT:
+            vars(value).pop(name, None)
+        else:
+            vars(value)[name] = before
+        raise Refusal(
+            Reason(
+                op=f"{type(value).__name__}.{name}",
+                why="the program assigns this attribute of an object that treeplay reaches by no path that it could undo",
+                advice="change it outside of the program, or keep the object in an attribute, a closure or a global",
+            )
+        )
+
+
+def stores_of_the_same(run: Run) -> Iterator[tuple[Place, Any]]:
+    """Attributes that the run assigned, never read before, and that hold what they held: a replay assigns them too, for
+    whoever has put something else there meanwhile."""
+    for noted in run.reads.objects.values():
+        table = getattr(noted.object, "__dict__", None)
+        place = run.found.container_places.get(id(table))
+        if place is None or not isinstance(table, dict):
+            continue
+        for name, before in noted.assigned.items():
+            if name not in noted.read and name in table and table[name] is before:
+                yield place.child(How.ITEM, table, name, f"{place}.{name}"), before
 
 
 def _spots(places: list[Place]) -> Iterator[tuple[int, Any]]:

@@ -30,7 +30,7 @@ from treeplay.guards.reads import Reads, classes_of
 from treeplay.trace.conditions import make_signature
 from treeplay.trace.differentiable import flat_results, is_differentiable
 from treeplay.trace.found import PLAIN, Survey
-from treeplay.trace.guarded import guards_of
+from treeplay.trace.guarded import guards_of, stores_of_the_same
 from treeplay.trace.hooks import ours
 from treeplay.trace.layouts import Answer, Question
 from treeplay.trace.location import is_users
@@ -130,7 +130,7 @@ def _trace(program: Callable[..., Any], call: Call, layouts: dict[Question, Answ
     tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators, layouts)
     tracer.arguments = {id(tensor) for tensor in call.tensors}
     run = Run(tracer, WatchFunctions(tracer), found, snapshot, reads=Reads(classes_of(found.kept)))
-    tracer.reads = run.reads
+    tracer.reads = tracer.world.reads = run.reads
     try:
         made = _traced(program, call, run)
     except Refusal as refusal:
@@ -230,6 +230,7 @@ def _traced(program: Callable[..., Any], call: Call, run: Run) -> Trace:
     else:
         run.kind = Kind.WHOLE_STEP if tape.uses_backward or run.stepped else Kind.INFERENCE
         results = Results(run.tracer, run.found)
+        run.snapshot.assigned = list(stores_of_the_same(run))
         # Results first: a tensor that is returned and stored is one output.
         structure, refs = results.of_call(result)
         writes = find_writes(run.snapshot, results, run.numbers)

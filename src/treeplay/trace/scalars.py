@@ -21,6 +21,7 @@ import torch.fx
 
 from treeplay.errors import Refusal
 from treeplay.facts.refusal import Reason
+from treeplay.guards.reads import Reads
 from treeplay.trace.location import user_location
 
 
@@ -41,6 +42,16 @@ class ScalarWorld:
 
     graph: torch.fx.Graph
     guards: dict[str, Guard] = field(default_factory=dict)
+    reads: Reads | None = None  # which is not to note what we do ourselves
+
+    def call(self, fn: Callable[..., Any], *args: Any) -> torch.fx.Node:
+        """A node of the graph for a call."""
+        was_noting = self.reads is not None and self.reads.pause()
+        try:
+            return self.graph.call_function(fn, args)
+        finally:
+            if self.reads is not None and was_noting:
+                self.reads.resume()
 
     def guard(self, text: str, expected: bool | float) -> None:
         """Remember that `text` was decided to be `expected`."""
@@ -165,7 +176,7 @@ class Scalar:
             self.world,
             text=f"({self.text} {sign} {other.text})" if known else None,
             value=value,
-            node=self.world.graph.call_function(fn, (self.node, other.node)),
+            node=self.world.call(fn, self.node, other.node),
             boolean=boolean,
         )
 
@@ -174,7 +185,7 @@ class Scalar:
             self.world,
             text=text.format(self.text) if self.text is not None else None,
             value=value,
-            node=self.world.graph.call_function(fn, (self.node,)),
+            node=self.world.call(fn, self.node),
         )
 
     def neg(self) -> Scalar:

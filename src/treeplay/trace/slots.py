@@ -38,6 +38,8 @@ def _is_our_symbol(change: Change, ours: set[str]) -> bool:
 
 
 def _write(change: Change, results: References) -> Write:
+    if change.after is change.before and not isinstance(change.after, torch.Tensor):
+        return Write(change.place, Static(change.after))  # the same again: whoever put something else there meanwhile
     if change.after is GONE and change.place.how is not How.ITEM:
         pass  # a replay removes entries of dictionaries only
     elif change.after is None or change.after is GONE:

@@ -33,6 +33,9 @@ class Change:
 class Snapshot:
     """What there was before a trace; `changes()` lists what differs now, `restore()` puts it back."""
 
+    assigned: Iterable[tuple[Place, Any]] = ()
+    """Places that the program assigned what they held already."""
+
     def __init__(self, found: Survey, arguments: Iterable[torch.Tensor]) -> None:
         self._found = found
         self._containers = [
@@ -49,7 +52,10 @@ class Snapshot:
         self._random = _random_states()
 
     def changes(self) -> Iterator[Change]:
-        """Every place that holds something else now."""
+        """Every place that holds something else now, and those that were assigned the same again."""
+        for place, value in self.assigned:
+            if place.read_or(GONE) is value:
+                yield Change(place, value, value)
         for container, place, before in self._containers:
             yield from _compare(container, place, before)
         for place, content in self._cells:

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from treeplay.errors import InternalError, ProgramRaised, Refusal, TooEarly
+from treeplay.errors import InternalError, ProgramRaised, Refusal, StaleRecordingWarning, TooEarly
 from treeplay.facts.mismatch import Mismatch
 from treeplay.facts.refusal import Reason
 from treeplay.facts.structure import flatten
 from treeplay.observe import counters, warn_once
+from treeplay.observe.once import warn_here
 from treeplay.settings import settings
 from treeplay.trace.jit import Busy, Call, survey_call
 from treeplay.tree.decide import Action, CallFacts, Phase, decide
@@ -30,6 +31,7 @@ from treeplay.wrap.emit import MISS
 Observe = Callable[[Callable[..., Any], Call], tuple[Any, list[Any]]]
 Record = Callable[[Call, list[Any]], Recording]
 CallFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+_NEVER = 2**62
 _MOST_WAITS = 16  # calls that are too early to record, before a program is refused
 
 
@@ -64,12 +66,15 @@ class Manager:
         self.warm: CallFunction = _never
         self._last: Recording | None = None
         self.warm_calls = 0
+        self._due = _NEVER  # warm calls until the next look at whether the last recording is to be audited
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call: replayed if a recording fits, else as decided."""
         out = self.warm(args, kwargs)
         if out is not MISS:
             self.warm_calls += 1
+            if self.warm_calls >= self._due:
+                self.warm = self._audited
             return out
         return self._find(args, kwargs)
 
@@ -126,6 +131,49 @@ class Manager:
         self.settle()
         self._last = recording
         self.warm = recording.call if recording is not None else _never
+        self._plan_audit()
+
+    def _plan_audit(self) -> None:
+        last = self._last
+        is_audited = last is not None and last.audit is not None and settings.audit
+        self._due = last.audit.due - last.replays if is_audited else _NEVER  # type: ignore[union-attr]
+
+    def _audited(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A warm call before which the recording is traced again, if it fits and there is time."""
+        recording = self._last
+        if recording is None or recording.audit is None:
+            return MISS
+        self.settle()
+        self.warm = recording.call
+        if recording.audit.may_run(recording.replays):
+            call = Call(args, kwargs, *flatten((args, kwargs)))
+            fits = first_mismatch(recording.signature, call) is None
+            difference = recording.audit.run(call, recording.replays) if fits else None
+            if difference is not None:
+                self._drop_stale(recording, difference)
+                return MISS
+        self._plan_audit()
+        return recording.call(args, kwargs)
+
+    def _drop_stale(self, recording: Recording, difference: Reason) -> None:
+        """Tell that a recording no longer does what its program would, and forget it."""
+        times = f"up to {recording.replays} times" if recording.replays > 1 else "once"
+        warn_here(
+            f"treeplay replayed an old recording of {self.name}, {times}. {difference}", category=StaleRecordingWarning
+        )
+        counters.add("stale recordings", difference.op)
+        for entry in self.table:
+            if recording in entry.recordings:
+                entry.recordings.remove(recording)
+                entry.causes.append(f"an audit found this: {difference}")
+                entry.rerecordings += 1
+                entry.observations.clear()
+                if entry.rerecordings >= settings.max_rerecordings:
+                    self._note_refusal(entry, difference)
+                elif not entry.recordings:
+                    entry.phase = Phase.NEW
+        recording.free()
+        self._use(None)
 
     def _act(self, action: Action, entry: Entry, call: Call, seen: Observation | None) -> Any:
         match action:

@@ -12,6 +12,7 @@ from treeplay.facts.plan import Plan
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Input, Signature
 from treeplay.trace.found import Survey
+from treeplay.tree.audit import Audit
 from treeplay.tree.decide import Phase
 from treeplay.tree.key import as_line
 
@@ -32,6 +33,7 @@ class Recording:
     replays: int = 0
     details: dict[str, Any] = field(default_factory=dict)
     moved: tuple[Input, ...] = ()  # state that moved to the device with the recording
+    audit: Audit | None = None  # None: nothing was traced that could be traced again
 
 
 @dataclass(frozen=True, slots=True, eq=False)

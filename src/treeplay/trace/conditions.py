@@ -28,6 +28,7 @@ from treeplay.trace.arrays import ArrayContent, is_array
 from treeplay.trace.hooks import Hooks, has_hooks
 from treeplay.trace.scaling import idle_scalers
 from treeplay.trace.tape import InputSeen, storage_of
+from treeplay.trace.torch_private import address_of
 
 if TYPE_CHECKING:
     from treeplay.trace.found import Survey
@@ -50,7 +51,13 @@ def make_signature(
         for number in run.numbers
         if number.name in read or any(_mentions(text, number.name) for text in run.tracer.world.guards)
     )
-    watches = (_hook_watch(run), *_number_watches(run), *_optimizer_watches(run), *_absent_grads(run))
+    watches = (
+        _hook_watch(run),
+        *_number_watches(run),
+        *_optimizer_watches(run),
+        *_absent_grads(run),
+        *_generators(run),
+    )
     places = [*_state_places(inputs), *(number.place for number in numbers)]
     places += [watch.place.parent for watch in watches if watch.place.parent is not None]
     places += [run.found.objects[key] for key in run.called if key in run.found.objects]
@@ -158,6 +165,14 @@ def _absent_grads(run: Run) -> Iterator[Watch]:
         places = run.found.tensor_at(tensor)
         if places and run.snapshot.had_no_grad(tensor):
             yield Watch(places[0].child(How.GRAD, tensor, None, f"{places[0]}.grad"), None)
+
+
+def _generators(run: Run) -> Iterator[Watch]:
+    """The places of the generators that the program draws from: with another one there, it would draw from that one."""
+    drawn = {address_of(generator) for generator in run.tracer.tape.generators.values()}
+    for place, generator in run.found.generator_places:
+        if address_of(generator) in drawn:
+            yield Watch(place, generator)
 
 
 def _state_places(inputs: Iterable[Input]) -> Iterator[Place]:

@@ -78,8 +78,6 @@ SETTERS = {
     "float16 sums in cuBLAS": (torch._C._set_cublas_allow_fp16_reduced_precision_reduction, False),
     "bfloat16 sums in cuBLAS": (torch._C._set_cublas_allow_bf16_reduced_precision_reduction, False),
     "float16 accumulation in cuBLAS": (torch._C._set_cublas_allow_fp16_accumulation, True),
-    "library for matrix products": (torch.backends.cuda.preferred_blas_library, "cublaslt"),
-    "library for linear algebra": (torch.backends.cuda.preferred_linalg_library, "cusolver"),
 }
 
 
@@ -87,10 +85,7 @@ SETTERS = {
 def test_each_mode_of_the_process_can_be_read(what: str) -> None:
     read = {**torch_private.CPU_MODES, **torch_private.GPU_MODES}[what]
     write, value = SETTERS[what]
-    if what.startswith("library") and not torch.backends.cuda.is_built():
-        pytest.skip("there is no other library")
     before = read()
-    hash(before)
     try:
         write(value)
         assert read() != before
@@ -98,7 +93,7 @@ def test_each_mode_of_the_process_can_be_read(what: str) -> None:
         if isinstance(before, tuple) and before and isinstance(before[0], bool):
             write(*before)
         else:
-            write(list(before) if isinstance(before, tuple) else before)
+            write(before)
     assert read() == before
 
 

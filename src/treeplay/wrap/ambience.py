@@ -91,16 +91,20 @@ MODES = (
     *(_of(what, read, Asked.ON_GPU) for what, read in torch_private.GPU_MODES.items()),
 )
 _AT = {mode: index for index, mode in enumerate(MODES)}
+_READS = tuple(mode.read for mode in MODES)
 
 # A tangent is no input of a recording, and a recording asks no operator for NaNs: under these, programs run eagerly.
 _ONLY_EAGERLY = {ANOMALY: False, FORWARD: -1}
+
+
+_NEWER = "by its newer names"
 
 
 def _read(mode: Mode) -> Any:
     try:
         return mode.read()
     except RuntimeError:  # it was set by torch's newer functions, and has no name among the older ones
-        return torch_private.precisions()
+        return _NEWER, torch_private.precisions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +116,11 @@ class Ambience:
     @classmethod
     def now(cls) -> Ambience:
         """The modes of this thread and this process."""
-        return cls(tuple(_read(mode) for mode in MODES))
+        try:
+            values = [read() for read in _READS]
+        except RuntimeError:
+            values = [_read(mode) for mode in MODES]
+        return cls(tuple([tuple(value) if type(value) is list else value for value in values]))
 
     def __getitem__(self, mode: Mode) -> Any:
         return self.values[_AT[mode]]
@@ -177,7 +185,10 @@ def _condition(mode: Mode, value: Any, constant: Callable[[Any], str]) -> tuple[
         return f"{mode.name}() is {constant(value)}", {mode.name: mode.read}
     if isinstance(value, (str, int)):
         return f"{mode.name}() == {value!r}", {mode.name: mode.read}
-    return f"{mode.name}() == {constant(value)}", {mode.name: lambda: _read(mode)}
+    if mode.read is torch_private.attention_order:
+        value = list(value)
+    is_newer = isinstance(value, tuple) and value[:1] == (_NEWER,)
+    return f"{mode.name}() == {constant(value)}", {mode.name: (lambda: _read(mode)) if is_newer else mode.read}
 
 
 def _within_autocast(mode: Mode, value: Any, constant: Callable[[Any], str]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -38,12 +38,9 @@ CPU_MODES: dict[str, Callable[[], Any]] = {
     "oneDNN": torch._C._get_mkldnn_enabled,
 }
 
-
-def attention_order() -> tuple[int, ...]:
-    """Which kernel of attention is tried first."""
-    return tuple(torch._C._get_sdp_priority_order())
-
-
+attention_order: Callable[[], list[int]] = (
+    torch._C._get_sdp_priority_order
+)  # the kernel that is tried first comes first
 GPU_MODES: dict[str, Callable[[], Any]] = {
     "memory-efficient attention": torch._C._get_mem_efficient_sdp_enabled,
     "cuDNN attention": torch._C._get_cudnn_sdp_enabled,
@@ -56,8 +53,6 @@ GPU_MODES: dict[str, Callable[[], Any]] = {
     "float16 sums in cuBLAS": torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
     "bfloat16 sums in cuBLAS": torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
     "float16 accumulation in cuBLAS": torch._C._get_cublas_allow_fp16_accumulation,
-    "library for matrix products": torch._C._get_blas_preferred_backend,
-    "library for linear algebra": torch._C._get_linalg_preferred_backend,
 }
 
 

@@ -75,6 +75,7 @@ FORWARD = Mode(
     attribute=torch_private.FORWARD_LEVEL,
 )
 DETERMINISTIC = _of("deterministic algorithms", _deterministic, name="deterministic")
+PRECISION = _of("precision of float32 matrix products", torch_private.matmul_precision)
 
 # The order is that of the conditions: first what changes most often.
 MODES = (
@@ -87,6 +88,7 @@ MODES = (
     FORWARD,
     DETERMINISTIC,
     Mode("fast path of attention modules", "fast_path", torch_private.fast_path, attribute=torch_private.FAST_PATH),
+    PRECISION,
     *(_of(what, read) for what, read in torch_private.CPU_MODES.items()),
     *(_of(what, read, Asked.ON_GPU) for what, read in torch_private.GPU_MODES.items()),
 )
@@ -177,6 +179,8 @@ def _condition(mode: Mode, value: Any, constant: Callable[[Any], str]) -> tuple[
         return f"{mode.name}.{name} {'is' if isinstance(value, bool) else '=='} {value!r}", {mode.name: holder}
     if mode is DETERMINISTIC and value == (False,):
         return "is_deterministic() is False", {"is_deterministic": torch_private.is_deterministic}
+    if mode is PRECISION and value == "highest":
+        return "allows_tf32() is False", {"allows_tf32": torch_private.allows_tf32}
     if mode is AUTOCAST and not value:
         return "is_any_autocast_enabled() is False", {"is_any_autocast_enabled": torch_private.is_any_autocast_enabled}
     if isinstance(value, bool):

@@ -48,7 +48,7 @@ def test_an_inference_function_reads_as_if_typed_by_hand():
             finally:
                 set_grad_enabled(True)
             return out[0]
-        """  # noqa: E501
+        """
     )
 
 

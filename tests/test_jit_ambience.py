@@ -50,6 +50,13 @@ def without_flash() -> Any:
     return sdpa_kernel(SDPBackend.MATH)
 
 
+ALL_KERNELS = (
+    SDPBackend.MATH,
+    SDPBackend.OVERRIDEABLE,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+)
 cuda, cudnn, mha = torch.backends.cuda, torch.backends.cudnn, torch.backends.mha
 CHANGES: dict[str, tuple[str, Around]] = {
     "grad mode": ("grad mode", torch.no_grad),
@@ -91,6 +98,10 @@ CHANGES: dict[str, tuple[str, Around]] = {
     "cuDNN": ("cuDNN", lambda: attribute(cudnn, "enabled", False)),
     "cuDNN benchmark": ("cuDNN benchmark", lambda: attribute(cudnn, "benchmark", True)),
     "cuDNN deterministic": ("cuDNN deterministic", lambda: attribute(cudnn, "deterministic", True)),
+    "order of attention kernels": (
+        "order of attention kernels",
+        lambda: sdpa_kernel(list(ALL_KERNELS), set_priority=True),
+    ),
     "cuDNN TF32": ("TF32 in cuDNN", lambda: attribute(cudnn, "allow_tf32", False)),
 }
 
@@ -105,6 +116,23 @@ def test_a_mode_is_part_of_the_key_and_has_a_name(what: str) -> None:
     assert [mode for mode, _, _ in before.differences(inside) if name in mode]
 
 
+def test_a_recording_of_a_gpu_asks_for_its_modes(monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    jitted, x = jit(lambda x: x * 2 - 1), torch.ones(2)
+    for _ in range(3):
+        jitted(x)
+    assert "get_sdp_priority_order() == c" in jitted.sources()[0]
+    for what in ON_GPU:
+        _, around = CHANGES[what]
+        with around():
+            before = jitted.statistics()
+            assert_same(jitted(x), x * 2 - 1)
+            assert jitted.statistics().eager_calls == before.eager_calls + 1, what
+        jitted(x)
+        assert jitted.statistics().replays == before.replays + 1
+    assert jitted.statistics().recordings == 1
+
+
 ON_GPU = (
     "memory-efficient attention",
     "cuDNN attention",
@@ -112,6 +140,7 @@ ON_GPU = (
     "cuDNN benchmark",
     "cuDNN deterministic",
     "cuDNN TF32",
+    "order of attention kernels",
 )
 ON_CPU = [what for what in CHANGES if what not in ON_GPU]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
+import os
 import random
 from typing import Any, ClassVar
 
@@ -209,9 +210,77 @@ def test_a_clock_is_refused() -> None:
     import time
 
     jitted = jit(lambda x: x * time.perf_counter())
-    jitted(torch.ones(2))
+    for _ in range(2):  # it may have been a setting that was changed
+        jitted(torch.ones(2))
     with pytest.raises(treeplay.Refusal, match=r"is given the number .* in the first call and .* in the second"):
         jitted(torch.ones(2))
+
+
+def test_a_setting_that_is_changed_between_the_first_calls_is_recorded(monkeypatch: Any) -> None:
+    monkeypatch.setenv("SCALE", "2")
+    jitted = jit(lambda x: x * int(os.environ["SCALE"]) - 1)
+    x = torch.randn(3)
+    assert_same(jitted(x), x * 2 - 1)
+    monkeypatch.setenv("SCALE", "3")
+    for _ in range(5):
+        assert_same(jitted(x), x * 3 - 1)
+    statistics = jitted.statistics()
+    assert (statistics.eager_calls, statistics.recordings, statistics.refusals) == (2, 1, 0)
+    assert statistics.keys[0].rerecorded_because == ()
+
+
+def test_a_returned_setting_that_is_changed_between_the_first_calls_is_recorded(monkeypatch: Any) -> None:
+    monkeypatch.setenv("SCALE", "2")
+    jitted = jit(lambda x: (x - 1, int(os.environ["SCALE"])))
+    x = torch.randn(3)
+    jitted(x)
+    monkeypatch.setenv("SCALE", "3")
+    for _ in range(4):
+        assert_same(jitted(x), (x - 1, 3))
+    assert jitted.statistics().recordings == 1
+
+
+def test_settings_and_modes_that_are_changed_between_the_first_calls_are_recorded() -> None:
+    config, model = {"k": 2}, nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+    jitted = jit(lambda x: model(x).topk(config["k"]).values)
+    x = torch.randn(2, 3)
+    with torch.no_grad():
+        for call in range(6):
+            if call == 1:
+                config["k"] = 3
+                model.eval()
+            if call:
+                assert_same(jitted(x), jitted.__wrapped__(x))
+            else:
+                jitted(x)
+    assert (jitted.statistics().recordings, jitted.statistics().refusals) == (1, 0)
+
+
+def test_effects_happen_once_a_call_whatever_differs() -> None:
+    import time
+
+    count = torch.zeros(())
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        count.add_(1)
+        return x * time.perf_counter() - count
+
+    jitted = jit(step, on_refusal="eager")
+    with pytest.warns(UserWarning, match="eagerly"):
+        for call in range(5):
+            jitted(torch.ones(2))
+            assert count == call + 1
+
+
+def test_a_number_that_differs_in_each_call_is_refused_in_the_third() -> None:
+    import time
+
+    jitted = jit(lambda x: x * time.perf_counter(), on_refusal="eager")
+    with pytest.warns(UserWarning, match=r"is given the number .* in the first call and .* in the second"):
+        for _ in range(6):
+            jitted(torch.ones(2))
+    statistics = jitted.statistics()
+    assert (statistics.eager_calls, statistics.refusals, statistics.recordings) == (6, 1, 0)
 
 
 def test_a_returned_number_that_changes_is_refused() -> None:

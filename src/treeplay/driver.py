@@ -20,7 +20,7 @@ import torch
 
 from treeplay.device.host import HostDevice
 from treeplay.device.protocol import Device, Work
-from treeplay.errors import CaptureFailed, LoweringError, Refusal, TooEarly
+from treeplay.errors import CaptureFailed, Differing, LoweringError, Refusal, TooEarly
 from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.overlap import overlapping, overlaps_itself
 from treeplay.facts.plan import Plan
@@ -67,7 +67,7 @@ def record(
             recording = run_opaque(program, call, seconds, name=name)
         else:
             recording = run_stages(program, call, first_run, seconds, lower=lower, name=name, wrap=wrap)
-    except TooEarly:
+    except (Differing, TooEarly):
         raise
     except Refusal as refusal:
         compile_records.add(_refused(name, call, seconds, refusal.reason), direction="refused")
@@ -251,7 +251,7 @@ def run_front(
     with _timed("compare", seconds):
         difference = first_difference(first_run, traced.log)
     if difference is not None:
-        raise Refusal(difference)
+        raise Differing(difference)
     audit = Audit(traced, retrace, seconds["trace"])
     with _timed("plan", seconds):
         device = device_of(traced)

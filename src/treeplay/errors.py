@@ -57,6 +57,11 @@ class TooEarly(Refusal):
     """This call cannot be recorded, and a later one can: it makes what the others will only change."""
 
 
+class Differing(Refusal):
+    """This call was given another number than the last one, which a recording would freeze. If that was a setting that
+    somebody changed, a later call can be recorded; if it differs in each call, none can."""
+
+
 class Unrecorded(Refusal):
     """A graph of `torch.compile` is not recorded, and its options demand that it is (`record_or_fail`)."""
 

@@ -11,7 +11,8 @@ from torch import nn
 
 from treeplay.facts.structure import flatten
 from treeplay.trace.jit import Call, trace
-from treeplay.tree.mismatch import first_mismatch
+from treeplay.tree.mismatch import first_mismatch, mode_mismatch
+from treeplay.wrap.ambience import Ambience
 
 
 class World:
@@ -72,3 +73,12 @@ def test_a_tensor_that_was_given_twice_must_be_given_twice() -> None:
     assert first_mismatch(signature, call(X.clone(), X.clone())) is not None
     again = X.clone()
     assert first_mismatch(signature, call(again, again)) is None
+
+
+def test_the_mode_that_changed_is_named() -> None:
+    before = Ambience.now()
+    assert mode_mismatch(before, Ambience.now()) is None
+    with torch.no_grad():
+        assert str(mode_mismatch(before, Ambience.now())) == "grad mode: False, recorded with True"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "autocast: " in str(mode_mismatch(before, Ambience.now()))

@@ -45,6 +45,7 @@ class Survey:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     scalers: list[Scaler] = field(default_factory=list)
     generators: dict[int, torch.Generator] = field(default_factory=dict)
+    generator_places: list[tuple[Place, torch.Generator]] = field(default_factory=list)
     watched: list[tuple[Place, Any]] = field(default_factory=list)
     containers: dict[int, Container] = field(default_factory=dict)
     container_places: dict[int, Place] = field(default_factory=dict)

@@ -98,7 +98,7 @@ def first_difference(before: list[Entry], after: list[Entry]) -> Reason | None:
         if len(old.numbers) != len(new.numbers):
             continue
         for was, now in zip(old.numbers, new.numbers, strict=True):
-            if was is SYMBOLIC or now is SYMBOLIC or was == now or (was != was and now != now):
+            if was is SYMBOLIC or now is SYMBOLIC or _is_alike(was, now):
                 continue
             if new.op == "result":
                 return _changing_result(was, now)
@@ -110,6 +110,12 @@ def first_difference(before: list[Entry], after: list[Entry]) -> Reason | None:
                 where=new.where,
             )
     return None
+
+
+def _is_alike(was: Any, now: Any) -> bool:
+    if type(was) is type(now) is float:
+        return repr(was) == repr(now)  # a NaN is a NaN, and 0.0 is not -0.0
+    return bool(was == now) or (was != was and now != now)
 
 
 def _changing_result(was: Any, now: Any) -> Reason:

@@ -78,6 +78,7 @@ def opaque_signature(
     watches = (
         _hook_watch(found, leaves),
         *(Watch(place, value) for place, value in found.watched),
+        *(Watch(place, generator) for place, generator in found.generator_places),
         *_settings_of_optimizers(found),
         *(_absent_grads(found, leaves) if is_step else ()),
         *_host_watch(host),

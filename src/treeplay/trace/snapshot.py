@@ -6,10 +6,7 @@ it rebinds on each call.
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +15,7 @@ import torch
 from treeplay.facts.place import How, Place
 from treeplay.trace.bare import bare, fill
 from treeplay.trace.found import GONE, Container, Survey
+from treeplay.trace.random_sources import RandomSources
 from treeplay.trace.torch_private import autocast_state, set_autocast_state, set_version, version_of
 
 
@@ -49,7 +47,7 @@ class Snapshot:
         self._versions = [(tensor, version_of(tensor)) for tensor in tensors.values()]
         self._grad_mode = torch.is_grad_enabled()
         self._autocast = autocast_state()
-        self._random = _random_states()
+        self._random = RandomSources(found.kept)
 
     def changes(self) -> Iterator[Change]:
         """Every place that holds something else now, and those that were assigned the same again."""
@@ -69,9 +67,8 @@ class Snapshot:
                 yield Change(Place(How.GRAD, tensor, None, owner[0] if owner else None, label), grad, tensor.grad)
 
     def random_source_used(self) -> str | None:
-        """The name of a random generator of Python that moved, or None."""
-        now = _random_states()
-        return next((name for name, state in self._random.items() if not _same_state(state, now[name])), None)
+        """The name of a random generator of Python or NumPy that moved, or None."""
+        return self._random.moved()
 
     def had_no_grad(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` is a leaf that had no gradient."""
@@ -100,7 +97,7 @@ class Snapshot:
         torch.set_grad_enabled(self._grad_mode)
         if self.autocast_changed():
             set_autocast_state(self._autocast)
-        _put_random_states(self._random)
+        self._random.restore()
 
 
 def _is_same(now: Container, before: Container) -> bool:
@@ -147,27 +144,3 @@ def _compare(container: Any, place: Place, before: Any) -> Iterator[Change]:
         for index, (old, new) in enumerate(zip(before, found, strict=True)):
             if old is not new:
                 yield Change(place.child(How.ITEM, container, index, f"{place}[{index}]"), old, new)
-
-
-def _random_states() -> dict[str, Any]:
-    states: dict[str, Any] = {"random": random.getstate()}
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        states["numpy.random"] = numpy.random.get_state()
-    return states
-
-
-def _put_random_states(states: dict[str, Any]) -> None:
-    random.setstate(states["random"])
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and "numpy.random" in states:
-        with suppress(ValueError):
-            numpy.random.set_state(states["numpy.random"])
-
-
-def _same_state(before: Any, now: Any) -> bool:
-    if isinstance(before, tuple):
-        return len(before) == len(now) and all(_same_state(a, b) for a, b in zip(before, now, strict=True))
-    if hasattr(before, "tobytes"):
-        return bool(before.tobytes() == now.tobytes())
-    return bool(before == now)

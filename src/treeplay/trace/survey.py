@@ -25,6 +25,7 @@ from treeplay.trace.bare import entries
 from treeplay.trace.found import GONE, PLAIN, Container, Survey
 from treeplay.trace.location import is_own, is_users
 from treeplay.trace.names import methods_used, names_in, stores_in, strings_in, values_in
+from treeplay.trace.random_sources import is_source
 from treeplay.trace.scaling import find_scaler, settings_of
 
 _NUMBERS = (bool, int, float, complex)
@@ -93,6 +94,10 @@ class _Walk:
             return
         if _is_watchable(value) and place.how is not How.ROOT:
             self.candidates.append((needs, place, value))
+        if isinstance(value, torch.Generator) and place.how is not How.ROOT:
+            self.found.generator_places.append((place, value))
+        elif isinstance(value, BuiltinFunctionType) and is_source(value.__self__):  # `draw = rng.random`
+            self.enter(value.__self__, root(value.__self__, str(place)), needs)
         if isinstance(value, type):
             if not _is_users_class(value):
                 return

@@ -5,7 +5,8 @@ NEW ── observe ──▶ OBSERVED ── record ──▶ RECORDED ── (s
 EAGER: under a mode in which nothing is recorded
 
 A call may be recorded once it was observed with the same plain values (flags, numbers) in the program's reach; with other
-values it is observed anew.
+values it is observed anew. So is one whose trace was given another number than the observed call, once: a setting may have
+changed where no value is watched.
 """
 
 from __future__ import annotations

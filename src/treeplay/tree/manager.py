@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from treeplay.errors import InternalError, ProgramRaised, Refusal, StaleRecordingWarning, TooEarly
+from treeplay.errors import Differing, InternalError, ProgramRaised, Refusal, StaleRecordingWarning, TooEarly
 from treeplay.facts.mismatch import Mismatch
 from treeplay.facts.refusal import Reason
 from treeplay.facts.structure import flatten
@@ -178,6 +178,8 @@ class Manager:
     def _act(self, action: Action, entry: Entry, call: Call, seen: Observation | None) -> Any:
         match action:
             case Action.OBSERVE:
+                if entry.phase is not Phase.NEW:
+                    self._note_cause(entry, call)
                 return self._observe(entry, call)
             case Action.RECORD:
                 if seen is None:
@@ -196,8 +198,6 @@ class Manager:
         return self.program(*call.args, **call.kwargs)
 
     def _observe(self, entry: Entry, call: Call) -> Any:
-        if entry.phase is not Phase.NEW:
-            self._note_cause(entry, call)
         entry.eager_calls += 1
         self.tally.eager += 1
         out, log = self.observe(self.program, call)
@@ -226,6 +226,12 @@ class Manager:
         except TooEarly as early:
             entry.waits += 1
             return self._eager(entry, call) if entry.waits < _MOST_WAITS else self._refused(entry, early, call)
+        except Differing as differing:
+            if entry.differing:  # the second in a row: not a setting that was changed once
+                return self._refused(entry, differing, call)
+            entry.differing = True
+            entry.observations.remove(seen)
+            return self._observe(entry, call)
         except ProgramRaised as raised:
             return self._run_to_tell(entry, raised, call)
         except Refusal as refusal:
@@ -234,7 +240,7 @@ class Manager:
             return self._refused(entry, Refusal(_does_not_fit(first_mismatch(recording.signature, call))), call)
         entry.recordings.append(recording)
         entry.observations.remove(seen)
-        entry.phase = Phase.RECORDED
+        entry.phase, entry.differing = Phase.RECORDED, False
         self.tally.recordings += 1
         self._replayed(recording)
         self._evict()

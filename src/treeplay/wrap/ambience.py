@@ -75,6 +75,7 @@ FORWARD = Mode(
     attribute=torch_private.FORWARD_LEVEL,
 )
 DETERMINISTIC = _of("deterministic algorithms", _deterministic, name="deterministic")
+PRECISION = _of("precision of float32 matrix products", torch_private.matmul_precision)
 
 # The order is that of the conditions: first what changes most often.
 MODES = (
@@ -87,20 +88,25 @@ MODES = (
     FORWARD,
     DETERMINISTIC,
     Mode("fast path of attention modules", "fast_path", torch_private.fast_path, attribute=torch_private.FAST_PATH),
+    PRECISION,
     *(_of(what, read) for what, read in torch_private.CPU_MODES.items()),
     *(_of(what, read, Asked.ON_GPU) for what, read in torch_private.GPU_MODES.items()),
 )
 _AT = {mode: index for index, mode in enumerate(MODES)}
+_READS = tuple(mode.read for mode in MODES)
 
 # A tangent is no input of a recording, and a recording asks no operator for NaNs: under these, programs run eagerly.
 _ONLY_EAGERLY = {ANOMALY: False, FORWARD: -1}
+
+
+_NEWER = "by its newer names"
 
 
 def _read(mode: Mode) -> Any:
     try:
         return mode.read()
     except RuntimeError:  # it was set by torch's newer functions, and has no name among the older ones
-        return torch_private.precisions()
+        return _NEWER, torch_private.precisions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,11 @@ class Ambience:
     @classmethod
     def now(cls) -> Ambience:
         """The modes of this thread and this process."""
-        return cls(tuple(_read(mode) for mode in MODES))
+        try:
+            values = [read() for read in _READS]
+        except RuntimeError:
+            values = [_read(mode) for mode in MODES]
+        return cls(tuple([tuple(value) if type(value) is list else value for value in values]))
 
     def __getitem__(self, mode: Mode) -> Any:
         return self.values[_AT[mode]]
@@ -169,6 +179,8 @@ def _condition(mode: Mode, value: Any, constant: Callable[[Any], str]) -> tuple[
         return f"{mode.name}.{name} {'is' if isinstance(value, bool) else '=='} {value!r}", {mode.name: holder}
     if mode is DETERMINISTIC and value == (False,):
         return "is_deterministic() is False", {"is_deterministic": torch_private.is_deterministic}
+    if mode is PRECISION and value == "highest":
+        return "allows_tf32() is False", {"allows_tf32": torch_private.allows_tf32}
     if mode is AUTOCAST and not value:
         return "is_any_autocast_enabled() is False", {"is_any_autocast_enabled": torch_private.is_any_autocast_enabled}
     if isinstance(value, bool):
@@ -177,7 +189,10 @@ def _condition(mode: Mode, value: Any, constant: Callable[[Any], str]) -> tuple[
         return f"{mode.name}() is {constant(value)}", {mode.name: mode.read}
     if isinstance(value, (str, int)):
         return f"{mode.name}() == {value!r}", {mode.name: mode.read}
-    return f"{mode.name}() == {constant(value)}", {mode.name: lambda: _read(mode)}
+    if mode.read is torch_private.attention_order:
+        value = list(value)
+    is_newer = isinstance(value, tuple) and value[:1] == (_NEWER,)
+    return f"{mode.name}() == {constant(value)}", {mode.name: (lambda: _read(mode)) if is_newer else mode.read}
 
 
 def _within_autocast(mode: Mode, value: Any, constant: Callable[[Any], str]) -> Iterator[tuple[str, dict[str, Any]]]:

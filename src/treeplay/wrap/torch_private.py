@@ -31,21 +31,18 @@ AUTOCAST_KINDS = (
     "xla",
     "privateuseone",
 )  # those that the function above knows
+matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
+allows_tf32: Callable[[], bool] = torch._C._get_cublas_allow_tf32  # False for the highest precision; takes half as long
 CPU_MODES: dict[str, Callable[[], Any]] = {
-    "precision of float32 matrix products": torch._C._get_float32_matmul_precision,
     "flash attention": torch._C._get_flash_sdp_enabled,
     "attention of plain operators": torch._C._get_math_sdp_enabled,
-    "overrideable attention": torch._C._get_overrideable_sdp_enabled,
     "16-bit sums in attention": torch._C._get_math_sdp_allow_fp16_bf16_reduction,
     "oneDNN": torch._C._get_mkldnn_enabled,
 }
 
-
-def attention_order() -> tuple[int, ...]:
-    """Which kernel of attention is tried first."""
-    return tuple(torch._C._get_sdp_priority_order())
-
-
+attention_order: Callable[[], list[int]] = (
+    torch._C._get_sdp_priority_order
+)  # the kernel that is tried first comes first
 GPU_MODES: dict[str, Callable[[], Any]] = {
     "memory-efficient attention": torch._C._get_mem_efficient_sdp_enabled,
     "cuDNN attention": torch._C._get_cudnn_sdp_enabled,
@@ -54,12 +51,9 @@ GPU_MODES: dict[str, Callable[[], Any]] = {
     "cuDNN benchmark": torch._C._get_cudnn_benchmark,
     "cuDNN deterministic": torch._C._get_cudnn_deterministic,
     "TF32 in cuDNN": torch._C._get_cudnn_allow_tf32,
-    "TF32 in cuBLAS": torch._C._get_cublas_allow_tf32,
     "float16 sums in cuBLAS": torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
     "bfloat16 sums in cuBLAS": torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
     "float16 accumulation in cuBLAS": torch._C._get_cublas_allow_fp16_accumulation,
-    "library for matrix products": torch._C._get_blas_preferred_backend,
-    "library for linear algebra": torch._C._get_linalg_preferred_backend,
 }
 
 

@@ -1,0 +1,83 @@
+"""Random generators of Python and NumPy: the global ones, and those that a program reaches. What a program draws from them is
+a plain number, which a recording would freeze, also where two runs happened to draw the same.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+
+class RandomSources:
+    """The states of the generators, as they were."""
+
+    def __init__(self, reached: Iterable[Any]) -> None:
+        self._before = [(name, get, put, get()) for name, get, put in (*_global(), *_own(reached))]
+
+    def moved(self) -> str | None:
+        """The name of a generator that stands elsewhere now, or None."""
+        return next((name for name, get, _, state in self._before if not _is_same(state, get())), None)
+
+    def restore(self) -> None:
+        """Put every generator back."""
+        for _, get, put, state in self._before:
+            if not _is_same(state, get()):
+                with suppress(ValueError):  # NumPy's global generator may have been given another algorithm
+                    put(state)
+
+
+Source = tuple[str, Callable[[], Any], Callable[[Any], None]]
+
+
+def _global() -> Iterator[Source]:
+    yield "random", random.getstate, random.setstate
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        yield "numpy.random", numpy.random.get_state, numpy.random.set_state
+
+
+def _own(reached: Iterable[Any]) -> Iterator[Source]:
+    for value in reached:
+        access = _access(value)
+        if access is not None:
+            owner = "Python" if isinstance(value, random.Random) else "NumPy"
+            yield f"{owner}'s {type(value).__name__}", *access
+
+
+def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | None:
+    """How to read and to set the state of a generator; None for what is none, or has no state."""
+    if isinstance(value, random.Random):
+        return (value.getstate, value.setstate) if not isinstance(value, random.SystemRandom) else None
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    if isinstance(value, numpy.random.Generator):
+        return _of_bits(value.bit_generator)
+    if isinstance(value, numpy.random.RandomState):
+        return value.get_state, value.set_state
+    return _of_bits(value) if isinstance(value, numpy.random.BitGenerator) else None
+
+
+def _of_bits(bits: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    def put(state: Any) -> None:
+        bits.state = state
+
+    return lambda: bits.state, put
+
+
+def is_source(value: Any) -> bool:
+    """Whether `value` is a random generator of Python's or NumPy's."""
+    return _access(value) is not None
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    if isinstance(before, tuple):
+        return len(before) == len(now) and all(_is_same(a, b) for a, b in zip(before, now, strict=True))
+    if isinstance(before, dict):
+        return before.keys() == now.keys() and all(_is_same(state, now[name]) for name, state in before.items())
+    if hasattr(before, "tobytes"):
+        return bool(before.tobytes() == now.tobytes())
+    return bool(before == now)

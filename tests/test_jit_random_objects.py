@@ -1,0 +1,148 @@
+"""Random generators that a program holds: Python's and NumPy's freeze nothing, torch's are those of the day."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import treeplay
+from support import assert_same, jit
+
+LOCAL = random.Random(5)
+
+
+class Dice(random.Random):
+    """A generator of the user's own class."""
+
+
+class Holder:
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+
+def python(seed: int) -> Any:
+    return random.Random(seed)
+
+
+DRAWS: dict[str, tuple[Callable[[int], Any], Callable[[Any], float]]] = {
+    "Random": (random.Random, lambda source: float(source.randrange(1, 3))),
+    "a class of its own": (Dice, lambda source: float(source.choice([1, 2]))),
+    "Generator": (numpy.random.default_rng, lambda source: float(source.integers(1, 3))),
+    "Generator of Mersenne twisters": (
+        lambda seed: numpy.random.Generator(numpy.random.MT19937(seed)),
+        lambda source: float(source.integers(1, 3)),
+    ),
+    "RandomState": (numpy.random.RandomState, lambda source: float(source.randint(1, 3))),
+    "BitGenerator": (numpy.random.PCG64, lambda source: float(source.random_raw() % 2 + 1)),
+}
+
+
+def seed_with_equal_draws(make: Callable[[int], Any], draw: Callable[[Any], float], count: int = 2) -> int:
+    """A seed whose first draws are alike, and the next is not."""
+    for seed in range(1000):
+        source = make(seed)
+        drawn = [draw(source) for _ in range(count + 1)]
+        if len(set(drawn[:count])) == 1 and drawn[count] != drawn[0]:
+            return seed
+    raise AssertionError("none")
+
+
+@pytest.mark.parametrize("where", ["closure", "attribute", "item", "argument", "bound"])
+@pytest.mark.parametrize("what", DRAWS)
+def test_draws_that_are_alike_by_chance_do_not_freeze(what: str, where: str) -> None:
+    make, draw = DRAWS[what]
+    seed = seed_with_equal_draws(make, draw)
+    source, twin = make(seed), make(seed)
+    holder, table = Holder(source), {"source": [source]}
+    programs: dict[str, Callable[..., Any]] = {
+        "closure": lambda x: x * draw(source),
+        "attribute": lambda x: x * draw(holder.source),
+        "item": lambda x: x * draw(table["source"][0]),
+        "argument": lambda x, given: x * draw(given),
+    }
+    if where == "bound":
+        if what == "BitGenerator":
+            pytest.skip("its methods are drawn by others")
+        bound = getattr(source, "random" if what != "RandomState" else "random_sample")
+        # Numbers that differ are found by the log; here only whether the state moves may tell.
+        programs["bound"] = lambda x: x * (1.0 if bound() < 2 else 2.0)
+    jitted = jit(programs[where], on_refusal="eager")
+    more = (source,) if where == "argument" else ()
+    with pytest.warns(UserWarning, match="draws from or seeds this generator"):
+        for _ in range(6):
+            expected = torch.ones(2) * (1.0 if where == "bound" else draw(twin))
+            assert_same(jitted(torch.ones(2), *more), expected)
+    assert jitted.statistics().refusals == 1
+
+
+def test_a_refusal_names_the_generator_and_leaves_it_as_it_was() -> None:
+    jitted = jit(lambda x: x * (1.0 if LOCAL.random() < 2 else 2.0))
+    jitted(torch.ones(2))
+    before = LOCAL.getstate()
+    with pytest.raises(treeplay.Refusal, match="Python's Random: the program draws"):
+        jitted(torch.ones(2))
+    assert LOCAL.getstate() == before
+
+
+def test_a_program_that_does_not_draw_is_recorded() -> None:
+    sources = SimpleNamespace(
+        a=random.Random(1), b=numpy.random.default_rng(1), c=numpy.random.RandomState(1), d=random.SystemRandom()
+    )
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x - 1 if sources.a is sources.b else x * 3 - float(sources.c is sources.d)
+
+    jitted = jit(step)
+    for _ in range(4):
+        x = torch.randn(3)
+        assert_same(jitted(x), x * 3)
+        sources.a.random()
+        sources.b.random()
+    assert jitted.statistics().replays == 3
+
+
+GENERATOR = torch.Generator().manual_seed(1)
+
+
+@pytest.mark.parametrize("where", ["attribute", "global", "item", "closure"])
+def test_a_generator_that_is_replaced_is_drawn_from_no_more(where: str) -> None:
+    global GENERATOR
+    current = torch.Generator().manual_seed(1)
+    holder, table = Holder(current), {"source": current}
+    GENERATOR = current
+    programs: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "attribute": lambda x: x - torch.rand(2, generator=holder.source),
+        "global": lambda x: x - torch.rand(2, generator=GENERATOR),
+        "item": lambda x: x - torch.rand(2, generator=table["source"]),
+        "closure": lambda x: x - torch.rand(2, generator=current),
+    }
+    jitted = jit(programs[where])
+    twin = torch.Generator().manual_seed(1)
+    for call in range(9):
+        if call and call % 3 == 0:
+            twin = torch.Generator().manual_seed(call)
+            current = torch.Generator().manual_seed(call)
+            holder.source = table["source"] = GENERATOR = current
+        x = torch.randn(2)
+        assert_same(jitted(x), x - torch.rand(2, generator=twin))
+
+
+def test_two_generators_that_are_exchanged() -> None:
+    holder = SimpleNamespace(a=torch.Generator().manual_seed(1), b=torch.Generator().manual_seed(2))
+    twins = SimpleNamespace(a=torch.Generator().manual_seed(1), b=torch.Generator().manual_seed(2))
+
+    def draw(held: Any) -> torch.Tensor:
+        return torch.rand(2, generator=held.a) - torch.rand(2, generator=held.b) * 2
+
+    jitted = jit(lambda: draw(holder))
+    for call in range(8):
+        assert_same(jitted(), draw(twins))
+        if call % 2:
+            for held in (holder, twins):
+                held.a, held.b = held.b, held.a

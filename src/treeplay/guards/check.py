@@ -33,15 +33,13 @@ _RAISED = "KeyError, IndexError, AttributeError, ValueError, TypeError, RuntimeE
 class Guards:
     """All guards of a recording. Not safe for threads: the owner of the recording takes turns."""
 
-    __slots__ = ("__weakref__", "_is_young", "_loose", "_quick", "_reach", "_text", "holds", "places_of_inputs", "what")
+    __slots__ = ("__weakref__", "_facts", "_is_young", "_quick", "_reach", "_text", "holds", "places_of_inputs", "what")
 
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
         self._is_young = True
         self._text = ""
-        self._loose = [
-            (tensor, label) for tensor, label in reach.tensors.values() if tensor.layout is not torch.strided
-        ]
+        self._facts = [(tensor, label, _facts_of(tensor)) for tensor, label in reach.tensors.values()]
         self.what: Mismatch | None = None
         self.places_of_inputs: tuple[Callable[[], Any], ...] = ()
         self._quick: Any = None
@@ -74,6 +72,9 @@ class Guards:
 
     def _differences(self, comparison: Comparison, touched: list[Table]) -> Iterator[Mismatch]:
         reach = self._reach
+        for cls, order in reach.orders.items():
+            if cls.__mro__ is not order and cls.__mro__ != order:
+                yield Mismatch(f"{cls.__qualname__}.__mro__", shown(order), "other classes")
         for value, cls, label in reach.kinds:
             if type(value) is not cls:
                 yield Mismatch(f"{label}.__class__", shown(cls), shown(type(value)))
@@ -88,6 +89,9 @@ class Guards:
             found = guard.differs(comparison) if id(guard) not in untouched else None
             if found is not None:
                 yield found
+        for tensor, label, facts in self._facts:
+            if _facts_of(tensor) != facts:
+                yield Mismatch(label, f"a tensor {_described(facts)}", f"a tensor {_described(_facts_of(tensor))}")
         state = [found for ask in self.places_of_inputs if isinstance(found := ask(), torch.Tensor)]
         if len({id(tensor) for tensor in state}) != len(state):
             yield Mismatch("state", "different tensors", "one tensor in two places")
@@ -188,7 +192,7 @@ class Guards:
 
     def _write_entries(self, writer: _Writer, guard: Table) -> None:
         holder = writer.name(guard.holder)
-        if guard.matters is not None or type(guard.holder) is not dict:
+        if guard.matters is not None or guard.may_grow or type(guard.holder) is not dict:
             # A class's entries are chosen by name, and a subclass may do anything in `[]`.
             writer.add(f"{writer.name(guard.content)}({holder}) == {writer.name(guard.recorded)}")
             return
@@ -215,6 +219,9 @@ class Guards:
         if reach.kinds:
             objects, classes = [value for value, _, _ in reach.kinds], [cls for _, cls, _ in reach.kinds]
             writer.add(f"[*map(type, {writer.name(objects)})] == {writer.name(classes)}")
+        if reach.orders:
+            orders, owners = list(reach.orders.values()), list(reach.orders)
+            writer.add(f"[*map({writer.name(_order_of)}, {writer.name(owners)})] == {writer.name(orders)}")
         for guard in (*reach.items, *reach.members):
             if guard.recorded or not _has_plain_length(guard.holder):
                 holder, recorded = writer.name(guard.holder), writer.name(guard.recorded)
@@ -245,8 +252,9 @@ class Guards:
         tensors = [tensor for tensor, _ in self._reach.tensors.values() if tensor.layout is torch.strided]
         if tensors:
             writer.add(f"{writer.name(tensor_check(tensors))}(*{writer.name(tensors)})")
-        for tensor, _ in self._loose:
-            writer.add(f"{writer.name(_facts_of)}({writer.name(tensor)}) == {writer.name(_facts_of(tensor))}")
+        for tensor, _, facts in self._facts:
+            if tensor.layout is not torch.strided:
+                writer.add(f"{writer.name(_facts_of)}({writer.name(tensor)}) == {writer.name(facts)}")
 
 
 _SHOWN = (bool, int, float, complex, str, bytes, type(None))
@@ -278,6 +286,7 @@ class _Writer:
 
 
 _code_of = operator.attrgetter("__code__")
+_order_of = operator.attrgetter("__mro__")
 _defaults_of = operator.attrgetter("__defaults__")
 _keywords_of = operator.attrgetter("__kwdefaults__")
 _call = operator.call
@@ -289,7 +298,14 @@ def _has_plain_length(holder: Any) -> bool:
 
 
 def _facts_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, tuple(tensor.shape)
+    """What can be read of a tensor besides its values."""
+    strides = tensor.stride() if tensor.layout is torch.strided else None
+    return type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, tuple(tensor.shape), strides
+
+
+def _described(facts: tuple[Any, ...]) -> str:
+    _, dtype, device, _, requires_grad, shape, strides = facts
+    return f"{dtype} {list(shape)} of strides {strides} on {device}{' that needs a gradient' if requires_grad else ''}"
 
 
 def _like(recorded: torch.Tensor) -> Callable[[Any], bool]:

@@ -104,7 +104,7 @@ class Table(Container):
     `free`: keys whose values the warm call checks by itself. `written`: those that a replay replaces, by the like of it.
     """
 
-    __slots__ = ("is_steady", "matters", "names", "recorded", "times", "version", "written")
+    __slots__ = ("is_steady", "matters", "may_grow", "names", "recorded", "times", "version", "written")
 
     def __init__(
         self,
@@ -117,6 +117,7 @@ class Table(Container):
         self.names = names
         self.matters = matters
         self.written: set[Any] = set()
+        self.may_grow = False  # whether further entries do not matter
         self.recorded: dict[Any, Any] = self.content(holder)
         self.is_steady = True  # whether its version is what is compared in a warm call
         self.version = -1
@@ -131,6 +132,8 @@ class Table(Container):
         """The entries that count."""
         if self.names is not None:
             return {name: dict.get(holder, name, ABSENT) for name in self.names}
+        if self.may_grow:
+            return {key: dict.get(holder, key, ABSENT) for key in self.recorded}
         entries = dict.items(holder)
         if self.matters is not None:
             entries = ((key, value) for key, value in entries if self.matters(key))  # type: ignore[assignment]

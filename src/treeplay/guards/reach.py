@@ -15,6 +15,7 @@ path are guarded all the same. The walk runs after the trace, when everything is
 
 from __future__ import annotations
 
+import array
 import collections
 import contextvars
 import enum
@@ -94,6 +95,7 @@ _OF_THE_CLASS = frozenset(
 # What the import system keeps in a module, and asks for at every import.
 _OF_THE_LOADER = frozenset({"__spec__", "__loader__", "__path__", "__file__", "__package__", "__cached__"})
 _TABLES_OF_MODULES = frozenset({"_parameters", "_buffers", "_modules"})  # whose entries a user writes as attributes
+_VIEWS: tuple[type, ...] = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
 _WRAPPERS = (staticmethod, classmethod)
 _BUILTIN_MUTABLE = (dict, list, set, frozenset, tuple, collections.deque)
 
@@ -125,13 +127,17 @@ class Reach:
         self._entered: set[tuple[int, str]] = set()
         self._functions_seen: set[int] = set()
         self._classes: dict[type, None] = {}
+        self.orders: dict[
+            type, tuple[type, ...]
+        ] = {}  # classes, and in which order theirs and their bases' entries count
         noted = {name for entry in reads.objects.values() for name in entry.read}
         named = [names_in(code) for code in (reads.code or {}).values()]
         self._names = noted.union(*named)
+        self._is_blind = any(_goes_behind(code) for code in (reads.code or {}).values())
 
     def walk(self, roots: Iterable[tuple[Any, str]]) -> Reach:
         """Enter `roots`, each with its label, and all that follows; raises `TooMuch`."""
-        for value, label in roots:
+        for value, label in (*roots, (torch.Tensor, "Tensor")):
             self.enter(value, label)
         self._run()
         self._enter_unfound_code()
@@ -179,20 +185,27 @@ class Reach:
         self._instance(value, label)
 
     def free(self, spots: Iterable[tuple[int, Any]], written: Iterable[tuple[int, Any]]) -> None:
-        """Leave out what the warm call reads anew and checks by itself, and be generous where a replay writes itself."""
+        """Leave out what the warm call reads anew and checks by itself, and be generous where a replay writes itself.
+
+        A tensor that is a key of a dictionary, as a parameter is of its optimizer's state, may not be another one.
+        """
         own, slots = set(spots), set(written)
+        keys_of_tables = {id(key) for table in self.tables if table.is_whole for key in table.recorded}
         guard: Container
         for guard in (*self.tables, *self.items):
             keys = guard.recorded if isinstance(guard, Table) else range(len(guard.recorded))
             here = id(guard.holder)
-            guard.free |= {key for key in keys if (here, _hashed(key)) in own}
+            guard.free |= {
+                key for key in keys if (here, _hashed(key)) in own and id(guard.recorded[key]) not in keys_of_tables
+            }
             if isinstance(guard, Table):
                 guard.written |= {key for key in keys if (here, _hashed(key)) in slots}
                 guard.is_steady = not guard.written
             else:
                 guard.free |= {key for key in keys if (here, key) in slots}
         for asked in self.asked:
-            asked.is_free = asked.spot in own or asked.spot in slots
+            is_own = asked.spot in own and id(asked.recorded) not in keys_of_tables
+            asked.is_free = is_own or asked.spot in slots
 
     # --- functions --------------------------------------------------------------------------------------------
 
@@ -218,10 +231,19 @@ class Reach:
     def _globals_of(self, code: types.CodeType, table: dict[str, Any]) -> None:
         names = self._globals.setdefault(id(table), (table, {}))[1]
         names |= dict.fromkeys(globals_in(code))
+        if not _NAMESPACES.isdisjoint(code.co_names):
+            self._add_namespace(table, names)
         for inner in _inner(code):
             if self._ran(inner):
                 self._functions_seen.add(id(inner))
                 self._globals_of(inner, table)
+
+    def _add_namespace(self, table: dict[str, Any], names: dict[str, None]) -> None:
+        """All of a module's entries, but what the import system keeps there."""
+        if id(table) not in self._seen:
+            self._seen[id(table)] = table
+            self._add_table(Table(table, f"{table.get('__name__', 'globals')}.", matters=_is_of_the_program))
+            names |= {name: None for name in table if _is_of_the_program(name)}
 
     def _has_more_globals(self) -> bool:
         """Enter what is found under the names that functions met since the last time use; tells whether there was any."""
@@ -294,10 +316,11 @@ class Reach:
             self.enter(getattr(value, "__wrapped__", None), label)  # a jitted program inside of this one runs as it is
             return
         table = _table_of(value)
-        is_watched = self.reads.is_watched(value)
-        if table is None and not cls.__flags__ & _HEAP and not isinstance(value, _BUILTIN_MUTABLE):
+        is_watched = self.reads.is_watched(value) and not self._is_blind
+        if not cls.__flags__ & _HEAP and not isinstance(value, _BUILTIN_MUTABLE):
             self._foreign(value, label)
-            return
+            if table is None:
+                return
         self.kinds.append((value, cls, label))
         self.enter(cls, cls.__qualname__)
         names = self.reads.names(value, also_assigned=self.also_assigned) if is_watched else {WHOLE: None}
@@ -324,23 +347,28 @@ class Reach:
                     self.enter(asked.recorded, asked.label)
 
     def _foreign(self, value: Any, label: str) -> None:
-        """An object of an extension's, of which Python sees nothing."""
+        """An object of an extension's: what it is made of is entered, as far as it tells the garbage collector."""
         self.opaque.append((value, label))
+        for found in gc.get_referents(value) if not isinstance(value, Iterator) else ():
+            if not isinstance(found, type):
+                self.enter(found, label)
 
     def _module(self, module: types.ModuleType, label: str) -> None:
         names = dict(self.reads.names(module))
         table = vars(module)
         if type(module) is not types.ModuleType:  # of a class of its own, as torch's lazy ones are
             self.enter(type(module), type(module).__qualname__)
-            if not self.reads.is_watched(module):
-                names |= {name: None for name in self._names if name in table}
+        if not self.reads.is_watched(module):
+            names |= {name: None for name in self._names if name in table}
+            names[WHOLE] = None
         entered = self._globals.setdefault(id(table), (table, {}))[1]
         if WHOLE in names:
-            self._add_table(Table(table, f"{module.__name__}."))
-            names |= dict.fromkeys(table)
+            self._add_namespace(table, self._globals.setdefault(id(table), (table, {}))[1])
         entered |= {name: None for name in names if name != WHOLE and name not in _OF_THE_LOADER}
 
     def _class(self, cls: type, label: str) -> None:
+        if cls.__flags__ & _HEAP:
+            self.orders[cls] = cls.__mro__
         for base in cls.__mro__:
             if base in self._classes or not base.__flags__ & _HEAP or base.__module__.startswith("treeplay."):
                 continue
@@ -429,6 +457,16 @@ class Reach:
         else:
             self._instance(value, label)
 
+    def _cached(self, function: Any, label: str) -> None:
+        """A function with a cache: what the cache gave must be in it still; what others add to it does not matter."""
+        self.enter(function.__wrapped__, label)
+        for found in gc.get_referents(function):
+            if type(found) is dict and found is not _table_of(function) and id(found) not in self._seen:
+                self._seen[id(found)] = found
+                cache = Table(found, f"cache of {label}")
+                cache.may_grow = True
+                self._add_table(cache)
+
     def _proxy(self, value: types.MappingProxyType[Any, Any], label: str) -> None:
         for found in gc.get_referents(value):
             self.enter(found, label)
@@ -444,6 +482,7 @@ class Reach:
         if isinstance(tensor, FakeTensor):
             return
         self.tensors[id(tensor)] = tensor, label
+        self.enter(type(tensor), type(tensor).__qualname__)
         self._table(vars(tensor), f"{label}.")
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
             self.enter(getattr(tensor, name, None), f"{label}.{name}")
@@ -505,6 +544,26 @@ _OURS = 2  # references to an object that nobody else refers to: that of `Noted`
 _TRANSIENT = frozenset({"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"})
 
 
+def _is_of_the_program(name: Any) -> bool:
+    return not (isinstance(name, str) and name[:2] == "__" and name[-2:] == "__")
+
+
+# What a function names that reads or assigns attributes behind the back of a class.
+_BEHIND = frozenset({"__getattribute__", "__setattr__", "__delattr__"})
+_OF_A_CLASS = frozenset(
+    {"__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__init__", "__new__", "__post_init__"}
+)
+_NAMESPACES = frozenset(
+    {"globals", "eval", "exec", "f_globals", "__globals__", "__builtins__", "currentframe", "_getframe"}
+)
+
+
+def _goes_behind(code: types.CodeType) -> bool:
+    """Whether a function asks for attributes in a way that the object's class is not told of. The methods that a class has
+    for this pass it on to the next one, of attributes that were noted when they were called; constructors fill new objects."""
+    return code.co_name not in _OF_A_CLASS and not _BEHIND.isdisjoint(code.co_names)
+
+
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
@@ -560,7 +619,7 @@ def _is_of_the_run(noted: Noted) -> bool:
 
 def _memories() -> tuple[type, ...]:
     numpy = sys.modules.get("numpy")
-    return (bytearray, memoryview, *((numpy.ndarray,) if numpy is not None else ()))
+    return (bytearray, memoryview, array.array, *((numpy.ndarray,) if numpy is not None else ()))
 
 
 class _Memories(type):
@@ -587,7 +646,8 @@ _KINDS: tuple[tuple[Any, Callable[..., None]], ...] = (
     (types.ModuleType, Reach._module),
     (type, Reach._class),
     (_BUILTIN_MUTABLE, Reach._plain_container),
-    (types.MappingProxyType, Reach._proxy),
+    (_VIEWS, Reach._proxy),
+    (functools._lru_cache_wrapper, Reach._cached),
     (types.FunctionType, Reach._function),
     (types.MethodType, Reach._method),
     (types.BuiltinFunctionType, Reach._builtin),

@@ -54,13 +54,15 @@ class Noted:
 class Reads:
     """A context: inside it, this thread's reads and stores of attributes are noted, and the code that runs."""
 
-    def __init__(self, classes: Iterable[type]) -> None:
+    def __init__(self, classes: Iterable[type], modules: Iterable[ModuleType] = ()) -> None:
         self.objects: dict[int, Noted] = {}
         self.code: dict[int, CodeType] | None = {}  # None: not known, so that any may have run
         self.watched: set[type] = set()
         self._classes = list(classes)
         self._changed: list[tuple[type, str, Any]] = []
         self._modules: list[ModuleType] = []
+        self._further = list(modules)  # which may be among those that are loaded
+        self._watched_modules: set[int] = set()
         self._callbacks: list[Any] = []
         self._ran = Ran()
         self._thread = 0
@@ -111,7 +113,7 @@ class Reads:
     def is_watched(self, value: Any) -> bool:
         """Whether every read of an attribute of `value` was noted."""
         cls = type(value)
-        return cls is ModuleType or (cls in self.watched)
+        return id(value) in self._watched_modules if cls is ModuleType else cls in self.watched
 
     def names(self, value: Any, *, also_assigned: bool = False) -> dict[str, None]:
         """The attributes of `value` that were read, or only assigned."""
@@ -185,10 +187,11 @@ class Reads:
         class Watched(ModuleType):
             __getattribute__ = _reader(self, ModuleType, ModuleType.__getattribute__)
 
-        for module in list(sys.modules.values()):
+        for module in (*sys.modules.values(), *self._further):
             if type(module) is ModuleType:
                 module.__class__ = Watched
                 self._modules.append(module)
+                self._watched_modules.add(id(module))
 
     def _put_back(self) -> None:
         while self._modules:

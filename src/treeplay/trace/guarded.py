@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Argument, Kind, Signature, State
 from treeplay.facts.structure import classes_in
 from treeplay.guards.check import Guards
+from treeplay.guards.conditions import Asked
 from treeplay.guards.reach import Reach, TooMuch, spot_of
 from treeplay.observe.stand_in import ABSENT
 from treeplay.trace.found import PLAIN
@@ -43,11 +45,26 @@ def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guard
     reach.free(_spots(places), _spots(written))
     for tensor in _tensors_in(signature, call):
         reach.tensors.pop(id(tensor), None)
+    _add_gradients(reach, signature, run)
     guards = Guards(reach)
     guards.places_of_inputs = tuple(
         item.source.place.read for item in signature.inputs if isinstance(item.source, State)
     )
     return guards
+
+
+def _add_gradients(reach: Reach, signature: Signature, run: Run) -> None:
+    """Gradients of which the run only asked whether they are there, and that were."""
+    inputs = {id(tensor) for tensor in _state_in(signature)}
+    for tensor in run.grads_read.values():
+        if tensor.grad is not None and id(tensor.grad) not in inputs:
+            places = run.found.tensor_at(tensor)
+            label = f"{places[0] if places else 'a tensor'}.grad is there"
+            reach.asked.append(Asked(functools.partial(_has_gradient, tensor), label))
+
+
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.grad is not None
 
 
 def _check_unseen_stores(reach: Reach, run: Run) -> None:
@@ -66,6 +83,17 @@ def _check_unseen_stores(reach: Reach, run: Run) -> None:
                 advice="change it outside of the program, or keep the object in an attribute, a closure or a global",
             )
         )
+
+
+def stores_unread(run: Run) -> set[tuple[int, str]]:
+    """Attributes that the run assigned before it read them, if it did: the dictionary that holds them, and the name."""
+    return {
+        (id(table), name)
+        for noted in run.reads.objects.values()
+        if isinstance(table := getattr(noted.object, "__dict__", None), dict)
+        for name in noted.assigned
+        if name not in noted.read
+    }
 
 
 def stores_of_the_same(run: Run) -> Iterator[tuple[Place, Any]]:
@@ -107,6 +135,11 @@ def _places_of_numbers(run: Run) -> Iterator[Place]:
 def _tensors_in(signature: Signature, call: Call) -> Iterator[Any]:
     """Tensors that the warm call checks by itself: inputs and arguments."""
     yield from call.tensors
+    yield from _state_in(signature)
+
+
+def _state_in(signature: Signature) -> Iterator[Any]:
+    """Tensors of state that are inputs, as they are now."""
     for item in signature.inputs:
         if isinstance(item.source, State):
             yield item.source.place.read_or(None)

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from threading import get_ident
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from treeplay.guards.reads import Reads, classes_of
 from treeplay.trace.conditions import make_signature
 from treeplay.trace.differentiable import flat_results, is_differentiable
 from treeplay.trace.found import PLAIN, Survey
-from treeplay.trace.guarded import guards_of, stores_of_the_same
+from treeplay.trace.guarded import guards_of, stores_of_the_same, stores_unread
 from treeplay.trace.hooks import ours
 from treeplay.trace.layouts import Answer, Question
 from treeplay.trace.location import is_users
@@ -91,6 +92,7 @@ class Run:
     found: Survey
     snapshot: Snapshot
     numbers: list[Number] = field(default_factory=list)
+    grads_read: dict[int, torch.Tensor] = field(default_factory=dict)
     called: dict[int, torch.nn.Module] = field(default_factory=dict)
     stepped: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
     reads: Reads = field(default_factory=lambda: Reads(()))
@@ -129,7 +131,7 @@ def _trace(program: Callable[..., Any], call: Call, layouts: dict[Question, Answ
     snapshot = Snapshot(found, call.tensors)
     tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators, layouts)
     tracer.arguments = {id(tensor) for tensor in call.tensors}
-    run = Run(tracer, WatchFunctions(tracer), found, snapshot, reads=Reads(classes_of(found.kept)))
+    run = Run(tracer, WatchFunctions(tracer), found, snapshot, reads=_reads_of(found))
     tracer.reads = tracer.world.reads = run.reads
     try:
         made = _traced(program, call, run)
@@ -155,6 +157,10 @@ def _with_guards(made: Trace, program: Callable[..., Any], call: Call, run: Run)
         run.reads.forget()
     _check_no_leak(run.tracer)
     return dataclasses.replace(made, signature=dataclasses.replace(made.signature, guarded=guarded))
+
+
+def _reads_of(found: Survey) -> Reads:
+    return Reads(classes_of(found.kept), (value for value in found.kept if isinstance(value, ModuleType)))
 
 
 def survey_call(program: Callable[..., Any], call: Call) -> Survey:
@@ -217,6 +223,7 @@ def _traced(program: Callable[..., Any], call: Call, run: Run) -> Trace:
     aside = (autocast_cache_apart(), numpy_asks(meet_numpys))
     with _noticing(run), dynamo_off(), one_thread, aside[0], skipping, aside[1], run.tracer, run.watch, run.reads:
         result = _run(program, call)
+    run.grads_read.update(run.watch.grads_read)
     run.tracer.home = home_of(program)
     if run.tracer.tape.refusal is not None:  # the program swallowed it
         raise Refusal(run.tracer.tape.refusal)
@@ -230,7 +237,7 @@ def _traced(program: Callable[..., Any], call: Call, run: Run) -> Trace:
     else:
         run.kind = Kind.WHOLE_STEP if tape.uses_backward or run.stepped else Kind.INFERENCE
         results = Results(run.tracer, run.found)
-        run.snapshot.assigned = list(stores_of_the_same(run))
+        run.snapshot.assigned, run.snapshot.unread = list(stores_of_the_same(run)), stores_unread(run)
         # Results first: a tensor that is returned and stored is one output.
         structure, refs = results.of_call(result)
         writes = find_writes(run.snapshot, results, run.numbers)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from treeplay.facts.place import How
+from treeplay.facts.same import is_value
 from treeplay.facts.signature import Number, Static, Write
 from treeplay.facts.structure import flatten
 from treeplay.trace.found import GONE
@@ -38,21 +39,35 @@ def _is_our_symbol(change: Change, ours: set[str]) -> bool:
 
 
 def _write(change: Change, results: References) -> Write:
-    if change.after is change.before and not isinstance(change.after, torch.Tensor):
-        return Write(change.place, Static(change.after))  # the same again: whoever put something else there meanwhile
-    if change.after is GONE and change.place.how is not How.ITEM:
+    before, after = change.before, change.after
+    if after is before and not isinstance(after, torch.Tensor):
+        return Write(change.place, Static(after))  # the same again: whoever put something else there meanwhile
+    if after is GONE and change.place.how is not How.ITEM:
         pass  # a replay removes entries of dictionaries only
-    elif change.after is None or change.after is GONE:
-        if change.before is None or isinstance(change.before, torch.Tensor) or _has_tensors(change.before):
-            return Write(change.place, Static(change.after))
-    elif _has_tensors(change.after):
-        return Write(change.place, results.value(change.after))
+    elif after is None or after is GONE:
+        if before is None or isinstance(before, torch.Tensor) or _has_tensors(before) or _is_constant(before, results):
+            return Write(change.place, Static(after))
+    elif _has_tensors(after):
+        return Write(change.place, results.value(after))
+    elif _is_constant(after, results) and (not _is_count(before, after) or change.is_blind):
+        return Write(change.place, Static(after))
     raise results.refuse(
         str(change.place),
         f"the program changes a Python value from {_short(change.before)} to {_short(change.after)} on each call, "
         "and a replay runs no Python",
         "change it outside of the program, or keep it in a tensor",
     )
+
+
+def _is_constant(value: Any, results: References) -> bool:
+    """Whether a value is no other on the next call: what it was made of is guarded, so is what was there before."""
+    return is_value(value) or (id(value) in results.lasting and not isinstance(value, (list, dict, set)))
+
+
+def _is_count(before: Any, after: Any) -> bool:
+    """Whether a number became another one, as a counter does: then it will be another one on each call."""
+    numbers = (int, float, complex)
+    return isinstance(before, numbers) and isinstance(after, numbers) and not isinstance(after, bool)
 
 
 def _has_tensors(value: Any) -> bool:

@@ -6,8 +6,8 @@ it rebinds on each call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,11 +26,24 @@ class Change:
     place: Place
     before: Any
     after: Any
+    is_blind: bool = False  # whether the program assigned the place and never read it before
+
+
+class Shown:
+    """A text in the place of a container's content that has changed as a whole."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
 
 
 class Snapshot:
     """What there was before a trace; `changes()` lists what differs now, `restore()` puts it back."""
 
+    unread: Collection[tuple[int, Any]] = ()
+    """Attributes, as the dictionary that holds them and their name, that the program assigned and never read before."""
     assigned: Iterable[tuple[Place, Any]] = ()
     """Places that the program assigned what they held already."""
 
@@ -55,7 +68,9 @@ class Snapshot:
             if place.read_or(GONE) is value:
                 yield Change(place, value, value)
         for container, place, before in self._containers:
-            yield from _compare(container, place, before)
+            for change in _compare(container, place, before):
+                is_blind = (id(container), change.place.key) in self.unread
+                yield replace(change, is_blind=True) if is_blind else change
         for place, content in self._cells:
             now = place.read_or(GONE)
             if now is not content:
@@ -136,10 +151,10 @@ def _compare(container: Any, place: Place, before: Any) -> Iterator[Change]:
                 )  # a tensor's text is its values
                 yield Change(place.child(How.ITEM, container, key, f"{place}.{shown}"), old, new)
     elif len(found) != len(before):
-        yield Change(place, f"{len(before)} items", f"{len(found)} items")
+        yield Change(place, Shown(f"{len(before)} items"), Shown(f"{len(found)} items"))
     elif not isinstance(found, list):
         if not _is_same(found, before):
-            yield Change(place, "these items", "other items")
+            yield Change(place, Shown("these items"), Shown("other items"))
     else:
         for index, (old, new) in enumerate(zip(before, found, strict=True)):
             if old is not new:

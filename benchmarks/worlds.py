@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import multiprocessing
 import sys
 from collections import Counter
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -24,9 +25,15 @@ from benchmarks import machine
 
 RESULTS = machine.ROOT / "benchmarks" / "results" / "worlds"
 _BLOCK = 50
+_BLOCKS_OF_A_PROCESS = 40  # so that what torch keeps of a program cannot pile up
 _COUNTS = ("calls", "replays", "recordings", "misses", "refusals", "raised", "changes")
 _MOST_KEPT = 100
 """So many stale worlds are told by seed and difference."""
+
+
+def find_support() -> None:
+    """Let the tests' support be imported."""
+    sys.path.insert(0, str(machine.ROOT / "tests"))
 
 
 def judged(first: int, end: int) -> tuple[Counter[str], Counter[str], list[tuple[int, str]]]:
@@ -90,7 +97,8 @@ def sweep(tally: Tally, runs: int, *, workers: int, seconds: float) -> None:
     """Run block by block until all are done or the time is up."""
     start, last = monotonic(), 0.0
     ends = tally.seed + runs
-    with ProcessPoolExecutor(workers) as pool:
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, fresh, find_support, max_tasks_per_child=_BLOCKS_OF_A_PROCESS) as pool:
         blocks: list[Future[Any]] = [
             pool.submit(judged, first, min(first + _BLOCK, ends)) for first in range(tally.seed, ends, _BLOCK)
         ]
@@ -132,7 +140,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
-    sys.path.insert(0, str(machine.ROOT / "tests"))
+    find_support()
     tally = Tally(chosen.seed)
     sweep(tally, chosen.runs, workers=chosen.workers, seconds=chosen.seconds)
     day = str(machine.facts()["date"])[:10]

@@ -24,7 +24,8 @@ from typing import Any
 import torch
 
 import treeplay
-from support.world_values import Maker, Value
+from support.world_objects import KINDS
+from support.world_values import Maker, Value, lines
 
 _PRELUDE = """
 import copy, contextvars, enum, functools, math, threading, types, weakref
@@ -134,58 +135,57 @@ class Thing:
     def value(self):
         return 0.5 if isinstance(self.rate, str) or self.own is None else 0.25
 """
-_STORES = (
-    *(
-        "out.a = x.sum()",
-        "out.b = {read}",
-        "out.kept = SAME",
-        "log['k'] = {read}",
-        "log['x'] = x * 2",
-        "out.flag = True",
-    ),
-    *(
-        "log.setdefault('k', {read})",
-        "log.pop('k', None)",
-        "setattr(out, 'b', {read})",
-        "log.update(k={read}, name='n')",
-    ),
-    *("out.h = (out.h if isinstance(getattr(out, 'h', None), torch.Tensor) else torch.zeros(2)) * 0.5 - x.sum(0)",),
-    *(
-        "x = x * (2.0 if getattr(out, 'flag', False) else 2.0)\n{tab}out.flag = True",
-        "Out.b = {read}",
-        "log['kept'] = SAME",
-    ),
-    *("out.n = getattr(out, 'n', 0) + 1", "noise.append(1)"),  # what a replay cannot do
-)
-_STORE_CHANGES = (
-    *(
-        "log.clear()",
-        "out.b = None",
-        "out.kept = None",
-        "del out.a",
-        "log = {}",
-        "out = Out()",
-        "out.flag = False",
-        "del out.h",
-    ),
-    *("log['k'] = 5.0", "SAME = torch.full((2,), 0.35)", "out.h = torch.ones(2)", "log['other'] = 1.0", "Out.b = None"),
-)
-_NOISE = ("noise.append(2.0)", "noise_count = len(noise)", "other = {'a': 1}")
-_TRAINING = """{tab}optimizer.zero_grad()
-{tab}loss = (trained(x) * {read} - x).pow(2).mean()
-{tab}loss.backward()
-{tab}optimizer.step()
-{tab}x = x - loss.detach()"""
-_TRAINING_CHANGES = (
-    *("optimizer.param_groups[0]['lr'] = 0.05", "optimizer.param_groups[0]['lr'] = np.float64(0.02)", "trained.eval()"),
-    *(
-        "trained.scale = 0.5",
-        "optimizer.param_groups[0]['weight_decay'] = 0.1",
-        "trained.inner.bias.requires_grad_(False)",
-    ),
-    *("trained.inner.weight.data.mul_(0.5)", "optimizer.zero_grad()", "trained.drop.p = 0.25", "trained.train()"),
-    "w = nn.Parameter(torch.full((2, 2), 0.3)); trained.inner.weight = w; optimizer.param_groups[0]['params'][0] = w",
-)
+_STORES = lines("""
+    out.a = x.sum()
+    out.b = READ
+    setattr(out, "b", READ)
+    Out.b = READ
+    out.kept = SAME
+    out.flag = True
+    log["k"] = READ
+    log["x"] = x * 2
+    log["kept"] = SAME
+    log.setdefault("k", READ)
+    log.update(k=READ, name="n")
+    log.pop("k", None)
+    out.h = (out.h if isinstance(getattr(out, "h", None), torch.Tensor) else torch.zeros(2)) * 0.5 - x.sum(0)
+    x = x * (3.0 if getattr(out, "flag", True) else 2.0); out.flag = True
+""")
+_ON_EACH_CALL = ("out.n = getattr(out, 'n', 0) + 1", "noise.append(1)")  # what a replay cannot do
+_STORE_CHANGES = lines("""
+    log.clear()
+    log = {}
+    log["k"] = 5.0
+    log["other"] = 1.0
+    out = Out()
+    out.b = None
+    Out.b = None
+    out.kept = None
+    out.flag = False
+    out.h = torch.ones(2)
+    del out.a
+    del out.h
+    SAME = torch.full((2,), 0.35)
+""")
+_NOISE = ("noise.append(2.0)", "noise_count = len(noise)")
+_TRAINING = """optimizer.zero_grad()
+loss = (trained(x) * (READ) - x).pow(2).mean()
+loss.backward()
+optimizer.step()
+x = x - loss.detach()"""
+_TRAINING_CHANGES = lines("""
+    optimizer.param_groups[0]["lr"] = 0.05
+    optimizer.param_groups[0]["lr"] = np.float64(0.02)
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    optimizer.zero_grad()
+    trained.eval()
+    trained.train()
+    trained.scale = 0.5
+    trained.drop.p = 0.25
+    trained.inner.bias.requires_grad_(False)
+    trained.inner.weight.data.mul_(0.5)
+    w = nn.Parameter(torch.full((2, 2), 0.3)); trained.inner.weight = w; optimizer.param_groups[0]["params"][0] = w
+""")
 PLACES = ("global", "attribute", "closure", "method")
 
 
@@ -233,13 +233,13 @@ class Outcome:
 def make_world(seed: int) -> World:
     """The world of a seed."""
     chance = random.Random(seed)
-    make = Maker(chance)
+    make = Maker(chance, KINDS)
     is_training = chance.random() < 0.06
     setup, values, changes = [_PRELUDE], [], list(_NOISE)
     place = chance.choice(PLACES)
     names = [f"g{k}" for k in range(chance.choice((1, 1, 2, 2, 3)))]
     for name in names:
-        value = chance.choice(make.kinds)(make, 2)
+        value = make.any(2)
         setup += [*value.setup, f"{name} = {value.text}"]
         read_at = {"attribute": f"root.{name}", "method": f"self.{name}"}.get(place, name)
         owner = "root." if place in ("attribute", "method") else ""
@@ -307,10 +307,10 @@ def _body(make: Maker, values: list[Value], is_training: bool) -> tuple[str, ...
         )
     if chance.random() < 0.45:
         for _ in range(chance.randint(1, 2)):
-            store = chance.choice(_STORES if chance.random() < 0.15 else _STORES[:-2])
-            body.insert(chance.randint(0, len(body)), store.format(read=chance.choice(reads), tab=""))
+            store = chance.choice(_ON_EACH_CALL if chance.random() < 0.05 else _STORES)
+            body.insert(chance.randint(0, len(body)), store.replace("READ", chance.choice(reads)))
     if is_training:
-        body.append(_TRAINING.format(read=f"({chance.choice(reads)})", tab=""))
+        body.append(_TRAINING.replace("READ", chance.choice(reads)))
     return tuple(body)
 
 

@@ -18,7 +18,7 @@ import copy
 import functools
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ import torch
 import treeplay
 from support import assert_same, jit
 
-Story = Iterator[Any]
+Story = Generator[Any, None, None]
 Arguments = Callable[[], tuple[Any, ...]]
 
 
@@ -66,7 +66,10 @@ def follows(
         @functools.wraps(story)
         def test(*args: Any, **kwargs: Any) -> None:
             pair = Pair([story(*args, **kwargs) for _ in range(worlds)], given, grad, refused is not None or may_refuse)
-            stages = pair.tell(calls, options)
+            with contextlib.ExitStack() as told:
+                for each in pair.stories:  # what a story has set is set back, though a test fails within
+                    told.callback(each.close)
+                stages = pair.tell(calls, options)
             made = pair.jitted.statistics()
             if refused is not None:
                 assert made.refusals >= 1, f"not refused:\n{pair.jitted.explain()}"

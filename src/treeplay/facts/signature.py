@@ -172,6 +172,7 @@ class Signature:
     writes: tuple[Write, ...]
     outputs: int  # how many outputs the graph has
     guarded: Any = None  # the guards over everything that the traced run read
+    met: tuple[tuple[Any, TensorSpec], ...] = ()  # tensors that are no inputs, and that an argument could be
 
     @property
     def mutated(self) -> tuple[int, ...]:

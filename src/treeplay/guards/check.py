@@ -114,6 +114,10 @@ class Guards:
         for guard in every:
             yield from guard.places()
 
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors of which facts are guarded."""
+        return [tensor for tensor, _ in self._reach.tensors.values()]
+
     def shown(self) -> tuple[str, ...]:
         """The plain values among what is guarded, each as its place and what it was."""
         lines = {}

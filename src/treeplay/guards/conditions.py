@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from treeplay.facts.mismatch import Mismatch
-from treeplay.facts.same import is_same
+from treeplay.facts.same import is_same, is_value
 from treeplay.facts.spec import TensorSpec
 from treeplay.observe.stand_in import ABSENT, without_stand_in
 
@@ -333,6 +333,10 @@ def differing(place: str, before: Any, found: Any) -> Mismatch:
     return Mismatch(place, old, new if new != old else "another object")
 
 
+def _is_short(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, complex, str, bytes, type(None)))
+
+
 def shown(value: Any) -> str:
     """A value as a short text; never a tensor's numbers, which would wait for its device."""
     if isinstance(value, torch.Tensor):
@@ -341,7 +345,13 @@ def shown(value: Any) -> str:
     if isinstance(value, (bool, int, float, complex, str, bytes, type(None), type(ABSENT))):
         text = repr(value)
         return text if len(text) <= 60 else f"{text[:57]}..."
+    if type(value) in (list, tuple, set, dict) and len(value) <= 8:
+        text = repr(value) if all(map(_is_short, value.values() if isinstance(value, dict) else value)) else ""
+        if 0 < len(text) <= 60:
+            return text
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     if isinstance(value, (list, tuple, set, dict)):
         return f"a {type(value).__name__} of {len(value)}"
+    if is_value(value) and not isinstance(value, (type, FunctionType)):
+        return repr(value)[:60]
     return f"{type(value).__name__} {name}" if isinstance(name, str) else f"this {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""Which code ran: the code objects that a block executed in this thread, library code included.
+"""Which code ran: the code objects that a block executed in this thread, library code included, and which builtins it called.
 
 Noted by the interpreter's own profiler, which costs some 50 ns an event and calls no Python. A profiler of the user's is set
 aside for the block and put back.
@@ -16,7 +16,7 @@ class Ran:
     """Notes code between `start` and `stop`; `pause` and `resume` leave out what is ours."""
 
     def __init__(self) -> None:
-        self._profile = cProfile.Profile(subcalls=False, builtins=False)
+        self._profile = cProfile.Profile(subcalls=True, builtins=True)
         self._theirs: Any = None
         self._is_on = False
         self.is_complete = True  # no: somebody else's profiler could not be set aside
@@ -58,6 +58,17 @@ class Ran:
         entries: Any = self._profile.getstats()
         return {id(entry.code): entry.code for entry in entries if isinstance(entry.code, CodeType)}
 
+    def builtins(self) -> dict[str, list[CodeType]]:
+        """The builtin functions that were called, as `time.time`, each with the code that called it."""
+        self.pause()
+        entries: Any = self._profile.getstats()
+        found: dict[str, list[CodeType]] = {}
+        for entry in entries:
+            for call in entry.calls or () if isinstance(entry.code, CodeType) else ():
+                if isinstance(call.code, str) and call.code.startswith(_BUILTIN):
+                    found.setdefault(call.code[len(_BUILTIN) : -1], []).append(entry.code)
+        return found
+
     def _set_aside(self) -> None:
         if isinstance(self._theirs, _Profiler):
             self._theirs.disable()
@@ -65,4 +76,5 @@ class Ran:
             sys.setprofile(None)
 
 
+_BUILTIN = "<built-in method "
 _Profiler: Any = cProfile.Profile.__mro__[1]  # what the interpreter knows as the profiler, in C

@@ -22,6 +22,7 @@ import enum
 import functools
 import gc
 import importlib.machinery
+import io
 import sys
 import threading
 import types
@@ -120,11 +121,14 @@ class Reach:
         self.data: list[Data] = []
         self.tensors: dict[int, tuple[torch.Tensor, str]] = {}
         self.opaque: list[tuple[Any, str]] = []
+        self.iterators: list[tuple[Any, str]] = []
         self.containers: dict[int, Container] = {}
         self._seen: dict[int, Any] = {}
         self._waiting: collections.deque[tuple[Any, str]] = collections.deque()
         self._globals: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}
         self._entered: set[tuple[int, str]] = set()
+        self._twice: set[int] = set()  # what was met in more than one place
+        self._weak: set[int] = set()  # what only a weak reference leads to
         self._functions_seen: set[int] = set()
         self._classes: dict[type, None] = {}
         self.orders: dict[
@@ -153,6 +157,8 @@ class Reach:
                 now = entry_of(noted.object, name)
                 if now is not before and not is_same(now, before):
                     self.changed.append((noted.object, name, before))
+        for key in self._twice & self.containers.keys():
+            self.containers[key].may_be_replaced = False  # a program may see that two places hold one object
         self._seen.clear()  # what is guarded is kept by its guard
         self.reads = Reads(())
         return self
@@ -170,9 +176,7 @@ class Reach:
             return
         key = id(value)
         if key in self._seen:
-            known = self.containers.get(key)
-            if known is not None:
-                known.may_be_replaced = False  # a program may see that two places hold one object
+            self._twice.add(key)
             return
         self._seen[key] = value
         self._waiting.append((value, label))
@@ -193,7 +197,7 @@ class Reach:
         keys_of_tables = {id(key) for table in self.tables if table.is_whole for key in table.recorded}
         guard: Container
         for guard in (*self.tables, *self.items):
-            keys = guard.recorded if isinstance(guard, Table) else range(len(guard.recorded))
+            keys = _keys_of(guard)
             here = id(guard.holder)
             guard.free |= {
                 key for key in keys if (here, _hashed(key)) in own and id(guard.recorded[key]) not in keys_of_tables
@@ -206,6 +210,19 @@ class Reach:
         for asked in self.asked:
             is_own = asked.spot in own and id(asked.recorded) not in keys_of_tables
             asked.is_free = is_own or asked.spot in slots
+
+    def guard_the_way(self, places: Iterable[Place]) -> None:
+        """Guard every step to `places` that nothing guards yet: a warm call goes this way, the run may have gone another."""
+        known = {(id(guard.holder), _hashed(key)) for guard in (*self.tables, *self.items) for key in _keys_of(guard)}
+        known |= {asked.spot for asked in self.asked if asked.spot is not None}
+        for place in places:
+            step = place.parent
+            while step is not None:
+                spot = spot_of(step) if step.how not in (How.ROOT, How.ARGUMENT, How.GRAD) else None
+                if spot is not None and spot not in known:
+                    known.add(spot)
+                    self.asked.append(Asked(functools.partial(step.read_or, ABSENT), str(step), spot))
+                step = step.parent
 
     # --- functions --------------------------------------------------------------------------------------------
 
@@ -321,7 +338,8 @@ class Reach:
             self._foreign(value, label)
             if table is None:
                 return
-        self.kinds.append((value, cls, label))
+        if id(value) not in self._weak:
+            self.kinds.append((value, cls, label))
         self.enter(cls, cls.__qualname__)
         names = self.reads.names(value, also_assigned=self.also_assigned) if is_watched else {WHOLE: None}
         self._slots(value, label, None if WHOLE in names else names)
@@ -348,8 +366,11 @@ class Reach:
 
     def _foreign(self, value: Any, label: str) -> None:
         """An object of an extension's: what it is made of is entered, as far as it tells the garbage collector."""
+        if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
+            self.iterators.append((value, label))
+            return
         self.opaque.append((value, label))
-        for found in gc.get_referents(value) if not isinstance(value, Iterator) else ():
+        for found in gc.get_referents(value):
             if not isinstance(found, type):
                 self.enter(found, label)
 
@@ -481,20 +502,22 @@ class Reach:
     def _tensor(self, tensor: torch.Tensor, label: str) -> None:
         if isinstance(tensor, FakeTensor):
             return
-        self.tensors[id(tensor)] = tensor, label
+        if id(tensor) not in self._weak:
+            self.tensors[id(tensor)] = tensor, label
         self.enter(type(tensor), type(tensor).__qualname__)
         self._table(vars(tensor), f"{label}.")
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
             self.enter(getattr(tensor, name, None), f"{label}.{name}")
 
     def _reference(self, reference: weakref.ref[Any], label: str) -> None:
-        if type(reference) is weakref.ref:
-            asked = Asked(reference, f"{label}()")
-        else:  # of a class of its own, which may do more when it is called
-            asked = Asked(functools.partial(weakref.ref.__call__, reference), f"{label}()")
+        """What it refers to is guarded without being kept alive."""
+        if type(reference) is not weakref.ref:  # of a class of its own, which may do more when it is called
             self._instance(reference, label)
-        self.asked.append(asked)
-        self.enter(asked.recorded, asked.label)
+        self.asked.append(Asked(functools.partial(_is_alive, reference), f"{label}() is alive"))
+        found = weakref.ref.__call__(reference)
+        if found is not None and id(found) not in self._seen:
+            self._weak.add(id(found))
+            self.enter(found, f"{label}()")
 
     def _variable(self, variable: contextvars.ContextVar[Any], label: str) -> None:
         asked = Asked(functools.partial(variable.get, ABSENT), f"{label}.get()")
@@ -535,6 +558,10 @@ def spot_of(place: Place) -> tuple[int, Any] | None:
     return (id(holder), _hashed(key)) if place.how is How.ITEM else None
 
 
+def _keys_of(guard: Container) -> Iterable[Any]:
+    return guard.recorded if isinstance(guard, Table) else range(len(guard.recorded))
+
+
 def _hashed(key: Any) -> Any:
     return key if type(key) in (str, int) else id(key)
 
@@ -562,6 +589,10 @@ def _goes_behind(code: types.CodeType) -> bool:
     """Whether a function asks for attributes in a way that the object's class is not told of. The methods that a class has
     for this pass it on to the next one, of attributes that were noted when they were called; constructors fill new objects."""
     return code.co_name not in _OF_A_CLASS and not _BEHIND.isdisjoint(code.co_names)
+
+
+def _is_alive(reference: weakref.ref[Any]) -> bool:
+    return weakref.ref.__call__(reference) is not None
 
 
 def _content(cell: types.CellType) -> Any:
@@ -650,7 +681,7 @@ _KINDS: tuple[tuple[Any, Callable[..., None]], ...] = (
     (functools._lru_cache_wrapper, Reach._cached),
     (types.FunctionType, Reach._function),
     (types.MethodType, Reach._method),
-    (types.BuiltinFunctionType, Reach._builtin),
+    ((types.BuiltinFunctionType, types.MethodWrapperType), Reach._builtin),
     (functools.partial, Reach._partial),
     (_WRAPPERS, Reach._wrapper),
     (property, Reach._property),

@@ -57,6 +57,7 @@ class Reads:
     def __init__(self, classes: Iterable[type], modules: Iterable[ModuleType] = ()) -> None:
         self.objects: dict[int, Noted] = {}
         self.code: dict[int, CodeType] | None = {}  # None: not known, so that any may have run
+        self.builtins: dict[str, list[CodeType]] = {}  # builtin functions that were called, with their callers
         self.watched: set[type] = set()
         self._classes = list(classes)
         self._changed: list[tuple[type, str, Any]] = []
@@ -95,6 +96,10 @@ class Reads:
         self.code = None
         if self._ran.is_complete:
             self.code = {key: code for key, code in self._ran.code().items() if not is_machinery(code.co_filename)}
+            for name, callers in self._ran.builtins().items():
+                own = [code for code in callers if not is_machinery(code.co_filename)]
+                if own:
+                    self.builtins[name] = own
 
     def pause(self) -> bool:
         """Note nothing until `resume`; tells whether it noted before."""

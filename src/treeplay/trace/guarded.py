@@ -12,9 +12,11 @@ from treeplay.errors import Refusal
 from treeplay.facts.place import How, Place
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Argument, Kind, Signature, State
+from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import classes_in
 from treeplay.guards.check import Guards
 from treeplay.guards.conditions import Asked
+from treeplay.guards.outside import never_the_same, settings_asked
 from treeplay.guards.reach import Reach, TooMuch, spot_of
 from treeplay.observe.stand_in import ABSENT
 from treeplay.trace.found import PLAIN
@@ -42,6 +44,10 @@ def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guard
     _check_unseen_stores(reach, run)
     places = [*_places_of_inputs(signature), *_places_of_numbers(run)]
     written = [write.place for write in signature.writes]
+    _check_iterators(reach)
+    _check_repeatable(run)
+    reach.asked += settings_asked(run.reads.builtins)
+    reach.guard_the_way([*places, *written])
     reach.free(_spots(places), _spots(written))
     for tensor in _tensors_in(signature, call):
         reach.tensors.pop(id(tensor), None)
@@ -61,6 +67,31 @@ def _add_gradients(reach: Reach, signature: Signature, run: Run) -> None:
             places = run.found.tensor_at(tensor)
             label = f"{places[0] if places else 'a tensor'}.grad is there"
             reach.asked.append(Asked(functools.partial(_has_gradient, tensor), label))
+
+
+def _check_repeatable(run: Run) -> None:
+    found = never_the_same(run.reads.builtins)
+    if found is not None:
+        name, where = found
+        raise Refusal(
+            Reason(
+                op=name,
+                why="is asked by the program and gives another answer each time, so a recording would freeze this one",
+                advice="ask outside of the program, and pass what it gives as a tensor",
+                where=where,
+            )
+        )
+
+
+def _check_iterators(reach: Reach) -> None:
+    for value, label in reach.iterators:
+        raise Refusal(
+            Reason(
+                op=label,
+                why=f"is a {type(value).__name__} that the program can take items from; a recording would not",
+                advice="take the item outside and pass it as an argument",
+            )
+        )
 
 
 def _has_gradient(tensor: torch.Tensor) -> bool:
@@ -107,6 +138,13 @@ def stores_of_the_same(run: Run) -> Iterator[tuple[Place, Any]]:
         for name, before in noted.assigned.items():
             if name not in noted.read and name in table and table[name] is before:
                 yield place.child(How.ITEM, table, name, f"{place}.{name}"), before
+
+
+def tensors_met(guards: Guards, call: Call) -> tuple[tuple[torch.Tensor, TensorSpec], ...]:
+    """Tensors that the run met, which are no inputs, and that a later argument could be, by what it looks like."""
+    arguments = {TensorSpec.of(tensor) for tensor in call.tensors if tensor.layout is torch.strided}
+    specs = [(tensor, TensorSpec.of(tensor)) for tensor in guards.tensors() if tensor.layout is torch.strided]
+    return tuple((tensor, spec) for tensor, spec in specs if spec in arguments)
 
 
 def _spots(places: list[Place]) -> Iterator[tuple[int, Any]]:

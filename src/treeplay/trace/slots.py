@@ -22,7 +22,8 @@ def find_writes(snapshot: Snapshot, results: References, numbers: list[Number]) 
     ours = {number.name for number in numbers}
     writes = []
     for change in snapshot.changes():
-        if _is_our_symbol(change, ours) or is_bookkeeping(change, results.found):
+        is_same = change.after is change.before
+        if not is_same and (_is_our_symbol(change, ours) or is_bookkeeping(change, results.found)):
             continue
         writes.append(_write(change, results))
     return tuple(writes)

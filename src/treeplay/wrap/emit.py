@@ -192,6 +192,21 @@ class _Emitter(Writer):
             self.input(index, item.source)
         for watch in self.signature.watches:
             self.watch(watch)
+        self.distinct()
+
+    def distinct(self) -> None:
+        """Conditions that arguments which could be one tensor with another, by their specs, are no more so than they were."""
+        own = [(self.leaves[at], leaf) for at, leaf in enumerate(self.signature.leaves) if isinstance(leaf, TensorSpec)]
+        others = [
+            (name, item.spec)
+            for name, item in zip(self.inputs, self.signature.inputs, strict=True)
+            if not isinstance(item.source, Argument)
+        ]
+        others += [(self.constant(tensor), spec) for tensor, spec in self.signature.met]
+        for at, (name, spec) in enumerate(own):
+            for other, also in (*own[:at], *others):
+                if spec == also:
+                    self.require(f"{name} is not {other}")
 
     def watch(self, watch: Watch) -> None:
         self.require(self.equals(self.value(watch.place), watch.value))

@@ -1,0 +1,88 @@
+"""What a program asks of the world outside of Python's objects: settings that can be asked again, and what never repeats.
+
+The run's calls of builtin functions are known by name. A setting of torch's, of NumPy's or of `decimal` is asked again on each
+call; a clock or a source of random bits gives another answer each time, so that a recording would freeze the first.
+"""
+
+from __future__ import annotations
+
+import decimal
+import functools
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any
+
+import torch
+
+from treeplay.facts.location import Location
+from treeplay.facts.same import is_value
+from treeplay.guards.conditions import Asked
+
+_CLOCKS = frozenset(
+    f"time.{name}{unit}"
+    for name in ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+    for unit in ("", "_ns")
+) | {"time.localtime", "time.gmtime", "time.ctime", "now", "utcnow", "today"}
+_ENTROPY = frozenset({"posix.urandom", "nt.urandom", "posix.getrandom"})
+_GETTERS = ("get_", "_get_", "is_", "_is_", "are_")
+# The warm call asks for these anyway, or nothing is recorded where they are not as usual.
+_KNOWN = frozenset(
+    [
+        "is_grad_enabled",
+        "is_inference_mode_enabled",
+        "get_default_dtype",
+        "is_autocast_enabled",
+        "is_autocast_cpu_enabled",
+        "is_autocast_cache_enabled",
+        "_get_tracing_state",
+        "is_anomaly_enabled",
+        "is_anomaly_check_nan_enabled",
+        "_is_torch_function_enabled",
+        "_is_torch_function_all_disabled",
+        "_is_torch_function_mode_enabled",
+        "_get_deterministic_algorithms",
+        "_get_flash_sdp_enabled",
+        "_get_math_sdp_enabled",
+        "_get_mkldnn_enabled",
+        "_get_float32_matmul_precision",
+    ]
+)
+
+
+def never_the_same(builtins: dict[str, list[CodeType]]) -> tuple[str, Location] | None:
+    """A clock or a source of random bits that the run asked, and the function that did; None if there is none."""
+    for name in builtins.keys() & (_CLOCKS | _ENTROPY):
+        callers = [code for code in builtins[name] if code.co_filename != logging.__file__]  # the time of a message
+        if callers:
+            return name, Location(callers[0].co_filename, callers[0].co_firstlineno, callers[0].co_name)
+    return None
+
+
+def settings_asked(builtins: dict[str, list[CodeType]]) -> Iterator[Asked]:
+    """Guards over the settings that the run asked for."""
+    for name in builtins:
+        module, _, function = name.rpartition(".")
+        if module in ("torch", "torch._C") and function.startswith(_GETTERS) and function not in _KNOWN:
+            yield from _of_torch(module, function)
+        elif name.endswith("decimal.getcontext"):
+            yield Asked(lambda: repr(decimal.getcontext()), "decimal.getcontext()")
+        elif module.startswith("numpy.") and function == "_get_extobj_dict":
+            yield Asked(lambda: repr(sys.modules["numpy"].geterr()), "numpy.geterr()")
+
+
+def _of_torch(module: str, function: str) -> Iterator[Asked]:
+    if function == "get_autocast_dtype":
+        for kind in ("cpu", "cuda"):
+            yield Asked(functools.partial(torch.get_autocast_dtype, kind), f"torch.get_autocast_dtype({kind!r})")
+        return
+    ask: Callable[[], Any] | None = getattr(sys.modules[module], function, None)
+    if ask is None:
+        return
+    try:
+        answer = ask()
+    except Exception:  # it takes arguments, so it is about what they are
+        return
+    if is_value(answer):
+        yield Asked(ask, f"{module}.{function}()")

@@ -57,7 +57,6 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
         torch.set_float32_matmul_precision,
         "medium",
     ),
-    "anomalies": (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly, True),
     "filling": (
         lambda: torch.utils.deterministic.fill_uninitialized_memory,
         lambda value: setattr(torch.utils.deterministic, "fill_uninitialized_memory", value),
@@ -82,10 +81,9 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
 
 # Those that jit itself knows of; what another program asks for may be refused.
 KNOWN = ("deterministic algorithms", "only warn", "flash attention", "math attention", "efficient attention")
-KNOWN += ("attention of cuDNN", "fast path", "dtype", "anomalies")
+KNOWN += ("attention of cuDNN", "fast path", "dtype")
 
 
-@pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_that_the_program_asks_for(name: str) -> None:
     get, set_, value = SETTINGS[name]
@@ -101,19 +99,6 @@ def test_a_setting_that_the_program_asks_for(name: str) -> None:
             yield
 
     story()
-
-
-def test_memory_that_deterministic_algorithms_fill() -> None:
-    @follows(worlds=1)
-    def story() -> Story:
-        yield lambda x: x.sum() * torch.empty(3).isnan().all() - 1
-        torch.use_deterministic_algorithms(True)
-        yield
-
-    try:
-        story()
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def test_operators_that_deterministic_algorithms_forbid() -> None:

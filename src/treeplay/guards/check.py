@@ -19,7 +19,7 @@ import torch
 from treeplay.facts.mismatch import Mismatch
 from treeplay.facts.source import Source
 from treeplay.generated import load_source
-from treeplay.guards.conditions import Comparison, Guard, Table, shown
+from treeplay.guards.conditions import Comparison, Container, Guard, Table, shown
 from treeplay.guards.reach import Reach
 from treeplay.guards.torch_private import tables_check, tensor_check, version_of_table
 from treeplay.observe.stand_in import ABSENT
@@ -92,9 +92,13 @@ class Guards:
         for tensor, label, facts in self._facts:
             if _facts_of(tensor) != facts:
                 yield Mismatch(label, f"a tensor {_described(facts)}", f"a tensor {_described(_facts_of(tensor))}")
-        state = [found for ask in self.places_of_inputs if isinstance(found := ask(), torch.Tensor)]
-        if len({id(tensor) for tensor in state}) != len(state):
+        if not self.are_distinct():
             yield Mismatch("state", "different tensors", "one tensor in two places")
+
+    def are_distinct(self) -> bool:
+        """Whether state tensors that are inputs, and tensors of which only facts were read, are still different ones."""
+        state = [id(found) for ask in self.places_of_inputs if isinstance(found := ask(), torch.Tensor)]
+        return len({*state, *self._reach.tensors}) == len(state) + len(self._reach.tensors)
 
     @staticmethod
     def _is_newer(table: Table) -> bool:
@@ -252,10 +256,17 @@ class Guards:
         for data in reach.data:
             writer.add(f"{writer.name(data.now)}() == {writer.name(data.recorded)}")
 
+    def _movable(self) -> Iterator[Container]:
+        yield from self._reach.tables
+        yield from self._reach.items
+
     def _write_tensors(self, writer: _Writer) -> None:
         tensors = [tensor for tensor, _ in self._reach.tensors.values() if tensor.layout is torch.strided]
         if tensors:
             writer.add(f"{writer.name(tensor_check(tensors))}(*{writer.name(tensors)})")
+        may_move = any(guard.free and not (isinstance(guard, Table) and guard.is_steady) for guard in self._movable())
+        if may_move or any(asked.is_free for asked in self._reach.asked):
+            writer.add(f"{writer.name(self.are_distinct)}()")
         for tensor, _, facts in self._facts:
             if tensor.layout is not torch.strided:
                 writer.add(f"{writer.name(_facts_of)}({writer.name(tensor)}) == {writer.name(facts)}")

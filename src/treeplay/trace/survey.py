@@ -124,7 +124,7 @@ class _Walk:
             if needs - _FOREIGN <= (any_names if isinstance(value, _FUNCTIONS) else self.names)
             and (isinstance(value, _NUMBERS) or not needs >= _FOREIGN)
         ]
-        self.found.iterators = [place for needs, place in self.iterators if needs <= any_names]
+        self.found.iterators = [place for needs, place in self.iterators if needs - _FOREIGN <= any_names]
 
     def _visit(self, value: Any, place: Place, needs: Names) -> None:
         wrapped = _wrapped_by(value)

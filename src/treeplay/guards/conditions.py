@@ -32,6 +32,7 @@ class Comparison:
     def __init__(self, containers: dict[int, Container]) -> None:
         self.containers = containers
         self.commits: list[Commit] = []
+        self.inner: Mismatch | None = None  # what differs in a container that was replaced
         self.moved: set[int] = set()  # guards that were found to go over to another container
 
     def alike(self, before: Any, now: Any) -> bool:
@@ -47,7 +48,9 @@ class Comparison:
             return len(before) == len(now) and all(self.alike(old, new) for old, new in pairs)
         guard = self.containers.get(id(before))
         if guard is not None and guard.may_be_replaced and guard.holder is before:
-            if guard.differences(self, now) is not None:
+            inner = guard.differences(self, now)
+            if inner is not None:
+                self.inner = self.inner or inner
                 return False
             self.moved.add(id(guard))
             self.commits.append(lambda: self._go_over(guard, now))
@@ -147,7 +150,7 @@ class Table(Container):
             if before is not found and key not in self.free:
                 is_fine = _is_like(before, found) if key in self.written else comparison.alike(before, found)
                 if not is_fine:
-                    return differing(self.label_of(key), before, found)
+                    return comparison.inner or differing(self.label_of(key), before, found)
         return None
 
     def _other_keys(self, now: dict[Any, Any]) -> Mismatch:
@@ -190,7 +193,7 @@ class Items(Container):
             return Mismatch(f"length of {self.label}", str(len(self.recorded)), str(len(now)))
         for at, (before, found) in enumerate(zip(self.recorded, now, strict=True)):
             if at not in self.free and not comparison.alike(before, found):
-                return differing(f"{self.label}[{at}]", before, found)
+                return comparison.inner or differing(f"{self.label}[{at}]", before, found)
         return None
 
     def go_over_to(self, holder: Any) -> None:
@@ -245,7 +248,7 @@ class Asked(Guard):
         if comparison.alike(self.recorded, found):
             comparison.commits.append(lambda: setattr(self, "recorded", found))
             return None
-        return differing(self.label, self.recorded, found)
+        return comparison.inner or differing(self.label, self.recorded, found)
 
     def places(self) -> Iterator[tuple[str, Any]]:
         yield self.label, self.recorded

@@ -1,34 +1,66 @@
 """Which code ran: the code objects that a block executed in this thread, library code included, and which builtins it called.
 
-Noted by the interpreter's own profiler, which costs some 50 ns an event and calls no Python. A profiler of the user's is set
-aside for the block and put back.
+Noted by the interpreter itself: by `sys.monitoring` where there is one (Python 3.12), else by its profiler, which calls no
+Python. A profiler of the user's is set aside for the block and put back.
 """
 
 from __future__ import annotations
 
 import cProfile
 import sys
-from types import CodeType
-from typing import Any
+from threading import get_ident
+from types import BuiltinFunctionType, CodeType
+from typing import Any, Protocol
 
 
-class Ran:
+class Ran(Protocol):
     """Notes code between `start` and `stop`; `pause` and `resume` leave out what is ours."""
+
+    is_complete: bool
+    """Not where somebody else's tool could not be set aside: then nobody knows what ran."""
+
+    def start(self) -> None:
+        """Begin to note, in this thread."""
+
+    def stop(self) -> None:
+        """End it."""
+
+    def pause(self) -> None:
+        """Note nothing for a while."""
+
+    def resume(self) -> None:
+        """Go on noting."""
+
+    def code(self) -> dict[int, CodeType]:
+        """The code objects that ran, by `id`."""
+
+    def builtins(self) -> dict[str, list[CodeType]]:
+        """The builtin functions that were called, as `time.time`, each with the code that called it."""
+
+
+def noting() -> Ran:
+    """What notes code in this version of Python."""
+    return _Monitored() if hasattr(sys, "monitoring") else _Profiled()
+
+
+class _Profiled:
+    """By the profiler, some 50 ns an event."""
 
     def __init__(self) -> None:
         self._profile = cProfile.Profile(subcalls=True, builtins=True)
         self._theirs: Any = None
         self._is_on = False
-        self.is_complete = True  # no: somebody else's profiler could not be set aside
+        self.is_complete = True
 
     def start(self) -> None:
-        """Begin to note; what a profiler of the user's would see from here on is lost to it."""
         self._theirs = sys.getprofile()
-        self._set_aside()
+        if isinstance(self._theirs, _Profiler):
+            self._theirs.disable()
+        elif self._theirs is not None:
+            sys.setprofile(None)
         self.resume()
 
     def stop(self) -> None:
-        """End it, and put the user's profiler back."""
         self.pause()
         theirs, self._theirs = self._theirs, None
         if isinstance(theirs, _Profiler):
@@ -37,30 +69,20 @@ class Ran:
             sys.setprofile(theirs)
 
     def pause(self) -> None:
-        """Note nothing for a while."""
         if self._is_on:
             self._profile.disable()
             self._is_on = False
 
     def resume(self) -> None:
-        """Go on noting."""
-        if not self._is_on and self.is_complete:
-            try:
-                self._profile.enable()
-            except ValueError:  # from Python 3.12 on there is one profiler at a time
-                self.is_complete = False
-            else:
-                self._is_on = True
+        if not self._is_on:
+            self._profile.enable()
+            self._is_on = True
 
     def code(self) -> dict[int, CodeType]:
-        """The code objects that ran, by `id`."""
-        self.pause()
         entries: Any = self._profile.getstats()
         return {id(entry.code): entry.code for entry in entries if isinstance(entry.code, CodeType)}
 
     def builtins(self) -> dict[str, list[CodeType]]:
-        """The builtin functions that were called, as `time.time`, each with the code that called it."""
-        self.pause()
         entries: Any = self._profile.getstats()
         found: dict[str, list[CodeType]] = {}
         for entry in entries:
@@ -69,12 +91,69 @@ class Ran:
                     found.setdefault(call.code[len(_BUILTIN) : -1], []).append(entry.code)
         return found
 
-    def _set_aside(self) -> None:
-        if isinstance(self._theirs, _Profiler):
-            self._theirs.disable()
-        elif self._theirs is not None:
-            sys.setprofile(None)
+
+class _Monitored:
+    """By `sys.monitoring`, which tells of every thread: each function once in ours, and its calls of builtins."""
+
+    def __init__(self) -> None:
+        self._monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
+        self._code: dict[int, CodeType] = {}
+        self._builtins: dict[str, list[CodeType]] = {}
+        self._thread = 0
+        self._is_on = False
+        self.is_complete = True
+
+    def start(self) -> None:
+        monitoring, events = self._monitoring, self._monitoring.events
+        self._thread = get_ident()
+        try:
+            monitoring.use_tool_id(_TOOL, "treeplay")
+        except ValueError:
+            self.is_complete = False
+            return
+        monitoring.register_callback(_TOOL, events.PY_START, self._on_start)
+        monitoring.register_callback(_TOOL, events.CALL, self._on_call)
+        self._is_on = True
+        monitoring.set_events(_TOOL, events.PY_START)
+
+    def stop(self) -> None:
+        self._is_on = False
+        if not self.is_complete:
+            return
+        monitoring, events = self._monitoring, self._monitoring.events
+        monitoring.set_events(_TOOL, 0)
+        for code in self._code.values():
+            monitoring.set_local_events(_TOOL, code, 0)
+        monitoring.register_callback(_TOOL, events.PY_START, None)
+        monitoring.register_callback(_TOOL, events.CALL, None)
+        monitoring.free_tool_id(_TOOL)
+
+    def pause(self) -> None:
+        self._is_on = False
+
+    def resume(self) -> None:
+        self._is_on = True
+
+    def code(self) -> dict[int, CodeType]:
+        return dict(self._code)
+
+    def builtins(self) -> dict[str, list[CodeType]]:
+        return self._builtins
+
+    def _on_start(self, code: CodeType, _: int) -> None:
+        if self._is_on and get_ident() == self._thread and id(code) not in self._code:
+            self._code[id(code)] = code
+            self._monitoring.set_local_events(_TOOL, code, self._monitoring.events.CALL)
+
+    def _on_call(self, code: CodeType, _: int, function: object, __: object) -> None:
+        if type(function) is BuiltinFunctionType and self._is_on and get_ident() == self._thread:
+            module = getattr(function, "__module__", None)
+            name = f"{module}.{function.__name__}" if isinstance(module, str) else function.__name__
+            callers = self._builtins.setdefault(name, [])
+            if code not in callers:
+                callers.append(code)
 
 
+_TOOL = 4  # one of the numbers that Python gives to nobody
 _BUILTIN = "<built-in method "
 _Profiler: Any = cProfile.Profile.__mro__[1]  # what the interpreter knows as the profiler, in C

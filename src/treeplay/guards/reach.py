@@ -23,6 +23,7 @@ import functools
 import gc
 import importlib.machinery
 import io
+import logging
 import sys
 import threading
 import types
@@ -70,6 +71,7 @@ _HARMLESS: tuple[type, ...] = (
     torch._ops.OpOverload,
     torch._ops.OpOverloadPacket,
     importlib.machinery.ModuleSpec,
+    logging.Handler,  # where messages go, and nothing comes back from
     torch.SymInt,
     torch.SymFloat,
     torch.SymBool,

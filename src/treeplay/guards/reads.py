@@ -25,7 +25,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from treeplay.guards.ran import Ran
+from treeplay.guards.ran import noting
 from treeplay.observe.stand_in import ABSENT, stand_in
 
 WHOLE = "__dict__"
@@ -65,7 +65,7 @@ class Reads:
         self._further = list(modules)  # which may be among those that are loaded
         self._watched_modules: set[int] = set()
         self._callbacks: list[Any] = []
-        self._ran = Ran()
+        self._ran = noting()
         self._thread = 0
         self._is_on = False
 
@@ -290,7 +290,7 @@ def _storer(reads: Reads, cls: Any, kind: str, before: Any) -> Callable[..., Non
 @lru_cache(maxsize=4096)
 def is_machinery(file: str) -> bool:
     """Whether a file is ours, or torch's way to a dispatch mode or a symbolic number: it runs because a program is traced."""
-    return file.startswith(_OURS) or file.endswith(_OF_A_TRACE)
+    return file.startswith(_OURS) or file.endswith(_OF_A_TRACE) or _DYNAMO in file
 
 
 _OURS = __file__.rpartition("guards")[0]
@@ -304,6 +304,7 @@ _OF_A_TRACE = (
     "torch/fx/experimental/sym_node.py",
     "torch/fx/experimental/symbolic_shapes.py",
 )
+_DYNAMO = "/torch/_dynamo/"  # it looks away while a program is traced
 _MODULES_ON_THE_WAY = ("torch._library.simple_registry",)
 
 

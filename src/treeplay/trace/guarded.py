@@ -54,7 +54,9 @@ def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guard
     _add_gradients(reach, signature, run)
     guards = Guards(reach)
     guards.places_of_inputs = tuple(
-        item.source.place.read for item in signature.inputs if isinstance(item.source, State)
+        functools.partial(item.source.place.read_or, None)
+        for item in signature.inputs
+        if isinstance(item.source, State)
     )
     return guards
 

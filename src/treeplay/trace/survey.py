@@ -15,7 +15,15 @@ import functools
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any
 
 import torch
@@ -356,6 +364,9 @@ class _Walk:
         self.enter(method.__func__, root(method.__func__, str(place)), needs)
         self._methods(type(owner), method.__func__.__name__)
 
+    def _bound(self, method: MethodWrapperType, place: Place, needs: Names) -> None:
+        self.enter(method.__self__, place.child(How.ATTRIBUTE, method, "__self__", str(place)), needs)
+
     def _partial(self, partial: functools.partial[Any], place: Place, needs: Names) -> None:
         for label in ("func", "args", "keywords"):
             self.enter(getattr(partial, label), root(getattr(partial, label), f"{place}.{label}"), needs)
@@ -369,6 +380,7 @@ class _Walk:
         ((dict, list, tuple, set, frozenset, collections.deque), _container),
         (FunctionType, _function),
         (MethodType, _method),
+        (MethodWrapperType, _bound),
         (functools.partial, _partial),
         (CellType, _cell),
         (type, _class),

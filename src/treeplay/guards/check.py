@@ -21,7 +21,7 @@ from treeplay.facts.source import Source
 from treeplay.generated import load_source
 from treeplay.guards.conditions import Comparison, Container, Guard, Table, shown
 from treeplay.guards.reach import Reach
-from treeplay.guards.torch_private import tables_check, tensor_check, version_of_table
+from treeplay.guards.torch_private import native_check, tensor_check, version_of_table
 from treeplay.observe.stand_in import ABSENT
 
 _YOUNG = 50
@@ -49,6 +49,15 @@ class Guards:
         """Compare values, after the quick check said no."""
         self.what = self.first_difference()
         return self.what is None
+
+    def take_as_it_is(self) -> None:
+        """Guard what is there now: what the program itself has changed since it was looked at, and does not change again."""
+        reach = self._reach
+        for guard in (*reach.tables, *reach.items, *reach.members):
+            guard.go_over_to(guard.holder)
+        for asked in reach.asked:
+            asked.recorded = asked.ask()
+        self._facts = [(tensor, label, _facts_of(tensor)) for tensor, label in reach.tensors.values()]
 
     def first_difference(self) -> Mismatch | None:
         """What no longer is as recorded; if nothing is, the guards count from this moment on."""
@@ -163,20 +172,29 @@ class Guards:
             self._text = text
         self.holds = self._quick
 
-    def _versions_check(self, tables: tuple[dict[Any, Any], ...]) -> Callable[[Any], bool]:
-        """Versions compared in Python, which is made quickly; natively once they have not changed for a while."""
+    def _steady_check(self, tables: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
+        """Versions, classes and code compared in Python, which is made quickly; natively once nothing changes for a while."""
+        reach = self._reach
         versions = [*map(version_of_table, tables)]
+        objects, classes = [value for value, _, _ in reach.kinds], [cls for _, cls, _ in reach.kinds]
+        functions, codes = [item.function for item in reach.functions], [item.code for item in reach.functions]
         self._is_young = True
         left = _YOUNG
 
-        def check(tables: tuple[dict[Any, Any], ...]) -> bool:
+        def check() -> bool:
             nonlocal left
-            if [*map(version_of_table, tables)] != versions:
+            if [*map(version_of_table, tables)] != versions or [*map(type, objects)] != classes:
+                return False
+            if [*map(_code_of, functions)] != codes:
                 return False
             left -= 1
             if left == 0:
                 self._is_young = False
-                self._quick.__globals__["versions"] = tables_check(tables)
+                native = native_check(
+                    tables, list(zip(objects, classes, strict=True)), list(zip(functions, codes, strict=True))
+                )
+                if native is not None:
+                    self._quick.__globals__["steady"] = native
             return True
 
         return check
@@ -188,10 +206,8 @@ class Guards:
         known = {id(holder) for holder in empties}
         steady = [guard.holder for guard in self._reach.tables if guard.is_steady and id(guard.holder) not in known]
         steady = list({id(holder): holder for holder in steady}.values())
-        if steady:
-            tables = tuple(steady)
-            writer.names["versions"] = self._versions_check(tables)
-            writer.add(f"versions({writer.name(tables)})")
+        writer.names["steady"] = self._steady_check(tuple(steady))
+        writer.add("steady()")
         if empties:
             writer.add(f"not any({writer.name(tuple(empties))})")
         for guard in self._reach.tables:
@@ -224,11 +240,10 @@ class Guards:
     def _write_others(self, writer: _Writer) -> None:
         reach = self._reach
         is_ = writer.name(operator.is_)
-        if reach.kinds:
-            objects, classes = [value for value, _, _ in reach.kinds], [cls for _, cls, _ in reach.kinds]
-            writer.add(f"[*map(type, {writer.name(objects)})] == {writer.name(classes)}")
         if reach.orders:
-            orders, owners = list(reach.orders.values()), list(reach.orders)
+            bases = {base for cls in reach.orders for base in cls.__mro__[1:]}  # their order is part of their heirs'
+            owners = [cls for cls in reach.orders if cls not in bases]
+            orders = [reach.orders[cls] for cls in owners]
             writer.add(f"[*map({writer.name(_order_of)}, {writer.name(owners)})] == {writer.name(orders)}")
         for guard in (*reach.items, *reach.members):
             if guard.recorded or not _has_plain_length(guard.holder):
@@ -244,10 +259,6 @@ class Guards:
             asks, recorded_values = [item.ask for item in asked], [item.recorded for item in asked]
             call = writer.name(_call)
             writer.add(f"all(map({is_}, map({call}, {writer.name(asks)}), {writer.name(recorded_values)}))")
-        if reach.functions:
-            functions = [item.function for item in reach.functions]
-            codes = [item.code for item in reach.functions]
-            writer.add(f"[*map({writer.name(_code_of)}, {writer.name(functions)})] == {writer.name(codes)}")
         for name, ask in (("defaults", _defaults_of), ("keywords", _keywords_of)):
             having = [item for item in reach.functions if getattr(item, name)]
             if having:

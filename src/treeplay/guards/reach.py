@@ -239,7 +239,10 @@ class Reach:
         self._functions_seen.add(id(function.__code__))
         self.functions.append(Code(function, function.__qualname__))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            self._cell(cell, name)
+            if name == "__class__":  # which Python fills once, for `super()`
+                self.enter(_content(cell), name)
+            else:
+                self._cell(cell, name)
         for index, value in enumerate(function.__defaults__ or ()):
             self.enter(value, f"{label}.__defaults__[{index}]")
         if function.__kwdefaults__:

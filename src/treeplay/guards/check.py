@@ -50,15 +50,6 @@ class Guards:
         self.what = self.first_difference()
         return self.what is None
 
-    def take_as_it_is(self) -> None:
-        """Guard what is there now: what the program itself has changed since it was looked at, and does not change again."""
-        reach = self._reach
-        for guard in (*reach.tables, *reach.items, *reach.members):
-            guard.go_over_to(guard.holder)
-        for asked in reach.asked:
-            asked.recorded = asked.ask()
-        self._facts = [(tensor, label, _facts_of(tensor)) for tensor, label in reach.tensors.values()]
-
     def first_difference(self) -> Mismatch | None:
         """What no longer is as recorded; if nothing is, the guards count from this moment on."""
         comparison = Comparison(self._reach.containers)

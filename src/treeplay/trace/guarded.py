@@ -39,7 +39,6 @@ class Seen:
     found: Survey
     numbers: tuple[Number, ...] = ()
     grads_read: tuple[torch.Tensor, ...] = ()
-    is_traced: bool = True  # else kernels and compilers ran too, which count and keep things of their own
 
 
 def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guards:
@@ -72,10 +71,9 @@ def guards_over(seen: Seen, signature: Signature) -> Guards:
                 advice="keep large collections of Python objects out of its closure, globals and `self`; pass what it needs",
             )
         ) from None
-    if seen.is_traced:
-        _check_unseen_stores(reach, seen.found)
-        _check_iterators(reach)
-        _check_repeatable(seen.reads)
+    _check_unseen_stores(reach, seen.found)
+    _check_iterators(reach)
+    _check_repeatable(seen.reads)
     places = [*_places_of_inputs(signature), *_places_of_numbers(seen.numbers)]
     written = [write.place for write in signature.writes]
     reach.asked += settings_asked(seen.reads.builtins)

@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -48,10 +47,8 @@ from treeplay.facts.place import How, Place
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Argument, Input, Signature, State
 from treeplay.facts.spec import TensorSpec
-from treeplay.facts.structure import classes_in, paths
-from treeplay.guards.reads import Reads, classes_of
-from treeplay.trace.found import PLAIN, Survey
-from treeplay.trace.guarded import Seen, guards_over, with_guards
+from treeplay.facts.structure import paths
+from treeplay.trace.found import Survey
 from treeplay.trace.host_tensors import HostState
 from treeplay.trace.jit import Call, home_of, survey_to_record
 from treeplay.trace.log import Entry
@@ -152,16 +149,6 @@ class Prepared:
         self._found = found
         self._host = host
         self._around = Surroundings.now()
-        self._reads = Reads(classes_of(found.kept), (value for value in found.kept if isinstance(value, ModuleType)))
-        self._seen: Seen | None = Seen(
-            program=program,
-            objects=tuple(leaf for leaf in call.leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))),
-            classes=tuple(classes_in(call.structure)),
-            arguments=tuple(call.tensors),
-            reads=self._reads,
-            found=found,
-            is_traced=False,
-        )
         self._shown: Shown | None = None
 
     @property
@@ -186,9 +173,7 @@ class Prepared:
             snapshot = Snapshot(self._found, tensors)
             versions = [version_of(tensor) for tensor in tensors]
             try:
-                with self._reads if self._shown is None else contextlib.nullcontext():
-                    result = self._run_over(tensors)
-                outputs, shown = self._look(result, snapshot, tensors)
+                outputs, shown = self._look(self._run_over(tensors), snapshot, tensors)
                 counted = tuple(at for at, tensor in enumerate(tensors) if version_of(tensor) != versions[at])
             finally:
                 snapshot.restore()
@@ -222,22 +207,8 @@ class Prepared:
             tuple(kept.index(at) for at in among if at in kept) for among in (self.movable, self.counted)
         )
         signature = opaque_signature(self._found, self.inputs, self._call, self._shown, self._host, is_step=is_step)
-        signature = self._with_guards(signature)
         self._forget()
         return signature, kept
-
-    def _with_guards(self, signature: Signature) -> Signature:
-        """The signature with guards over what the first run read."""
-        if self._seen is None:
-            raise self._refuse(
-                "program", "was asked for its signature twice", "report this: it is a fault of treeplay's"
-            )
-        try:
-            guarded = guards_over(self._seen, signature)
-        finally:
-            self._reads.forget()
-            self._seen = None
-        return with_guards(signature, guarded)
 
     # --- one run --------------------------------------------------------------------------------------------
 

@@ -112,8 +112,6 @@ def make_recording(
 ) -> Recording:
     """Write the call function around what was recorded."""
     ambience = Ambience.now()
-    if lowered.name == "capture" and signature.guarded is not None:
-        signature.guarded.take_as_it_is()  # the runs since then have filled caches of the program's own
     is_compiled = lowered.name == "inductor"
     checked = call.tensors + [
         tensor

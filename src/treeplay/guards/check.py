@@ -53,15 +53,21 @@ class Guards:
     def first_difference(self) -> Mismatch | None:
         """What no longer is as recorded; if nothing is, the guards count from this moment on."""
         comparison = Comparison(self._reach.containers)
+        # Versions first: what another thread writes meanwhile is compared the next time.
+        versions = [version_of_table(table.holder) for table in self._reach.tables]
         touched: list[Table] = []
         for found in self._differences(comparison, touched):
             return found
+        for table, version in zip(self._reach.tables, versions, strict=True):
+            if id(table) in comparison.moved:
+                continue
+            table.pending = version
         for commit in comparison.commits:
             commit()
         for table in touched:
             is_first = table.version == -1
-            table.recorded = table.content(table.holder)
-            table.version = version_of_table(table.holder)
+            if id(table) not in comparison.moved:
+                table.recorded, table.version = table.compared, table.pending
             table.times = 0 if is_first else table.times + 1 if self._is_young else 1
             table.is_steady = table.is_steady and table.times < _MOST_TIMES
         for group in (self._reach.items, self._reach.members):
@@ -166,7 +172,8 @@ class Guards:
     def _steady_check(self, tables: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
         """Versions, classes and code compared in Python, which is made quickly; natively once nothing changes for a while."""
         reach = self._reach
-        versions = [*map(version_of_table, tables)]
+        known = {id(table.holder): table.version for table in reach.tables}
+        versions = [known[id(table)] for table in tables]
         objects, classes = [value for value, _, _ in reach.kinds], [cls for _, cls, _ in reach.kinds]
         functions, codes = [item.function for item in reach.functions], [item.code for item in reach.functions]
         self._is_young = True
@@ -211,8 +218,10 @@ class Guards:
             # A class's entries are chosen by name, and a subclass may do anything in `[]`.
             writer.add(f"{writer.name(guard.content)}({holder}) == {writer.name(guard.recorded)}")
             return
-        if guard.names is None:
+        if guard.names is None and guard.is_unordered:
             writer.add(f"len({holder}) == {len(guard.recorded)}")
+        elif guard.names is None:
+            writer.add(f"[*{holder}] == {writer.name(list(guard.recorded))}")
         for key, value in guard.recorded.items():
             constant = repr(key) if type(key) in (str, int) else writer.name(key)
             if value is ABSENT:

@@ -12,11 +12,12 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.facts.place import How, Place
 from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Argument, Kind, Number, Signature, State
+from treeplay.facts.signature import Argument, Kind, Number, Signature, State, Watch
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import classes_in
 from treeplay.guards.check import Guards
 from treeplay.guards.conditions import Asked
+from treeplay.guards.names import names_in
 from treeplay.guards.outside import never_the_same, settings_asked
 from treeplay.guards.reach import Reach, TooMuch, spot_of
 from treeplay.guards.reads import Reads
@@ -73,6 +74,7 @@ def guards_over(seen: Seen, signature: Signature) -> Guards:
         ) from None
     _check_unseen_stores(reach, seen.found)
     _check_iterators(reach)
+    _check_large(reach)
     _check_repeatable(seen.reads)
     places = [*_places_of_inputs(signature), *_places_of_numbers(seen.numbers)]
     written = [write.place for write in signature.writes]
@@ -111,6 +113,18 @@ def _check_repeatable(reads: Reads) -> None:
                 why="is asked by the program and gives another answer each time, so a recording would freeze this one",
                 advice="ask outside of the program, and pass what it gives as a tensor",
                 where=where,
+            )
+        )
+
+
+def _check_large(reach: Reach) -> None:
+    for value, label in reach.large:
+        raise Refusal(
+            Reason(
+                op=label,
+                why=f"is a {type(value).__name__} that the program can read and anybody change in place, and too large to "
+                "compare on each call",
+                advice="make a tensor of it outside of the program, or pass what is needed of it",
             )
         )
 
@@ -170,6 +184,17 @@ def stores_of_the_same(run: Run) -> Iterator[tuple[Place, Any]]:
         for name, before in noted.assigned.items():
             if name not in noted.read and name in table and table[name] is before:
                 yield place.child(How.ITEM, table, name, f"{place}.{name}"), before
+
+
+def attributes_of_arguments(run: Run, call: Call) -> Iterator[Watch]:
+    """What users have put on tensors that are arguments, under names that code of the run uses."""
+    names = {name for noted in run.reads.objects.values() for name in noted.read}
+    names.update(*(names_in(code) for code in (run.reads.code or {}).values()))
+    for index, leaf in enumerate(call.leaves):
+        for name, value in vars(leaf).items() if isinstance(leaf, torch.Tensor) else ():
+            if name in names:
+                argument = Place(How.ARGUMENT, leaf, index, None, f"argument {index}")
+                yield Watch(argument.child(How.ATTRIBUTE, leaf, name, f"{argument}.{name}"), value)
 
 
 def with_guards(signature: Signature, guards: Guards) -> Signature:

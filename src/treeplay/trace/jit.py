@@ -114,6 +114,11 @@ def trace(program: Callable[..., Any], call: Call, *, is_exact: bool = True, fir
         return _with_guards(made, program, call, run)
 
 
+def is_tracing() -> bool:
+    """Whether some thread is tracing: others may find its fakes, and stand-ins of ours, in what they reach."""
+    return _turns.locked()
+
+
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
     """What moves random generators, or stands in for parts of torch, does so alone; raises `Busy` after a while."""

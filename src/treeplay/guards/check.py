@@ -68,6 +68,7 @@ class Guards:
             is_first = table.version == -1
             if id(table) not in comparison.moved:
                 table.recorded, table.version = table.compared, table.pending
+            table.size = len(table.holder)
             table.times = 0 if is_first else table.times + 1 if self._is_young else 1
             table.is_steady = table.is_steady and table.times < _MOST_TIMES
         for group in (self._reach.items, self._reach.members):
@@ -108,7 +109,8 @@ class Guards:
 
     @staticmethod
     def _is_newer(table: Table) -> bool:
-        return version_of_table(table.holder) != table.version
+        # Filling an empty dictionary from another one counts as no change on Python 3.12 and later.
+        return version_of_table(table.holder) != table.version or len(table.holder) != table.size
 
     def places(self) -> Iterator[tuple[str, Any]]:
         """Each guarded value by its place."""
@@ -198,7 +200,7 @@ class Guards:
         return check
 
     def _write_tables(self, writer: _Writer) -> None:
-        empties = [guard.holder for guard in self._reach.tables if guard.is_whole and not guard.holder]
+        empties = [guard.holder for guard in self._reach.tables if not guard.holder]
         empties += [guard.holder for guard in (*self._reach.items, *self._reach.members) if not guard.recorded]
         empties = [holder for holder in empties if _has_plain_length(holder)]
         known = {id(holder) for holder in empties}

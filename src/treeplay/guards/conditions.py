@@ -116,6 +116,7 @@ class Table(Container):
         "names",
         "pending",
         "recorded",
+        "size",
         "times",
         "version",
         "written",
@@ -137,7 +138,7 @@ class Table(Container):
         self.compared: dict[Any, Any] = {}  # the entries that were compared last
         self.recorded: dict[Any, Any] = self.content(holder)
         self.is_steady = True  # whether its version is what is compared in a warm call
-        self.version = self.pending = -1
+        self.version = self.pending = self.size = -1
         self.times = 0  # how often the version has changed and nothing else
 
     @property

@@ -62,6 +62,8 @@ _HARMLESS: tuple[type, ...] = (
     torch._ops.OpOverloadPacket,
     importlib.machinery.ModuleSpec,
     logging.Handler,  # where messages go, and nothing comes back from
+    logging.Manager,
+    logging.PlaceHolder,
     torch.SymInt,
     torch.SymFloat,
     torch.SymBool,
@@ -537,6 +539,10 @@ class Reach:
                 self.enter(asked.recorded, asked.label)
         self.asked.append(Asked(functools.partial(_names_of, local), f"names in {label}"))
 
+    def _logger(self, logger: logging.Logger, label: str) -> None:
+        """Of a logger only which messages it takes: what it keeps besides grows and is cached as others use it."""
+        self.asked.append(Asked(functools.partial(_level_of, logger), f"level of logger {logger.name}"))
+
     def _memory(self, value: Any, label: str) -> None:
         size = getattr(value, "nbytes", None)
         if getattr(getattr(value, "dtype", None), "hasobject", False):
@@ -597,6 +603,10 @@ def _goes_behind(code: types.CodeType) -> bool:
 
 def _is_alive(reference: weakref.ref[Any]) -> bool:
     return weakref.ref.__call__(reference) is not None
+
+
+def _level_of(logger: logging.Logger) -> int:
+    return logging.CRITICAL + 1 if logger.disabled else max(logger.getEffectiveLevel(), logger.manager.disable)
 
 
 def _content(cell: types.CellType) -> Any:
@@ -681,6 +691,7 @@ class _Scalar(metaclass=_Scalars):
 
 _KINDS: tuple[tuple[Any, Callable[..., None]], ...] = (
     (torch.Tensor, Reach._tensor),
+    (logging.Logger, Reach._logger),
     (types.ModuleType, Reach._module),
     (type, Reach._class),
     (_BUILTIN_MUTABLE, Reach._plain_container),

@@ -103,7 +103,7 @@ def _mentions(text: str, name: str) -> bool:
 
 
 def _hook_watch(run: Run) -> Iterator[Watch]:
-    """Hooks of the tensors that a backward of the program's own goes to; those of modules and optimizers are read and guarded."""
+    """Hooks of the tensors that a backward of the program goes to; those of modules and optimizers are read, so guarded."""
     leaves = _leaves_of_backward(run)
     if leaves:
         hooks = Hooks((), (), leaves)

@@ -32,6 +32,7 @@ Observe = Callable[[Callable[..., Any], Call], tuple[Any, list[Any]]]
 Record = Callable[[Call, list[Any]], Recording]
 CallFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 _NEVER = 2**62
+_MOST_OBSERVATIONS = 4
 _MOST_WAITS = 16  # calls that are too early to record, before a program is refused
 
 
@@ -110,6 +111,8 @@ class Manager:
         if entry.recordings and is_tracing():  # by another thread, whose doings may be all that differs
             return self._eager(entry, call)
         seen = entry.observation()
+        if seen is None and entry.was_observed and entry.observations:
+            seen = entry.observations[-1]  # what changed since may be nothing to this program: the trace will tell
         facts = CallFacts(entry.phase, seen is not None, entry.rerecordings, settings.max_rerecordings)
         return self._act(decide(facts), entry, call, seen)
 
@@ -206,13 +209,14 @@ class Manager:
         # What the program itself counts up is as it leaves it: the trace finds such changes and names their line.
         entry.observations.append(Observation(log, survey_call(self.program, call)))
         entry.phase = Phase.RECORDED if entry.recordings else Phase.OBSERVED
+        entry.was_observed = True
         self._evict()
         return out
 
     def _note_cause(self, entry: Entry, call: Call) -> None:
         entry.rerecordings += 1
-        place = entry.observations[-1].found.changed() if entry.observations else None
-        mismatch = first_mismatch(entry.recordings[-1].signature, call) if entry.recordings and place is None else None
+        mismatch = first_mismatch(entry.recordings[-1].signature, call) if entry.recordings else None
+        place = entry.observations[-1].found.changed() if entry.observations and mismatch is None else None
         what = mismatch.what if mismatch else str(place or "memory")
         entry.causes.append(
             str(mismatch or (f"{place}: another value" if place else "arguments share memory differently"))
@@ -220,6 +224,7 @@ class Manager:
         counters.add("rerecordings", what)
 
     def _record(self, entry: Entry, call: Call, seen: Observation) -> Any:
+        entry.was_observed = False
         try:
             recording = self.record(call, seen.log)
             out = recording.call(call.args, call.kwargs)
@@ -232,7 +237,7 @@ class Manager:
             if entry.differing:  # the second in a row: not a setting that was changed once
                 return self._refused(entry, differing, call)
             entry.differing = True
-            entry.observations.remove(seen)
+            del entry.observations[: -_MOST_OBSERVATIONS + 1]  # one that a call will agree with may be among them
             return self._observe(entry, call)
         except ProgramRaised as raised:
             return self._run_to_tell(entry, raised, call)

@@ -56,6 +56,7 @@ class Entry:
     eager_calls: int = 0
     rerecordings: int = 0
     waits: int = 0  # calls that were too early to record
+    was_observed: bool = False  # whether the last call of this key that was not replayed was observed
     differing: bool = False  # whether the newest observation replaced one that the next call did not agree with
     causes: list[str] = field(default_factory=list)
 

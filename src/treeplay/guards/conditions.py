@@ -269,11 +269,18 @@ class Code(Guard):
     def differs(self, comparison: Comparison) -> Mismatch | None:
         if self.function.__code__ is not self.code:
             return Mismatch(f"{self.label}.__code__", shown(self.code), shown(self.function.__code__))
-        for name, before in (("__defaults__", self.defaults), ("__kwdefaults__", self.keywords)):
-            found = getattr(self.function, name)
+        defaults, keywords = self.function.__defaults__, self.function.__kwdefaults__
+        for name, before, found in (
+            ("__defaults__", self.defaults, defaults),
+            ("__kwdefaults__", self.keywords, keywords),
+        ):
             if not comparison.alike(before, found):
-                return differing(f"{self.label}.{name}", before, found)
+                return comparison.inner or differing(f"{self.label}.{name}", before, found)
+        comparison.commits.append(lambda: self._go_over_to(defaults, keywords))
         return None
+
+    def _go_over_to(self, defaults: tuple[Any, ...] | None, keywords: dict[str, Any] | None) -> None:
+        self.defaults, self.keywords = defaults, keywords
 
     def places(self) -> Iterator[tuple[str, Any]]:
         if self.defaults:

@@ -18,7 +18,7 @@ CHANGES: dict[str, tuple[Callable[[dict[Any, Any]], Any], bool]] = {
     "the same object again": (lambda t: t.update(a=SAME), False),
     "setdefault of what is there": (lambda t: t.setdefault("a", 2), False),
     "a look": (lambda t: [t["a"], t.get("z"), list(t), "a" in t], False),
-    "an equal object": (lambda t: t.update(a=tuple(["a", 1.5])), True),
+    "an equal object": (lambda t: t.update(a=("a", float("1.5"))), True),
     "another": (lambda t: t.update(a=2), True),
     "a new one": (lambda t: t.setdefault("b", 2), True),
     "one less": (lambda t: t.pop("a"), True),

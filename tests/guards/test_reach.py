@@ -90,7 +90,7 @@ def test_functions_within_functions_and_generators_are_followed() -> None:
         def inner() -> float:
             return RATE
 
-        return [inner() for _ in range(1)], list(helper() for _ in range(1))
+        return [inner() for _ in range(1)], [*(helper() for _ in range(1))]
 
     reach = reached(program)
     assert {f"{__name__}.RATE", f"{__name__}.helper"} <= labels(reach)

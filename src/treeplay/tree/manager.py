@@ -123,9 +123,9 @@ class Manager:
         entry.causes[:] = [str(mismatch)] if mismatch is not None else []
 
     def _replayed(self, recording: Recording) -> None:
-        self._use(recording)
         recording.replays += 1
         self.tally.replays += 1
+        self._use(recording)
 
     def _use(self, recording: Recording | None) -> None:
         self.settle()

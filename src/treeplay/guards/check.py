@@ -21,7 +21,7 @@ from treeplay.facts.source import Source
 from treeplay.generated import load_source
 from treeplay.guards.conditions import Comparison, Container, Guard, Table, shown
 from treeplay.guards.reach import Reach
-from treeplay.guards.torch_private import tables_check, tensor_check, version_of_table
+from treeplay.guards.torch_private import native_check, tensor_check, version_of_table
 from treeplay.observe.stand_in import ABSENT
 
 _YOUNG = 50
@@ -53,15 +53,21 @@ class Guards:
     def first_difference(self) -> Mismatch | None:
         """What no longer is as recorded; if nothing is, the guards count from this moment on."""
         comparison = Comparison(self._reach.containers)
+        # Versions first: what another thread writes meanwhile is compared the next time.
+        versions = [version_of_table(table.holder) for table in self._reach.tables]
         touched: list[Table] = []
         for found in self._differences(comparison, touched):
             return found
+        for table, version in zip(self._reach.tables, versions, strict=True):
+            if id(table) in comparison.moved:
+                continue
+            table.pending = version
         for commit in comparison.commits:
             commit()
         for table in touched:
             is_first = table.version == -1
-            table.recorded = table.content(table.holder)
-            table.version = version_of_table(table.holder)
+            if id(table) not in comparison.moved:
+                table.recorded, table.version = table.compared, table.pending
             table.times = 0 if is_first else table.times + 1 if self._is_young else 1
             table.is_steady = table.is_steady and table.times < _MOST_TIMES
         for group in (self._reach.items, self._reach.members):
@@ -163,20 +169,30 @@ class Guards:
             self._text = text
         self.holds = self._quick
 
-    def _versions_check(self, tables: tuple[dict[Any, Any], ...]) -> Callable[[Any], bool]:
-        """Versions compared in Python, which is made quickly; natively once they have not changed for a while."""
-        versions = [*map(version_of_table, tables)]
+    def _steady_check(self, tables: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
+        """Versions, classes and code compared in Python, which is made quickly; natively once nothing changes for a while."""
+        reach = self._reach
+        known = {id(table.holder): table.version for table in reach.tables}
+        versions = [known[id(table)] for table in tables]
+        objects, classes = [value for value, _, _ in reach.kinds], [cls for _, cls, _ in reach.kinds]
+        functions, codes = [item.function for item in reach.functions], [item.code for item in reach.functions]
         self._is_young = True
         left = _YOUNG
 
-        def check(tables: tuple[dict[Any, Any], ...]) -> bool:
+        def check() -> bool:
             nonlocal left
-            if [*map(version_of_table, tables)] != versions:
+            if [*map(version_of_table, tables)] != versions or [*map(type, objects)] != classes:
+                return False
+            if [*map(_code_of, functions)] != codes:
                 return False
             left -= 1
             if left == 0:
                 self._is_young = False
-                self._quick.__globals__["versions"] = tables_check(tables)
+                native = native_check(
+                    tables, list(zip(objects, classes, strict=True)), list(zip(functions, codes, strict=True))
+                )
+                if native is not None:
+                    self._quick.__globals__["steady"] = native
             return True
 
         return check
@@ -188,10 +204,8 @@ class Guards:
         known = {id(holder) for holder in empties}
         steady = [guard.holder for guard in self._reach.tables if guard.is_steady and id(guard.holder) not in known]
         steady = list({id(holder): holder for holder in steady}.values())
-        if steady:
-            tables = tuple(steady)
-            writer.names["versions"] = self._versions_check(tables)
-            writer.add(f"versions({writer.name(tables)})")
+        writer.names["steady"] = self._steady_check(tuple(steady))
+        writer.add("steady()")
         if empties:
             writer.add(f"not any({writer.name(tuple(empties))})")
         for guard in self._reach.tables:
@@ -204,8 +218,10 @@ class Guards:
             # A class's entries are chosen by name, and a subclass may do anything in `[]`.
             writer.add(f"{writer.name(guard.content)}({holder}) == {writer.name(guard.recorded)}")
             return
-        if guard.names is None:
+        if guard.names is None and guard.is_unordered:
             writer.add(f"len({holder}) == {len(guard.recorded)}")
+        elif guard.names is None:
+            writer.add(f"[*{holder}] == {writer.name(list(guard.recorded))}")
         for key, value in guard.recorded.items():
             constant = repr(key) if type(key) in (str, int) else writer.name(key)
             if value is ABSENT:
@@ -224,11 +240,10 @@ class Guards:
     def _write_others(self, writer: _Writer) -> None:
         reach = self._reach
         is_ = writer.name(operator.is_)
-        if reach.kinds:
-            objects, classes = [value for value, _, _ in reach.kinds], [cls for _, cls, _ in reach.kinds]
-            writer.add(f"[*map(type, {writer.name(objects)})] == {writer.name(classes)}")
         if reach.orders:
-            orders, owners = list(reach.orders.values()), list(reach.orders)
+            bases = {base for cls in reach.orders for base in cls.__mro__[1:]}  # their order is part of their heirs'
+            owners = [cls for cls in reach.orders if cls not in bases]
+            orders = [reach.orders[cls] for cls in owners]
             writer.add(f"[*map({writer.name(_order_of)}, {writer.name(owners)})] == {writer.name(orders)}")
         for guard in (*reach.items, *reach.members):
             if guard.recorded or not _has_plain_length(guard.holder):
@@ -244,10 +259,6 @@ class Guards:
             asks, recorded_values = [item.ask for item in asked], [item.recorded for item in asked]
             call = writer.name(_call)
             writer.add(f"all(map({is_}, map({call}, {writer.name(asks)}), {writer.name(recorded_values)}))")
-        if reach.functions:
-            functions = [item.function for item in reach.functions]
-            codes = [item.code for item in reach.functions]
-            writer.add(f"[*map({writer.name(_code_of)}, {writer.name(functions)})] == {writer.name(codes)}")
         for name, ask in (("defaults", _defaults_of), ("keywords", _keywords_of)):
             having = [item for item in reach.functions if getattr(item, name)]
             if having:

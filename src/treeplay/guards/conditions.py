@@ -107,7 +107,19 @@ class Table(Container):
     `free`: keys whose values the warm call checks by itself. `written`: those that a replay replaces, by the like of it.
     """
 
-    __slots__ = ("is_steady", "matters", "may_grow", "names", "recorded", "times", "version", "written")
+    __slots__ = (
+        "compared",
+        "is_steady",
+        "is_unordered",
+        "matters",
+        "may_grow",
+        "names",
+        "pending",
+        "recorded",
+        "times",
+        "version",
+        "written",
+    )
 
     def __init__(
         self,
@@ -121,9 +133,11 @@ class Table(Container):
         self.matters = matters
         self.written: set[Any] = set()
         self.may_grow = False  # whether further entries do not matter
+        self.is_unordered = False  # whether their order does not matter
+        self.compared: dict[Any, Any] = {}  # the entries that were compared last
         self.recorded: dict[Any, Any] = self.content(holder)
         self.is_steady = True  # whether its version is what is compared in a warm call
-        self.version = -1
+        self.version = self.pending = -1
         self.times = 0  # how often the version has changed and nothing else
 
     @property
@@ -144,6 +158,9 @@ class Table(Container):
 
     def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:
         now = self.content(holder)
+        if self.is_unordered and now.keys() == self.recorded.keys():
+            now = {key: now[key] for key in self.recorded}
+        self.compared = now
         if len(now) != len(self.recorded) or (self.names is None and not _same_keys(self.recorded, now)):
             return self._other_keys(now)
         for (key, before), found in zip(self.recorded.items(), now.values(), strict=True):
@@ -301,6 +318,8 @@ class Data(Guard):
         """What a program can read."""
         value = self.value
         if hasattr(value, "dtype"):
+            if value.dtype.hasobject:
+                return value.shape, [id(item) for item in value.ravel().tolist()]
             return str(value.dtype), value.shape, value.strides, value.tobytes()
         return bytes(value)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import array
 import collections
 import contextvars
-import enum
+import ctypes
 import functools
 import gc
 import importlib.machinery
@@ -45,18 +45,8 @@ from treeplay.observe.stand_in import ABSENT
 _MOST_OBJECTS = 200_000
 _MOST_BYTES = 1 << 20
 # Immutable, or without anything that a program could see change; what some of them refer to is entered elsewhere.
+_VALUES = frozenset({int, bool, float, complex, str, bytes, type(None), type(...), type(NotImplemented), slice, range})
 _HARMLESS: tuple[type, ...] = (
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    type(...),
-    type(NotImplemented),
-    slice,
-    range,
-    enum.Enum,
     types.CodeType,
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
@@ -123,6 +113,7 @@ class Reach:
         self.data: list[Data] = []
         self.tensors: dict[int, tuple[torch.Tensor, str]] = {}
         self.opaque: list[tuple[Any, str]] = []
+        self.large: list[tuple[Any, str]] = []  # memory that takes too long to compare on each call
         self.iterators: list[tuple[Any, str]] = []
         self.containers: dict[int, Container] = {}
         self._seen: dict[int, Any] = {}
@@ -130,6 +121,7 @@ class Reach:
         self._globals: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}
         self._entered: set[tuple[int, str]] = set()
         self._twice: set[int] = set()  # what was met in more than one place
+        self._unordered: set[int] = set()  # parameter groups, which torch asks by name
         self._weak: set[int] = set()  # what only a weak reference leads to
         self._functions_seen: set[int] = set()
         self._classes: dict[type, None] = {}
@@ -139,6 +131,8 @@ class Reach:
         noted = {name for entry in reads.objects.values() for name in entry.read}
         named = [names_in(code) for code in (reads.code or {}).values()]
         self._names = noted.union(*named)
+        asked = (reads.builtins.get(f"builtins.{name}", ()) for name in ("getattr", "hasattr", "vars", "dir"))
+        self._asks_classes = any(not code.co_filename.startswith(_TORCH) for callers in asked for code in callers)
         self._is_blind = any(_goes_behind(code) for code in (reads.code or {}).values())
 
     def walk(self, roots: Iterable[tuple[Any, str]]) -> Reach:
@@ -174,7 +168,7 @@ class Reach:
 
     def enter(self, value: Any, label: str) -> None:
         """Follow `value`, which the run read at `label`."""
-        if isinstance(value, _HARMLESS):
+        if type(value) in _VALUES or isinstance(value, _HARMLESS):
             return
         key = id(value)
         if key in self._seen:
@@ -239,7 +233,10 @@ class Reach:
         self._functions_seen.add(id(function.__code__))
         self.functions.append(Code(function, function.__qualname__))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            self._cell(cell, name)
+            if name == "__class__":  # which Python fills once, for `super()`
+                self.enter(_content(cell), name)
+            else:
+                self._cell(cell, name)
         for index, value in enumerate(function.__defaults__ or ()):
             self.enter(value, f"{label}.__defaults__[{index}]")
         if function.__kwdefaults__:
@@ -343,6 +340,8 @@ class Reach:
         if id(value) not in self._weak:
             self.kinds.append((value, cls, label))
         self.enter(cls, cls.__qualname__)
+        if isinstance(value, torch.optim.Optimizer):
+            self._unordered |= {id(group) for group in value.param_groups}
         names = self.reads.names(value, also_assigned=self.also_assigned) if is_watched else {WHOLE: None}
         self._slots(value, label, None if WHOLE in names else names)
         if table is None:
@@ -368,6 +367,8 @@ class Reach:
 
     def _foreign(self, value: Any, label: str) -> None:
         """An object of an extension's: what it is made of is entered, as far as it tells the garbage collector."""
+        if isinstance(value, weakref.ProxyTypes):
+            return
         if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
             self.iterators.append((value, label))
             return
@@ -401,7 +402,7 @@ class Reach:
             self._add_table(Table(table, f"{base.__qualname__}.", matters=self._matters))
             for name, entry in list(table.items()):
                 is_data = not isinstance(entry, (*_WRAPPERS, property, types.FunctionType))
-                if self._matters(name) and (not is_data or name in self._names):
+                if self._matters(name) and (not is_data or self._asks_classes or name in self._names):
                     self.enter(entry, f"{base.__qualname__}.{name}")
         metaclass: type = type(cls)
         if metaclass is not type and metaclass.__flags__ & _HEAP:
@@ -410,7 +411,7 @@ class Reach:
     def _matters(self, name: Any) -> bool:
         if isinstance(name, str) and name[:2] == "__" and name[-2:] == "__":
             return name not in _OF_THE_CLASS
-        return name in self._names and name[:5] != "_abc_"
+        return (self._asks_classes or name in self._names) and name[:5] != "_abc_"
 
     def _enter_unfound_objects(self) -> None:
         """Objects whose attributes were read though no path led to them, unless they were made by the run and are gone."""
@@ -453,6 +454,7 @@ class Reach:
             for key, item in list(dict.items(value)):
                 self.enter(key, f"a key of {label}")
                 self.enter(item, table.label_of(key))
+            table.is_unordered = id(value) in self._unordered
             if isinstance(value, collections.defaultdict):
                 self.enter(value.default_factory, f"{label}.default_factory")
         elif isinstance(value, (list, collections.deque)):
@@ -536,12 +538,11 @@ class Reach:
         self.asked.append(Asked(functools.partial(_names_of, local), f"names in {label}"))
 
     def _memory(self, value: Any, label: str) -> None:
-        if getattr(value, "nbytes", None) is None:
-            size = len(value)
-        else:
-            size = value.nbytes
-        if size > _MOST_BYTES or getattr(getattr(value, "dtype", None), "hasobject", False):
-            self.opaque.append((value, label))
+        size = getattr(value, "nbytes", None)
+        if getattr(getattr(value, "dtype", None), "hasobject", False):
+            self._each(value.ravel().tolist(), label)
+        if (len(bytes(value)) if size is None else size) > _MOST_BYTES:
+            self.large.append((value, label))
         else:
             self.data.append(Data(value, label))
 
@@ -568,6 +569,7 @@ def _hashed(key: Any) -> Any:
     return key if type(key) in (str, int) else id(key)
 
 
+_TORCH = torch.__file__.rpartition("__init__")[0]  # whose code asks a class for names that it spells out
 _HEAP = 1 << 9
 _OURS = 2  # references to an object that nobody else refers to: that of `Noted`, and the argument of the question
 _TRANSIENT = frozenset({"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"})
@@ -650,9 +652,12 @@ def _is_of_the_run(noted: Noted) -> bool:
     return any(isinstance(value, (FakeTensor, torch.SymFloat)) for value in values)
 
 
+_CData: type = ctypes.c_int.__mro__[-2]
+
+
 def _memories() -> tuple[type, ...]:
     numpy = sys.modules.get("numpy")
-    return (bytearray, memoryview, array.array, *((numpy.ndarray,) if numpy is not None else ()))
+    return (bytearray, memoryview, array.array, _CData, *((numpy.ndarray,) if numpy is not None else ()))
 
 
 class _Memories(type):

@@ -290,7 +290,7 @@ def _storer(reads: Reads, cls: Any, kind: str, before: Any) -> Callable[..., Non
 @lru_cache(maxsize=4096)
 def is_machinery(file: str) -> bool:
     """Whether a file is ours, or torch's way to a dispatch mode or a symbolic number: it runs because a program is traced."""
-    return file.startswith(_OURS) or file.endswith(_OF_A_TRACE) or _DYNAMO in file
+    return file.startswith((_OURS, "<frozen importlib")) or file.endswith(_OF_A_TRACE) or _DYNAMO in file
 
 
 _OURS = __file__.rpartition("guards")[0]

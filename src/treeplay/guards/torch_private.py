@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -28,27 +30,44 @@ def tensor_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     return check
 
 
-def tables_check(tables: tuple[dict[Any, Any], ...]) -> Callable[[tuple[dict[Any, Any], ...]], bool]:
-    """One call that tells whether these dictionaries have the versions of this moment.
+Kinds = Sequence[tuple[Any, type]]
+Codes = Sequence[tuple[FunctionType, CodeType]]
 
-    Natively some 10 ns each; 45 ns where nothing has imported Dynamo yet, which its guards ask for and which takes seconds.
+
+def native_check(tables: Sequence[dict[Any, Any]], kinds: Kinds, codes: Codes) -> Callable[[], bool] | None:
+    """One native call that tells whether these dictionaries have the versions of this moment, these objects these classes,
+    and these functions this code: some 10 to 20 ns each. None where nothing has imported Dynamo yet, whose import takes
+    seconds and without which torch makes no such check, and for a torch that has not all of it.
     """
-    kinds = getattr(sys.modules.get("torch._dynamo.guards"), "GuardManagerType", None)
-    if kinds is None:
-        versions = [version_of_table(table) for table in tables]
-        return lambda tables: [*map(version_of_table, tables)] == versions
-    root = _guards.RootGuardManager()
-    for at, table in enumerate(tables):
-        manager = root.tuple_getitem_manager(
-            key=at, source=f"[{at}]", example_value=None, guard_manager_enum=kinds.GUARD_MANAGER
-        )
-        _add_version_guard(manager, table)
-    check: Callable[[tuple[dict[Any, Any], ...]], bool] = root.check
-    return check
-
-
-def _add_version_guard(manager: Any, table: dict[Any, Any]) -> None:
+    enumeration = getattr(sys.modules.get("torch._dynamo.guards"), "GuardManagerType", None)
+    if enumeration is None:
+        return None
+    objects = (*tables, *(value for value, _ in kinds), *(function for function, _ in codes))
     try:
-        manager.add_dict_version_guard(table, [""], None)
+        root = _root(enumeration.GUARD_MANAGER, tables, [id(cls) for _, cls in kinds], [id(code) for _, code in codes])
+    except (TypeError, AttributeError):
+        return None
+    return partial(root.check, objects)
+
+
+def _root(kind: Any, tables: Sequence[dict[Any, Any]], classes: list[int], codes: list[int]) -> Any:
+    root = _guards.RootGuardManager()
+
+    def at(index: int) -> Any:
+        return root.tuple_getitem_manager(key=index, source=f"[{index}]", example_value=None, guard_manager_enum=kind)
+
+    for index, table in enumerate(tables):
+        _add(at(index).add_dict_version_guard, table)
+    for index, cls in enumerate(classes, len(tables)):
+        _add(at(index).add_type_match_guard, cls)
+    for index, code in enumerate(codes, len(tables) + len(classes)):
+        of_code = at(index).code_manager(source=f"[{index}].__code__", example_value=None, guard_manager_enum=kind)
+        _add(of_code.add_id_match_guard, code)
+    return root
+
+
+def _add(add: Callable[..., None], value: Any) -> None:
+    try:
+        add(value, [""], None)
     except TypeError:  # an older torch, which takes no stack of the user's
-        manager.add_dict_version_guard(table, [""])
+        add(value, [""])

@@ -23,6 +23,7 @@ from treeplay.facts.signature import (
 )
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import DICTS, Leaf, Structure, paths
+from treeplay.trace.guarded import attributes_of_arguments
 from treeplay.trace.hooks import Hooks, has_hooks
 from treeplay.trace.scaling import idle_scalers
 from treeplay.trace.tape import InputSeen, storage_of
@@ -48,7 +49,7 @@ def make_signature(
         for number in run.numbers
         if number.name in read or any(_mentions(text, number.name) for text in run.tracer.world.guards)
     )
-    watches = (_hook_watch(run), *_absent_grads(run))
+    watches = (*_hook_watch(run), *_absent_grads(run), *attributes_of_arguments(run, call))
     identities = tuple(
         Watch(run.found.tensor_at(tensor)[0], tensor) for tensor in _leaves_of_backward(run) if has_hooks(tensor)
     )
@@ -101,10 +102,12 @@ def _mentions(text: str, name: str) -> bool:
     return name in text.replace("(", " ").replace(")", " ").replace("-", " ").split()
 
 
-def _hook_watch(run: Run) -> Watch:
-    lasting = [module for key, module in run.called.items() if key in run.found.modules]  # others the program makes
-    hooks = Hooks(lasting, run.stepped.values(), _leaves_of_backward(run))
-    return Watch(root(hooks, "hooks").child(How.ATTRIBUTE, hooks, "are_the_same", "the hooks are the same"), True)
+def _hook_watch(run: Run) -> Iterator[Watch]:
+    """Hooks of the tensors that a backward of the program's own goes to; those of modules and optimizers are read and guarded."""
+    leaves = _leaves_of_backward(run)
+    if leaves:
+        hooks = Hooks((), (), leaves)
+        yield Watch(root(hooks, "hooks").child(How.ATTRIBUTE, hooks, "are_the_same", "the hooks are the same"), True)
 
 
 def _leaves_of_backward(run: Run) -> list[torch.Tensor]:

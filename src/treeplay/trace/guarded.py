@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,26 +12,56 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.facts.place import How, Place
 from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Argument, Kind, Signature, State
+from treeplay.facts.signature import Argument, Kind, Number, Signature, State, Watch
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import classes_in
 from treeplay.guards.check import Guards
 from treeplay.guards.conditions import Asked
+from treeplay.guards.names import names_in
 from treeplay.guards.outside import never_the_same, settings_asked
 from treeplay.guards.reach import Reach, TooMuch, spot_of
+from treeplay.guards.reads import Reads
 from treeplay.observe.stand_in import ABSENT
-from treeplay.trace.found import PLAIN
+from treeplay.trace.found import PLAIN, Survey
 
 if TYPE_CHECKING:
     from treeplay.trace.jit import Call, Run
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a run showed that its guards follow from."""
+
+    program: Any
+    objects: tuple[Any, ...]  # of the arguments, that are no tensors
+    classes: tuple[type, ...]
+    arguments: tuple[torch.Tensor, ...]
+    reads: Reads
+    found: Survey
+    numbers: tuple[Number, ...] = ()
+    grads_read: tuple[torch.Tensor, ...] = ()
+
+
 def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guards:
-    """The guards over what the run read; raises `Refusal` where that is too much to guard."""
-    reach = Reach(run.reads, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
-    objects = [leaf for leaf in call.leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))]
-    roots = [(program, "program"), *((value, f"this {type(value).__name__}") for value in objects)]
-    roots += [(cls, cls.__qualname__) for cls in classes_in(call.structure)]
+    """The guards over what a traced run read; raises `Refusal` where that is too much to guard."""
+    seen = Seen(
+        program=program,
+        objects=tuple(leaf for leaf in call.leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))),
+        classes=tuple(classes_in(call.structure)),
+        arguments=tuple(call.tensors),
+        reads=run.reads,
+        found=run.found,
+        numbers=tuple(run.numbers),
+        grads_read=tuple(run.grads_read.values()),
+    )
+    return guards_over(seen, signature)
+
+
+def guards_over(seen: Seen, signature: Signature) -> Guards:
+    """The guards over what a run read; raises `Refusal` where that is too much to guard."""
+    reach = Reach(seen.reads, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
+    roots = [(seen.program, "program"), *((value, f"this {type(value).__name__}") for value in seen.objects)]
+    roots += [(cls, cls.__qualname__) for cls in seen.classes]
     try:
         reach.walk(roots)
     except TooMuch:
@@ -41,17 +72,18 @@ def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guard
                 advice="keep large collections of Python objects out of its closure, globals and `self`; pass what it needs",
             )
         ) from None
-    _check_unseen_stores(reach, run)
-    places = [*_places_of_inputs(signature), *_places_of_numbers(run)]
-    written = [write.place for write in signature.writes]
+    _check_unseen_stores(reach, seen.found)
     _check_iterators(reach)
-    _check_repeatable(run)
-    reach.asked += settings_asked(run.reads.builtins)
+    _check_large(reach)
+    _check_repeatable(seen.reads)
+    places = [*_places_of_inputs(signature), *_places_of_numbers(seen.numbers)]
+    written = [write.place for write in signature.writes]
+    reach.asked += settings_asked(seen.reads.builtins)
     reach.guard_the_way([*places, *written])
     reach.free(_spots(places), _spots(written))
-    for tensor in _tensors_in(signature, call):
+    for tensor in (*seen.arguments, *_state_in(signature)):
         reach.tensors.pop(id(tensor), None)
-    _add_gradients(reach, signature, run)
+    _add_gradients(reach, signature, seen)
     guards = Guards(reach)
     guards.places_of_inputs = tuple(
         functools.partial(item.source.place.read_or, None)
@@ -61,18 +93,18 @@ def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guard
     return guards
 
 
-def _add_gradients(reach: Reach, signature: Signature, run: Run) -> None:
+def _add_gradients(reach: Reach, signature: Signature, seen: Seen) -> None:
     """Gradients of which the run only asked whether they are there, and that were."""
     inputs = {id(tensor) for tensor in _state_in(signature)}
-    for tensor in run.grads_read.values():
+    for tensor in seen.grads_read:
         if tensor.grad is not None and id(tensor.grad) not in inputs:
-            places = run.found.tensor_at(tensor)
+            places = seen.found.tensor_at(tensor)
             label = f"{places[0] if places else 'a tensor'}.grad is there"
             reach.asked.append(Asked(functools.partial(_has_gradient, tensor), label))
 
 
-def _check_repeatable(run: Run) -> None:
-    found = never_the_same(run.reads.builtins)
+def _check_repeatable(reads: Reads) -> None:
+    found = never_the_same(reads.builtins)
     if found is not None:
         name, where = found
         raise Refusal(
@@ -81,6 +113,18 @@ def _check_repeatable(run: Run) -> None:
                 why="is asked by the program and gives another answer each time, so a recording would freeze this one",
                 advice="ask outside of the program, and pass what it gives as a tensor",
                 where=where,
+            )
+        )
+
+
+def _check_large(reach: Reach) -> None:
+    for value, label in reach.large:
+        raise Refusal(
+            Reason(
+                op=label,
+                why=f"is a {type(value).__name__} that the program can read and anybody change in place, and too large to "
+                "compare on each call",
+                advice="make a tensor of it outside of the program, or pass what is needed of it",
             )
         )
 
@@ -100,10 +144,10 @@ def _has_gradient(tensor: torch.Tensor) -> bool:
     return tensor.grad is not None
 
 
-def _check_unseen_stores(reach: Reach, run: Run) -> None:
+def _check_unseen_stores(reach: Reach, found: Survey) -> None:
     """Refuse a program that changed an object which nothing puts back, and undo it."""
     for value, name, before in reach.changed:
-        if id(vars(value)) in run.found.containers:
+        if id(vars(value)) in found.containers:
             continue
         if before is ABSENT:
             vars(value).pop(name, None)
@@ -142,11 +186,23 @@ def stores_of_the_same(run: Run) -> Iterator[tuple[Place, Any]]:
                 yield place.child(How.ITEM, table, name, f"{place}.{name}"), before
 
 
-def tensors_met(guards: Guards, call: Call) -> tuple[tuple[torch.Tensor, TensorSpec], ...]:
-    """Tensors that the run met, which are no inputs, and that a later argument could be, by what it looks like."""
-    arguments = {TensorSpec.of(tensor) for tensor in call.tensors if tensor.layout is torch.strided}
+def attributes_of_arguments(run: Run, call: Call) -> Iterator[Watch]:
+    """What users have put on tensors that are arguments, under names that code of the run uses."""
+    names = {name for noted in run.reads.objects.values() for name in noted.read}
+    names.update(*(names_in(code) for code in (run.reads.code or {}).values()))
+    for index, leaf in enumerate(call.leaves):
+        for name, value in vars(leaf).items() if isinstance(leaf, torch.Tensor) else ():
+            if name in names:
+                argument = Place(How.ARGUMENT, leaf, index, None, f"argument {index}")
+                yield Watch(argument.child(How.ATTRIBUTE, leaf, name, f"{argument}.{name}"), value)
+
+
+def with_guards(signature: Signature, guards: Guards) -> Signature:
+    """A signature with its guards, and the tensors that the run met, are no inputs, and look like an argument."""
+    arguments = {leaf for leaf in signature.leaves if isinstance(leaf, TensorSpec)}
     specs = [(tensor, TensorSpec.of(tensor)) for tensor in guards.tensors() if tensor.layout is torch.strided]
-    return tuple((tensor, spec) for tensor, spec in specs if spec in arguments)
+    met = tuple((tensor, spec) for tensor, spec in specs if spec in arguments)
+    return replace(signature, guarded=guards, met=met)
 
 
 def _spots(places: list[Place]) -> Iterator[tuple[int, Any]]:
@@ -164,18 +220,12 @@ def _places_of_inputs(signature: Signature) -> Iterator[Place]:
             yield from item.source.also
 
 
-def _places_of_numbers(run: Run) -> Iterator[Place]:
+def _places_of_numbers(numbers: Iterable[Number]) -> Iterator[Place]:
     """Numbers that stood as symbols in the run: whichever was used is an input, or in a guard of its own."""
-    for number in run.numbers:
+    for number in numbers:
         yield number.place
         if number.place.parent is not None and isinstance(number.place.holder, tuple):
             yield number.place.parent
-
-
-def _tensors_in(signature: Signature, call: Call) -> Iterator[Any]:
-    """Tensors that the warm call checks by itself: inputs and arguments."""
-    yield from call.tensors
-    yield from _state_in(signature)
 
 
 def _state_in(signature: Signature) -> Iterator[Any]:

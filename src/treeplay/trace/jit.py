@@ -31,7 +31,7 @@ from treeplay.guards.reads import Reads, classes_of
 from treeplay.trace.conditions import make_signature
 from treeplay.trace.differentiable import flat_results, is_differentiable
 from treeplay.trace.found import PLAIN, Survey
-from treeplay.trace.guarded import guards_of, stores_of_the_same, stores_unread, tensors_met
+from treeplay.trace.guarded import guards_of, stores_of_the_same, stores_unread, with_guards
 from treeplay.trace.hooks import ours
 from treeplay.trace.layouts import Answer, Question
 from treeplay.trace.location import is_users
@@ -114,6 +114,11 @@ def trace(program: Callable[..., Any], call: Call, *, is_exact: bool = True, fir
         return _with_guards(made, program, call, run)
 
 
+def is_tracing() -> bool:
+    """Whether some thread is tracing: others may find its fakes, and stand-ins of ours, in what they reach."""
+    return _turns.locked()
+
+
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
     """What moves random generators, or stands in for parts of torch, does so alone; raises `Busy` after a while."""
@@ -156,8 +161,7 @@ def _with_guards(made: Trace, program: Callable[..., Any], call: Call, run: Run)
     finally:
         run.reads.forget()
     _check_no_leak(run.tracer)
-    signature = dataclasses.replace(made.signature, guarded=guarded, met=tensors_met(guarded, call))
-    return dataclasses.replace(made, signature=signature)
+    return dataclasses.replace(made, signature=with_guards(made.signature, guarded))
 
 
 def _reads_of(found: Survey) -> Reads:

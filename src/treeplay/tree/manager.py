@@ -20,7 +20,7 @@ from treeplay.facts.structure import flatten
 from treeplay.observe import counters, warn_once
 from treeplay.observe.once import warn_here
 from treeplay.settings import settings
-from treeplay.trace.jit import Busy, Call, survey_call
+from treeplay.trace.jit import Busy, Call, is_tracing, survey_call
 from treeplay.tree.decide import Action, CallFacts, Phase, decide
 from treeplay.tree.key import Key, describe, make_key, varying
 from treeplay.tree.mismatch import first_mismatch, mode_mismatch
@@ -107,6 +107,8 @@ class Manager:
             if out is not MISS:
                 self._replayed(recording)
                 return out
+        if entry.recordings and is_tracing():  # by another thread, whose doings may be all that differs
+            return self._eager(entry, call)
         seen = entry.observation()
         facts = CallFacts(entry.phase, seen is not None, entry.rerecordings, settings.max_rerecordings)
         return self._act(decide(facts), entry, call, seen)

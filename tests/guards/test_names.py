@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from treeplay.guards.names import globals_in, imports_in, names_in
+from treeplay.guards.names import computes_names, globals_in, imports_in, names_in
 
 
 def code_of(text: str) -> CodeType:
@@ -55,3 +55,31 @@ def test_names_are_those_of_instructions_and_strings_that_could_be_names() -> No
     found = names_in(code_of("return getattr(x.rate, 'scale.inner') + table['no name'] + '2'"))
     assert {"getattr", "rate", "scale", "inner", "table"} <= found
     assert not {"no name", "2", "x"} & found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("return getattr(x, 'a')", False),
+        ("return getattr(x, 'a', None)", False),
+        ("return getattr(x.b[0].c(1), 'a', {})", False),
+        ("return getattr(getattr(x, 'a'), 'b')", False),
+        ("return hasattr(x, 'a') and hasattr(x.b, 'c')", False),
+        ("return f(x, 'a')", False),
+        ("return getattr(x, y)", True),
+        ("return getattr(x, y, 'a')", True),
+        ("return getattr(x, 'a' + y)", True),
+        ("return getattr(x, y, f('a'))", True),
+        ("return getattr(getattr(x, y), 'a')", True),
+        ("return getattr(x, 'a' if y else 'b')", True),
+        ("return f(x, 'a'), getattr(x, y)", True),
+        ("return getattr(*x)", True),
+        ("return map(getattr, x, y)", True),
+        ("f = getattr\nreturn f(x, 'a')", True),
+        ("return vars(x)", True),
+        ("return dir(x)", True),
+        ("return x.getattr(y)", False),
+    ],
+)
+def test_names_that_are_computed_are_told_from_those_that_are_spelled_out(text: str, expected: bool) -> None:
+    assert computes_names(code_of(text)) == expected

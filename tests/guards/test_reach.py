@@ -16,11 +16,14 @@ import numpy as np
 import pytest
 import torch
 
+from support import training
 from treeplay.facts.place import How, Place, root
+from treeplay.facts.structure import flatten
 from treeplay.guards import reach as module_of_reach
 from treeplay.guards.conditions import Table
 from treeplay.guards.reach import Reach, TooMuch, spot_of
 from treeplay.guards.reads import Reads
+from treeplay.trace.jit import Call, trace
 
 RATE = 2.0
 UNUSED = 3.0
@@ -265,10 +268,28 @@ def test_memory_is_guarded_by_its_bytes(value: Any) -> None:
     assert [data.value is value for data in reach.data] == [True]
 
 
-def test_large_memory_and_arrays_of_objects_are_not_compared() -> None:
+def test_large_memory_is_not_compared_and_objects_in_an_array_are_entered() -> None:
     large, objects = np.zeros(1 << 20), np.array([Holder()])
     reach = reached(lambda a, b: None, large, objects)
-    assert not reach.data and {id(value) for value, _ in reach.opaque} >= {id(large), id(objects)}
+    assert [value is large for value, _ in reach.large] == [True]
+    assert [data.value is objects for data in reach.data] == [True]
+    assert any(value is objects[0] for value, _, _ in reach.kinds)
+
+
+def test_data_of_a_class_counts_under_any_name_where_names_are_computed() -> None:
+    assert "Holder.unread" not in labels(reached(lambda: getattr(Holder, "kind")))  # noqa: B009
+    assert "Holder.unread" in labels(reached(lambda: getattr(Holder, "KIND".lower())))
+
+
+def test_a_step_of_an_optimizer_reaches_little_of_torch() -> None:
+    model = torch.nn.Linear(2, 2)
+    step = training(model, torch.optim.Adam(model.parameters(), lr=0.1))
+    args = torch.ones(1, 2), torch.ones(1, 2)
+    for _ in range(2):
+        step(*args)
+    leaves, structure = flatten((args, {}))
+    guards = trace(step, Call(args, {}, leaves, structure)).signature.guarded
+    assert int(str(guards).partition(" dictionaries")[0]) < 500
 
 
 def test_facts_of_tensors_are_guarded_with_what_hangs_on_them() -> None:

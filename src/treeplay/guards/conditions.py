@@ -21,6 +21,7 @@ import torch
 from treeplay.facts.mismatch import Mismatch
 from treeplay.facts.same import is_same, is_value
 from treeplay.facts.spec import TensorSpec
+from treeplay.guards.torch_private import version_of_table
 from treeplay.observe.stand_in import ABSENT, without_stand_in
 
 Commit = Callable[[], None]
@@ -157,6 +158,7 @@ class Table(Container):
         return {key: own for key, value in entries if (own := without_stand_in(value)) is not ABSENT}
 
     def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:
+        self.pending = version_of_table(holder)  # first: what another thread writes meanwhile is compared the next time
         now = self.content(holder)
         if self.is_unordered and now.keys() == self.recorded.keys():
             now = {key: now[key] for key in self.recorded}
@@ -181,8 +183,7 @@ class Table(Container):
 
     def go_over_to(self, holder: Any) -> None:
         self.holder = holder
-        self.recorded = self.content(holder)
-        self.version = -1
+        self.recorded, self.version = self.compared, self.pending  # as they were compared
 
     def label_of(self, key: Any) -> str:
         """The place of an entry, as a user would write it."""

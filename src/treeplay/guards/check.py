@@ -65,7 +65,7 @@ class Guards:
         for commit in comparison.commits:
             commit()
         for table in touched:
-            is_first = table.version == -1
+            is_first = table.version == -1 or id(table) in comparison.moved
             if id(table) not in comparison.moved:
                 table.recorded, table.version = table.compared, table.pending
             table.size = len(table.holder)

@@ -21,6 +21,7 @@ import torch
 from treeplay.facts.mismatch import Mismatch
 from treeplay.facts.same import is_same, is_value
 from treeplay.facts.spec import TensorSpec
+from treeplay.guards.torch_private import version_of_table
 from treeplay.observe.stand_in import ABSENT, without_stand_in
 
 Commit = Callable[[], None]
@@ -158,6 +159,7 @@ class Table(Container):
         return {key: own for key, value in entries if (own := without_stand_in(value)) is not ABSENT}
 
     def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:
+        self.pending = version_of_table(holder)  # first: what another thread writes meanwhile is compared the next time
         now = self.content(holder)
         if self.is_unordered and now.keys() == self.recorded.keys():
             now = {key: now[key] for key in self.recorded}
@@ -182,8 +184,7 @@ class Table(Container):
 
     def go_over_to(self, holder: Any) -> None:
         self.holder = holder
-        self.recorded = self.content(holder)
-        self.version = -1
+        self.recorded, self.version = self.compared, self.pending  # as they were compared
 
     def label_of(self, key: Any) -> str:
         """The place of an entry, as a user would write it."""
@@ -287,11 +288,18 @@ class Code(Guard):
     def differs(self, comparison: Comparison) -> Mismatch | None:
         if self.function.__code__ is not self.code:
             return Mismatch(f"{self.label}.__code__", shown(self.code), shown(self.function.__code__))
-        for name, before in (("__defaults__", self.defaults), ("__kwdefaults__", self.keywords)):
-            found = getattr(self.function, name)
+        defaults, keywords = self.function.__defaults__, self.function.__kwdefaults__
+        for name, before, found in (
+            ("__defaults__", self.defaults, defaults),
+            ("__kwdefaults__", self.keywords, keywords),
+        ):
             if not comparison.alike(before, found):
-                return differing(f"{self.label}.{name}", before, found)
+                return comparison.inner or differing(f"{self.label}.{name}", before, found)
+        comparison.commits.append(lambda: self._go_over_to(defaults, keywords))
         return None
+
+    def _go_over_to(self, defaults: tuple[Any, ...] | None, keywords: dict[str, Any] | None) -> None:
+        self.defaults, self.keywords = defaults, keywords
 
     def places(self) -> Iterator[tuple[str, Any]]:
         if self.defaults:

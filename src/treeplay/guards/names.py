@@ -37,5 +37,41 @@ def names_in(code: CodeType) -> frozenset[str]:
     return frozenset(code.co_names) | {text for text in strings if text.isidentifier()}
 
 
+@lru_cache(maxsize=8192)
+def computes_names(code: CodeType) -> bool:
+    """Whether `code` itself may ask for attributes whose names it does not spell out."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _IDLE]
+    for at, step in enumerate(steps):
+        is_named = step.opcode in dis.hasname and not _is_of_attribute(step.opname)
+        if is_named and step.argval in _ASKING and not (step.argval in _BY_NAME and _is_spelled_out(steps[at + 1 :])):
+            return True
+    return not _ASKING.isdisjoint({*code.co_freevars, *code.co_varnames})
+
+
+_IDLE = ("CACHE", "NOP", "EXTENDED_ARG", "RESUME")
+_CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"
+_BY_NAME = frozenset({"getattr", "hasattr"})
+_ASKING = _BY_NAME | {"vars", "dir"}
+
+
+def _is_spelled_out(steps: list[dis.Instruction]) -> bool:
+    """Whether the second argument of a call is a constant, told by how deep the stack is while the arguments are put there."""
+    depth, is_constant = 0, False
+    for step in steps:
+        if step.opname == _CALL and depth in (2, 3) and step.arg == depth:
+            return is_constant
+        if step.opcode in dis.hasjabs or step.opcode in dis.hasjrel:
+            return False
+        before, depth = (
+            depth,
+            depth + dis.stack_effect(step.opcode, step.arg if step.opcode >= dis.HAVE_ARGUMENT else None),
+        )
+        if depth <= 2:
+            is_constant = (before, depth) == (1, 2) and step.opname == "LOAD_CONST" and isinstance(step.argval, str)
+        if depth < 0:
+            return False
+    return False
+
+
 def _is_of_attribute(opname: str) -> bool:
     return any(part in opname for part in _ATTRIBUTES)

@@ -38,7 +38,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from treeplay.facts.place import How, Place
 from treeplay.facts.same import is_same
 from treeplay.guards.conditions import Asked, Code, Container, Data, Items, Members, Table
-from treeplay.guards.names import globals_in, imports_in, names_in
+from treeplay.guards.names import computes_names, globals_in, imports_in, names_in
 from treeplay.guards.reads import WHOLE, Noted, Reads, entry_of
 from treeplay.observe.stand_in import ABSENT
 
@@ -134,7 +134,8 @@ class Reach:
         named = [names_in(code) for code in (reads.code or {}).values()]
         self._names = noted.union(*named)
         asked = (reads.builtins.get(f"builtins.{name}", ()) for name in ("getattr", "hasattr", "vars", "dir"))
-        self._asks_classes = any(not code.co_filename.startswith(_TORCH) for callers in asked for code in callers)
+        callers = {code for found in asked for code in found if not code.co_filename.startswith(_TORCH)}
+        self._asks_classes = any(map(computes_names, callers))
         self._is_blind = any(_goes_behind(code) for code in (reads.code or {}).values())
 
     def walk(self, roots: Iterable[tuple[Any, str]]) -> Reach:

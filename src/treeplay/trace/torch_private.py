@@ -17,7 +17,7 @@ from torch.utils._device import DeviceContext
 from torch.utils.hooks import RemovableHandle
 
 from treeplay.device.host.torch_private import native_layers as native_layers
-from treeplay.observe.stand_in import stand_in
+from treeplay.observe.stand_in import ABSENT, stand_in
 
 
 def is_mode_active() -> bool:
@@ -220,7 +220,12 @@ def numpy_asks(meet: Callable[..., Any]) -> Iterator[None]:
     alone would take the symbol for any object, and its own number for one of Python's of another precision."""
     owner: Any = torch.SymFloat
     before = vars(owner).get("__array_ufunc__")
-    owner.__array_ufunc__ = meet
+
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        return meet(*args, **kwargs)
+
+    stand_in(asked, ABSENT if before is None else before)
+    owner.__array_ufunc__ = asked
     try:
         yield
     finally:

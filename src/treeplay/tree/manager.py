@@ -125,12 +125,13 @@ class Manager:
         others = (other for other in self.table.latest() if isinstance(other, Key) and other != key)
         before = next((other for other in others if other.arguments == key.arguments), None)
         mismatch = mode_mismatch(before.ambience, key.ambience) if before is not None else None
-        entry.causes[:] = [str(mismatch)] if mismatch is not None else []
+        if mismatch is not None and str(mismatch) not in entry.causes:
+            entry.causes.append(str(mismatch))
 
     def _replayed(self, recording: Recording) -> None:
-        self._use(recording)
         recording.replays += 1
         self.tally.replays += 1
+        self._use(recording)
 
     def _use(self, recording: Recording | None) -> None:
         self.settle()

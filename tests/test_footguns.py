@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import sys
 from typing import Any
 
 import pytest
@@ -263,11 +264,25 @@ def test_prints_and_other_effects_of_python_happen_only_while_python_runs(capsys
 
 
 def test_a_number_behind_a_c_object_freezes_if_it_changes_after_the_second_call() -> None:
+    before = sys.getrecursionlimit()
+    jitted = jit(lambda x: x * sys.getrecursionlimit())
+    try:
+        found = []
+        for call in range(4):
+            sys.setrecursionlimit(before + call // 2)
+            found.append(float(jitted(torch.ones(1))) - before)
+    finally:
+        sys.setrecursionlimit(before)
+    assert found == [0.0, 0.0, 0.0, 0.0]  # eager: 0, 0, 1, 1. Pass such numbers as arguments.
+
+
+def test_an_iterator_is_refused_before_it_loses_an_item() -> None:
     numbers = itertools.chain([1.0, 1.0], itertools.repeat(9.0))
     taken = {"next": numbers.__next__}
-    jitted = jit(lambda x: x * taken["next"]())
-    found = [float(jitted(torch.ones(1))) for _ in range(4)]
-    assert found == [1.0, 1.0, 1.0, 1.0]  # eager: 1, 1, 9, 9. Pass such numbers as arguments.
+    jitted = jit(lambda x: x * taken["next"](), on_refusal="eager")
+    with pytest.warns(UserWarning, match="can take items from"):
+        found = [float(jitted(torch.ones(1))) for _ in range(4)]
+    assert found == [1.0, 1.0, 9.0, 9.0]
 
 
 def test_a_result_of_a_step_has_no_graph() -> None:

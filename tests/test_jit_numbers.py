@@ -210,9 +210,8 @@ def test_a_clock_is_refused() -> None:
     import time
 
     jitted = jit(lambda x: x * time.perf_counter())
-    for _ in range(2):  # it may have been a setting that was changed
-        jitted(torch.ones(2))
-    with pytest.raises(treeplay.Refusal, match=r"is given the number .* in the first call and .* in the second"):
+    jitted(torch.ones(2))
+    with pytest.raises(treeplay.Refusal, match=r"time.perf_counter: is asked by the program and gives another answer"):
         jitted(torch.ones(2))
 
 
@@ -272,10 +271,16 @@ def test_effects_happen_once_a_call_whatever_differs() -> None:
             assert count == call + 1
 
 
-def test_a_number_that_differs_in_each_call_is_refused_in_the_third() -> None:
-    import time
+def test_a_number_that_differs_in_each_call_is_refused_in_the_third(tmp_path: Any) -> None:
+    path = tmp_path / "log"
+    path.touch()
 
-    jitted = jit(lambda x: x * time.perf_counter(), on_refusal="eager")
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with path.open("a") as file:
+            file.write("called ")
+        return x * path.stat().st_size
+
+    jitted = jit(program, on_refusal="eager")
     with pytest.warns(UserWarning, match=r"is given the number .* in the first call and .* in the second"):
         for _ in range(6):
             jitted(torch.ones(2))
@@ -283,10 +288,16 @@ def test_a_number_that_differs_in_each_call_is_refused_in_the_third() -> None:
     assert (statistics.eager_calls, statistics.refusals, statistics.recordings) == (6, 1, 0)
 
 
-def test_a_returned_number_that_changes_is_refused() -> None:
-    import time
+def test_a_returned_number_that_changes_is_refused(tmp_path: Any) -> None:
+    path = tmp_path / "log"
+    path.touch()
 
-    jitted = jit(lambda x: (x - 1, time.perf_counter()), on_refusal="eager")
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        with path.open("a") as file:
+            file.write("called ")
+        return x - 1, path.stat().st_size
+
+    jitted = jit(program, on_refusal="eager")
     with pytest.warns(UserWarning, match="the program returns"):
         assert len({jitted(torch.ones(2))[1] for _ in range(4)}) == 4
 

@@ -37,7 +37,7 @@ class Settings:
 
     audit: bool = True
     """A recording's program is traced again after 10, 100, 1,000, ... replays and compared with what was recorded: what no
-    guard can see (the environment, files, the clock) is found late rather than never. It takes at most 0.1 % of the time."""
+    guard can see (C state of an extension, files) is found late rather than never. It takes at most 0.1 % of the time."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         known = {field.name: field.type for field in fields(self)}

@@ -45,6 +45,7 @@ def test_json_holds_the_same_facts(command: Command) -> None:
         "eager_random": treeplay.settings.eager_random,
         "memory_budget_bytes": treeplay.settings.memory_budget_bytes,
         "verify": treeplay.settings.verify,
+        "audit": treeplay.settings.audit,
     }
 
 

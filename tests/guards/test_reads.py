@@ -252,7 +252,11 @@ def test_a_subclass_is_noted_with_its_base_and_calls_it_once() -> None:
     assert all(list(reads.names(value, also_assigned=True))[-1:] == ["a"] for value in (parent, child))
 
 
-@pytest.mark.parametrize("value", [np.random.RandomState(0), torch.Generator(), slice(1), 1.0, object()], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [np.random.RandomState(0), torch.Generator(), slice(1), 1.0, object()],
+    ids=lambda value: type(value).__name__,
+)
 def test_objects_of_extensions_are_not_watched(value: Any) -> None:
     with Reads([type(value)]) as reads:
         pass

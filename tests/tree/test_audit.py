@@ -57,11 +57,11 @@ def test_one_program_traced_twice_differs_in_nothing() -> None:
 
 scale: Any = 2.0
 DIFFERENCES: dict[str, tuple[Callable[[torch.Tensor, int], Any], str]] = {
-    "number": (lambda x, n: x * (2.0 + n), "is given the number 2.0 in the first call and 3.0 in the second"),
+    "number": (lambda x, n: x * (2.0 + n), "is given the number 2.0 when it was recorded and 3.0 now"),
     "operator": (lambda x, n: (x.sin, x.cos)[n](), "aten.cos.default where it took aten.sin.default"),
     "more operators": (lambda x, n: [x.sin()] + [x.cos() for _ in range(n)], ""),
-    "result": (lambda x, n: (x * 2, 2.0 + n), "the program returns 2.0 in the first call and 3.0 in the second"),
-    "text": (lambda x, n: (x * 2, "ab"[n]), "'a' in the first call and 'b' in the second"),
+    "result": (lambda x, n: (x * 2, 2.0 + n), "the program returns 2.0 when it was recorded and 3.0 now"),
+    "text": (lambda x, n: (x * 2, "ab"[n]), "'a' when it was recorded and 'b' now"),
     "structure": (lambda x, n: (x * 2, x * 2)[: 2 - n], ""),
     "other tensors": (lambda x, n: (lambda y, z: (y, z)[n] - z)(x * 2, x * 3), ""),
     "order of results": (lambda x, n: (x.sin(), x.cos())[:: 1 - 2 * n], ""),
@@ -261,7 +261,7 @@ def test_what_no_guard_sees_is_found_told_and_recorded_anew(kind: Any, tmp_path:
     assert warning.filename == __file__
     text = str(warning.message)
     assert "replayed an old recording of" in text and "up to 10 times" in text
-    assert "the number 2.0 in the first call and 3.0 in the second" in text
+    assert "the number 2.0 when it was recorded and 3.0 now" in text
     assert f"{__file__}:{program.__code__.co_firstlineno + 1}" in text
     made = jitted.statistics()
     assert (told.recordings, made.recordings, made.refusals) == (1, 2, 0)

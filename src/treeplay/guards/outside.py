@@ -26,6 +26,7 @@ _CLOCKS = frozenset(
     for unit in ("", "_ns")
 ) | {"time.localtime", "time.gmtime", "time.ctime", "now", "utcnow", "today"}
 _ENTROPY = frozenset({"posix.urandom", "nt.urandom", "posix.getrandom"})
+_THREADS = frozenset({"_thread.start_new_thread", "_thread.start_new", "_thread.start_joinable_thread"})
 _GETTERS = ("get_", "_get_", "is_", "_is_", "are_")
 # The warm call asks for these anyway, or nothing is recorded where they are not as usual.
 _KNOWN = frozenset(
@@ -53,7 +54,16 @@ _KNOWN = frozenset(
 
 def never_the_same(builtins: dict[str, list[CodeType]]) -> tuple[str, Location] | None:
     """A clock or a source of random bits that the run asked, and the function that did; None if there is none."""
-    for name in builtins.keys() & (_CLOCKS | _ENTROPY):
+    return _asked(builtins, _CLOCKS | _ENTROPY)
+
+
+def threads_started(builtins: dict[str, list[CodeType]]) -> tuple[str, Location] | None:
+    """How the run started a thread, and the function that did; None if it started none."""
+    return _asked(builtins, _THREADS)
+
+
+def _asked(builtins: dict[str, list[CodeType]], names: frozenset[str]) -> tuple[str, Location] | None:
+    for name in builtins.keys() & names:
         callers = [code for code in builtins[name] if code.co_filename != logging.__file__]  # the time of a message
         if callers:
             return name, Location(callers[0].co_filename, callers[0].co_firstlineno, callers[0].co_name)

@@ -656,8 +656,11 @@ def _is_found_on(cls: type, name: str) -> bool:
 
 
 def _is_of_the_run(noted: Noted) -> bool:
-    """Whether an object holds something that only the run can have put into it."""
-    values = list((_table_of(noted.object) or {}).values())
+    """Whether an object holds nothing but what the run put into it, or something that only the run can have made."""
+    table = _table_of(noted.object) or {}
+    if table and all(noted.assigned.get(name) is ABSENT for name in table):
+        return True
+    values = list(table.values())
     values += [item for value in values if isinstance(value, dict) for item in value.values()]
     values += [item for value in values if isinstance(value, (list, tuple)) for item in value]
     return any(isinstance(value, (FakeTensor, torch.SymFloat)) for value in values)

@@ -18,7 +18,7 @@ from treeplay.facts.structure import classes_in
 from treeplay.guards.check import Guards
 from treeplay.guards.conditions import Asked
 from treeplay.guards.names import names_in
-from treeplay.guards.outside import never_the_same, settings_asked
+from treeplay.guards.outside import never_the_same, settings_asked, threads_started
 from treeplay.guards.reach import Reach, TooMuch, spot_of
 from treeplay.guards.reads import Reads
 from treeplay.observe.stand_in import ABSENT
@@ -59,6 +59,8 @@ def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guard
 
 def guards_over(seen: Seen, signature: Signature) -> Guards:
     """The guards over what a run read; raises `Refusal` where that is too much to guard."""
+    _check_threads(seen.reads)
+    _check_repeatable(seen.reads)
     reach = Reach(seen.reads, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
     roots = [(seen.program, "program"), *((value, f"this {type(value).__name__}") for value in seen.objects)]
     roots += [(cls, cls.__qualname__) for cls in seen.classes]
@@ -75,7 +77,6 @@ def guards_over(seen: Seen, signature: Signature) -> Guards:
     _check_unseen_stores(reach, seen.found)
     _check_iterators(reach)
     _check_large(reach)
-    _check_repeatable(seen.reads)
     places = [*_places_of_inputs(signature), *_places_of_numbers(seen.numbers)]
     written = [write.place for write in signature.writes]
     reach.asked += settings_asked(seen.reads.builtins)
@@ -112,6 +113,20 @@ def _check_repeatable(reads: Reads) -> None:
                 op=name,
                 why="is asked by the program and gives another answer each time, so a recording would freeze this one",
                 advice="ask outside of the program, and pass what it gives as a tensor",
+                where=where,
+            )
+        )
+
+
+def _check_threads(reads: Reads) -> None:
+    found = threads_started(reads.builtins)
+    if found is not None:
+        name, where = found
+        raise Refusal(
+            Reason(
+                op=name,
+                why="starts a thread, and what a thread does is in no recording",
+                advice="start it outside of the program",
                 where=where,
             )
         )

@@ -92,8 +92,11 @@ def numbers_in(value: Any) -> Iterator[Any]:
                 yield from numbers_in(item)
 
 
-def first_difference(before: list[Entry], after: list[Entry]) -> Reason | None:
-    """The first number that differs between two runs of one program, as a reason to refuse, or None."""
+_CALLS = "in the first call", "in the second"
+
+
+def first_difference(before: list[Entry], after: list[Entry], when: tuple[str, str] = _CALLS) -> Reason | None:
+    """The first number that differs between two runs of one program, as a reason to refuse, or None. `when` they were."""
     for old, new in _aligned(before, after):
         if len(old.numbers) != len(new.numbers):
             continue
@@ -101,11 +104,10 @@ def first_difference(before: list[Entry], after: list[Entry]) -> Reason | None:
             if was is SYMBOLIC or now is SYMBOLIC or _is_alike(was, now):
                 continue
             if new.op == "result":
-                return _changing_result(was, now)
+                return _changing_result(was, now, when)
             return Reason(
                 op=new.op,
-                why=f"is given the number {was!r} in the first call and {now!r} in the second, "
-                "so a recording would freeze it",
+                why=f"is given the number {was!r} {when[0]} and {now!r} {when[1]}, so a recording would freeze it",
                 advice="keep the number in a tensor that the program updates, or pass it as a 0-dim tensor argument",
                 where=new.where,
             )
@@ -118,10 +120,10 @@ def _is_alike(was: Any, now: Any) -> bool:
     return bool(was == now) or (was != was and now != now)
 
 
-def _changing_result(was: Any, now: Any) -> Reason:
+def _changing_result(was: Any, now: Any, when: tuple[str, str]) -> Reason:
     return Reason(
         op="result",
-        why=f"the program returns {was!r} in the first call and {now!r} in the second, so a recording would freeze it",
+        why=f"the program returns {was!r} {when[0]} and {now!r} {when[1]}, so a recording would freeze it",
         advice="return it as a tensor that the program computes, or find it outside of the program",
     )
 

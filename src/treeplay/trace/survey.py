@@ -89,6 +89,7 @@ class _Walk:
         self.waiting: collections.deque[tuple[Any, Place, Names]] = collections.deque()
         self.names: set[str | _Mark] = set()  # read as values, or strings
         self.called: set[str | _Mark] = set()  # all names, those of methods included
+        self.own: set[str | _Mark] = set()  # those in code that is not of an installed package
         self.candidates: list[tuple[Names, Place, Any]] = []
         self.iterators: list[tuple[Names, Place]] = []
         self.entered: set[tuple[ModuleType, CodeType]] = set()
@@ -132,7 +133,9 @@ class _Walk:
             if needs - _FOREIGN <= (any_names if isinstance(value, _FUNCTIONS) else self.names)
             and (isinstance(value, _NUMBERS) or not needs >= _FOREIGN)
         ]
-        self.found.iterators = [place for needs, place in self.iterators if needs - _FOREIGN <= any_names]
+        self.found.iterators = [
+            place for needs, place in self.iterators if needs <= any_names or needs - _FOREIGN <= self.own
+        ]
 
     def _visit(self, value: Any, place: Place, needs: Names) -> None:
         wrapped = _wrapped_by(value)
@@ -207,6 +210,8 @@ class _Walk:
     def _read_names(self, function: FunctionType) -> None:
         self.names |= values_in(function.__code__) | strings_in(function.__code__)
         self.called |= names_in(function.__code__)
+        if is_own(function.__code__.co_filename):
+            self.own |= names_in(function.__code__) | strings_in(function.__code__)
 
     def _attributes(self, value: Any, place: Place, needs: Names, skip: Iterable[str] = ()) -> None:
         table = vars(value)

@@ -1,8 +1,8 @@
 """The audit of recordings: a second line behind the guards.
 
-What no guard can see (state of an extension, the environment, files, the clock) may decide what a program does. So after 10,
-100, 1,000, ... replays a recording's program is traced again, on fakes and without effect, and compared with the trace that the
-recording was made of. A difference is told loudly, and the program is recorded anew.
+What no guard can see (the state that an extension keeps in C, files, another process) may decide what a program does. So
+after 10, 100, 1,000, ... replays a recording's program is traced again, on fakes and without effect, and compared with the
+trace that the recording was made of. A difference is told loudly, and the program is recorded anew.
 
 An audit waits until it and those before it take at most a thousandth of the time since the recording was made.
 """
@@ -44,7 +44,7 @@ class Evidence:
 
     def difference(self, other: Evidence) -> Reason | None:
         """Where another trace differs from this one, or None."""
-        numbers = first_difference(self.log, other.log)
+        numbers = first_difference(self.log, other.log, ("when it was recorded", "now"))
         if numbers is not None:
             return numbers
         for old, new in zip(self.log, other.log, strict=False):

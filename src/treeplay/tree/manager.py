@@ -25,7 +25,7 @@ from treeplay.tree.decide import Action, CallFacts, Phase, decide
 from treeplay.tree.key import Key, describe, make_key, varying
 from treeplay.tree.mismatch import first_mismatch, mode_mismatch
 from treeplay.tree.moved import bring_back
-from treeplay.tree.table import Entry, Observation, Recording, Table
+from treeplay.tree.table import MOST_TRIES, Entry, Observation, Recording, Table
 from treeplay.wrap.emit import MISS
 
 Observe = Callable[[Callable[..., Any], Call], tuple[Any, list[Any]]]
@@ -111,10 +111,10 @@ class Manager:
         if entry.recordings and is_tracing():  # by another thread, whose doings may be all that differs
             return self._eager(entry, call)
         seen = entry.observation()
-        if seen is None and entry.was_observed and entry.observations:
+        if seen is None and entry.was_observed and entry.tries and entry.observations:
+            entry.tries -= 1
             seen = entry.observations[-1]  # what changed since may be nothing to this program: the trace will tell
-        facts = CallFacts(entry.phase, seen is not None, entry.rerecordings, settings.max_rerecordings)
-        return self._act(decide(facts), entry, call, seen)
+        return self._act(decide(_facts_of(entry, seen)), entry, call, seen)
 
     def _look_around(self, entry: Entry, key: Key) -> None:
         """Note which mode keeps a new entry's calls eager, or apart from others with the same arguments."""
@@ -208,6 +208,7 @@ class Manager:
         self.tally.eager += 1
         out, log = self.observe(self.program, call)
         # What the program itself counts up is as it leaves it: the trace finds such changes and names their line.
+        del entry.observations[: -_MOST_OBSERVATIONS + 1]  # a later call may agree with one of them
         entry.observations.append(Observation(log, survey_call(self.program, call)))
         entry.phase = Phase.RECORDED if entry.recordings else Phase.OBSERVED
         entry.was_observed = True
@@ -226,6 +227,7 @@ class Manager:
 
     def _record(self, entry: Entry, call: Call, seen: Observation) -> Any:
         entry.was_observed = False
+        is_expected = seen.found.changed() is not None
         try:
             recording = self.record(call, seen.log)
             out = recording.call(call.args, call.kwargs)
@@ -235,20 +237,24 @@ class Manager:
             entry.waits += 1
             return self._eager(entry, call) if entry.waits < _MOST_WAITS else self._refused(entry, early, call)
         except Differing as differing:
+            if is_expected:  # something was seen to have changed since, and does count
+                return self._act(decide(_facts_of(entry, None)), entry, call, None)
             if entry.differing:  # the second in a row: not a setting that was changed once
                 return self._refused(entry, differing, call)
             entry.differing = True
-            del entry.observations[: -_MOST_OBSERVATIONS + 1]  # one that a call will agree with may be among them
+            entry.observations.remove(seen)
             return self._observe(entry, call)
         except ProgramRaised as raised:
             return self._run_to_tell(entry, raised, call)
         except Refusal as refusal:
+            if is_expected and entry.tries:  # it may be about what has changed
+                return self._act(decide(_facts_of(entry, None)), entry, call, None)
             return self._refused(entry, refusal, call)
         if out is MISS:
             return self._refused(entry, Refusal(_does_not_fit(first_mismatch(recording.signature, call))), call)
         entry.recordings.append(recording)
         entry.observations.remove(seen)
-        entry.phase, entry.differing = Phase.RECORDED, False
+        entry.phase, entry.differing, entry.tries = Phase.RECORDED, False, MOST_TRIES
         self.tally.recordings += 1
         self._replayed(recording)
         self._evict()
@@ -294,6 +300,10 @@ class Manager:
             f"call is {varying(calls)}. Keep it constant (pad shapes, pass numbers as tensors), or raise "
             "treeplay.settings.max_recordings_per_program."
         )
+
+
+def _facts_of(entry: Entry, seen: Observation | None) -> CallFacts:
+    return CallFacts(entry.phase, seen is not None, entry.rerecordings, settings.max_rerecordings)
 
 
 def _too_often(name: str, entry: Entry) -> Reason:

@@ -16,6 +16,9 @@ from treeplay.tree.audit import Audit
 from treeplay.tree.decide import Phase
 from treeplay.tree.key import as_line
 
+MOST_TRIES = 2
+"""How often a program is traced though something in its reach is not as it was in any call that was observed."""
+
 
 @dataclass(eq=False, slots=True)
 class Recording:
@@ -57,6 +60,7 @@ class Entry:
     rerecordings: int = 0
     waits: int = 0  # calls that were too early to record
     was_observed: bool = False  # whether the last call of this key that was not replayed was observed
+    tries: int = MOST_TRIES  # traces left that no observed call seems to agree with
     differing: bool = False  # whether the newest observation replaced one that the next call did not agree with
     causes: list[str] = field(default_factory=list)
 

@@ -116,9 +116,29 @@ def test_a_mode_is_part_of_the_key_and_has_a_name(what: str) -> None:
     assert [mode for mode, _, _ in before.differences(inside) if name in mode]
 
 
+def attend(x: torch.Tensor) -> torch.Tensor:
+    """Attention, whose kernel is chosen by modes, and a normalization, which may be one of cuDNN's."""
+    q = nn.functional.layer_norm(x * 2 - 1, (2,)).reshape(1, 1, -1, 2)
+    return nn.functional.scaled_dot_product_attention(q, q * 2, q - 1).reshape(x.shape)
+
+
+def test_a_mode_is_asked_for_where_an_operator_that_it_concerns_has_run(monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    jitted, x = jit(lambda x: x * 2 - 1), torch.ones(2, 2)
+    for _ in range(3):
+        jitted(x)
+    for what in ON_GPU:
+        _, around = CHANGES[what]
+        with around():
+            before = jitted.statistics()
+            assert_same(jitted(x), x * 2 - 1)
+            assert jitted.statistics().replays == before.replays + 1
+    assert "sdp" not in jitted.sources()[0] and "cudnn" not in jitted.sources()[0]
+
+
 def test_a_recording_of_a_gpu_asks_for_its_modes(monkeypatch: Any) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    jitted, x = jit(lambda x: x * 2 - 1), torch.ones(2)
+    jitted, x = jit(attend), torch.ones(2, 2)
     for _ in range(3):
         jitted(x)
     assert "get_sdp_priority_order() == c" in jitted.sources()[0]
@@ -126,7 +146,7 @@ def test_a_recording_of_a_gpu_asks_for_its_modes(monkeypatch: Any) -> None:
         _, around = CHANGES[what]
         with around():
             before = jitted.statistics()
-            assert_same(jitted(x), x * 2 - 1)
+            assert_same(jitted(x), attend(x))
             assert jitted.statistics().eager_calls == before.eager_calls + 1, what
         jitted(x)
         assert jitted.statistics().replays == before.replays + 1
@@ -151,7 +171,7 @@ def test_going_back_replays_the_first_recording(what: str, with_tensors: bool) -
     if with_tensors and what == "autocast for another device":
         pytest.skip("tensors on the CPU are not cast")
     name, around = CHANGES[what]
-    jitted = jit(lambda *xs: torch.full((2,), 1.5) @ torch.full((2,), 2.5) - sum(xs))
+    jitted = jit(lambda *xs: torch.full((2,), 1.5) @ torch.full((2,), 2.5) + attend(torch.full((2, 2), 0.5)) - sum(xs))
     given = (torch.full((), 3.0),) if with_tensors else ()
     for _ in range(3):
         jitted(*given)

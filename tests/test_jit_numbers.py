@@ -15,6 +15,7 @@ from torch import nn
 
 import treeplay
 from support import assert_same, jit
+from treeplay import driver
 
 SCALE = 2.0
 _step_count = 0
@@ -215,6 +216,19 @@ def test_a_clock_is_refused() -> None:
         jitted(torch.ones(2))
 
 
+def test_a_clock_that_is_asked_after_an_operator_is_refused() -> None:
+    import time
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return y * time.perf_counter()
+
+    jitted = jit(program)
+    jitted(torch.ones(2))
+    with pytest.raises(treeplay.Refusal, match=r"time.perf_counter: is asked by the program and gives another answer"):
+        jitted(torch.ones(2))
+
+
 def test_a_setting_that_is_changed_between_the_first_calls_is_recorded(monkeypatch: Any) -> None:
     monkeypatch.setenv("SCALE", "2")
     jitted = jit(lambda x: x * int(os.environ["SCALE"]) - 1)
@@ -237,6 +251,25 @@ def test_a_returned_setting_that_is_changed_between_the_first_calls_is_recorded(
     for _ in range(4):
         assert_same(jitted(x), (x - 1, 3))
     assert jitted.statistics().recordings == 1
+
+
+def test_what_a_first_compile_leaves_in_the_process_is_no_change(monkeypatch: Any) -> None:
+    monkeypatch.setenv("SCALE", "2")
+    compiled: list[int] = []
+    record = driver.record
+
+    def leaving_traces(*args: Any, **options: Any) -> Any:
+        made = record(*args, **options)
+        monkeypatch.setenv("LEFT_BY_A_COMPILER", "1")
+        compiled.append(1)
+        return made
+
+    monkeypatch.setattr(driver, "record", leaving_traces)
+    jitted = jit(lambda x: x * int(os.environ["SCALE"]) - 1)
+    for _ in range(4):
+        x = torch.randn(3)
+        assert_same(jitted(x), x * 2 - 1)
+    assert (jitted.statistics().recordings, jitted.statistics().replays, len(compiled)) == (1, 3, 2)
 
 
 def test_settings_and_modes_that_are_changed_between_the_first_calls_are_recorded() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from treeplay.guards.names import computes_names, globals_in, imports_in, names_in
+from treeplay.guards.names import computes_names, globals_in, imports_in, names_in, passes_to_super
 
 
 def code_of(text: str) -> CodeType:
@@ -83,3 +83,29 @@ def test_names_are_those_of_instructions_and_strings_that_could_be_names() -> No
 )
 def test_names_that_are_computed_are_told_from_those_that_are_spelled_out(text: str, expected: bool) -> None:
     assert computes_names(code_of(text)) == expected
+
+
+class Passing:
+    def store(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+
+    def load(self, name: str) -> object:
+        return super().__getattribute__(name)
+
+    def both(self, other: object) -> None:
+        super().__setattr__("a", 1)
+        object.__setattr__(other, "a", 1)
+
+    def elsewhere(self, other: object) -> object:
+        return object.__getattribute__(other, "a")
+
+    def kept(self) -> object:
+        return super().__setattr__
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [("store", True), ("load", True), ("kept", True), ("both", False), ("elsewhere", False)],
+)
+def test_what_goes_to_super_is_told_from_what_goes_to_others(method: str, expected: bool) -> None:
+    assert passes_to_super(vars(Passing)[method].__code__) is expected

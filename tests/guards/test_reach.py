@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from support import training
 from treeplay.facts.place import How, Place, root
@@ -150,9 +151,22 @@ def test_code_that_asks_behind_the_back_of_a_class_reads_all() -> None:
 
 
 def test_the_class_of_an_object_is_guarded() -> None:
-    holder = Holder(a=1.0)
+    class Derived(Holder):
+        pass
+
+    holder = Derived(a=1.0)
     reach = reached(lambda h: h.a, holder)
-    assert any(value is holder and cls is Holder for value, cls, _ in reach.kinds) and Holder in reach.orders
+    assert any(value is holder and cls is Derived for value, cls, _ in reach.kinds) and Derived in reach.orders
+
+
+def test_a_class_that_no_other_bases_can_be_given_to_needs_no_guard_of_its_order() -> None:
+    assert Holder not in reached(lambda h: h.a, Holder(a=1.0)).orders
+    with pytest.raises(TypeError, match="__bases__"):
+        Holder.__bases__ = (Unrelated,)
+
+
+class Unrelated:
+    pass
 
 
 def test_data_of_a_class_is_guarded_under_names_that_were_read() -> None:
@@ -425,3 +439,21 @@ def test_nothing_is_kept_of_the_run() -> None:
     reach = reached(program)
     gc.collect()
     assert made[0]() is None and any(isinstance(table, Table) for table in reach.tables)
+
+
+def test_a_store_past_a_class_blinds_to_its_own_objects_alone() -> None:
+    class Stores(Holder):
+        def put(self, value: float) -> None:
+            super().__setattr__("b", value)
+
+    stores, other = Stores(a=1.0, unread=2.0), Holder(a=1.0, unread=2.0)
+    found = labels(reached(lambda s, o: (s.put(3.0), s.a, o.a), stores, other))
+    assert sum(label.endswith(".unread") for label in found) == 1
+
+
+def test_data_of_a_class_of_torchs_own_that_no_object_is_of_is_not_asked_by_computed_names() -> None:
+    def asks(holder: Any, x: Any) -> Any:
+        return getattr(holder, "a" + ""), isinstance(x, DTensor)
+
+    found = labels(reached(asks, Holder(a=1.0), 1.0))
+    assert not any(label.startswith("DTensor._op_dispatcher") for label in found)

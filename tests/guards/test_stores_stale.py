@@ -186,6 +186,30 @@ def test_a_flag_that_the_program_sets() -> Story:
     yield
 
 
+@pytest.mark.parametrize("how", ["pop", "del", "clear", "all"])
+@follows()
+def test_a_key_that_the_program_takes_out_and_puts_in_again(how: str) -> Story:
+    log: dict[str, Any] = {}
+
+    def program(x: Tensor) -> Tensor:
+        if how == "clear":
+            log.clear()
+        elif how == "del" and "k" in log:
+            del log["k"]
+        else:
+            log.pop("k", None)
+        if how == "all":
+            log.pop("name", None)
+        log.update(k=1.0, name=x.sum())
+        return x * 2 - 1
+
+    yield program, lambda: list(log)
+    log["other"] = 1.0
+    yield
+    log.clear()
+    yield
+
+
 @follows()
 def test_a_set_that_the_program_adds_to() -> Story:
     seen: set[str] = set()

@@ -279,3 +279,19 @@ def test_gradients_that_are_there_or_not() -> Story:
     yield
     model.zero_grad()
     yield
+
+
+@follows()
+def test_an_attribute_that_appears_on_state_that_was_replaced() -> Story:
+    holder = types.SimpleNamespace(mask=torch.full((3,), 1.5))
+
+    def program(x: Tensor) -> Tensor:
+        return x * holder.mask - (2.0 if getattr(holder.mask, "mark", None) else 1.0)
+
+    yield program
+    holder.mask = torch.full((3,), 0.5)
+    yield
+    holder.mask.mark = True  # type: ignore[attr-defined]
+    yield
+    holder.mask = torch.full((3,), 2.5)
+    yield

@@ -118,7 +118,9 @@ def test_an_everyday_loop_replays(kind: Any, device: torch.device) -> None:
     train = treeplay.jit(ours.train_step, lower=lower, on_refusal="raise")
     evaluate = treeplay.jit(ours.evaluate, lower=lower, on_refusal="raise")
     ours.run(train, evaluate, batches(make, device))
-    torch.testing.assert_close(torch.tensor(ours.history), torch.tensor(eager.history), rtol=2e-3, atol=2e-4)
+    # Compiled kernels round otherwise, and AdamW follows the sign of a gradient.
+    close = {"rtol": 2e-3, "atol": 2e-4} if device == CPU else {"rtol": 5e-2, "atol": 5e-3}
+    torch.testing.assert_close(torch.tensor(ours.history), torch.tensor(eager.history), **close)
     for jitted, calls in ((train, STEPS), (evaluate, STEPS // EVERY)):
         statistics = jitted.statistics()
         assert statistics.refusals == 0

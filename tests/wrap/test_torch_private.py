@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -78,9 +80,18 @@ SETTERS = {
 }
 
 
-@pytest.mark.parametrize("what", [*torch_private.CPU_MODES, *torch_private.GPU_MODES])
+READERS = {
+    **torch_private.CPU_MODES,
+    **torch_private.ATTENTION_MODES,
+    **torch_private.GPU_ATTENTION_MODES,
+    **torch_private.CUDNN_MODES,
+    **torch_private.CUBLAS_MODES,
+}
+
+
+@pytest.mark.parametrize("what", READERS)
 def test_each_mode_of_the_process_can_be_read(what: str) -> None:
-    read = {**torch_private.CPU_MODES, **torch_private.GPU_MODES}[what]
+    read = READERS[what]
     write, value = SETTERS[what]
     before = read()
     try:
@@ -92,6 +103,42 @@ def test_each_mode_of_the_process_can_be_read(what: str) -> None:
         else:
             write(before)
     assert read() == before
+
+
+@pytest.mark.parametrize("what", [name for name, read in READERS.items() if read in torch_private.GLOBAL_STATE])
+def test_the_global_state_tells_of_a_mode(what: str) -> None:
+    write, value = SETTERS[what]
+    before = READERS[what]()
+    is_as_before = torch_private.global_state()
+    assert is_as_before()
+    write(value)
+    try:
+        assert not is_as_before()
+    finally:
+        write(*before) if isinstance(before, tuple) else write(before)
+    assert is_as_before()
+
+
+@pytest.mark.parametrize(
+    ("change", "back"),
+    [
+        (lambda: torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True)),
+        (lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32)),
+        (lambda: torch.use_deterministic_algorithms(True), lambda: torch.use_deterministic_algorithms(False)),
+        (lambda: torch.set_float32_matmul_precision("high"), lambda: torch.set_float32_matmul_precision("highest")),
+    ],
+    ids=["grad mode", "default dtype", "deterministic algorithms", "precision"],
+)
+def test_the_global_state_tells_of_a_mode_that_torch_shows(
+    change: Callable[[], None], back: Callable[[], None]
+) -> None:
+    is_as_before = torch_private.global_state()
+    change()
+    try:
+        assert not is_as_before()
+    finally:
+        back()
+    assert is_as_before()
 
 
 def test_precisions_are_told_apart_once_the_older_names_are_of_no_use() -> None:

@@ -9,6 +9,7 @@ tensor. Roots are objects that the program holds for good (a closure cell, a mod
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -88,6 +89,22 @@ class Place:
             return False
         return (
             self.how is How.GRAD or isinstance(self.holder, (list, tuple)) or self.holder is self.parent.read_or(None)
+        )
+
+    @property
+    def steps(self) -> Iterator[Place]:
+        """The steps that a call takes to this place, the last one first."""
+        step: Place | None = self
+        while step is not None and step.how not in (How.ROOT, How.ARGUMENT):
+            yield step
+            step = step.parent if step.is_read_anew else None
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether guards can tell that nothing has changed here: not for gradients, nor for what an argument leads to."""
+        return all(
+            step.how is not How.GRAD and (step.parent is None or step.parent.how is not How.ARGUMENT)
+            for step in self.steps
         )
 
     def child(self, how: How, holder: Any, key: Any, label: str) -> Place:

@@ -173,6 +173,7 @@ class Signature:
     outputs: int  # how many outputs the graph has
     guarded: Any = None  # the guards over everything that the traced run read
     met: tuple[tuple[Any, TensorSpec], ...] = ()  # tensors that are no inputs, and that an argument could be
+    called: frozenset[str] | None = None  # names of operators and builtin functions that ran; None if that is not known
 
     @property
     def mutated(self) -> tuple[int, ...]:

@@ -10,6 +10,8 @@ is compared entry by entry from the second time on.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,23 +19,41 @@ from typing import Any
 import torch
 
 from treeplay.facts.mismatch import Mismatch
+from treeplay.facts.place import Place
+from treeplay.facts.same import is_same
 from treeplay.facts.source import Source
 from treeplay.generated import load_source
-from treeplay.guards.conditions import Comparison, Container, Guard, Table, shown
-from treeplay.guards.reach import Reach
+from treeplay.guards.conditions import Asked, Comparison, Container, Guard, HasGradient, Table, shown
+from treeplay.guards.reach import Reach, spot_of
 from treeplay.guards.torch_private import native_check, tensor_check, version_of_table
 from treeplay.observe.stand_in import ABSENT
 
 _YOUNG = 50
 """Warm calls after which versions are compared natively; a dictionary that changes sooner again and again is no steady one."""
 _MOST_TIMES = 2
+_FEW = 4
+"""So many comparisons are written out; more of one kind are one native loop."""
 _RAISED = "KeyError, IndexError, AttributeError, ValueError, TypeError, RuntimeError"
 
 
 class Guards:
     """All guards of a recording. Not safe for threads: the owner of the recording takes turns."""
 
-    __slots__ = ("__weakref__", "_facts", "_is_young", "_quick", "_reach", "_text", "holds", "places_of_inputs", "what")
+    __slots__ = (
+        "__weakref__",
+        "_facts",
+        "_is_young",
+        "_quick",
+        "_reach",
+        "_spots",
+        "_state",
+        "_text",
+        "holds",
+        "kept",
+        "may_keep",
+        "places_of_inputs",
+        "what",
+    )
 
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
@@ -42,11 +62,16 @@ class Guards:
         self._facts = [(tensor, label, _facts_of(tensor)) for tensor, label in reach.tensors.values()]
         self.what: Mismatch | None = None
         self.places_of_inputs: tuple[Callable[[], Any], ...] = ()
+        self._spots: set[tuple[int, Any] | None] = set()  # on the way to the state that `keeps` was asked for
+        self.may_keep = False  # whether `holds` implies that all of this state is what it was in the last call
+        self.kept: tuple[Any, ...] | None = None  # what a call found there, for the next one
+        self._state: dict[int, int] = {}  # the `id` of the attributes of the tensor in each of these places
         self._quick: Any = None
         self.holds: Callable[[], bool] = self.again
 
     def again(self) -> bool:
         """Compare values, after the quick check said no."""
+        self.kept = None
         self.what = self.first_difference()
         return self.what is None
 
@@ -101,6 +126,25 @@ class Guards:
                 yield Mismatch(label, f"a tensor {_described(facts)}", f"a tensor {_described(_facts_of(tensor))}")
         if not self.are_distinct():
             yield Mismatch("state", "different tensors", "one tensor in two places")
+        yield from self._attributes_of_state(comparison)
+
+    def _attributes_of_state(self, comparison: Comparison) -> Iterator[Mismatch]:
+        """State that was replaced has the attributes of what it took the place of; they are guarded from then on."""
+        tables = {id(table.holder): table for table in self._reach.tables}
+        for at, ask in enumerate(self.places_of_inputs):
+            found = ask()
+            if not isinstance(found, torch.Tensor):
+                continue
+            attributes, before = vars(found), self._state.get(at)
+            table = tables.get(before) if before is not None and before != id(attributes) else None
+            difference = table.differences(comparison, attributes) if table is not None else None
+            if difference is not None:
+                yield difference
+            elif table is not None:
+                comparison.moved.add(id(table))
+                comparison.commits.append(functools.partial(table.go_over_to, attributes))
+            if table is not None or before is None:
+                comparison.commits.append(functools.partial(self._state.__setitem__, at, id(attributes)))
 
     def are_distinct(self) -> bool:
         """Whether state tensors that are inputs, and tensors of which only facts were read, are still different ones."""
@@ -111,6 +155,15 @@ class Guards:
     def _is_newer(table: Table) -> bool:
         # Filling an empty dictionary from another one counts as no change on Python 3.12 and later.
         return version_of_table(table.holder) != table.version or len(table.holder) != table.size
+
+    def keeps(self, place: Place) -> bool:
+        """Whether, as long as these guards hold, `place` may be found once for all calls: then `kept` and `may_keep` are
+        for what is there too."""
+        spots = {spot_of(step) for step in place.steps}
+        if not place.may_be_kept or not spots <= self._reach.pinned():
+            return False
+        self._spots |= spots
+        return True
 
     def places(self) -> Iterator[tuple[str, Any]]:
         """Each guarded value by its place."""
@@ -170,6 +223,8 @@ class Guards:
             self._quick = load_source(Source("guards", text, {**writer.names, "again": self.again}, entry="holds"))
             self._text = text
         self.holds = self._quick
+        self.kept = None
+        self.may_keep = self._spots <= self._reach.pinned()
 
     def _steady_check(self, tables: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
         """Versions, classes and code compared in Python, which is made quickly; natively once nothing changes for a while."""
@@ -256,18 +311,48 @@ class Guards:
                 for at, value in enumerate(guard.recorded if guard.free else ()):
                     if at not in guard.free:
                         writer.add(f"{holder}[{at}] is {writer.name(value)}")
-        asked = [item for item in reach.asked if not item.is_free]
-        if asked:
-            asks, recorded_values = [item.ask for item in asked], [item.recorded for item in asked]
-            call = writer.name(_call)
-            writer.add(f"all(map({is_}, map({call}, {writer.name(asks)}), {writer.name(recorded_values)}))")
-        for name, ask in (("defaults", _defaults_of), ("keywords", _keywords_of)):
+        self._write_asked(writer, is_)
+        for name, entry, ask in (
+            ("defaults", "__defaults__", _defaults_of),
+            ("keywords", "__kwdefaults__", _keywords_of),
+        ):
             having = [item for item in reach.functions if getattr(item, name)]
-            if having:
+            for code in having if len(having) <= _FEW else ():
+                writer.add(f"{writer.name(code.function)}.{entry} is {writer.name(getattr(code, name))}")
+            if len(having) > _FEW:
                 functions, values = [item.function for item in having], [getattr(item, name) for item in having]
                 writer.add(f"all(map({is_}, map({writer.name(ask)}, {writer.name(functions)}), {writer.name(values)}))")
         for data in reach.data:
             writer.add(f"{writer.name(data.now)}() == {writer.name(data.recorded)}")
+
+    def _write_asked(self, writer: _Writer, is_: str) -> None:
+        asked: list[Asked] = []
+        attributes: dict[str, list[Asked]] = {}
+        gradients: list[torch.Tensor] = []
+        for item in self._reach.asked:
+            if item.is_free:
+                continue
+            if item.is_fresh:
+                same = writer.name(is_same)
+                writer.add(f"{same}({writer.name(item.ask)}(), {writer.name(item.recorded)})")
+            elif isinstance(item, HasGradient) and item.recorded:
+                gradients.append(item.tensor)
+            elif item.attribute is not None and item.recorded is not ABSENT:
+                attributes.setdefault(item.attribute[1], []).append(item)
+            else:
+                asked.append(item)
+        for item in asked if len(asked) <= _FEW else ():
+            writer.add(f"{writer.name(item.ask)}() is {writer.name(item.recorded)}")
+        if len(asked) > _FEW:
+            asks, values = [item.ask for item in asked], [item.recorded for item in asked]
+            writer.add(f"all(map({is_}, map({writer.name(_call)}, {writer.name(asks)}), {writer.name(values)}))")
+        for name, items in attributes.items():
+            holders, values = [item.attribute[0] for item in items if item.attribute], [item.recorded for item in items]
+            ask = writer.name(operator.attrgetter(name))
+            writer.add(f"all(map({is_}, map({ask}, {writer.name(holders)}), {writer.name(values)}))")
+        if gradients:
+            grads = f"map({writer.name(_gradient_of)}, {writer.name(gradients)})"
+            writer.add(f"all(map({writer.name(operator.is_not)}, {grads}, {writer.name(_NOTHING)}))")
 
     def _movable(self) -> Iterator[Container]:
         yield from self._reach.tables
@@ -318,6 +403,8 @@ _order_of = operator.attrgetter("__mro__")
 _defaults_of = operator.attrgetter("__defaults__")
 _keywords_of = operator.attrgetter("__kwdefaults__")
 _call = operator.call
+_gradient_of = operator.attrgetter("grad")
+_NOTHING = itertools.repeat(None)
 
 
 def _has_plain_length(holder: Any) -> bool:

@@ -251,13 +251,23 @@ class Members(Container):
 class Asked(Guard):
     """What a function without arguments gives: the content of a cell, a slot, a weak reference, a context variable."""
 
-    __slots__ = ("ask", "is_free", "label", "recorded", "spot")
+    __slots__ = ("ask", "attribute", "is_free", "is_fresh", "label", "recorded", "spot")
 
-    def __init__(self, ask: Callable[[], Any], label: str, spot: tuple[int, Any] | None = None) -> None:
+    def __init__(
+        self,
+        ask: Callable[[], Any],
+        label: str,
+        spot: tuple[int, Any] | None = None,
+        *,
+        attribute: tuple[Any, str] | None = None,
+        is_fresh: bool = False,
+    ) -> None:
         self.ask = ask
         self.label = label
         self.spot = spot  # the object that is asked, and for what, where a place may be the same
+        self.attribute = attribute  # an object, and the name under which its class gives the same answer faster
         self.is_free = False  # whether the warm call checks it by itself
+        self.is_fresh = is_fresh  # whether each answer is a new object
         self.recorded = ask()
 
     def differs(self, comparison: Comparison) -> Mismatch | None:
@@ -271,6 +281,16 @@ class Asked(Guard):
 
     def places(self) -> Iterator[tuple[str, Any]]:
         yield self.label, self.recorded
+
+
+class HasGradient(Asked):
+    """Whether a tensor has a gradient."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor, label: str) -> None:
+        self.tensor = tensor
+        super().__init__(lambda: tensor.grad is not None, label)
 
 
 class Code(Guard):

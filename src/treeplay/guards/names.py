@@ -48,6 +48,25 @@ def computes_names(code: CodeType) -> bool:
     return not _ASKING.isdisjoint({*code.co_freevars, *code.co_varnames})
 
 
+@lru_cache(maxsize=8192)
+def passes_to_super(code: CodeType) -> bool:
+    """Whether `code` itself asks for `__getattribute__`, `__setattr__` and `__delattr__` of `super()` alone: then it is its
+    own object that it reads or changes."""
+    steps = [
+        step
+        for step in dis.get_instructions(code)
+        if step.opname not in (*_IDLE, "PRECALL", "PUSH_NULL", "COPY_FREE_VARS")
+    ]
+    for before, here in zip([None, *steps], steps, strict=False):
+        if here.argval in BEHIND and "SUPER" not in here.opname:
+            is_call = before is not None and before.opname == "CALL" and before.arg == 0
+            loads = steps[steps.index(before) - 1] if is_call and before is not None else None
+            if loads is None or loads.argval != "super":
+                return False
+    return True
+
+
+BEHIND = frozenset({"__getattribute__", "__setattr__", "__delattr__"})
 _IDLE = ("CACHE", "NOP", "EXTENDED_ARG", "RESUME")
 _CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"
 _BY_NAME = frozenset({"getattr", "hasattr"})

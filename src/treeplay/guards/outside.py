@@ -44,9 +44,6 @@ _KNOWN = frozenset(
         "_is_torch_function_all_disabled",
         "_is_torch_function_mode_enabled",
         "_get_deterministic_algorithms",
-        "_get_flash_sdp_enabled",
-        "_get_math_sdp_enabled",
-        "_get_mkldnn_enabled",
         "_get_float32_matmul_precision",
     ]
 )
@@ -77,9 +74,9 @@ def settings_asked(builtins: dict[str, list[CodeType]]) -> Iterator[Asked]:
         if module in ("torch", "torch._C") and function.startswith(_GETTERS) and function not in _KNOWN:
             yield from _of_torch(module, function)
         elif name.endswith("decimal.getcontext"):
-            yield Asked(lambda: repr(decimal.getcontext()), "decimal.getcontext()")
+            yield Asked(lambda: repr(decimal.getcontext()), "decimal.getcontext()", is_fresh=True)
         elif module.startswith("numpy.") and function == "_get_extobj_dict":
-            yield Asked(lambda: repr(sys.modules["numpy"].geterr()), "numpy.geterr()")
+            yield Asked(lambda: repr(sys.modules["numpy"].geterr()), "numpy.geterr()", is_fresh=True)
 
 
 def _of_torch(module: str, function: str) -> Iterator[Asked]:
@@ -95,4 +92,4 @@ def _of_torch(module: str, function: str) -> Iterator[Asked]:
     except Exception:  # it takes arguments, so it is about what they are
         return
     if is_value(answer):
-        yield Asked(ask, f"{module}.{function}()")
+        yield Asked(ask, f"{module}.{function}()", is_fresh=ask() is not answer)

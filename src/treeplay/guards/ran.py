@@ -85,10 +85,18 @@ class _Profiled:
     def builtins(self) -> dict[str, list[CodeType]]:
         entries: Any = self._profile.getstats()
         found: dict[str, list[CodeType]] = {}
+        calls: dict[str, int] = {}
         for entry in entries:
             for call in entry.calls or () if isinstance(entry.code, CodeType) else ():
                 if isinstance(call.code, str) and call.code.startswith(_BUILTIN):
                     found.setdefault(call.code[len(_BUILTIN) : -1], []).append(entry.code)
+                    calls[call.code] = calls.get(call.code, 0) + call.callcount
+        # After a pause the profiler does not know the frames that it was paused in: what they called has no caller.
+        everyone = list(self.code().values())
+        for entry in entries:
+            is_builtin = isinstance(entry.code, str) and entry.code.startswith(_BUILTIN)
+            if is_builtin and entry.callcount > calls.get(entry.code, 0):
+                found[entry.code[len(_BUILTIN) : -1]] = everyone
         return found
 
 

@@ -22,6 +22,7 @@ import ctypes
 import functools
 import gc
 import importlib.machinery
+import inspect
 import io
 import logging
 import sys
@@ -38,7 +39,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from treeplay.facts.place import How, Place
 from treeplay.facts.same import is_same
 from treeplay.guards.conditions import Asked, Code, Container, Data, Items, Members, Table
-from treeplay.guards.names import computes_names, globals_in, imports_in, names_in
+from treeplay.guards.names import BEHIND, computes_names, globals_in, imports_in, names_in, passes_to_super
 from treeplay.guards.reads import WHOLE, Noted, Reads, entry_of
 from treeplay.observe.stand_in import ABSENT
 
@@ -46,7 +47,9 @@ _MOST_OBJECTS = 200_000
 _MOST_BYTES = 1 << 20
 # Immutable, or without anything that a program could see change; what some of them refer to is entered elsewhere.
 _VALUES = frozenset({int, bool, float, complex, str, bytes, type(None), type(...), type(NotImplemented), slice, range})
+_RECORD = type(getattr(torch._C._get_tracing_state, "__self__", None))  # behind each of pybind11's functions
 _HARMLESS: tuple[type, ...] = (
+    *((_RECORD,) if _RECORD.__name__.startswith("pybind11") else ()),
     types.CodeType,
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
@@ -136,7 +139,11 @@ class Reach:
         asked = (reads.builtins.get(f"builtins.{name}", ()) for name in ("getattr", "hasattr", "vars", "dir"))
         callers = {code for found in asked for code in found if not code.co_filename.startswith(_TORCH)}
         self._asks_classes = any(map(computes_names, callers))
-        self._is_blind = any(_goes_behind(code) for code in (reads.code or {}).values())
+        behind = [code for code in (reads.code or {}).values() if _goes_behind(code)]
+        self._is_blind = not all(map(passes_to_super, behind))
+        self._behind_own = behind  # methods that go behind the back of their own object's class only
+        self._of_instances: set[type] = set()
+        self._named: dict[type, None] = {}  # torch's classes of which no object was met
 
     def walk(self, roots: Iterable[tuple[Any, str]]) -> Reach:
         """Enter `roots`, each with its label, and all that follows; raises `TooMuch`."""
@@ -223,6 +230,14 @@ class Reach:
                     self.asked.append(Asked(functools.partial(step.read_or, ABSENT), str(step), spot))
                 step = step.parent
 
+    def pinned(self) -> set[tuple[int, Any]]:
+        """Entries whose values a warm call finds to be the very objects that were compared last, as long as nothing changes."""
+        found = {
+            (id(table.holder), _hashed(key)) for table in self.tables if table.is_steady for key in _keys_of(table)
+        }
+        found |= {(id(items.holder), at) for items in self.items for at in _keys_of(items) if at not in items.free}
+        return found | {asked.spot for asked in self.asked if asked.spot is not None and not asked.is_free}
+
     # --- functions --------------------------------------------------------------------------------------------
 
     def _ran(self, code: types.CodeType) -> bool:
@@ -250,7 +265,9 @@ class Reach:
     def _globals_of(self, code: types.CodeType, table: dict[str, Any]) -> None:
         names = self._globals.setdefault(id(table), (table, {}))[1]
         names |= dict.fromkeys(globals_in(code))
-        if not _NAMESPACES.isdisjoint(code.co_names):
+        if (
+            not _NAMESPACES.isdisjoint(code.co_names) and code is not inspect.currentframe.__code__
+        ):  # its caller's frame
             self._add_namespace(table, names)
         for inner in _inner(code):
             if self._ran(inner):
@@ -285,7 +302,9 @@ class Reach:
         if id(cell) in self._seen:
             return
         self._seen[id(cell)] = cell
-        self.asked.append(Asked(functools.partial(_content, cell), label, (id(cell), None)))
+        self.asked.append(
+            Asked(functools.partial(_content, cell), label, (id(cell), None), attribute=(cell, "cell_contents"))
+        )
         self.enter(_content(cell), label)
 
     def _method(self, method: types.MethodType, label: str) -> None:
@@ -335,13 +354,17 @@ class Reach:
             self.enter(getattr(value, "__wrapped__", None), label)  # a jitted program inside of this one runs as it is
             return
         table = _table_of(value)
-        is_watched = self.reads.is_watched(value) and not self._is_blind
+        is_watched = self.reads.is_watched(value) and not self._is_blind and not self._goes_behind_itself(cls)
         if not cls.__flags__ & _HEAP and not isinstance(value, _BUILTIN_MUTABLE):
             self._foreign(value, label)
             if table is None:
                 return
         if id(value) not in self._weak:
             self.kinds.append((value, cls, label))
+        self._of_instances.update(cls.__mro__)
+        for base in self._named.keys() & self._of_instances:
+            del self._named[base]
+            self._data_of_class(base)
         self.enter(cls, cls.__qualname__)
         if isinstance(value, torch.optim.Optimizer):
             self._unordered |= {id(group) for group in value.param_groups}
@@ -364,7 +387,8 @@ class Reach:
         for cls in type(value).__mro__:
             for name, entry in vars(cls).items() if cls.__flags__ & _HEAP else ():
                 if isinstance(entry, types.MemberDescriptorType) and (names is None or name in names):
-                    asked = Asked(functools.partial(getattr, value, name, ABSENT), f"{label}.{name}", (id(value), name))
+                    ask = functools.partial(getattr, value, name, ABSENT)
+                    asked = Asked(ask, f"{label}.{name}", (id(value), name), attribute=(value, name))
                     self.asked.append(asked)
                     self.enter(asked.recorded, asked.label)
 
@@ -394,27 +418,41 @@ class Reach:
         entered |= {name: None for name in names if name != WHOLE and name not in _OF_THE_LOADER}
 
     def _class(self, cls: type, label: str) -> None:
-        if cls.__flags__ & _HEAP:
+        if cls.__flags__ & _HEAP and cls.__bases__ != (object,):  # nobody can give such a class other bases
             self.orders[cls] = cls.__mro__
         for base in cls.__mro__:
             if base in self._classes or not base.__flags__ & _HEAP or base.__module__.startswith("treeplay."):
                 continue
             self._classes[base] = None
             self._seen.setdefault(id(base), base)
-            table = _real_table(base)
-            self._add_table(Table(table, f"{base.__qualname__}.", matters=self._matters))
-            for name, entry in list(table.items()):
-                is_data = not isinstance(entry, (*_WRAPPERS, property, types.FunctionType))
-                if self._matters(name) and (not is_data or self._asks_classes or name in self._names):
-                    self.enter(entry, f"{base.__qualname__}.{name}")
+            self._data_of_class(base)
         metaclass: type = type(cls)
         if metaclass is not type and metaclass.__flags__ & _HEAP:
             self.enter(metaclass, metaclass.__qualname__)
 
-    def _matters(self, name: Any) -> bool:
+    def _data_of_class(self, cls: type) -> None:
+        asks = self._asks_classes
+        if asks and cls not in self._of_instances and cls.__module__.partition(".")[0] == "torch":
+            self._named[cls] = None
+            asks = False
+        matters = functools.partial(self._matters, asks)
+        table = _real_table(cls)
+        self._add_table(Table(table, f"{cls.__qualname__}.", matters=matters))
+        for name, entry in list(table.items()):
+            is_data = not isinstance(entry, (*_WRAPPERS, property, types.FunctionType))
+            if matters(name) and (not is_data or asks or name in self._names):
+                self.enter(entry, f"{cls.__qualname__}.{name}")
+
+    def _matters(self, asks: bool, name: Any) -> bool:
         if isinstance(name, str) and name[:2] == "__" and name[-2:] == "__":
             return name not in _OF_THE_CLASS
-        return (self._asks_classes or name in self._names) and name[:5] != "_abc_"
+        return (asks or name in self._names) and name[:5] != "_abc_"
+
+    def _goes_behind_itself(self, cls: type) -> bool:
+        """Whether a method of `cls` that ran asks for attributes of its object in a way that the class is not told of."""
+        names = {code.co_name: code for code in self._behind_own}
+        entries = (vars(base).get(name) for base in cls.__mro__ for name in names)
+        return bool(names) and any(getattr(entry, "__code__", None) in self._behind_own for entry in entries)
 
     def _enter_unfound_objects(self) -> None:
         """Objects whose attributes were read though no path led to them, unless they were made by the run and are gone."""
@@ -542,7 +580,15 @@ class Reach:
 
     def _logger(self, logger: logging.Logger, label: str) -> None:
         """Of a logger only which messages it takes: what it keeps besides grows and is cached as others use it."""
-        self.asked.append(Asked(functools.partial(_level_of, logger), f"level of logger {logger.name}"))
+        above: logging.Logger | None = logger
+        tables: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [(vars(logger.manager), "logging.", ("_disable",))]
+        while above is not None:
+            tables.append((vars(above), f"logger {above.name}.", ("level", "disabled", "parent", "manager")))
+            above = above.parent
+        for table, name, entries in tables:
+            if id(table) not in self._seen:
+                self._seen[id(table)] = table
+                self._add_table(Table(table, name, entries))
 
     def _memory(self, value: Any, label: str) -> None:
         size = getattr(value, "nbytes", None)
@@ -587,7 +633,6 @@ def _is_of_the_program(name: Any) -> bool:
 
 
 # What a function names that reads or assigns attributes behind the back of a class.
-_BEHIND = frozenset({"__getattribute__", "__setattr__", "__delattr__"})
 _OF_A_CLASS = frozenset(
     {"__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__init__", "__new__", "__post_init__"}
 )
@@ -599,15 +644,11 @@ _NAMESPACES = frozenset(
 def _goes_behind(code: types.CodeType) -> bool:
     """Whether a function asks for attributes in a way that the object's class is not told of. The methods that a class has
     for this pass it on to the next one, of attributes that were noted when they were called; constructors fill new objects."""
-    return code.co_name not in _OF_A_CLASS and not _BEHIND.isdisjoint(code.co_names)
+    return code.co_name not in _OF_A_CLASS and not BEHIND.isdisjoint(code.co_names)
 
 
 def _is_alive(reference: weakref.ref[Any]) -> bool:
     return weakref.ref.__call__(reference) is not None
-
-
-def _level_of(logger: logging.Logger) -> int:
-    return logging.CRITICAL + 1 if logger.disabled else max(logger.getEffectiveLevel(), logger.manager.disable)
 
 
 def _content(cell: types.CellType) -> Any:

@@ -95,9 +95,9 @@ class Reads:
         }
         self.code = None
         if self._ran.is_complete:
-            self.code = {key: code for key, code in self._ran.code().items() if not is_machinery(code.co_filename)}
+            self.code = {key: code for key, code in self._ran.code().items() if not _is_ours(code)}
             for name, callers in self._ran.builtins().items():
-                own = [code for code in callers if not is_machinery(code.co_filename)]
+                own = [code for code in callers if not _is_ours(code)]
                 if own:
                     self.builtins[name] = own
 
@@ -143,7 +143,7 @@ class Reads:
         if not self._is_on or get_ident() != self._thread:
             return
         frame = _getframe(2)
-        if is_machinery(frame.f_code.co_filename):
+        if _is_ours(frame.f_code):
             return
         if name == WHOLE:
             self.pause()
@@ -287,6 +287,13 @@ def _storer(reads: Reads, cls: Any, kind: str, before: Any) -> Callable[..., Non
     return store
 
 
+def _is_ours(code: CodeType) -> bool:
+    """Whether code runs because a program is traced: of this package, or of torch's symbolic numbers, modes and graphs."""
+    return is_machinery(code.co_filename) or (
+        code.co_qualname.startswith(("SymFloat.", "SymBool.", "SymInt.")) and code.co_filename == torch.__file__
+    )
+
+
 @lru_cache(maxsize=4096)
 def is_machinery(file: str) -> bool:
     """Whether a file is ours, or torch's way to a dispatch mode or a symbolic number: it runs because a program is traced."""
@@ -296,7 +303,11 @@ def is_machinery(file: str) -> bool:
 _OURS = __file__.rpartition("guards")[0]
 _OF_A_TRACE = (
     "torch/_library/simple_registry.py",
+    "torch/_library/effects.py",
+    "torch/_library/fake_impl.py",
+    "torch/_library/utils.py",
     "torch/_ops.py",
+    "torch/overrides.py",
     "torch/utils/_python_dispatch.py",
     "torch/fx/graph.py",
     "torch/fx/node.py",

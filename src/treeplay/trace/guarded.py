@@ -16,13 +16,14 @@ from treeplay.facts.signature import Argument, Kind, Number, Signature, State, W
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import classes_in
 from treeplay.guards.check import Guards
-from treeplay.guards.conditions import Asked
+from treeplay.guards.conditions import HasGradient
 from treeplay.guards.names import names_in
 from treeplay.guards.outside import never_the_same, settings_asked, threads_started
 from treeplay.guards.reach import Reach, TooMuch, spot_of
 from treeplay.guards.reads import Reads
 from treeplay.observe.stand_in import ABSENT
 from treeplay.trace.found import PLAIN, Survey
+from treeplay.trace.log import Entry
 
 if TYPE_CHECKING:
     from treeplay.trace.jit import Call, Run
@@ -101,7 +102,7 @@ def _add_gradients(reach: Reach, signature: Signature, seen: Seen) -> None:
         if tensor.grad is not None and id(tensor.grad) not in inputs:
             places = seen.found.tensor_at(tensor)
             label = f"{places[0] if places else 'a tensor'}.grad is there"
-            reach.asked.append(Asked(functools.partial(_has_gradient, tensor), label))
+            reach.asked.append(HasGradient(tensor, label))
 
 
 def _check_repeatable(reads: Reads) -> None:
@@ -153,10 +154,6 @@ def _check_iterators(reach: Reach) -> None:
                 advice="take the item outside and pass it as an argument",
             )
         )
-
-
-def _has_gradient(tensor: torch.Tensor) -> bool:
-    return tensor.grad is not None
 
 
 def _check_unseen_stores(reach: Reach, found: Survey) -> None:
@@ -212,12 +209,21 @@ def attributes_of_arguments(run: Run, call: Call) -> Iterator[Watch]:
                 yield Watch(argument.child(How.ATTRIBUTE, leaf, name, f"{argument}.{name}"), value)
 
 
-def with_guards(signature: Signature, guards: Guards) -> Signature:
-    """A signature with its guards, and the tensors that the run met, are no inputs, and look like an argument."""
+def called_in(log: Iterable[Entry], reads: Reads) -> frozenset[str] | None:
+    """Names of the operators and the builtin functions that a run called; None if they are not all known, or do not tell."""
+    operators = {entry.op for entry in log}
+    if reads.code is None or not all(name.startswith(("aten.", "prims.", "prim.", "result")) for name in operators):
+        return None
+    return frozenset(operators | reads.builtins.keys())
+
+
+def with_guards(signature: Signature, guards: Guards, called: frozenset[str] | None) -> Signature:
+    """A signature with its guards, the operators and builtins that were called, and the tensors that the run met, are no
+    inputs, and look like an argument."""
     arguments = {leaf for leaf in signature.leaves if isinstance(leaf, TensorSpec)}
     specs = [(tensor, TensorSpec.of(tensor)) for tensor in guards.tensors() if tensor.layout is torch.strided]
     met = tuple((tensor, spec) for tensor, spec in specs if spec in arguments)
-    return replace(signature, guarded=guards, met=met)
+    return replace(signature, guarded=guards, met=met, called=called)
 
 
 def _spots(places: list[Place]) -> Iterator[tuple[int, Any]]:

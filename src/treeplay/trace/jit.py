@@ -31,7 +31,7 @@ from treeplay.guards.reads import Reads, classes_of
 from treeplay.trace.conditions import make_signature
 from treeplay.trace.differentiable import flat_results, is_differentiable
 from treeplay.trace.found import PLAIN, Survey
-from treeplay.trace.guarded import guards_of, stores_of_the_same, stores_unread, with_guards
+from treeplay.trace.guarded import called_in, guards_of, stores_of_the_same, stores_unread, with_guards
 from treeplay.trace.hooks import ours
 from treeplay.trace.layouts import Answer, Question
 from treeplay.trace.location import is_users
@@ -44,13 +44,14 @@ from treeplay.trace.skipping import steps_may_be_skipped
 from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.survey import survey
-from treeplay.trace.torch_private import dynamo_off, native_layers, numpy_asks, register_call_hook
+from treeplay.trace.torch_private import dynamo_off, native_layers, numpy_asks, plain_functions, register_call_hook
 from treeplay.trace.tracer import Tracer
 from treeplay.trace.watch import WatchFunctions
 
 # A trace moves the process's random generators and puts them back: one at a time. But a traced program may wait for a
 # thread that wants to trace, so no thread waits for long.
 _turns = threading.Lock()
+_taken = 0  # turns so far
 _MOST_SECONDS_WAITED = 2.0
 
 
@@ -114,9 +115,15 @@ def trace(program: Callable[..., Any], call: Call, *, is_exact: bool = True, fir
         return _with_guards(made, program, call, run)
 
 
-def is_tracing() -> bool:
-    """Whether some thread is tracing: others may find its fakes, and stand-ins of ours, in what they reach."""
-    return _turns.locked()
+def turns_taken() -> int:
+    """How often threads have begun to trace."""
+    return _taken
+
+
+def is_tracing(since: int) -> bool:
+    """Whether some thread traces, or has since `turns_taken()` was this: others may have found its fakes, and stand-ins of
+    ours, in what they reach."""
+    return _turns.locked() or _taken != since
 
 
 @contextlib.contextmanager
@@ -124,6 +131,8 @@ def turn() -> Iterator[None]:
     """What moves random generators, or stands in for parts of torch, does so alone; raises `Busy` after a while."""
     if not _turns.acquire(timeout=_MOST_SECONDS_WAITED):
         raise Busy
+    global _taken
+    _taken += 1
     try:
         yield
     finally:
@@ -158,10 +167,11 @@ def _with_guards(made: Trace, program: Callable[..., Any], call: Call, run: Run)
     """The trace with guards over what the run read, which is there again as the run found it."""
     try:
         guarded = guards_of(program, call, run, made.signature)
+        called = called_in(made.log, run.reads)
     finally:
         run.reads.forget()
     _check_no_leak(run.tracer)
-    return dataclasses.replace(made, signature=with_guards(made.signature, guarded))
+    return dataclasses.replace(made, signature=with_guards(made.signature, guarded, called))
 
 
 def _reads_of(found: Survey) -> Reads:
@@ -225,8 +235,19 @@ def _traced(program: Callable[..., Any], call: Call, run: Run) -> Trace:
     # Modes belong to a thread: the backward of a GPU's tensors must not go to another one.
     one_thread = torch.autograd.set_multithreading_enabled(False)
     skipping = steps_may_be_skipped(run.tracer, run.snapshot)
-    aside = (autocast_cache_apart(), numpy_asks(meet_numpys))
-    with _noticing(run), dynamo_off(), one_thread, aside[0], skipping, aside[1], run.tracer, run.watch, run.reads:
+    aside = (autocast_cache_apart(), numpy_asks(meet_numpys), plain_functions())
+    with (
+        _noticing(run),
+        dynamo_off(),
+        one_thread,
+        aside[0],
+        skipping,
+        aside[1],
+        aside[2],
+        run.tracer,
+        run.watch,
+        run.reads,
+    ):
         result = _run(program, call)
     run.grads_read.update(run.watch.grads_read)
     run.tracer.home = home_of(program)

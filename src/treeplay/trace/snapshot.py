@@ -140,11 +140,21 @@ def _remove(place: Place) -> None:
             delattr(place.holder, place.key)
 
 
+def _moved(before: dict[Any, Any], found: dict[Any, Any]) -> set[Any]:
+    """Keys that were taken out and put in again: from the first on that comes after one which it came before."""
+    places = {key: at for at, key in enumerate(before)}
+    order = [key for key in found if key in places]
+    first = next((at for at in range(1, len(order)) if places[order[at]] < places[order[at - 1]]), len(order))
+    return set(order[first:])
+
+
 def _compare(container: Any, place: Place, before: Any) -> Iterator[Change]:
     found: Any = bare(container)
     if isinstance(found, dict):
-        for key in [*before, *(key for key in found if key not in before)]:
-            old, new = before.get(key, GONE), found.get(key, GONE)
+        moved = _moved(before, found)
+        stages = [(key, old, GONE if key in moved else found.get(key, GONE)) for key, old in before.items()]
+        stages += [(key, GONE, new) for key, new in found.items() if key not in before or key in moved]
+        for key, old, new in stages:
             if old is not new:
                 shown = (
                     key if isinstance(key, (str, int)) else f"<{type(key).__name__}>"

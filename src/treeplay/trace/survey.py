@@ -347,6 +347,8 @@ class _Walk:
         place = root(table, prefix.rstrip(".") or "globals")
         origin = _ALWAYS if is_own(code.co_filename) else _FOREIGN
         for name in sorted(names & (table.keys() | stored)):
+            if name[0] == "@":  # how pytest names itself in a rewritten `assert`, to tell of one that failed
+                continue
             value = table.get(name)
             here = place.child(How.ITEM, table, name, f"{prefix}{name}")
             if isinstance(value, ModuleType):

@@ -190,6 +190,33 @@ def dynamo_off() -> Iterator[None]:
         set_eval_frame(callback)
 
 
+class _ModeOff:
+    """The innermost mode of torch functions, off the stack for a block."""
+
+    def __enter__(self) -> Any:
+        self._mode = torch.overrides._pop_mode()
+        return self._mode
+
+    def __exit__(self, *_: object) -> None:
+        torch.overrides._push_mode(self._mode)
+
+
+@contextlib.contextmanager
+def plain_functions() -> Iterator[None]:
+    """Torch's way from a function to a mode runs none of the standard library: what then runs there is the program's."""
+    original = torch.overrides._pop_mode_temporarily
+
+    def pop_mode_temporarily() -> _ModeOff:
+        return _ModeOff()
+
+    stand_in(pop_mode_temporarily, original)
+    torch.overrides._pop_mode_temporarily = pop_mode_temporarily  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.overrides._pop_mode_temporarily = original
+
+
 def address_of(generator: torch.Generator) -> int:
     """What identifies a generator: operators are given another Python object of the same one."""
     return int(generator._cdata)  # type: ignore[attr-defined]

@@ -91,6 +91,7 @@ class Tracer(TorchDispatchMode):
         self.recurrent_weights: list[torch.Tensor] = []  # of the layer that was called last, and a tensor over them
         self.recurrent_piece: torch.Tensor | None = None
         self.fakes: list[weakref.ref[torch.Tensor]] = []
+        self.storages: list[torch.UntypedStorage] = []
         self._bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._kept: list[Any] = []
         self._last_input: torch.fx.Node | None = None
@@ -412,6 +413,7 @@ class Tracer(TorchDispatchMode):
 
     def _describe(self, node: torch.fx.Node, fake: torch.Tensor) -> None:
         node.meta["spec"] = TensorSpec.of(fake)
+        self.storages.append(fake.untyped_storage())  # `set_` would free it, and its identity be that of another
         node.meta["storage"] = storage_of(fake)
         node.meta["offset"] = fake.storage_offset()
 
@@ -438,6 +440,7 @@ class Tracer(TorchDispatchMode):
         self.tape.inputs.clear()
         self._bases.clear()
         self._kept.clear()
+        self.storages.clear()
         self.recurrent_weights = []
         self.recurrent_piece = None
 

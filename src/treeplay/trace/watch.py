@@ -6,7 +6,10 @@ or change the user's real memory, so each is refused here with its line, or done
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any
 
 import torch
@@ -87,7 +90,10 @@ class WatchFunctions(TorchFunctionMode):
         if func in _HOST:
             self._refuse_read(func, args)
         elif func == _GRAD_GET:
-            self.grads_read[id(args[0])] = args[0]
+            with torch._C.DisableTorchFunctionSubclass():
+                is_of_the_run = isinstance(args[0].grad, FakeTensor)
+            if not is_of_the_run and not _sets_to_none(sys._getframe(2)):
+                self.grads_read[id(args[0])] = args[0]
         elif func == _DATA_GET:
             return torch.ops.aten.detach.default(args[0]), None
         elif func in _SETTERS:
@@ -199,5 +205,11 @@ def mark_upstream(node: Any, found: dict[int, Any]) -> None:
         waiting.extend(following for following, _ in current.next_functions)
 
 
+def _sets_to_none(frame: FrameType) -> bool:
+    """Whether a gradient is read by torch's own code that puts None there, whatever it was."""
+    return frame.f_code in _ZERO_GRAD and bool(frame.f_locals.get("set_to_none"))
+
+
+_ZERO_GRAD = {inspect.unwrap(cls.zero_grad).__code__ for cls in (torch.optim.Optimizer, torch.nn.Module)}
 _DATA_GET = _ATTRIBUTES["data"].__get__
 _GRAD_GET = _ATTRIBUTES["grad"].__get__

@@ -20,11 +20,12 @@ from treeplay.facts.structure import flatten
 from treeplay.observe import counters, warn_once
 from treeplay.observe.once import warn_here
 from treeplay.settings import settings
-from treeplay.trace.jit import Busy, Call, is_tracing, survey_call
+from treeplay.trace.jit import Busy, Call, survey_call
 from treeplay.tree.decide import Action, CallFacts, Phase, decide
 from treeplay.tree.key import Key, describe, make_key, varying
 from treeplay.tree.mismatch import first_mismatch, mode_mismatch
 from treeplay.tree.moved import bring_back
+from treeplay.tree.recorders import recorders
 from treeplay.tree.table import MOST_TRIES, Entry, Observation, Recording, Table
 from treeplay.wrap.emit import MISS
 
@@ -101,6 +102,7 @@ class Manager:
         entry = self.table.entry(key, lambda: describe(call))
         if entry.phase is Phase.NEW:
             self._look_around(entry, key)
+        since = recorders.now()
         for recording in reversed(entry.recordings):
             out = recording.call(args, kwargs)
             if out is MISS and bring_back(recording.moved):
@@ -108,7 +110,7 @@ class Manager:
             if out is not MISS:
                 self._replayed(recording)
                 return out
-        if entry.recordings and is_tracing():  # by another thread, whose doings may be all that differs
+        if entry.recordings and recorders.disturbed(since):
             return self._eager(entry, call)
         seen = entry.observation()
         if seen is None and entry.was_observed and entry.tries and entry.observations:
@@ -226,11 +228,22 @@ class Manager:
         counters.add("rerecordings", what)
 
     def _record(self, entry: Entry, call: Call, seen: Observation) -> Any:
+        with recorders:
+            return self._try_to_record(entry, call, seen)
+
+    def _try_to_record(self, entry: Entry, call: Call, seen: Observation) -> Any:
         entry.was_observed = False
         is_expected = seen.found.changed() is not None
         try:
+            since = recorders.now()
             recording = self.record(call, seen.log)
             out = recording.call(call.args, call.kwargs)
+            if out is MISS:
+                # A first compile leaves traces in the process that guards tell of; a second one finds them there.
+                recording.free()
+                recording = self.record(call, seen.log)
+                out = recording.call(call.args, call.kwargs)
+            is_disturbed = out is MISS and recorders.others(since)
         except Busy:
             return self._eager(entry, call)
         except TooEarly as early:
@@ -250,6 +263,9 @@ class Manager:
             if is_expected and entry.tries:  # it may be about what has changed
                 return self._act(decide(_facts_of(entry, None)), entry, call, None)
             return self._refused(entry, refusal, call)
+        if is_disturbed:
+            recording.free()
+            return self._eager(entry, call)
         if out is MISS:
             return self._refused(entry, Refusal(_does_not_fit(first_mismatch(recording.signature, call))), call)
         entry.recordings.append(recording)

@@ -4,7 +4,8 @@
     conditions     ─▶ text in the call function     one native call or attribute for each mode: a warm call is short
 
 The native check of a call's tensors tells some modes too (autocast, inference mode): they are asked for only where no tensor
-comes in. Others concern a GPU, and are asked for only where one is in use.
+comes in. Others concern a GPU, and are asked for only where one is in use; or some operators, and are asked for only where
+one of them may have run.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Asked(Enum):
     ALWAYS = "always"
     WITHOUT_TENSORS = "where no tensor comes in: the check of a tensor tells it too"
     ON_GPU = "where a GPU is in use"
+    ON_CPU = "unless all tensors that come in are on a GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,14 @@ class Mode:
     read: Callable[[], Any]
     asked: Asked = Asked.ALWAYS
     attribute: tuple[Any, str] | None = None
+    operators: tuple[str, ...] = ()
+    """It changes only what operators and builtin functions with one of these in their names do; none: it may change all."""
+
+    def concerns(self, called: frozenset[str] | None) -> bool:
+        """Whether it may change what any of these does."""
+        if not self.operators or called is None:
+            return True
+        return any(part in name for name in called for part in self.operators)
 
 
 def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
@@ -58,8 +68,19 @@ def _deterministic() -> tuple[bool, ...]:
     return True, torch.is_deterministic_algorithms_warn_only_enabled(), torch_private.fills_memory()
 
 
-def _of(what: str, read: Callable[[], Any], asked: Asked = Asked.ALWAYS, name: str | None = None) -> Mode:
-    return Mode(what, name or read.__name__.strip("_"), read, asked)
+def _of(
+    what: str,
+    read: Callable[[], Any],
+    asked: Asked = Asked.ALWAYS,
+    name: str | None = None,
+    operators: tuple[str, ...] = (),
+) -> Mode:
+    return Mode(what, name or read.__name__.strip("_"), read, asked, operators=operators)
+
+
+_ATTENTION = ("attention", "attn", "transformer")
+# Convolutions, normalizations, recurrent layers, samplers of grids, and what has the library in its name.
+_CUDNN = (*_ATTENTION, "conv", "norm", "rnn", "lstm", "gru", "ctc", "grid", "affine", "pool", "cudnn", "miopen")
 
 
 GRAD = _of("grad mode", torch.is_grad_enabled)
@@ -87,11 +108,22 @@ MODES = (
     ANOMALY,
     FORWARD,
     DETERMINISTIC,
-    Mode("fast path of attention modules", "fast_path", torch_private.fast_path, attribute=torch_private.FAST_PATH),
+    Mode(
+        "fast path of attention modules",
+        "fast_path",
+        torch_private.fast_path,
+        attribute=torch_private.FAST_PATH,
+        operators=_ATTENTION,
+    ),
     PRECISION,
-    *(_of(what, read) for what, read in torch_private.CPU_MODES.items()),
-    *(_of(what, read, Asked.ON_GPU) for what, read in torch_private.GPU_MODES.items()),
+    *(_of(what, read, operators=_ATTENTION) for what, read in torch_private.ATTENTION_MODES.items()),
+    *(_of(what, read, Asked.ON_CPU) for what, read in torch_private.CPU_MODES.items()),
+    *(_of(what, read, Asked.ON_GPU, operators=_ATTENTION) for what, read in torch_private.GPU_ATTENTION_MODES.items()),
+    *(_of(what, read, Asked.ON_GPU, operators=_CUDNN) for what, read in torch_private.CUDNN_MODES.items()),
+    *(_of(what, read, Asked.ON_GPU) for what, read in torch_private.CUBLAS_MODES.items()),
 )
+# One native call tells these from others; it takes as long as four of them.
+_TOGETHER = {mode for mode in MODES if mode.read in torch_private.GLOBAL_STATE} | {DETERMINISTIC, PRECISION}
 _AT = {mode: index for index, mode in enumerate(MODES)}
 _READS = tuple(mode.read for mode in MODES)
 
@@ -154,15 +186,26 @@ class Ambience:
             if here != there:
                 yield mode.what, here, there
 
-    def conditions(self, constant: Callable[[Any], str], checked: set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def conditions(
+        self, constant: Callable[[Any], str], checked: set[str], called: frozenset[str] | None = None
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
         """Conditions that the modes are these, and the names that each uses.
 
         `constant` names an object; `checked` are the kinds of device of the tensors that are checked. The check of a tensor
-        knows of autocast for its own kind of device only.
+        knows of autocast for its own kind of device only. `called`: the operators and builtin functions that ran, if known.
         """
         on_gpu = torch.cuda.is_initialized()
+        together = {mode for mode in _TOGETHER if mode.read() == self[mode]} if on_gpu else set()
+        if self[PRECISION] != "highest" or self[DETERMINISTIC] != (False,):
+            together -= {PRECISION, DETERMINISTIC}
+        if together:
+            found = [_condition(mode, self[mode], constant) for mode in MODES if mode in together]
+            names = {"global_state": torch_private.global_state(), **{key: of[key] for _, of in found for key in of}}
+            yield f"(global_state() or {' and '.join(text for text, _ in found)})", names
         is_told = checked >= ({"cuda"} if on_gpu else set()) and bool(checked)
         for mode, value in zip(MODES, self.values, strict=True):
+            if mode in together or not mode.concerns(called) or (mode.asked is Asked.ON_CPU and checked == {"cuda"}):
+                continue
             if mode.asked is Asked.WITHOUT_TENSORS and is_told:
                 # The check tells whether it is on, and for which kind of device; not what it casts to.
                 if mode in (AUTOCAST, AUTOCAST_CACHE) and self.autocast:

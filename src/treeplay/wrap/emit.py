@@ -14,6 +14,7 @@ Pure: the emitter returns text and names. Nothing here runs a program.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import BuiltinFunctionType, MethodType
@@ -56,6 +57,8 @@ class Miss:
 
 MISS = Miss()
 _LINE = 90  # characters of conditions
+_KEPT = "# the state"  # where the lines come that find it
+_VARIABLE = re.compile(r"\bv\d+\b")
 _EXACT = (int, str, bytes, MethodType, BuiltinFunctionType)  # whose `==` takes nothing but the same
 
 
@@ -86,6 +89,8 @@ class _Emitter(Writer):
         self.parts = parts
         self.inputs: list[str] = []
         self.shared: dict[Any, str] = {}
+        self.kept: list[str] = []  # lines that find the state which stays what it is while the guards hold
+        self.is_compared: set[int] = set()  # places that these lines compare
 
     def source(self, name: str) -> Source:
         self.ambient()
@@ -93,14 +98,17 @@ class _Emitter(Writer):
         self.conditions()
         self.tensors()
         self.numbers()
-        lines = ["def replay(args, kwargs):", "    try:"]
-        lines += [f"        {line}" for line in self.body]
-        errors = "KeyError, IndexError, AttributeError, ValueError, TypeError, RuntimeError"  # the last is torch's own
-        lines += [f"    except ({errors}):", "        return MISS"]
-        self.body = []
+        conditions, self.body = self.body, []
         self.call()
         self.writes()
         self.body.append(f"return {self.built(self.signature.results, self.signature.refs)}")
+        if self.kept:
+            at = conditions.index(_KEPT)
+            conditions[at : at + 1] = self.keeping([*conditions[at:], *self.body])
+        lines = ["def replay(args, kwargs):", "    try:"]
+        lines += [f"        {line}" for line in conditions]
+        errors = "KeyError, IndexError, AttributeError, ValueError, TypeError, RuntimeError"  # the last is torch's own
+        lines += [f"    except ({errors}):", "        return MISS"]
         lines += [f"    {line}" for line in self.body]
         return Source(name, "\n".join(lines) + "\n", self.names, entry="replay")
 
@@ -108,7 +116,7 @@ class _Emitter(Writer):
 
     def ambient(self) -> None:
         lines: list[str] = []
-        for text, names in self.ambience.conditions(self.constant, self.kinds()):
+        for text, names in self.ambience.conditions(self.constant, self.kinds(), self.signature.called):
             self.names |= names
             if lines and len(lines[-1]) + len(text) < _LINE:
                 lines[-1] += f" and {text}"
@@ -183,6 +191,7 @@ class _Emitter(Writer):
         if self.signature.guarded is not None:
             self.names["guards"] = self.signature.guarded
             self.require("guards.holds()")
+            self.keep_state(self.signature.guarded)
         for watch in self.signature.identities:
             if watch.place.how not in (How.ROOT, How.ARGUMENT):
                 self.require(f"{self.value(watch.place)} is {self.constant(watch.value)}")
@@ -193,6 +202,35 @@ class _Emitter(Writer):
         for watch in self.signature.watches:
             self.watch(watch)
         self.distinct()
+
+    def keep_state(self, guards: Any) -> None:
+        """Find the state that the guards tell of, and compare it where it is in two places, once for all calls."""
+        before, self.body = self.body, []
+        for item in self.signature.inputs:
+            if isinstance(item.source, State) and guards.keeps(item.source.place):
+                value = self.value(item.source.place)
+                for place in item.source.also:
+                    if guards.keeps(place):
+                        self.is_compared.add(id(place))
+                        self.require(f"{self.value(place)} is {value}")
+        self.kept, self.body = self.body, before
+        if self.kept:
+            self.body.append(_KEPT)
+
+    def keeping(self, after: list[str]) -> list[str]:
+        """The lines that find the state, or have it from the call before; `after` are those that use it."""
+        found = {line.partition(" = ")[0] for line in self.kept if not line.startswith("if")}
+        used = {name for line in after for name in _VARIABLE.findall(line)}
+        state = ", ".join(sorted(found & used, key=lambda name: int(name[1:])))
+        if not state:
+            return self.kept
+        return [
+            "if guards.kept is not None:",
+            f"    {state}, = guards.kept",
+            "else:",
+            *(f"    {line}" for line in self.kept),
+            f"    if guards.may_keep: guards.kept = ({state},)",
+        ]
 
     def distinct(self) -> None:
         """Conditions that arguments which could be one tensor with another, by their specs, are no more so than they were."""
@@ -224,7 +262,8 @@ class _Emitter(Writer):
     def same(self, places: Iterable[Place]) -> None:
         """Conditions that `places` hold the very tensor of the newest input."""
         for place in places:
-            self.require(f"{self.value(place)} is {self.inputs[-1]}")
+            if id(place) not in self.is_compared:
+                self.require(f"{self.value(place)} is {self.inputs[-1]}")
 
     def tensors(self) -> None:
         """One native check of all tensor arguments and all state, and that no argument shares memory it must not."""

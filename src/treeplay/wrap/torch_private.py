@@ -33,28 +33,47 @@ AUTOCAST_KINDS = (
 )  # those that the function above knows
 matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
 allows_tf32: Callable[[], bool] = torch._C._get_cublas_allow_tf32  # False for the highest precision; takes half as long
-CPU_MODES: dict[str, Callable[[], Any]] = {
-    "flash attention": torch._C._get_flash_sdp_enabled,
-    "attention of plain operators": torch._C._get_math_sdp_enabled,
-    "16-bit sums in attention": torch._C._get_math_sdp_allow_fp16_bf16_reduction,
-    "oneDNN": torch._C._get_mkldnn_enabled,
-}
+CPU_MODES: dict[str, Callable[[], Any]] = {"oneDNN": torch._C._get_mkldnn_enabled}
 
 attention_order: Callable[[], list[int]] = (
     torch._C._get_sdp_priority_order
 )  # the kernel that is tried first comes first
-GPU_MODES: dict[str, Callable[[], Any]] = {
+ATTENTION_MODES: dict[str, Callable[[], Any]] = {
+    "flash attention": torch._C._get_flash_sdp_enabled,
+    "attention of plain operators": torch._C._get_math_sdp_enabled,
+    "16-bit sums in attention": torch._C._get_math_sdp_allow_fp16_bf16_reduction,
+}
+GPU_ATTENTION_MODES: dict[str, Callable[[], Any]] = {
     "memory-efficient attention": torch._C._get_mem_efficient_sdp_enabled,
     "cuDNN attention": torch._C._get_cudnn_sdp_enabled,
     "order of attention kernels": attention_order,
+}
+CUDNN_MODES: dict[str, Callable[[], Any]] = {
     "cuDNN": torch._C._get_cudnn_enabled,
     "cuDNN benchmark": torch._C._get_cudnn_benchmark,
     "cuDNN deterministic": torch._C._get_cudnn_deterministic,
     "TF32 in cuDNN": torch._C._get_cudnn_allow_tf32,
+}
+CUBLAS_MODES: dict[str, Callable[[], Any]] = {
     "float16 sums in cuBLAS": torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
     "bfloat16 sums in cuBLAS": torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
     "float16 accumulation in cuBLAS": torch._C._get_cublas_allow_fp16_accumulation,
 }
+
+
+def global_state() -> Callable[[], bool]:
+    """One native call that tells whether the modes that it knows of are as at this moment: among others those of
+    `GLOBAL_STATE`, and autocast."""
+    check: Callable[[], bool] = torch._C._dynamo.guards.GlobalStateGuard().check
+    return check
+
+
+GLOBAL_STATE: tuple[Callable[[], Any], ...] = (
+    torch.is_grad_enabled,
+    torch.get_default_dtype,
+    torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
+    torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
+)
 
 
 def forward_level() -> int:

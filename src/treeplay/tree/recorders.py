@@ -1,0 +1,43 @@
+"""The threads that record just now: tracers and compilers stand in for parts of torch meanwhile, for all threads.
+
+A check that fails while another thread records may fail for that alone: such a call runs eagerly, and blames nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from treeplay.trace.jit import is_tracing, turns_taken
+
+
+class Recorders:
+    """A context for a thread that records, and what others can ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._active = 0
+        self._begun = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._active += 1
+            self._begun += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._active -= 1
+
+    def now(self) -> tuple[int, int]:
+        """A moment, for `disturbed`."""
+        return self._begun, turns_taken()
+
+    def disturbed(self, since: tuple[int, int]) -> bool:
+        """Whether some thread records or traces, or has begun to since a moment. For a thread that does neither."""
+        return self._active > 0 or self._begun != since[0] or is_tracing(since[1])
+
+    def others(self, since: tuple[int, int]) -> bool:
+        """Whether a thread besides this one, which records, does so too, or has begun to since a moment."""
+        return self._active > 1 or self._begun != since[0]
+
+
+recorders = Recorders()

@@ -4,7 +4,7 @@ In each run a random program over random objects is jitted; between its calls th
 with an eager twin, its result and all that it stores. A difference is stale. The first stale world is printed, made as small as
 it gets. The result lies in benchmarks/results/worlds; the exit status is 1 if anything was stale.
 
-A run that stops after `--seconds` has written what it knows.
+The file is written as it goes, so that a run that is stopped has told what it knows.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Tally:
         }
 
 
-def sweep(tally: Tally, runs: int, *, workers: int, seconds: float) -> None:
-    """Run block by block until all are done or the time is up."""
+def sweep(tally: Tally, runs: int, out: Path, *, workers: int, seconds: float) -> None:
+    """Run block by block until all are done or the time is up; the file is there from the first block on."""
     start, last = monotonic(), 0.0
     ends = tally.seed + runs
     fresh = multiprocessing.get_context("spawn")
@@ -105,11 +105,15 @@ def sweep(tally: Tally, runs: int, *, workers: int, seconds: float) -> None:
         for block in as_completed(blocks):
             if block.cancelled():
                 continue
-            tally.add(*block.result())
+            found = block.result()
+            tally.add(*found)
+            for seed, what in found[2]:
+                print(f"stale: {seed}: {what}", file=sys.stderr, flush=True)
             tally.seconds = monotonic() - start
             if tally.seconds - last > 5:
                 last = tally.seconds
                 print(tally.line(runs), file=sys.stderr, flush=True)
+                write(tally, out)
             if tally.seconds > seconds:
                 for other in blocks:
                     other.cancel()
@@ -142,9 +146,10 @@ def main() -> None:
     chosen = parser.parse_args()
     find_support()
     tally = Tally(chosen.seed)
-    sweep(tally, chosen.runs, workers=chosen.workers, seconds=chosen.seconds)
     day = str(machine.facts()["date"])[:10]
-    write(tally, chosen.out or RESULTS / f"worlds-cpu-{day}.json")
+    out = chosen.out or RESULTS / f"worlds-cpu-{day}.json"
+    sweep(tally, chosen.runs, out, workers=chosen.workers, seconds=chosen.seconds)
+    write(tally, out)
     print(tally.line(chosen.runs))
     show_first(tally)
     sys.exit(1 if tally.stale else 0)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from support import assert_same, jit
 from support.follows import Story, follows
 
 Tensor = torch.Tensor
@@ -218,3 +219,27 @@ def test_views_of_a_dict_that_are_kept() -> Story:
     yield
     settings["more"] = 5.0
     yield
+
+
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict])
+@pytest.mark.parametrize("what", ["value", "key"])
+def test_what_is_equal_but_not_the_same_in_a_dict_that_keeps_changing(kind: Any, what: str) -> None:
+    table: Any = kind(other=0)
+    table[1] = 1
+    total: list[int] = []
+
+    def program(x: Tensor) -> Any:
+        return [x * value - len(str(key)) for key, value in table.items() if key != "other"]
+
+    jitted = jit(program)
+    x = torch.ones(2, dtype=torch.int64)
+    for call in range(9):
+        for _ in range(
+            3
+        ):  # it changes, and nothing that counts does: from the second time on it is compared by its entries
+            table["more"] = total
+            del table["more"]
+            assert_same(jitted(x), program(x))
+        if call == 5:
+            del table[1]
+            table[True if what == "key" else 1] = 1 if what == "key" else 1.0

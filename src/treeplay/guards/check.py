@@ -43,6 +43,7 @@ class Guards:
         "__weakref__",
         "_facts",
         "_is_young",
+        "_pinned",
         "_quick",
         "_reach",
         "_spots",
@@ -63,6 +64,7 @@ class Guards:
         self.what: Mismatch | None = None
         self.places_of_inputs: tuple[Callable[[], Any], ...] = ()
         self._spots: set[tuple[int, Any] | None] = set()  # on the way to the state that `keeps` was asked for
+        self._pinned: set[tuple[int, Any]] | None = None  # what `Reach.pinned` said last
         self.may_keep = False  # whether `holds` implies that all of this state is what it was in the last call
         self.kept: tuple[Any, ...] | None = None  # what a call found there, for the next one
         self._state: dict[int, int] = {}  # the `id` of the attributes of the tensor in each of these places
@@ -159,8 +161,12 @@ class Guards:
     def keeps(self, place: Place) -> bool:
         """Whether, as long as these guards hold, `place` may be found once for all calls: then `kept` and `may_keep` are
         for what is there too."""
+        if not place.may_be_kept:
+            return False
+        if self._pinned is None:
+            self._pinned = self._reach.pinned()
         spots = {spot_of(step) for step in place.steps}
-        if not place.may_be_kept or not spots <= self._reach.pinned():
+        if not spots <= self._pinned:
             return False
         self._spots |= spots
         return True
@@ -224,7 +230,8 @@ class Guards:
             self._text = text
         self.holds = self._quick
         self.kept = None
-        self.may_keep = self._spots <= self._reach.pinned()
+        self._pinned = self._reach.pinned() if self._spots else None
+        self.may_keep = self._pinned is not None and self._spots <= self._pinned
 
     def _steady_check(self, tables: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
         """Versions, classes and code compared in Python, which is made quickly; natively once nothing changes for a while."""
@@ -273,12 +280,16 @@ class Guards:
         holder = writer.name(guard.holder)
         if guard.matters is not None or guard.may_grow or type(guard.holder) is not dict:
             # A class's entries are chosen by name, and a subclass may do anything in `[]`.
-            writer.add(f"{writer.name(guard.content)}({holder}) == {writer.name(guard.recorded)}")
+            writer.add(
+                f"{writer.name(_are_the_same)}({writer.name(guard.content)}({holder}), {writer.name(guard.recorded)})"
+            )
             return
         if guard.names is None and guard.is_unordered:
             writer.add(f"len({holder}) == {len(guard.recorded)}")
         elif guard.names is None:
-            writer.add(f"[*{holder}] == {writer.name(list(guard.recorded))}")
+            keys = writer.name(list(guard.recorded))
+            writer.add(f"len({holder}) == {len(guard.recorded)}")
+            writer.add(f"all(map({writer.name(operator.is_)}, {holder}, {keys}))")
         for key, value in guard.recorded.items():
             constant = repr(key) if type(key) in (str, int) else writer.name(key)
             if value is ABSENT:
@@ -405,6 +416,16 @@ _keywords_of = operator.attrgetter("__kwdefaults__")
 _call = operator.call
 _gradient_of = operator.attrgetter("grad")
 _NOTHING = itertools.repeat(None)
+
+
+def _are_the_same(found: dict[Any, Any], recorded: dict[Any, Any]) -> bool:
+    """Whether two dictionaries have the very same keys and values, in one order: for `==`, True and 1 would be the same."""
+    is_ = operator.is_
+    return (
+        len(found) == len(recorded)
+        and all(map(is_, found, recorded))
+        and all(map(is_, found.values(), recorded.values()))
+    )
 
 
 def _has_plain_length(holder: Any) -> bool:

@@ -195,7 +195,7 @@ class Ambience:
         knows of autocast for its own kind of device only. `called`: the operators and builtin functions that ran, if known.
         """
         on_gpu = torch.cuda.is_initialized()
-        together = {mode for mode in _TOGETHER if mode.read() == self[mode]} if on_gpu else set()
+        together = {mode for mode in _TOGETHER if _read(mode) == self[mode]} if on_gpu else set()
         if self[PRECISION] != "highest" or self[DETERMINISTIC] != (False,):
             together -= {PRECISION, DETERMINISTIC}
         if together:

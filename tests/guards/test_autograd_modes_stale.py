@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -12,19 +11,9 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from support import assert_same, jit
-from support.follows import Story, follows, nothing
+from support.follows import Story, follows, nothing, put_back
 
 Tensor = torch.Tensor
-
-
-@contextlib.contextmanager
-def put_back(get: Callable[[], Any], set_: Callable[[Any], Any]) -> Any:
-    """Set and set back by functions."""
-    before = get()
-    try:
-        yield set_
-    finally:
-        set_(before)
 
 
 def test_autocast_where_no_tensor_comes_in() -> None:

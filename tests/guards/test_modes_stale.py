@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import decimal
 from collections.abc import Callable
 from typing import Any
@@ -16,19 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import treeplay
 from support import jit
-from support.follows import Story, follows, nothing
+from support.follows import Story, follows, nothing, put_back
 
 Tensor = torch.Tensor
-
-
-@contextlib.contextmanager
-def put_back(get: Callable[[], Any], set_: Callable[[Any], Any]) -> Any:
-    """Set and set back by functions."""
-    before = get()
-    try:
-        yield set_
-    finally:
-        set_(before)
 
 
 SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {

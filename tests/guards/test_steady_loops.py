@@ -38,19 +38,21 @@ def infers() -> Callable[..., Any]:
     return lambda x: model(x) * 2 - 1
 
 
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = (model(x) - 1).pow(2).sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
 def trains(make: Callable[..., torch.optim.Optimizer], **options: Any) -> Callable[[], Callable[..., Any]]:
     def program() -> Callable[..., Any]:
         model = network()
-        optimizer = make(model.parameters(), **options)
-
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = (model(x) - 1).pow(2).sum()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
+        return step_of(model, make(model.parameters(), **options))
 
     return program
 
@@ -132,21 +134,9 @@ def test_state_that_is_kept_between_calls_is_found_anew_once_it_is_replaced() ->
 
 
 def test_a_parameter_that_only_the_model_is_given_another_of_is_not_trained() -> None:
-    def made() -> tuple[nn.Sequential, Callable[..., Any]]:
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = (model(x) - 1).pow(2).sum()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return model, step
-
-    (model, step), (twin, eager) = made(), made()
-    jitted = jit(step)
+    model, twin = network(), network()
+    jitted = jit(step_of(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    eager = step_of(twin, torch.optim.SGD(twin.parameters(), lr=0.1))
     for call in range(10):
         if call == 6:
             for each in (model, twin):

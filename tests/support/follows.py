@@ -42,6 +42,16 @@ def nothing() -> tuple[Any, ...]:
     return ()
 
 
+@contextlib.contextmanager
+def put_back(get: Callable[[], Any], set_: Callable[[Any], Any]) -> Any:
+    """What `set_` sets in the block is set back after it."""
+    before = get()
+    try:
+        yield set_
+    finally:
+        set_(before)
+
+
 def follows(
     *,
     calls: int = 4,

@@ -450,9 +450,11 @@ class Reach:
 
     def _goes_behind_itself(self, cls: type) -> bool:
         """Whether a method of `cls` that ran asks for attributes of its object in a way that the class is not told of."""
-        names = {code.co_name: code for code in self._behind_own}
-        entries = (vars(base).get(name) for base in cls.__mro__ for name in names)
-        return bool(names) and any(getattr(entry, "__code__", None) in self._behind_own for entry in entries)
+        return any(
+            getattr(vars(base).get(code.co_name), "__code__", None) is code
+            for code in self._behind_own
+            for base in cls.__mro__
+        )
 
     def _enter_unfound_objects(self) -> None:
         """Objects whose attributes were read though no path led to them, unless they were made by the run and are gone."""

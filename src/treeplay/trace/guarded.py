@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,42 +29,13 @@ if TYPE_CHECKING:
     from treeplay.trace.jit import Call, Run
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What a run showed that its guards follow from."""
-
-    program: Any
-    objects: tuple[Any, ...]  # of the arguments, that are no tensors
-    classes: tuple[type, ...]
-    arguments: tuple[torch.Tensor, ...]
-    reads: Reads
-    found: Survey
-    numbers: tuple[Number, ...] = ()
-    grads_read: tuple[torch.Tensor, ...] = ()
-
-
 def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guards:
-    """The guards over what a traced run read; raises `Refusal` where that is too much to guard."""
-    seen = Seen(
-        program=program,
-        objects=tuple(leaf for leaf in call.leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))),
-        classes=tuple(classes_in(call.structure)),
-        arguments=tuple(call.tensors),
-        reads=run.reads,
-        found=run.found,
-        numbers=tuple(run.numbers),
-        grads_read=tuple(run.grads_read.values()),
-    )
-    return guards_over(seen, signature)
-
-
-def guards_over(seen: Seen, signature: Signature) -> Guards:
-    """The guards over what a run read; raises `Refusal` where that is too much to guard."""
-    _check_threads(seen.reads)
-    _check_repeatable(seen.reads)
-    reach = Reach(seen.reads, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
-    roots = [(seen.program, "program"), *((value, f"this {type(value).__name__}") for value in seen.objects)]
-    roots += [(cls, cls.__qualname__) for cls in seen.classes]
+    """The guards over what a traced run read; raises `Refusal` where that is too much to guard, or cannot be."""
+    _check_called(run.reads)
+    reach = Reach(run.reads, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
+    objects = [leaf for leaf in call.leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))]
+    roots = [(program, "program"), *((value, f"this {type(value).__name__}") for value in objects)]
+    roots += [(cls, cls.__qualname__) for cls in classes_in(call.structure)]
     try:
         reach.walk(roots)
     except TooMuch:
@@ -75,17 +46,17 @@ def guards_over(seen: Seen, signature: Signature) -> Guards:
                 advice="keep large collections of Python objects out of its closure, globals and `self`; pass what it needs",
             )
         ) from None
-    _check_unseen_stores(reach, seen.found)
+    _check_unseen_stores(reach, run.found)
     _check_iterators(reach)
     _check_large(reach)
-    places = [*_places_of_inputs(signature), *_places_of_numbers(seen.numbers)]
+    places = [*_places_of_inputs(signature), *_places_of_numbers(run.numbers)]
     written = [write.place for write in signature.writes]
-    reach.asked += settings_asked(seen.reads.builtins)
+    reach.asked += settings_asked(run.reads.builtins)
     reach.guard_the_way([*places, *written])
     reach.free(_spots(places), _spots(written))
-    for tensor in (*seen.arguments, *_state_in(signature)):
+    for tensor in (*call.tensors, *_state_in(signature)):
         reach.tensors.pop(id(tensor), None)
-    _add_gradients(reach, signature, seen)
+    _add_gradients(reach, signature, run)
     guards = Guards(reach)
     guards.places_of_inputs = tuple(
         functools.partial(item.source.place.read_or, None)
@@ -95,42 +66,33 @@ def guards_over(seen: Seen, signature: Signature) -> Guards:
     return guards
 
 
-def _add_gradients(reach: Reach, signature: Signature, seen: Seen) -> None:
+def _add_gradients(reach: Reach, signature: Signature, run: Run) -> None:
     """Gradients of which the run only asked whether they are there, and that were."""
     inputs = {id(tensor) for tensor in _state_in(signature)}
-    for tensor in seen.grads_read:
+    for tensor in run.grads_read.values():
         if tensor.grad is not None and id(tensor.grad) not in inputs:
-            places = seen.found.tensor_at(tensor)
+            places = run.found.tensor_at(tensor)
             label = f"{places[0] if places else 'a tensor'}.grad is there"
             reach.asked.append(HasGradient(tensor, label))
 
 
-def _check_repeatable(reads: Reads) -> None:
-    found = never_the_same(reads.builtins)
-    if found is not None:
-        name, where = found
-        raise Refusal(
-            Reason(
-                op=name,
-                why="is asked by the program and gives another answer each time, so a recording would freeze this one",
-                advice="ask outside of the program, and pass what it gives as a tensor",
-                where=where,
-            )
-        )
+def _check_called(reads: Reads) -> None:
+    """Refuse a run that called what no replay can make up for."""
+    for find, why, advice in _NOT_IN_A_REPLAY:
+        found = find(reads.builtins)
+        if found is not None:
+            name, where = found
+            raise Refusal(Reason(op=name, why=why, advice=advice, where=where))
 
 
-def _check_threads(reads: Reads) -> None:
-    found = threads_started(reads.builtins)
-    if found is not None:
-        name, where = found
-        raise Refusal(
-            Reason(
-                op=name,
-                why="starts a thread, and what a thread does is in no recording",
-                advice="start it outside of the program",
-                where=where,
-            )
-        )
+_NOT_IN_A_REPLAY = (
+    (threads_started, "starts a thread, and what a thread does is in no recording", "start it outside of the program"),
+    (
+        never_the_same,
+        "is asked by the program and gives another answer each time, so a recording would freeze this one",
+        "ask outside of the program, and pass what it gives as a tensor",
+    ),
+)
 
 
 def _check_large(reach: Reach) -> None:

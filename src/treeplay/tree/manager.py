@@ -228,22 +228,19 @@ class Manager:
         counters.add("rerecordings", what)
 
     def _record(self, entry: Entry, call: Call, seen: Observation) -> Any:
-        with recorders:
-            return self._try_to_record(entry, call, seen)
-
-    def _try_to_record(self, entry: Entry, call: Call, seen: Observation) -> Any:
         entry.was_observed = False
         is_expected = seen.found.changed() is not None
         try:
-            since = recorders.now()
-            recording = self.record(call, seen.log)
-            out = recording.call(call.args, call.kwargs)
-            if out is MISS:
-                # A first compile leaves traces in the process that guards tell of; a second one finds them there.
-                recording.free()
+            with recorders:
+                since = recorders.now()
                 recording = self.record(call, seen.log)
                 out = recording.call(call.args, call.kwargs)
-            is_disturbed = out is MISS and recorders.others(since)
+                if out is MISS:
+                    # A first compile leaves traces in the process that guards tell of; a second one finds them there.
+                    recording.free()
+                    recording = self.record(call, seen.log)
+                    out = recording.call(call.args, call.kwargs)
+                is_disturbed = out is MISS and recorders.others(since)
         except Busy:
             return self._eager(entry, call)
         except TooEarly as early:

@@ -279,7 +279,7 @@ def test_two_facts_of_tensors_must_stay_of_two() -> None:
     reach = walked(lambda: (first.shape, second.shape))
     guards = Guards(reach)
     state = [torch.ones(2)]
-    guards.places_of_inputs = (lambda: state[0],)
+    guards.places_of_inputs = (root(state, "state").child(How.ITEM, state, 0, "state[0]"),)
     assert guards.holds() and guards.are_distinct()
     state[0] = first
     assert not guards.are_distinct() and not guards.again()

@@ -232,3 +232,28 @@ def test_weak_dicts_and_sets() -> Story:
     alive.add(nodes[1])
     nodes[1].gain = 7.0
     yield
+
+
+@follows()
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_weak_reference_to_what_a_guarded_list_held(others: int) -> Story:
+    nodes = [Node(2.0), *(Node(3.0) for _ in range(others))]
+    reference = weakref.ref(nodes[0])
+
+    def program(x: Tensor) -> Tensor:
+        node = reference()
+        return x * len(nodes) - (1.0 if node is None else node.gain)
+
+    yield program
+    nodes.pop(0)
+    yield
+
+
+@follows()
+def test_a_new_weak_reference_to_what_a_guarded_list_held() -> Story:
+    nodes = [Node(2.0), Node(3.0)]
+    holder = Holder(weakref.ref(nodes[0]))
+    yield lambda x: x * len(nodes) - (1.0 if holder.value() is None else 2.0)
+    holder.value = weakref.ref(nodes[1])
+    nodes.pop(1)
+    yield

@@ -243,3 +243,19 @@ def test_what_is_equal_but_not_the_same_in_a_dict_that_keeps_changing(kind: Any,
         if call == 5:
             del table[1]
             table[True if what == "key" else 1] = 1 if what == "key" else 1.0
+
+
+class Defaults(dict):  # type: ignore[type-arg]
+    def __missing__(self, key: str) -> float:
+        return 0.25 * len(key)
+
+
+@follows()
+@pytest.mark.parametrize(
+    "kind", [dict, Defaults, collections.defaultdict, collections.OrderedDict, collections.Counter]
+)
+def test_an_empty_dict_of_any_class_that_is_filled_at_once(kind: Any) -> Story:
+    table = kind()
+    yield lambda x: x * 2 - len(table)
+    table.update(gain=3)
+    yield

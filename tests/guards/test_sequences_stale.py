@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -203,4 +204,16 @@ def test_a_view_of_a_numpy_array() -> Story:
     row = base[1]
     yield lambda x: x * float(row[0]) - row.size - base.shape[0]
     base[1, 0] = 9.0
+    yield
+
+
+@follows()
+def test_a_list_that_was_found_by_another_way_than_the_one_the_program_goes() -> Story:
+    first: list[Any] = [torch.full((1,), 0.3), *([1.5] * 3)]
+    namespace = types.SimpleNamespace(parts=first)
+    module: Any = types.ModuleType("world")
+    vars(module).update(parts=first, root=namespace)
+    exec(compile("def program(x):\n    return x * 2 - root.parts[0]", "/world/of_its_own.py", "exec"), vars(module))
+    yield module.program
+    namespace.parts = [torch.full((3,), 1.5), *([1.5] * 3)]
     yield

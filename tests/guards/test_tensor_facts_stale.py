@@ -295,3 +295,27 @@ def test_an_attribute_that_appears_on_state_that_was_replaced() -> Story:
     yield
     holder.mask = torch.full((3,), 2.5)
     yield
+
+
+def test_an_attribute_that_appears_where_the_state_is_replaced_before_each_call() -> None:
+    holder = types.SimpleNamespace(mask=torch.full((3,), 1.5))
+
+    def make(mask: Tensor) -> tuple[Any, Any]:
+        def program(x: Tensor) -> Tensor:
+            return x * mask - (2.0 if getattr(mask, "mark", None) else 1.0)
+
+        def put(value: Tensor) -> None:
+            nonlocal mask
+            mask = value
+
+        return program, put
+
+    program, put = make(holder.mask)
+    jitted, x = jit(program), torch.ones(3)
+    for call in range(8):
+        fresh = torch.full((3,), float(call))
+        if call > 5:
+            fresh.mark = True  # type: ignore[attr-defined]
+        put(fresh)
+        assert_same(jitted(x), program(x))
+    assert jitted.statistics().recordings == 2 and jitted.statistics().refusals == 0

@@ -11,15 +11,18 @@ is compared entry by entry from the second time on.
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import operator
+import weakref
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from treeplay.facts.mismatch import Mismatch
-from treeplay.facts.place import Place
+from treeplay.facts.place import How, Place
 from treeplay.facts.same import is_same
 from treeplay.facts.source import Source
 from treeplay.generated import load_source
@@ -42,7 +45,9 @@ class Guards:
     __slots__ = (
         "__weakref__",
         "_facts",
+        "_holders",
         "_is_young",
+        "_loose",
         "_pinned",
         "_quick",
         "_reach",
@@ -62,11 +67,13 @@ class Guards:
         self._text = ""
         self._facts = [(tensor, label, _facts_of(tensor)) for tensor, label in reach.tensors.values()]
         self.what: Mismatch | None = None
-        self.places_of_inputs: tuple[Callable[[], Any], ...] = ()
+        self.places_of_inputs: tuple[Place, ...] = ()
         self._spots: set[tuple[int, Any] | None] = set()  # on the way to the state that `keeps` was asked for
         self._pinned: set[tuple[int, Any]] | None = None  # what `Reach.pinned` said last
         self.may_keep = False  # whether `holds` implies that all of this state is what it was in the last call
         self.kept: tuple[Any, ...] | None = None  # what a call found there, for the next one
+        self._holders: dict[int, dict[Any, Any]] = {}  # dictionaries that are guarded, by their `id`
+        self._loose: list[int] = []  # state that may be replaced without another guard telling of it
         self._state: dict[int, int] = {}  # the `id` of the attributes of the tensor in each of these places
         self._quick: Any = None
         self.holds: Callable[[], bool] = self.again
@@ -133,8 +140,8 @@ class Guards:
     def _attributes_of_state(self, comparison: Comparison) -> Iterator[Mismatch]:
         """State that was replaced has the attributes of what it took the place of; they are guarded from then on."""
         tables = {id(table.holder): table for table in self._reach.tables}
-        for at, ask in enumerate(self.places_of_inputs):
-            found = ask()
+        for at, place in enumerate(self.places_of_inputs):
+            found = place.read_or(None)
             if not isinstance(found, torch.Tensor):
                 continue
             attributes, before = vars(found), self._state.get(at)
@@ -148,10 +155,52 @@ class Guards:
             if table is not None or before is None:
                 comparison.commits.append(functools.partial(self._state.__setitem__, at, id(attributes)))
 
+    def keeps_alive(self) -> bool:
+        """Whether something that a weak reference leads to would be gone, were it not for these guards."""
+        reach = self._reach
+        found = [weakref.ref.__call__(reference) for reference in reach.references]
+        for guard in (*reach.tables, *reach.items, *reach.members):
+            found += guard.left_out()
+        own = {*map(id, (found, *self._own_containers()))}
+        return any({*map(id, gc.get_referrers(value))} <= own for value in found if value is not None)
+
+    def forget(self) -> None:
+        """Hold nothing any more, and no call."""
+        if self._quick is not None:
+            self._quick.__globals__.clear()
+        self._reach.forget()
+        self._quick, self._facts, self._holders = None, [], {}
+        self.places_of_inputs, self.kept, self.holds = (), None, _never
+
+    def _own_containers(self) -> Iterator[Any]:
+        """Whatever of ours may hold an object that was guarded."""
+        reach = self._reach
+        for table in reach.tables:
+            yield from (table.recorded, table.compared)
+        for guard in (*reach.items, *reach.members):
+            yield guard.recorded
+        yield from reach.kinds
+        yield from reach.asked
+        names = self._quick.__globals__ if self._quick is not None else {}
+        for found in (names, *names.values(), *map(_closure_of, names.values())):
+            yield from (found, *found) if isinstance(found, (list, tuple)) else (found,)
+
     def are_distinct(self) -> bool:
         """Whether state tensors that are inputs, and tensors of which only facts were read, are still different ones."""
-        state = [id(found) for ask in self.places_of_inputs if isinstance(found := ask(), torch.Tensor)]
+        found = (place.read_or(None) for place in self.places_of_inputs)
+        state = [id(tensor) for tensor in found if isinstance(tensor, torch.Tensor)]
         return len({*state, *self._reach.tensors}) == len(state) + len(self._reach.tensors)
+
+    def state_is_alike(self) -> bool:
+        """Whether state that the warm call reads anew is still different tensors, with the attributes that are guarded."""
+        if not self.are_distinct():
+            return False
+        for at in self._loose:
+            found, before = self.places_of_inputs[at].read_or(None), self._state.get(at, 0)
+            attributes = vars(found) if isinstance(found, torch.Tensor) else {}
+            if (attributes or self._holders.get(before)) and id(attributes) != before:
+                return False
+        return True
 
     @staticmethod
     def _is_newer(table: Table) -> bool:
@@ -214,6 +263,15 @@ class Guards:
 
     def _write(self) -> None:
         """Make `holds` say yes from here on, until something changes."""
+        self._holders = {id(table.holder): table.holder for table in self._reach.tables}
+        self._pinned = self._reach.pinned() if self._spots or self.places_of_inputs else None
+        pinned = self._pinned or set()
+        loose = (
+            at
+            for at, place in enumerate(self.places_of_inputs)
+            if not {spot_of(step) for step in place.steps if step.how is not How.GRAD} <= pinned
+        )
+        self._loose = [*loose]
         writer = _Writer()
         self._write_tables(writer)
         self._write_others(writer)
@@ -230,8 +288,7 @@ class Guards:
             self._text = text
         self.holds = self._quick
         self.kept = None
-        self._pinned = self._reach.pinned() if self._spots else None
-        self.may_keep = self._pinned is not None and self._spots <= self._pinned
+        self.may_keep = bool(self._spots) and self._spots <= pinned
 
     def _steady_check(self, tables: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
         """Versions, classes and code compared in Python, which is made quickly; natively once nothing changes for a while."""
@@ -272,6 +329,11 @@ class Guards:
         writer.add("steady()")
         if empties:
             writer.add(f"not any({writer.name(tuple(empties))})")
+        others = tuple(
+            guard.holder for guard in self._reach.tables if not guard.holder and id(guard.holder) not in known
+        )
+        if others:  # of classes with a length of their own: filling them at once counts as no change either
+            writer.add(f"not any(map({writer.name(dict.__len__)}, {writer.name(others)}))")
         for guard in self._reach.tables:
             if not guard.is_steady:
                 self._write_entries(writer, guard)
@@ -375,7 +437,7 @@ class Guards:
             writer.add(f"{writer.name(tensor_check(tensors))}(*{writer.name(tensors)})")
         may_move = any(guard.free and not (isinstance(guard, Table) and guard.is_steady) for guard in self._movable())
         if may_move or any(asked.is_free for asked in self._reach.asked):
-            writer.add(f"{writer.name(self.are_distinct)}()")
+            writer.add(f"{writer.name(self.state_is_alike)}()")
         for tensor, _, facts in self._facts:
             if tensor.layout is not torch.strided:
                 writer.add(f"{writer.name(_facts_of)}({writer.name(tensor)}) == {writer.name(facts)}")
@@ -416,6 +478,15 @@ _keywords_of = operator.attrgetter("__kwdefaults__")
 _call = operator.call
 _gradient_of = operator.attrgetter("grad")
 _NOTHING = itertools.repeat(None)
+
+
+def _never() -> bool:
+    return False
+
+
+def _closure_of(value: Any) -> list[Any]:
+    """What the closure of a function holds; nothing for anything else."""
+    return [cell.cell_contents for cell in value.__closure__ or ()] if type(value) is FunctionType else []
 
 
 def _are_the_same(found: dict[Any, Any], recorded: dict[Any, Any]) -> bool:

@@ -12,7 +12,8 @@ or a container in the only place that leads to it whose contents are the same; t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -101,6 +102,20 @@ class Container(Guard):
         """Guard `holder` from now on, as it is now."""
         raise NotImplementedError
 
+    def values(self, entries: Any) -> Iterable[Any]:
+        """What is in the entries of such a container."""
+        return entries  # type: ignore[no-any-return]
+
+    def left_out(self) -> list[Any]:
+        """What was in the container when it was recorded, is not any more, and has weak references to it."""
+        recorded = [value for value in self.values(self.recorded) if weakref.getweakrefcount(value)]
+        now = {*map(id, self.values(self.now()))} if recorded else ()
+        return [value for value in recorded if id(value) not in now]
+
+    def now(self) -> Any:
+        """The entries, as they are now."""
+        raise NotImplementedError
+
 
 class Table(Container):
     """Entries of a dictionary: all of them, those in `names`, or those that `matters` tells.
@@ -173,6 +188,12 @@ class Table(Container):
                     return comparison.inner or differing(self.label_of(key), before, found)
         return None
 
+    def values(self, entries: Any) -> Iterable[Any]:
+        return entries.values()  # type: ignore[no-any-return]
+
+    def now(self) -> Any:
+        return self.content(self.holder)
+
     def _other_keys(self, now: dict[Any, Any]) -> Mismatch:
         for key in now:
             if key not in self.recorded:
@@ -215,6 +236,9 @@ class Items(Container):
                 return comparison.inner or differing(f"{self.label}[{at}]", before, found)
         return None
 
+    def now(self) -> Any:
+        return elements(self.holder)
+
     def go_over_to(self, holder: Any) -> None:
         self.holder = holder
         self.recorded = elements(holder)
@@ -239,6 +263,9 @@ class Members(Container):
             comparison.alike(before, found) for before, found in zip(self.recorded, now, strict=True)
         )
         return None if is_same_order else Mismatch(self.label, shown(self.recorded), shown(now))
+
+    def now(self) -> Any:
+        return set(set.__iter__(self.holder))
 
     def go_over_to(self, holder: Any) -> None:
         self.holder = holder

@@ -113,6 +113,7 @@ class Reach:
         self.items: list[Items] = []
         self.members: list[Members] = []
         self.asked: list[Asked] = []
+        self.references: list[weakref.ref[Any]] = []
         self.functions: list[Code] = []
         self.kinds: list[tuple[Any, type, str]] = []
         self.data: list[Data] = []
@@ -227,8 +228,23 @@ class Reach:
                 spot = spot_of(step) if step.how not in (How.ROOT, How.ARGUMENT, How.GRAD) else None
                 if spot is not None and spot not in known:
                     known.add(spot)
-                    self.asked.append(Asked(functools.partial(step.read_or, ABSENT), str(step), spot))
+                    asked = Asked(functools.partial(step.read_or, ABSENT), str(step), spot)
+                    self.asked.append(asked)
+                    self._stay_at(asked.recorded)
                 step = step.parent
+
+    def forget(self) -> None:
+        """Hold nothing any more."""
+        for found in (self.tables, self.items, self.members, self.asked, self.kinds, self.functions, self.data):
+            found.clear()
+        for by_object in (self.containers, self.tensors, self.orders):
+            by_object.clear()
+
+    def _stay_at(self, value: Any) -> None:
+        """The run and a warm call go to this container by two ways, and it may not be replaced on one of them alone."""
+        guard = self.containers.get(id(value))
+        if guard is not None:
+            guard.may_be_replaced = False
 
     def pinned(self) -> set[tuple[int, Any]]:
         """Entries whose values a warm call finds to be the very objects that were compared last, as long as nothing changes."""
@@ -561,6 +577,7 @@ class Reach:
         if type(reference) is not weakref.ref:  # of a class of its own, which may do more when it is called
             self._instance(reference, label)
         self.asked.append(Asked(functools.partial(_is_alive, reference), f"{label}() is alive"))
+        self.references.append(reference)
         found = weakref.ref.__call__(reference)
         if found is not None and id(found) not in self._seen:
             self._weak.add(id(found))

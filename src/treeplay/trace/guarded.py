@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -58,11 +57,7 @@ def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guard
         reach.tensors.pop(id(tensor), None)
     _add_gradients(reach, signature, run)
     guards = Guards(reach)
-    guards.places_of_inputs = tuple(
-        functools.partial(item.source.place.read_or, None)
-        for item in signature.inputs
-        if isinstance(item.source, State)
-    )
+    guards.places_of_inputs = tuple(item.source.place for item in signature.inputs if isinstance(item.source, State))
     return guards
 
 

@@ -103,6 +103,21 @@ class Manager:
         if entry.phase is Phase.NEW:
             self._look_around(entry, key)
         since = recorders.now()
+        out = self._replay_any(entry, args, kwargs)
+        if out is not MISS:
+            return out
+        if entry.recordings and recorders.disturbed(since):
+            return self._eager(entry, call)
+        if self._last in self.table.let_go():
+            self._use(None)
+        seen = entry.observation()
+        if seen is None and entry.was_observed and entry.tries and entry.observations:
+            entry.tries -= 1
+            seen = entry.observations[-1]  # what changed since may be nothing to this program: the trace will tell
+        return self._act(decide(_facts_of(entry, seen)), entry, call, seen)
+
+    def _replay_any(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Replay the newest recording that fits the call, or return MISS."""
         for recording in reversed(entry.recordings):
             out = recording.call(args, kwargs)
             if out is MISS and bring_back(recording.moved):
@@ -110,13 +125,7 @@ class Manager:
             if out is not MISS:
                 self._replayed(recording)
                 return out
-        if entry.recordings and recorders.disturbed(since):
-            return self._eager(entry, call)
-        seen = entry.observation()
-        if seen is None and entry.was_observed and entry.tries and entry.observations:
-            entry.tries -= 1
-            seen = entry.observations[-1]  # what changed since may be nothing to this program: the trace will tell
-        return self._act(decide(_facts_of(entry, seen)), entry, call, seen)
+        return MISS
 
     def _look_around(self, entry: Entry, key: Key) -> None:
         """Note which mode keeps a new entry's calls eager, or apart from others with the same arguments."""

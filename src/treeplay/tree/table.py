@@ -108,6 +108,20 @@ class Table:
         """How many recordings there are in all."""
         return sum(len(entry.recordings) for entry in self)
 
+    def let_go(self) -> list[Recording]:
+        """Drop recordings whose guards alone keep something alive that the program would find to be gone."""
+        dropped = []
+        for entry in self:
+            for recording in [*entry.recordings]:
+                guards = recording.signature.guarded
+                if guards is not None and guards.keeps_alive():
+                    entry.recordings.remove(recording)
+                    entry.causes.append("something that the program has a weak reference to is gone")
+                    recording.free()
+                    guards.forget()
+                    dropped.append(recording)
+        return dropped
+
     def evict(self, most: int) -> list[Entry]:
         """Drop entries, least recently used first, until at most `most` keys and `most` recordings are left."""
         dropped = []

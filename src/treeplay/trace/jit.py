@@ -424,7 +424,9 @@ def program_raised(error: Exception, running: str = "running without data") -> P
         advice="make the line independent of tensors' values, or keep this program eager",
         where=where,
     )
-    return ProgramRaised(reason, error, is_own=is_own, is_treeplays=file.startswith(_OURS))
+    # What torch does not implement for a kind of tensor, it does not for the program either.
+    is_treeplays = file.startswith(_OURS) and not isinstance(error, NotImplementedError)
+    return ProgramRaised(reason, error, is_own=is_own, is_treeplays=is_treeplays)
 
 
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"

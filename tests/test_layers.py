@@ -14,6 +14,7 @@ ORDER = (
     "settings",
     "generated",
     "observe",
+    "sandbox",
     "relocate",
     "device",
     "graphs",

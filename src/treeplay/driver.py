@@ -39,7 +39,7 @@ from treeplay.plan.choose import choose
 from treeplay.plan.devices import CPU, check_stays, device_of, move_state, settle
 from treeplay.plan.work import is_small
 from treeplay.settings import settings
-from treeplay.trace.jit import Call, Trace, trace
+from treeplay.trace.jit import Call, Trace, program_raised, trace
 from treeplay.trace.log import Entry, first_difference
 from treeplay.trace.opaque import Prepared, prepare
 from treeplay.trace.randomness import is_own
@@ -90,7 +90,7 @@ def run_stages(
     """The stages in order; `seconds` takes the time of each as it ends."""
     front = run_front(program, call, first_run, seconds, lower=lower)
     recording = run_back(program, call, front, seconds, name=name, wrap=wrap)
-    recording.audit = front.audit
+    recording.audit, recording.draws = front.audit, bool(front.traced.generators)
     return recording
 
 
@@ -221,6 +221,10 @@ def _rehearse(device: Device, prepared: Prepared) -> None:
         device.rehearse(prepared.run, prepared.tensors)
     except CaptureFailed as failed:
         raise Refusal(failed.reason) from failed
+    except Refusal:
+        raise
+    except Exception as error:
+        raise program_raised(error, "being recorded") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,12 +69,24 @@ class Unrecorded(Refusal):
 class ProgramRaised(Refusal):
     """The program raised while it ran without data. Whether that is its own doing, only an eager run can tell.
 
-    `is_own`: its own code raised, not a torch function that it called.
+    `error` is what it raised. `is_own`: its own code raised, not a torch function that it called; `is_treeplays`: code of
+    treeplay's did, under what it called.
     """
 
-    def __init__(self, reason: Reason, *, is_own: bool) -> None:
+    def __init__(self, reason: Reason, error: Exception, *, is_own: bool, is_treeplays: bool) -> None:
         super().__init__(reason)
+        self.error = error
         self.is_own = is_own
+        self.is_treeplays = is_treeplays
+
+
+class RanOtherwise(Refusal):
+    """A program that is recorded as it runs did something else than when it was rehearsed. It has run: its effects have
+    happened once, and `result` is what it returned."""
+
+    def __init__(self, reason: Reason, result: object) -> None:
+        super().__init__(reason)
+        self.result = result
 
 
 class StaleRecordingWarning(UserWarning):
@@ -109,4 +121,10 @@ class LoweringError(TreeplayError, RuntimeError):
 
 
 class InternalError(TreeplayError, RuntimeError):
-    """A rule of treeplay's own is broken (ours to mend: please report it with the message)."""
+    """A rule of treeplay's own is broken, or an exception that nobody expected was raised in treeplay (ours to mend: please
+    report it with its traceback, which `treeplay.observe.internal_errors()` gives).
+
+    By default the call it came in runs as it is, with one warning; `on_refusal="raise"` raises it instead.
+    """
+
+    text: str = ""  # with the traceback, once it has reached the user

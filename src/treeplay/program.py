@@ -171,6 +171,7 @@ def _key_facts(entry: Entry) -> KeyFacts:
         recordings=tuple(_recording_facts(recording) for recording in entry.recordings),
         refusal=str(entry.reason) if entry.reason is not None else None,
         rerecorded_because=tuple(entry.causes),
+        errors=tuple(entry.errors),
     )
 
 

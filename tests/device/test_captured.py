@@ -137,12 +137,12 @@ def work_of_three(state: set[int]) -> Work:
 
 def test_what_cannot_move_is_copied_and_the_rest_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = Shown(monkeypatch, restless=2)
-    found: Any = capture_work(work_of_three({0}), [torch.zeros(1)] * 3, NOTHING, NOTHING)
+    found: Any = capture_work(work_of_three({0}), [torch.zeros(1)] * 3, NOTHING, NOTHING, NOTHING)
     assert found.cloned == {0: "moves oddly", 1: "moves oddly"} and not found.buffered and shown.dropped == 2
 
 
 def test_what_never_settles_is_captured_with_copies_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = Shown(monkeypatch, restless=7)
-    found: Any = capture_work(work_of_three({0}), [torch.zeros(1)] * 3, NOTHING, NOTHING)
+    found: Any = capture_work(work_of_three({0}), [torch.zeros(1)] * 3, NOTHING, NOTHING, NOTHING)
     assert set(found.cloned) == set(range(100)) and set(found.buffered) == {1, 2} == shown.buffered[-1]
     assert found.cloned[0] == "moves oddly" and "went on showing" in found.cloned[99] and shown.dropped == 7

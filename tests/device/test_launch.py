@@ -12,6 +12,7 @@ import torch
 from treeplay.device.cuda import torch_private
 from treeplay.device.cuda.launch import (
     Copied,
+    Otherwise,
     Parts,
     Patched,
     Result,
@@ -45,6 +46,7 @@ class Machine:
         self.moves: list[tuple[str, int]] = []
         self.replays = 0
         self.plain_calls = 0
+        self.raised: list[Exception] = []
         natives: dict[str, Callable[..., Any]] = {
             "_cuda_getCurrentRawStream": lambda index: self.stream,
             "_tensors_data_ptrs_at_indices_equal": self.are_at,
@@ -71,11 +73,17 @@ class Machine:
         self.plain_calls += 1
         return ()
 
+    def not_launched(
+        self, error: Exception, tensors: list[torch.Tensor], numbers: Sequence[float]
+    ) -> Sequence[torch.Tensor]:
+        self.raised.append(error)
+        return ()
+
     def launch(self, lane: Lane | None = None, **parts: Any) -> Callable[..., Any]:
         everything: dict[str, Any] = {
             "lane": lane or Lane(),
             "replay": self.replay,
-            "plain": self.plain,
+            "otherwise": Otherwise(self.plain, self.not_launched),
             "vector": None,
             "steady": (),
             "addresses": [],
@@ -121,8 +129,8 @@ def test_an_address_that_could_not_be_patched_is_tried_again(machine: Machine) -
         machine.moves.append(("in", address))
 
     launch = machine.launch(patched=(Patched(0, x.data_ptr(), move, 1, 0, False),))
-    with pytest.raises(MemoryError):
-        launch([y], ())
+    launch([y], ())
+    assert isinstance(machine.raised[0], MemoryError) and not machine.replays
     failing[0] = False
     launch([y], ())
     assert machine.moves == [("in", y.data_ptr())] and machine.replays == 1
@@ -167,8 +175,8 @@ def test_one_of_many_that_could_not_be_patched_is_tried_again(machine: Machine) 
 
     items = tuple(Patched(k, tensor.data_ptr(), move, 1, 0, False) for k, tensor in enumerate(first))
     launch = machine.launch(patched=items, addresses=[tensor.data_ptr() for tensor in first])
-    with pytest.raises(MemoryError):
-        launch([torch.ones(4), *first[1:]], ())
+    launch([torch.ones(4), *first[1:]], ())
+    assert isinstance(machine.raised[0], MemoryError) and not machine.replays
     failing[0] = False
     launch(first, ())  # back at the address of the capture, which is not what the graph may hold by now
     assert machine.moves == [("in", first[0].data_ptr())]
@@ -377,3 +385,30 @@ def test_a_copied_result_with_holes_keeps_its_strides(machine: Machine) -> None:
     held = torch.arange(12.0).reshape(3, 4)[:, :2]
     (out,) = machine.launch(results=(Result(TensorSpec.of(held), 0, None, held),))([], ())
     assert out.stride() == held.stride() and torch.equal(out, held)
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_an_error_before_the_launch_is_given_to_who_runs_the_call_otherwise(machine: Machine, is_new: bool) -> None:
+    def fail(*_: Any) -> None:
+        raise KeyError("ours")
+
+    out = Result(TensorSpec.of(torch.empty(2)), 0, fail)
+    launch = machine.launch(results=(out,), replay=machine.replay) if is_new else machine.launch(replay=fail)
+    lane = launch.__globals__["lock"]
+    assert launch([], ()) == () and machine.replays == 0 and str(machine.raised[0]) == "'ours'"
+    assert launches_of(launch) == 0 and not lane._is_owned()
+
+
+def test_an_error_after_the_launch_is_raised_since_effects_have_happened(machine: Machine) -> None:
+    x, held = torch.ones(2), torch.ones(2)
+    launch = machine.launch(
+        copied=(Copied(0, held, is_mutated=True),), results=(Result(TensorSpec.of(x), 0, None, held),)
+    )
+
+    def fail() -> None:
+        raise torch.OutOfMemoryError("no room for the copy")
+
+    launch.__globals__["held0"] = type("Held", (), {"clone": staticmethod(fail)})
+    with pytest.raises(torch.OutOfMemoryError):
+        launch([x], ())
+    assert machine.replays == 1 == launches_of(launch) and not machine.raised

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from treeplay.device.protocol import Replay, Work
 from treeplay.errors import CaptureFailed, UsageError
 from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.refusal import Reason
+from treeplay.observe import counters, internal_errors
 
 
 class Lane:
@@ -153,10 +155,50 @@ def test_a_capture_in_a_capture_is_put_off(monkeypatch: pytest.MonkeyPatch) -> N
     assert log == ["run", "captured", "run", "captured", "launched"]
 
 
-def test_an_exception_of_the_programs_own_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, log, _ = made(monkeypatch, [KeyError("mine")])
-    one([], ())
-    with pytest.raises(KeyError):
+@pytest.mark.parametrize("error", [RuntimeError("nobody expected this"), KeyError("nor this"), MemoryError()])
+def test_an_error_of_ours_is_counted_kept_and_told_and_the_work_runs_once(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    one, log, _told = made(monkeypatch, [error])
+    with pytest.warns(UserWarning, match="because of an error of its own"):
+        for _ in range(4):
+            one([], ())
+    assert log == ["run", "captured", "run", "run", "run"]
+    assert one.facts().stage == "not recorded" and type(error).__name__ in str(one.facts().why)
+    assert counters["internal errors"] == {type(error).__name__: 1}
+    (text,) = internal_errors()
+    assert "in _record" in text and "in capture" in text
+
+
+def test_an_exception_of_the_programs_own_is_the_users_and_no_reason_to_give_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, log, _ = made(monkeypatch, [KeyError("mine")], has_run=True)
+
+    def run(tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        raise KeyError("mine")
+
+    work = one._work
+    one._work = dataclasses.replace(work, run=run)
+    with pytest.raises(KeyError, match="mine"):
         one([], ())
+    one._work = work
     one([], ())
-    assert log == ["run", "captured", "captured", "launched"]
+    assert log == ["captured", "captured", "launched"]
+
+
+def test_a_launch_that_raises_before_it_launches_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, log, _told = made(monkeypatch, has_run=True)
+    one([], ())
+    with pytest.warns(UserWarning, match="because of an error of its own"):
+        one._not_launched(KeyError("ours"), [], ())
+    one([], ())
+    assert log == ["captured", "launched", "run", "freed", "run"] and one.facts().stage == "not recorded"
+
+
+def test_a_launch_without_memory_for_its_results_is_no_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, log, _ = made(monkeypatch, has_run=True)
+    one([], ())
+    one._not_launched(torch.OutOfMemoryError("no room"), [], ())
+    one([], ())
+    assert log == ["captured", "launched", "run", "launched"] and one.facts().stage == "recorded"

@@ -16,6 +16,7 @@ from treeplay.device.cuda.lane import lane_of
 from treeplay.device.protocol import Work
 from treeplay.errors import CaptureFailed, InternalError
 from treeplay.facts.refusal import Reason
+from treeplay.observe import counters, internal_errors
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
@@ -48,6 +49,8 @@ def launch_of(program: Any) -> Any:
         CaptureFailed(Reason(op="some_kernel", why="cannot be captured", advice="leave it out")),
         torch.OutOfMemoryError("CUDA out of memory"),
         InternalError("a broken rule of ours"),
+        RuntimeError("an error that nobody expected"),
+        KeyError("an error that nobody expected"),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -59,7 +62,7 @@ def test_a_capture_that_fails_leaves_a_program_that_runs_unrecorded(
 
     monkeypatch.setattr("treeplay.device.cuda.recording.capture_work", fail)
     program, count = counting()
-    with pytest.warns(UserWarning, match="unrecorded"):
+    with pytest.warns(UserWarning, match="unrecorded|as it is"):
         for calls in range(1, 7):
             x = torch.full((4,), float(calls), device="cuda")
             assert program(x).tolist() == [calls * expected(calls)] * 4
@@ -67,6 +70,8 @@ def test_a_capture_that_fails_leaves_a_program_that_runs_unrecorded(
     launch = launch_of(program)
     assert launch.stage == "not recorded" and str(error).splitlines()[0] in launch.why
     assert str(error).splitlines()[0] in program.explain()
+    is_ours = not isinstance(error, (CaptureFailed, torch.OutOfMemoryError))
+    assert sum(counters["internal errors"].values()) == is_ours == len(internal_errors())
 
 
 @pytest.fixture

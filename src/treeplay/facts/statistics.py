@@ -41,6 +41,7 @@ class KeyFacts:
     recordings: tuple[RecordingFacts, ...]
     refusal: str | None
     rerecorded_because: tuple[str, ...]
+    errors: tuple[str, ...] = ()  # of treeplay's own, with their tracebacks
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from treeplay.facts.verdict import Elements, Float64Errors, LeafFailure, Verdict
 from treeplay.observe.clone import clone, clone_all
 from treeplay.observe.compare import same
 from treeplay.observe.counters import Count, Counters, Group, counters
+from treeplay.observe.internal import internal_errors
 from treeplay.observe.leaf import UnsupportedLeafError
 from treeplay.observe.once import print_once, warn_once
 from treeplay.observe.printing import LazyText, code, tabular
@@ -44,6 +45,7 @@ __all__ = [
     "code",
     "compile_records",
     "counters",
+    "internal_errors",
     "keep_rng",
     "phase",
     "print_once",

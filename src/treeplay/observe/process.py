@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 
 from treeplay.observe.counters import counters
+from treeplay.observe.internal import kept_errors
 from treeplay.observe.once import printed, warned
 from treeplay.observe.records import DEFAULT_LIMIT, compile_records
 from treeplay.observe.timers import timers
 
-_KEPT = (counters, timers, compile_records, warned, printed)
+_KEPT = (counters, timers, compile_records, warned, printed, kept_errors)
 
 
 def reset() -> None:

@@ -25,6 +25,7 @@ def _key(key: KeyFacts) -> list[str]:
     for recording in key.recordings:
         lines += [f"   ├─ {line}" for line in describe(recording)]
     lines += [f"   ├─ recorded anew: {cause}" for cause in key.rerecorded_because]
+    lines += [f"   │  {line}" for error in key.errors for line in error.splitlines()]
     if key.refusal is not None:
         lines += [f"   │  {line}" for line in key.refusal.splitlines()]
     return lines

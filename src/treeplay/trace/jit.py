@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from threading import get_ident
 from types import ModuleType
 from typing import Any
@@ -141,8 +143,19 @@ def turn() -> Iterator[None]:
 
 def _trace(program: Callable[..., Any], call: Call, layouts: dict[Question, Answer]) -> tuple[Trace, Run]:
     found = survey_to_record(program, call)
-    generators = Generators(found.generators.values())
     snapshot = Snapshot(found, call.tensors)
+    with Generators(found.generators.values()) as generators:
+        return _trace_over(program, call, layouts, found, generators, snapshot)
+
+
+def _trace_over(
+    program: Callable[..., Any],
+    call: Call,
+    layouts: dict[Question, Answer],
+    found: Survey,
+    generators: Generators,
+    snapshot: Snapshot,
+) -> tuple[Trace, Run]:
     tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators, layouts)
     tracer.arguments = {id(tensor) for tensor in call.tensors}
     run = Run(tracer, WatchFunctions(tracer), found, snapshot, reads=_reads_of(found))
@@ -154,7 +167,6 @@ def _trace(program: Callable[..., Any], call: Call, layouts: dict[Question, Answ
         kind = TooEarly if tracer.tape.is_too_early else Refusal
         raise (tracer.tape.refusal and kind(tracer.tape.refusal)) or refusal from refusal.__cause__
     finally:
-        generators.restore()
         snapshot.restore()
         tracer.forget()
         run.watch.forget()
@@ -280,7 +292,7 @@ def _run(program: Callable[..., Any], call: Call) -> Any:
     except Refusal:
         raise
     except Exception as error:
-        raise _raised(error) from error
+        raise program_raised(error) from error
 
 
 def _find_arguments(found: Survey, call: Call) -> None:
@@ -395,22 +407,28 @@ def _check_no_leak(tracer: Tracer) -> None:
         )
 
 
-def _raised(error: Exception) -> ProgramRaised:
-    where, is_own = None, False
+def program_raised(error: Exception, running: str = "running without data") -> ProgramRaised:
+    """An exception that came out of a program while it was only looked at."""
+    where, is_own, file = None, False, ""
     traceback = error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        is_own = is_users(code.co_filename)
+        file = code.co_filename
+        is_own = is_users(file)
         if is_own:
-            where = Location(code.co_filename, traceback.tb_lineno, code.co_name)
+            where = Location(file, traceback.tb_lineno, code.co_name)
         traceback = traceback.tb_next
     reason = Reason(
         op=type(error).__name__,
-        why=f"running without data raised: {str(error).splitlines()[0] if str(error) else 'no message'}",
+        why=f"{running} raised: {str(error).splitlines()[0] if str(error) else 'no message'}",
         advice="make the line independent of tensors' values, or keep this program eager",
         where=where,
     )
-    return ProgramRaised(reason, is_own=is_own)
+    # What torch does not implement for a kind of tensor, it does not for the program either.
+    is_treeplays = file.startswith(_OURS) and not isinstance(error, NotImplementedError)
+    return ProgramRaised(reason, error, is_own=is_own, is_treeplays=is_treeplays)
 
+
+_OURS = f"{Path(__file__).parents[1]}{os.sep}"
 
 __all__ = ["Call", "Run", "Trace", "root", "trace"]

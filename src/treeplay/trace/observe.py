@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from treeplay.sandbox.boundary import NoModesLeft
 from treeplay.trace.jit import Call
-from treeplay.trace.layouts import answer, question
+from treeplay.trace.layouts import Question, answer, question
 from treeplay.trace.location import call_site, user_location
 from treeplay.trace.log import Entry, result_entry
 from treeplay.trace.recurrent import asked_of
@@ -21,34 +22,58 @@ _UNLOGGED = frozenset({aten._local_scalar_dense.default, aten.detach.default})
 _LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
 
 
+class Log(list[Entry]):
+    """The operators of a run. `failure` is an error of ours that ended it: the program went on, unlogged."""
+
+    failure: Exception | None = None
+
+
 class Observer(TorchDispatchMode):
     """Runs every operator as it is and notes its name, the user's line and the numbers it was given."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.log: list[Entry] = []
+        self.log = Log()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in _UNLOGGED and func.namespace != "profiler":
-            where = user_location()
-            if func in _LIFTS:
-                self.log.append(Entry("constant", where, content(args[0]), call_site()))
-            entry = Entry.of(func, where, args, kwargs, call_site())
-            asked = question(func, asked_of(func, args), kwargs)
-            self.log.append(entry)
-            position = len(self.log) - 1
-            out = func(*args, **kwargs)
-            if asked is not None:
-                self.log[position] = replace(entry, layout=(asked, answer(out)))
-            return out
-        return func(*args, **kwargs)
+        if func in _UNLOGGED or func.namespace == "profiler" or self.log.failure is not None:
+            return func(*args, **kwargs)
+        try:
+            asked, position = self._note(func, args, kwargs)
+        except Exception as error:  # the program's effects happen all the same
+            self.log.failure = error
+            asked, position = None, 0
+        out = func(*args, **kwargs)
+        if asked is not None:
+            try:
+                self.log[position] = replace(self.log[position], layout=(asked, answer(out)))
+            except Exception as error:
+                self.log.failure = error
+        return out
+
+    def _note(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Question | None, int]:
+        """Log an operator: what there is to ask of its results, and its place in the log."""
+        where = user_location()
+        if func in _LIFTS:
+            self.log.append(Entry("constant", where, content(args[0]), call_site()))
+        entry = Entry.of(func, where, args, kwargs, call_site())
+        asked = question(func, asked_of(func, args), kwargs)
+        self.log.append(entry)
+        return asked, len(self.log) - 1
 
 
-def observe(program: Callable[..., Any], call: Call) -> tuple[Any, list[Entry]]:
-    """Run `program` eagerly: its result, and the log, which ends with the plain values that it returned."""
+def observe(program: Callable[..., Any], call: Call) -> tuple[Any, Log]:
+    """Run `program` eagerly: its result, and the log, which ends with the plain values that it returned.
+
+    What the program raises comes out as it is, and so do errors of ours never.
+    """
     observer = Observer()
-    with torch.autograd.set_multithreading_enabled(False), observer:  # the mode belongs to this thread
+    # The mode belongs to this thread.
+    with NoModesLeft(), torch.autograd.set_multithreading_enabled(False), observer:
         result = program(*call.args, **call.kwargs)
-    observer.log.append(result_entry(result))
+    try:
+        observer.log.append(result_entry(result))
+    except Exception as error:
+        observer.log.failure = error
     return result, observer.log

@@ -41,7 +41,7 @@ from typing import Any
 import torch
 
 from treeplay.device.collection import no_collection
-from treeplay.errors import InternalError, Refusal
+from treeplay.errors import InternalError, RanOtherwise, Refusal
 from treeplay.facts.overlap import overlapping
 from treeplay.facts.place import How, Place
 from treeplay.facts.refusal import Reason
@@ -184,14 +184,20 @@ class Prepared:
         return outputs
 
     def plain(self, tensors: Sequence[torch.Tensor], numbers: Sequence[float] = ()) -> list[torch.Tensor]:
-        """Run the program for its effects on today's tensors; gives the outputs, and leaves Python as it was."""
+        """Run the program for its effects on today's tensors; gives the outputs, and leaves Python as it was.
+
+        A run that does something else than the first one has had its effects all the same, those on Python included: it
+        raises `RanOtherwise`, with its result.
+        """
         with self._around.set():
             snapshot = Snapshot(self._found, tensors)
+            result = self._run_over(tensors)
             try:
-                outputs, shown = self._look(self._run_over(tensors), snapshot, tensors)
-            finally:
-                snapshot.restore(versions=False)
-        self._check_like(shown)
+                outputs, shown = self._look(result, snapshot, tensors)
+                self._check_like(shown)
+            except Refusal as refusal:
+                raise RanOtherwise(refusal.reason, result) from refusal
+            snapshot.restore(versions=False)
         return outputs
 
     def signature(self, unused: Sequence[int] = ()) -> tuple[Signature, tuple[int, ...]]:

@@ -18,7 +18,7 @@ _SEED = 0x7EEB1A7
 
 
 class Generators:
-    """Generators that outlive the call. `restore` puts them back as they were before the trace."""
+    """Generators that outlive the call, in a context that gives them seeds of its own; they are as before after it."""
 
     def __init__(self, known: Iterable[torch.Generator]) -> None:
         every = [torch.default_generator, *_of_gpus(), *known]
@@ -26,8 +26,18 @@ class Generators:
             self._before = {address_of(generator): (generator, generator.get_state()) for generator in every}
         self._expected: dict[int, int] = {}
         self._drawn = 0
-        for generator in every:
-            self.draw(generator)
+
+    def __enter__(self) -> Generators:
+        try:
+            for generator, _ in self._before.values():
+                self.draw(generator)
+        except BaseException:
+            self.restore()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()
 
     def is_known(self, generator: torch.Generator) -> bool:
         """Whether `generator` was there before the trace."""

@@ -133,7 +133,7 @@ class Rerun:
             stack.enter_context(turn())
             if is_exact:
                 stack.enter_context(native_layers())
-            stack.callback(Generators(self._found.generators.values()).restore)
+            stack.enter_context(Generators(self._found.generators.values()))
             stack.enter_context(dynamo_off())
             stack.enter_context(autocast_cache_apart())
             stack.callback(self._substitution.set, (), ())

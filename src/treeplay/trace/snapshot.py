@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from treeplay.facts.place import How, Place
+from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.trace.bare import bare, fill
 from treeplay.trace.found import GONE, Container, Survey
 from treeplay.trace.random_sources import RandomSources
@@ -97,6 +98,7 @@ class Snapshot:
         """Whether the program left autocast other than it found it."""
         return autocast_state() != self._autocast
 
+    @uninterrupted
     def restore(self, *, versions: bool = True) -> None:
         """Put everything back as it was, `versions` of tensors too unless they were written; safe to call more than once."""
         for container, _, before in self._containers:

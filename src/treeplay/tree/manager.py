@@ -4,7 +4,8 @@
     otherwise: key ─▶ entry ─▶ its recordings in turn ─▶ decide ─▶ observe | record | run eagerly
 
 Every call's effects happen exactly once, whichever way it ran. Prepare, act, commit: an entry changes only after the step
-that may fail has succeeded.
+that may fail has succeeded. What our stages raise ends here: a refusal is a reason, anything else an error of our own, and the
+call runs as it is. A key with two such errors is left alone.
 """
 
 from __future__ import annotations
@@ -13,16 +14,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from treeplay.errors import Differing, InternalError, ProgramRaised, Refusal, StaleRecordingWarning, TooEarly
+from treeplay.errors import (
+    Differing,
+    InternalError,
+    ProgramRaised,
+    RanOtherwise,
+    Refusal,
+    StaleRecordingWarning,
+    TooEarly,
+)
 from treeplay.facts.mismatch import Mismatch
 from treeplay.facts.refusal import Reason
-from treeplay.facts.structure import flatten
+from treeplay.facts.structure import Leaf, flatten
 from treeplay.observe import counters, warn_once
+from treeplay.observe.internal import tell_internal
 from treeplay.observe.once import warn_here
+from treeplay.sandbox.boundary import Boundary, internal
 from treeplay.settings import settings
-from treeplay.trace.jit import Busy, Call, survey_call
+from treeplay.trace.jit import Busy, Call, program_raised, survey_call
+from treeplay.tree.audit import Audit
 from treeplay.tree.decide import Action, CallFacts, Phase, decide
 from treeplay.tree.key import Key, describe, make_key, varying
+from treeplay.tree.launching import Reached, finish, reached
 from treeplay.tree.mismatch import first_mismatch, mode_mismatch
 from treeplay.tree.moved import bring_back
 from treeplay.tree.recorders import recorders
@@ -34,6 +47,7 @@ Record = Callable[[Call, list[Any]], Recording]
 CallFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 _NEVER = 2**62
 _MOST_OBSERVATIONS = 4
+_MOST_ERRORS = 2  # of our own, before a key is left alone
 _MOST_WAITS = 16  # calls that are too early to record, before a program is refused
 
 
@@ -72,7 +86,11 @@ class Manager:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call: replayed if a recording fits, else as decided."""
-        out = self.warm(args, kwargs)
+        last = self._last
+        try:
+            out = self.warm(args, kwargs)
+        except Exception as error:
+            return self._launch_raised(last, error, Call(args, kwargs, *flatten((args, kwargs))))
         if out is not MISS:
             self.warm_calls += 1
             if self.warm_calls >= self._due:
@@ -93,13 +111,16 @@ class Manager:
         self.warm_calls = 0
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        leaves, structure = flatten((args, kwargs))
-        call = Call(args, kwargs, leaves, structure)
+        call = Call(args, kwargs, [], Leaf(0))
         try:
+            leaves, structure = flatten((args, kwargs))
+            call = Call(args, kwargs, leaves, structure)
             key = make_key(call)
+            entry = self.table.entry(key, lambda: describe(call))
         except Refusal as refusal:
             return self._refused(Entry({"unhashable": ""}), refusal, call)
-        entry = self.table.entry(key, lambda: describe(call))
+        except Exception as error:
+            return self._broken(Entry({"unknown": ""}), internal(error, "making the key of a call"), call)
         if entry.phase is Phase.NEW:
             self._look_around(entry, key)
         since = recorders.now()
@@ -119,9 +140,12 @@ class Manager:
     def _replay_any(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replay the newest recording that fits the call, or return MISS."""
         for recording in reversed(entry.recordings):
-            out = recording.call(args, kwargs)
-            if out is MISS and bring_back(recording.moved):
+            try:
                 out = recording.call(args, kwargs)
+                if out is MISS and bring_back(recording.moved):
+                    out = recording.call(args, kwargs)
+            except Exception as error:
+                return self._launch_raised(recording, error, call)
             if out is not MISS:
                 self._replayed(recording)
                 return out
@@ -163,14 +187,23 @@ class Manager:
         self.settle()
         self.warm = recording.call
         if recording.audit.may_run(recording.replays):
-            call = Call(args, kwargs, *flatten((args, kwargs)))
-            fits = first_mismatch(recording.signature, call) is None
-            difference = recording.audit.run(call, recording.replays) if fits else None
+            difference = self._audit(recording, recording.audit, Call(args, kwargs, *flatten((args, kwargs))))
             if difference is not None:
                 self._drop_stale(recording, difference)
                 return MISS
         self._plan_audit()
         return recording.call(args, kwargs)
+
+    def _audit(self, recording: Recording, audit: Audit, call: Call) -> Reason | None:
+        """How the program differs from its recording by now; an audit that breaks was the last one."""
+        try:
+            with Boundary("auditing a recording", reasons=(Busy,)):
+                fits = first_mismatch(recording.signature, call) is None
+                return audit.run(call, recording.replays) if fits else None
+        except InternalError as error:
+            tell_internal(error, f"the audit of {self.name}")
+            recording.audit = None
+            return None
 
     def _drop_stale(self, recording: Recording, difference: Reason) -> None:
         """Tell that a recording no longer does what its program would, and forget it."""
@@ -218,9 +251,22 @@ class Manager:
         entry.eager_calls += 1
         self.tally.eager += 1
         out, log = self.observe(self.program, call)
-        # What the program itself counts up is as it leaves it: the trace finds such changes and names their line.
+        try:
+            with Boundary("observing a call"):
+                if (failure := getattr(log, "failure", None)) is not None:
+                    raise failure
+                # What the program itself counts up is as it leaves it: the trace finds such changes and names their line.
+                seen = Observation(log, survey_call(self.program, call))
+        except Refusal as refusal:  # the call has had its effects: the next one is told
+            self._note_refusal(entry, refusal.reason)
+            if self.on_refusal == "eager":
+                self._warn(refusal.reason)
+            return out
+        except InternalError as error:
+            self._note_broken(entry, error)
+            return out
         del entry.observations[: -_MOST_OBSERVATIONS + 1]  # a later call may agree with one of them
-        entry.observations.append(Observation(log, survey_call(self.program, call)))
+        entry.observations.append(seen)
         entry.phase = Phase.RECORDED if entry.recordings else Phase.OBSERVED
         entry.was_observed = True
         self._evict()
@@ -239,15 +285,16 @@ class Manager:
     def _record(self, entry: Entry, call: Call, seen: Observation) -> Any:
         entry.was_observed = False
         is_expected = seen.found.changed() is not None
+        recording = None
         try:
             with recorders:
                 since = recorders.now()
-                recording = self.record(call, seen.log)
+                recording = self._made(call, seen)
                 out = recording.call(call.args, call.kwargs)
                 if out is MISS:
                     # A first compile leaves traces in the process that guards tell of; a second one finds them there.
                     recording.free()
-                    recording = self.record(call, seen.log)
+                    recording = self._made(call, seen)
                     out = recording.call(call.args, call.kwargs)
                 is_disturbed = out is MISS and recorders.others(since)
         except Busy:
@@ -265,10 +312,16 @@ class Manager:
             return self._observe(entry, call)
         except ProgramRaised as raised:
             return self._run_to_tell(entry, raised, call)
+        except RanOtherwise as ran:
+            return self._ran_otherwise(entry, ran)
         except Refusal as refusal:
             if is_expected and entry.tries:  # it may be about what has changed
                 return self._act(decide(_facts_of(entry, None)), entry, call, None)
             return self._refused(entry, refusal, call)
+        except Exception as error:
+            if recording is not None:
+                return self._launch_raised(recording, error, call, entry)
+            return self._broken(entry, _as_internal(error, "recording a call"), call)
         if is_disturbed:
             recording.free()
             return self._eager(entry, call)
@@ -282,15 +335,97 @@ class Manager:
         self._evict()
         return out
 
+    def _made(self, call: Call, seen: Observation) -> Recording:
+        """A recording for `call`, of which nothing has run; raises reasons and errors of our own alone."""
+        with Boundary("recording a call", reasons=(Busy,)):
+            return self.record(call, seen.log)
+
     def _run_to_tell(self, entry: Entry, raised: ProgramRaised, call: Call) -> Any:
         """An exception that the program raises eagerly too is its own, and no reason to refuse it."""
-        if self.on_refusal == "raise" and not raised.is_own:
+        if self.on_refusal == "raise" and not (raised.is_own or raised.is_treeplays):
             return self._refused(entry, raised, call)
+        if raised.is_treeplays and self.on_refusal == "raise":
+            raise internal(raised.error, "tracing a call")
         out = self._eager(entry, call)
+        if raised.is_treeplays:
+            self._note_broken(entry, internal(raised.error, "tracing a call"))
+            return out
         self._note_refusal(entry, raised.reason)
         if self.on_refusal == "eager":
             self._warn(raised.reason)
         return out
+
+    def _ran_otherwise(self, entry: Entry, ran: RanOtherwise) -> Any:
+        """The call has had its effects, and its result is there."""
+        self._note_refusal(entry, ran.reason)
+        self._warn(ran.reason)
+        entry.eager_calls += 1
+        self.tally.eager += 1
+        return ran.result
+
+    def _launch_raised(
+        self, recording: Recording | None, error: Exception, call: Call, entry: Entry | None = None
+    ) -> Any:
+        """What is left to do for a call whose replay raised: once it has had its effects, nothing has them again."""
+        if recording is None:
+            raise error
+        own = (known for known in self.table if recording in known.recordings)
+        entry = entry or next(own, None) or Entry({"unknown": ""})
+        if isinstance(error, RanOtherwise):
+            self._drop(entry, recording)
+            return self._ran_otherwise(entry, error)
+        match reached(recording, error):
+            case Reached.USERS_CODE:
+                raise error
+            case Reached.OPERATORS if recording.signature.mutated or recording.draws:
+                raise error
+            case Reached.OPERATORS:
+                out = self._eager(entry, call)  # what the program raises, too, is its own
+                self._drop(entry, recording)
+                self._note_broken(entry, _as_internal(error, "replaying a call"))
+                return out
+            case Reached.RESULTS:
+                try:
+                    out = finish(recording, error)
+                except Exception as again:
+                    self._drop(entry, recording)
+                    raise internal(again, "putting the results of a replay together") from again
+                self._replayed(recording)
+                self._note_broken(entry, _as_internal(error, "putting the results of a replay together"))
+                return out
+        self._drop(entry, recording)
+        if isinstance(error, Refusal):
+            return self._refused(entry, error, call)
+        if recording.lowering == "capture":  # the user's code was being recorded
+            return self._run_to_tell(entry, program_raised(error, "being recorded"), call)
+        return self._broken(entry, _as_internal(error, "launching a recording"), call)
+
+    def _drop(self, entry: Entry, recording: Recording) -> None:
+        """Forget a recording, so that a later call makes another one."""
+        if recording in entry.recordings:
+            entry.recordings.remove(recording)
+            if not entry.recordings and entry.phase is Phase.RECORDED:
+                entry.phase = Phase.NEW
+        if recording is self._last:
+            self._use(None)
+        recording.free()
+
+    def _broken(self, entry: Entry, error: InternalError, call: Call) -> Any:
+        """Nothing of the call has run: it runs as it is, unless errors are to be raised."""
+        if self.on_refusal == "raise":
+            entry.errors.append(error.text)
+            raise error
+        self._note_broken(entry, error)
+        return self._eager(entry, call)
+
+    def _note_broken(self, entry: Entry, error: InternalError) -> None:
+        entry.errors.append(error.text)
+        tell_internal(error, self.name)
+        if len(entry.errors) >= _MOST_ERRORS:
+            for recording in list(entry.recordings):
+                self._drop(entry, recording)
+            entry.phase, entry.reason = Phase.REFUSED, _broken_for(error)
+            entry.observations.clear()
 
     def _refused(self, entry: Entry, refusal: Refusal, call: Call) -> Any:
         self._note_refusal(entry, refusal.reason)
@@ -334,6 +469,18 @@ def _too_often(name: str, entry: Entry) -> Reason:
         why=f"{name} was recorded anew {entry.rerecordings} times, the last time because of {entry.causes[-1]}",
         advice="keep the state in place (p.copy_(...) under torch.no_grad()) instead of reassigning it, "
         "or raise treeplay.settings.max_rerecordings",
+    )
+
+
+def _as_internal(error: Exception, doing: str) -> InternalError:
+    return error if isinstance(error, InternalError) and error.text else internal(error, doing)
+
+
+def _broken_for(error: InternalError) -> Reason:
+    return Reason(
+        op="treeplay",
+        why=f"an error of its own came twice: {str(error).splitlines()[0]}",
+        advice="report it with its traceback, which treeplay.observe.internal_errors() gives; reset() tries again",
     )
 
 

@@ -36,6 +36,7 @@ class Recording:
     replays: int = 0
     details: dict[str, Any] = field(default_factory=dict)
     moved: tuple[Input, ...] = ()  # state that moved to the device with the recording
+    draws: bool = True  # whether it may draw random numbers
     audit: Audit | None = None  # None: nothing was traced that could be traced again
 
 
@@ -63,6 +64,7 @@ class Entry:
     tries: int = MOST_TRIES  # traces left that no observed call seems to agree with
     differing: bool = False  # whether the newest observation replaced one that the next call did not agree with
     causes: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # of treeplay's own, with their tracebacks
 
     def observation(self) -> Observation | None:
         """That of a call with the plain values of today, or None."""

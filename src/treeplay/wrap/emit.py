@@ -318,7 +318,8 @@ class _Emitter(Writer):
             lines = [call]
         if self.ambience.grad_enabled:
             self.names["set_grad_enabled"] = self.parts.set_grad_enabled
-            lines = ["set_grad_enabled(False)", "try:", *(f"    {line}" for line in lines)]
+            # Inside of `try`: Ctrl-C may come right after it.
+            lines = ["try:", "    set_grad_enabled(False)", *(f"    {line}" for line in lines)]
             lines += ["finally:", "    set_grad_enabled(True)"]
         self.body += lines
         written = [self.inputs[index] for index in self.signature.mutated]

@@ -22,6 +22,8 @@ from treeplay.device.cuda.lane import Lane, Unplaced, union_bytes
 from treeplay.device.cuda.launch import (
     Copied,
     Move,
+    NotLaunched,
+    Otherwise,
     Parts,
     Patched,
     Result,
@@ -171,10 +173,13 @@ class Captured:
             self.made.drop()
 
 
-def capture_work(work: Work, tensors: Sequence[torch.Tensor], lane: Lane, plain: Replay) -> Captured:
+def capture_work(
+    work: Work, tensors: Sequence[torch.Tensor], lane: Lane, plain: Replay, not_launched: NotLaunched
+) -> Captured:
     """Capture the body of `work` over `tensors`; executes nothing. Raises `CaptureFailed`, or what the body raises.
 
-    `plain` runs the work as it is; it is called where a tensor lies so that the graph cannot read it.
+    `plain` runs the work as it is; it is called where a tensor lies so that the graph cannot read it. `not_launched` is
+    called where a launch raised before the graph was launched.
     """
     seconds: dict[str, float] = {}
     found = Found()
@@ -192,7 +197,7 @@ def capture_work(work: Work, tensors: Sequence[torch.Tensor], lane: Lane, plain:
     else:
         raise InternalError("captures went on showing other things that cannot move")
     try:
-        return _instantiated(work, tensors, lane, found, buffers, made, plain, seconds)
+        return _instantiated(work, tensors, lane, found, buffers, made, Otherwise(plain, not_launched), seconds)
     except BaseException:
         made.drop()
         raise
@@ -290,7 +295,7 @@ def _instantiated(
     found: Found,
     buffers: dict[int, torch.Tensor],
     made: Attempt,
-    plain: Replay,
+    otherwise: Otherwise,
     seconds: dict[str, float],
 ) -> Captured:
     before = time.perf_counter()
@@ -309,15 +314,19 @@ def _instantiated(
         out_rows = {row.index: row for row in found.table.outputs if row.is_patchable}
     seconds["instantiate"] = time.perf_counter() - before
     addresses = [tensor.data_ptr() for tensor in tensors]
-    captured = Captured(work, made, lane, found, buffers, rows, patcher, addresses, plain, exec_bytes, seconds)
-    captured.launch = load_source(emit_launch(_parts(captured, tensors, out_rows, plain), work.name))
+    captured = Captured(
+        work, made, lane, found, buffers, rows, patcher, addresses, otherwise.plain, exec_bytes, seconds
+    )
+    captured.launch = load_source(emit_launch(_parts(captured, tensors, out_rows, otherwise), work.name))
     made.outputs.clear()  # what a result moves away from is nobody's; the others are held by the launch function
     seconds["emit"] = time.perf_counter() - before - seconds["instantiate"]
     lane.hold(captured)
     return captured
 
 
-def _parts(captured: Captured, tensors: Sequence[torch.Tensor], out_rows: dict[int, Row], plain: Replay) -> Parts:
+def _parts(
+    captured: Captured, tensors: Sequence[torch.Tensor], out_rows: dict[int, Row], otherwise: Otherwise
+) -> Parts:
     work, rows, patcher = captured.work, captured.rows, captured.patcher
     steady = tuple(at for at, tensor in enumerate(tensors) if at in work.state and tensor.numel())
 
@@ -337,7 +346,7 @@ def _parts(captured: Captured, tensors: Sequence[torch.Tensor], out_rows: dict[i
     return Parts(
         lane=captured.lane,
         replay=torch_private.replay_of(captured.made.graph),
-        plain=plain,
+        otherwise=otherwise,
         vector=work.vector,
         steady=steady,
         addresses=captured.addresses,

@@ -18,7 +18,7 @@ Where there are many arguments or results, one native question comes first: most
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from treeplay.facts.source import Source
 from treeplay.facts.spec import TensorSpec
 
 Move = Callable[[int], None]
+NotLaunched = Callable[[Exception, list[torch.Tensor], Sequence[float]], Sequence[torch.Tensor]]
 _AFTER_ORDER = 3  # lines of a launch
 _FEW = 4  # addresses that are compared one by one
 
@@ -87,6 +88,15 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class Otherwise:
+    """What a call does that cannot be launched: `plain` where a tensor lies elsewhere, `not_launched` with an exception that
+    came before the launch."""
+
+    plain: Replay
+    not_launched: NotLaunched
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
     """What a launch consists of.
 
@@ -95,7 +105,7 @@ class Parts:
 
     lane: Lane
     replay: Callable[[], None]
-    plain: Replay
+    otherwise: Otherwise
     vector: Fill | None
     steady: tuple[int, ...]
     addresses: list[int]
@@ -114,7 +124,8 @@ def emit_launch(parts: Parts, name: str) -> Source:
         "order": parts.lane.order,
         "current_stream": torch_private.native("_cuda_getCurrentRawStream"),
         "replay": parts.replay,
-        "plain": parts.plain,
+        "plain": parts.otherwise.plain,
+        "not_launched": parts.otherwise.not_launched,
         "Unplaced": Unplaced,
     }
     state = ["launches"]
@@ -154,7 +165,15 @@ def emit_launch(parts: Parts, name: str) -> Source:
         "        with lock:",
         *(f"            {line}" for line in body),
     ]
-    lines += ["    except Unplaced:", "        return plain(tensors, numbers)", f"    return ({outputs})"]
+    launched = len(lines) - len(body) + body.index("replay()") + 2  # the number of the line after it
+    lines += [
+        "    except Unplaced:",
+        "        return plain(tensors, numbers)",
+        "    except Exception as error:",
+        f"        if error.__traceback__.tb_lineno >= {launched}: raise",
+        "        return not_launched(error, tensors, numbers)",
+        f"    return ({outputs})",
+    ]
     return Source(f"launch {name}", "\n".join(lines) + "\n", names, entry="launch")
 
 

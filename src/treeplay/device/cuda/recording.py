@@ -20,9 +20,11 @@ from treeplay.device.cuda.captured import Captured, capture_work
 from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.poisoned import differences
 from treeplay.device.protocol import Replay, Work
-from treeplay.errors import InternalError, UsageError
+from treeplay.errors import Explained, InternalError, UsageError
 from treeplay.facts.launch import LaunchFacts
 from treeplay.observe import counters, warn_once
+from treeplay.observe.internal import tell_internal
+from treeplay.sandbox.boundary import Unmarked, internal
 from treeplay.settings import settings
 
 Tensors = list[torch.Tensor]
@@ -79,26 +81,51 @@ class CudaRecording:
         if is_capturing():  # somebody else's capture takes the work as it is
             return self._plain(tensors, numbers)
         try:
-            self._captured = self._capture(tensors, numbers)
+            with Unmarked():
+                self._captured = self._capture(tensors, numbers)
         except UsageError:  # a capture is under way in this thread: the next call may find none
             return self._plain(tensors, numbers)
-        except RuntimeError as error:  # nothing has run; one of the program's own comes again when it does
-            self._give_up(error)
+        except (Explained, torch.OutOfMemoryError) as reason:  # nothing has run
+            self._give_up(reason)
             return self._plain(tensors, numbers)
+        except Exception as error:
+            return self._broken(error, tensors, numbers)
         self._stage = self._captured.launch
         self._listener(self._captured.launch)
         return self._captured.launch(tensors, numbers)
 
+    def _broken(self, error: Exception, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        """No graph came of a capture or a launch, and nothing has run: the work as it is. If that raises too, the exception is
+        the program's own; else the error was ours, and the work runs as it is from now on."""
+        out = self._plain(tensors, numbers)
+        told = internal(error, "recording on a GPU")
+        tell_internal(told, self._work.name)
+        self._give_up(told)
+        return out
+
+    def _not_launched(self, error: Exception, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        """A launch raised before the graph was launched."""
+        if isinstance(
+            error, (MemoryError, torch.OutOfMemoryError)
+        ):  # the work as it is may need less, or raises the same
+            counters.add("not launched", "out of memory")
+            return self._plain(tensors, numbers)
+        return self._broken(error, tensors, numbers)
+
     def _capture(self, tensors: Tensors, numbers: Sequence[float]) -> Captured:
         with no_collection():
             try:
-                captured = capture_work(self._work, tensors, self._lane, self._unplaced)
+                captured = capture_work(self._work, tensors, self._lane, self._unplaced, self._not_launched)
             except torch.OutOfMemoryError:
                 if not self._lane.make_room():
                     raise
-                captured = capture_work(self._work, tensors, self._lane, self._unplaced)
+                captured = capture_work(self._work, tensors, self._lane, self._unplaced, self._not_launched)
         if settings.verify:
-            wrong = differences(self._work, captured.launch, tensors, numbers)
+            try:
+                wrong = differences(self._work, captured.launch, tensors, numbers)
+            except BaseException:
+                captured.free()
+                raise
             if wrong:
                 captured.free()
                 raise InternalError(f"a launch with its tensors elsewhere gives another {', '.join(wrong)}")
@@ -120,8 +147,12 @@ class CudaRecording:
 
     def _give_up(self, error: Exception) -> None:
         why = (str(error) or type(error).__name__).splitlines()[0]
+        if self._captured is not None:
+            self._captured.free()
+            self._captured = None
         self._stage = self._plain
         self._listener(self._plain)
         self._facts = replace(self._facts, stage="not recorded", why=why)
         counters.add("not recorded", type(error).__name__)
-        warn_once(f"treeplay runs {self._work.name} unrecorded: {why}")
+        if not isinstance(error, InternalError):  # which is told as what it is
+            warn_once(f"treeplay runs {self._work.name} unrecorded: {why}")

@@ -26,8 +26,8 @@ def on_one_thread(run: Replay) -> Replay:
         threads = get_threads()
         if threads == 1:
             return run(tensors, numbers)
-        set_threads(1)
-        try:
+        try:  # Ctrl-C may come right after the next line
+            set_threads(1)
             return run(tensors, numbers)
         finally:
             set_threads(threads)

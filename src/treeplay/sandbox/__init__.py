@@ -1,0 +1,1 @@
+"""Leave no mark: what stands between the user and a stage, whatever is raised in it and whenever."""

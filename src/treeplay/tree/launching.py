@@ -1,0 +1,100 @@
+"""A launch that raised: whose error it was, and what is left to do for the call.
+
+conditions ─▶ launch ─▶ slots, results
+    │            │           └ effects have happened: the rest of the call function is run once more
+    │            ├ its operators had begun ─ they write nothing ─▶ the program as it is: it raises too, or the error was ours
+    │            │                          └ they write ─▶ raised: eager, too, would have stopped half-way
+    └────────────┴ nothing has run: the program as it is
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from treeplay.trace.location import is_users
+from treeplay.tree.table import Recording
+
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_LOWERED = (
+    "<treeplay aten",
+    "<treeplay launch",
+    "<treeplay node",
+    "<eval_with_key>",
+    _TORCH,
+)  # files of code that launches operators
+_LAUNCH = "out = run("
+
+
+class Reached(Enum):
+    """How far a call came."""
+
+    NOTHING = "no operator has run"
+    OPERATORS = "operators have run, some of them perhaps"
+    RESULTS = "all has run, and slots and results are being put together"
+    USERS_CODE = "all has run, and code of the user's that results are made with raised"
+
+
+def reached(recording: Recording, error: BaseException) -> Reached:
+    """How far a call of `recording` came that raised `error`."""
+    steps = list(_from_call_function(recording, error))
+    if not steps:
+        return Reached.NOTHING
+    (_, line), *inner = steps
+    files = [frame.f_code.co_filename for frame, _ in inner]
+    if line > _line_of_launch(recording):
+        return Reached.USERS_CODE if any(map(is_users, files)) else Reached.RESULTS
+    if recording.lowering == "capture":
+        return _reached_by_capture([frame.f_code.co_qualname for frame, _ in inner])
+    return Reached.OPERATORS if any(file.startswith(_LOWERED) for file in files) else Reached.NOTHING
+
+
+def _reached_by_capture(names: Sequence[str]) -> Reached:
+    """How far the user's code came, which is recorded as it runs: what a recording of it does is undone."""
+    if "Prepared.plain" in names:
+        return Reached.USERS_CODE
+    is_being_recorded = not {"record_tape", "CudaRecording._capture"}.isdisjoint(names)
+    return Reached.NOTHING if is_being_recorded else Reached.OPERATORS
+
+
+def finish(recording: Recording, error: BaseException) -> Any:
+    """The result of a call of which only the end is missing: that part of its function is run again, from where it raised.
+
+    Its lines set slots and build results; each can be run twice.
+    """
+    frame, line = next(_from_call_function(recording, error))
+    rest = []
+    for text in recording.source.splitlines()[line - 1 :]:
+        if not text.startswith("    "):
+            break
+        rest.append(text)
+    values = {name: value for name, value in frame.f_locals.items() if name.isidentifier()}
+    scope = dict(recording.call.__globals__)
+    exec("\n".join([f"def finish({', '.join(values)}):", *rest]), scope)
+    return scope["finish"](**values)
+
+
+def _from_call_function(recording: Recording, error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """The frames that raised, with their lines, from the recording's call function on."""
+    code = getattr(recording.call, "__code__", None)
+    has_met = False
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        has_met = has_met or frame.f_code is code
+        if has_met:
+            yield frame, line
+
+
+def _line_of_launch(recording: Recording) -> int:
+    lines = recording.source.splitlines()
+    at = next(at for at, text in enumerate(lines, 1) if text.lstrip().startswith(_LAUNCH))
+    # The launch may stand in `try: ... finally: set_grad_enabled(True)`.
+    return next(
+        (later for later in range(at, at + 4) if lines[later - 1].lstrip().startswith("set_grad_enabled(True)")), at
+    )

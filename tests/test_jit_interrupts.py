@@ -1,0 +1,158 @@
+"""Ctrl-C at any line of the call that records: it comes, it ends nothing but the call, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import copy
+import random
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+import treeplay
+from support import assert_same
+from support.faults import surroundings
+
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])
+
+
+class PressedAtLine:
+    """Traces Python and presses Ctrl-C before the given line from now on is run; counts lines."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.lines = 0
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        return self.line
+
+    def line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.at:
+                signal.raise_signal(signal.SIGINT)
+        return self.line
+
+    def during(self, call: Callable[[], Any]) -> Any:
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            return call()
+        finally:
+            sys.settrace(before)
+
+
+class Training:
+    """A whole step with a mode, random numbers, gradients and optimizer state."""
+
+    def __init__(self, device: str) -> None:
+        self.model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2)).to(device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        with torch.no_grad():
+            doubled = x * 2
+        loss = self.model(doubled).pow(2).mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def state(self) -> list[Any]:
+        parameters = list(self.model.parameters())
+        return [*parameters, *(p.grad for p in parameters), *(self.optimizer.state[p] for p in parameters)]
+
+
+def count_lines(device: str, lower: str) -> int:
+    """The lines of the call that records, once everything is imported."""
+    for _ in range(2):
+        training, x, pressed = Training(device), torch.ones(2, 3, device=device), PressedAtLine(-1)
+        program: Any = treeplay.jit(training.step, lower=lower)
+        program(x)
+        pressed.during(lambda program=program, x=x: program(x))
+    return pressed.lines
+
+
+def check(device: str, lower: str, line: int) -> None:
+    training, x = Training(device), torch.ones(2, 3, device=device)
+    program: Any = treeplay.jit(training.step, lower=lower)
+    program(x)
+    before, state = surroundings(), copy.deepcopy(training.state())
+    pressed = PressedAtLine(line)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of exceptions that Python drops, after which the signal comes again
+        try:
+            pressed.during(lambda: program(x))
+        except KeyboardInterrupt:
+            pass
+        else:
+            assert pressed.lines < line, "the signal was lost"
+            return
+    after = surroundings()
+    assert not any(isinstance(p.grad, FakeTensor) for p in training.model.parameters())
+    assert all(type(group["lr"]) is float for group in training.optimizer.param_groups)
+    has_run = not torch.equal(training.state()[0], state[0])  # a call that was interrupted while it ran did half of it
+    assert {**after, "generators": 0} == {**before, "generators": 0}
+    if not has_run:
+        assert after == before
+        assert_same(training.state(), state)
+    for _ in range(3):
+        program(x)
+    assert program.statistics().replays >= 2
+
+
+LINES = (4_000, 60_000, 140_000, 215_000)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_an_interrupt_leaves_no_mark(line: int) -> None:
+    check("cpu", "aten", line)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("lower", ["aten", "inductor"])
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_an_interrupt_at_any_line_leaves_no_mark(device: str, lower: str, seed: int) -> None:
+    rng, lines = random.Random(seed), count_lines(device, lower)
+    for _ in range(60):
+        check(device, lower, rng.randrange(1, lines))
+
+
+@pytest.mark.soak
+@pytest.mark.gpu
+@NO_GPU
+def test_an_interrupt_while_a_gpu_captures_leaves_no_mark() -> None:
+    """The third call captures: whatever is interrupted, the next calls are recorded and right."""
+    rng = random.Random(3)
+    for _ in range(40):
+        total, twin = torch.ones(3, device="cuda"), torch.ones(3, device="cuda")
+
+        def program(x: torch.Tensor, total: torch.Tensor = total) -> torch.Tensor:
+            return total.mul_(2).add_(x) - x
+
+        jitted: Any = treeplay.jit(program, lower="aten")
+        x = torch.arange(3.0, device="cuda")
+        for call in range(7):
+            before, was = surroundings(), total.clone()
+            try:
+                if call == 2:
+                    PressedAtLine(rng.randrange(1, 20_000)).during(lambda jitted=jitted, x=x: jitted(x))
+                else:
+                    jitted(x)
+            except KeyboardInterrupt:
+                if torch.equal(total, was):
+                    continue
+            finally:
+                assert surroundings() == before
+            program(x, twin)
+            assert_same(total, twin)
+        assert jitted.statistics().keys[0].recordings[-1].launch.stage == "recorded"

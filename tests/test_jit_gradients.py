@@ -59,6 +59,16 @@ def test_a_compiled_program_and_its_gradients_are_eagers(name: str) -> None:
     assert pair.jitted.statistics().replays == 2
 
 
+@pytest.mark.parametrize(
+    "options", [{"num_layers": 3}, {"num_layers": 2, "bidirectional": True}], ids=["three layers", "both directions"]
+)
+def test_weights_of_stacked_recurrent_layers_get_eagers_gradients(options: dict[str, Any]) -> None:
+    pair = Pair(lambda net: lambda x: net(x)[0], nn.RNN(3, 4, bias=False, **options))
+    for _ in range(3):
+        pair.act(train, torch.randn(5, 2, 3, requires_grad=True))
+    assert pair.jitted.statistics().replays == 2
+
+
 # --- when and how backward is called -------------------------------------------------------------------------------
 
 

@@ -59,6 +59,16 @@ def test_a_compiled_program_and_its_gradients_are_eagers(name: str) -> None:
     assert pair.jitted.statistics().replays == 2
 
 
+@pytest.mark.parametrize(
+    "options", [{"num_layers": 3}, {"num_layers": 2, "bidirectional": True}], ids=["three layers", "both directions"]
+)
+def test_weights_of_stacked_recurrent_layers_get_eagers_gradients(options: dict[str, Any]) -> None:
+    pair = Pair(lambda net: lambda x: net(x)[0], nn.RNN(3, 4, bias=False, **options))
+    for _ in range(3):
+        pair.act(train, torch.randn(5, 2, 3, requires_grad=True))
+    assert pair.jitted.statistics().replays == 2
+
+
 # --- when and how backward is called -------------------------------------------------------------------------------
 
 
@@ -410,3 +420,45 @@ def test_what_happened_is_told() -> None:
     (source,) = program.sources()
     for function in ("def replay(args, kwargs)", "def call(args)", "def forward(ctx", "def backward(ctx"):
         assert function in source
+
+
+def test_a_custom_function_that_gives_an_argument_a_history_is_refused_and_leaves_no_mark() -> None:
+    class Tripled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            ctx.mark_dirty(x)
+            return x.mul_(w)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            return gradient * 5, gradient * 7
+
+    w = parameter(3)
+    program = jit(lambda x: (Tripled.apply(x, w), w * 2)[1], on_refusal="eager")
+    for _ in range(3):
+        leaf = torch.ones(3, requires_grad=True)
+        x = leaf * 2
+        program(x)
+        x.sum().backward()
+        assert_same(leaf.grad, torch.full((3,), 10.0))
+    assert "mark_dirty: makes a tensor that outlives the call part of a gradient graph" in str(program.explain())
+
+
+def test_a_custom_function_may_change_an_argument_where_gradients_are_off() -> None:
+    class Tripled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            ctx.mark_dirty(x)
+            return x.mul_(w)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            return gradient, gradient
+
+    program = jit(lambda x, w: Tripled.apply(x, w) + 1)
+    for _ in range(3):
+        x = torch.full((3,), 2.0)
+        with torch.no_grad():
+            assert_same(program(x, nn.Parameter(torch.full((3,), 3.0))), torch.full((3,), 7.0))
+        assert_same(x, torch.full((3,), 6.0))
+    assert program.statistics().replays == 2

@@ -13,6 +13,7 @@ ORDER = (
     "errors",
     "settings",
     "generated",
+    "graph_check",
     "observe",
     "sandbox",
     "relocate",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from treeplay.backend import partition, torch_private
-from treeplay.torch_compile import backend
+from treeplay.torch_compile import backend, compile_graph
 
 Program = Callable[..., Any]
 
@@ -95,3 +96,21 @@ def test_a_weight_that_is_written_before_the_backward_is_noticed(inner: str) -> 
             w.mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.backward()
+
+
+def test_an_argument_that_is_made_anew_for_the_backward_keeps_apart_from_the_others() -> None:
+    """Its wish for a name may be another's name: `tanh_1` of the forward beside `tanh_1` of the backward."""
+    net = torch.nn.RNN(3, 4, 2, bias=False, bidirectional=True)
+    inputs = [torch.randn(5, 2, 3), torch.zeros(4, 2, 4), *net.parameters()]
+
+    graph = torch.fx.Graph()
+    x, state, *weights = (graph.placeholder(f"arg{k}") for k in range(len(inputs)))
+    both = graph.call_function(torch.rnn_tanh, (x, state, weights, False, 2, 0.0, True, True, False))
+    graph.output((graph.call_function(operator.getitem, (both, 0)),))
+    options = {"inner": "aten", "partition": torch_private.keep_all}
+    compiled = compile_graph(torch.fx.GraphModule({}, graph), inputs, options=options)
+    weighted = torch.arange(8)
+    wanted = torch.autograd.grad((net(*inputs[:2])[0] * weighted).sum(), list(net.parameters()))
+    found = torch.autograd.grad((compiled(*inputs)[0] * weighted).sum(), list(net.parameters()))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)

@@ -19,6 +19,7 @@ from treeplay.backend.options import Options
 from treeplay.backend.strides import noted_strides, visible_strides, with_strides
 from treeplay.errors import LoweringError
 from treeplay.facts.captured import Direction
+from treeplay.graph_check import check_module
 from treeplay.lower.compiler import find_compiler, find_gpu_compiler
 from treeplay.observe import counters, warn_once
 
@@ -56,6 +57,7 @@ def compile_inner(
     """Compile a flat graph under `options`. Its results may be tensors, None and numbers, and stay in their places.
 
     Where the tracing context asks for the strides of the results, they are reported there."""
+    check_module(module, "the passes")
     check_result(module)
     if is_empty(module):
         return boxed(module)

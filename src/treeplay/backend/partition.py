@@ -14,6 +14,7 @@ from treeplay.backend import torch_private
 from treeplay.backend.options import Options
 from treeplay.backend.passes import run_joint
 from treeplay.backend.saved_views import without_saved_views
+from treeplay.graph_check import check_module
 
 Split = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
 
@@ -33,10 +34,17 @@ def splitter(options: Options) -> Split:
         is_eager = options.inner != "inductor" or options.eager_random
         with torch_private.stored_random_states() if is_eager else contextlib.nullcontext():
             forward, backward = split(joint, inputs, **known)
+        _check(forward, backward, after="the split")
         without_saved_views(forward, backward, returned=known["num_fwd_outputs"])
+        _check(forward, backward, after="views were no longer saved")
         return forward, backward
 
     return partition
+
+
+def _check(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, *, after: str) -> None:
+    check_module(forward, f"{after} (forward)")
+    check_module(backward, f"{after} (backward)")
 
 
 def decompositions(options: Options) -> dict[Any, Callable[..., Any]] | None:

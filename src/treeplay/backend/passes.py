@@ -15,6 +15,7 @@ import torch.fx
 
 from treeplay.backend.metadata import refresh
 from treeplay.errors import UsageError
+from treeplay.graph_check import check_graph
 
 Module = torch.fx.GraphModule
 Rewrite = Callable[..., Any]
@@ -116,6 +117,7 @@ def _check(module: Any) -> None:
     if not isinstance(module, Module):
         raise TypeError(f"it returned {type(module).__name__}, expected a torch.fx.GraphModule or None")
     module.graph.lint()
+    check_graph(module.graph, "a pass")
     module.recompile()
 
 

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.fx
 
+from treeplay.graph_check import add_placeholder
+
 aten = torch.ops.aten
 
 _ANY_LAYOUT = frozenset(
@@ -112,7 +114,7 @@ def _turn_back(steps: Sequence[torch.fx.Node]) -> bool:
 
 def _input_like(root: torch.fx.Node, *, before: torch.fx.Node) -> torch.fx.Node:
     with before.graph.inserting_before(before):
-        made = before.graph.placeholder(root.name)
+        made = add_placeholder(before.graph, root.name)
     made.meta = dict(root.meta)
     return made
 

@@ -19,6 +19,7 @@ from torch.utils._pytree import TreeSpec
 
 from treeplay.backend import torch_private, trees
 from treeplay.backend.metadata import values_of
+from treeplay.graph_check import add_placeholder
 
 Call = Callable[..., Any]
 Program = torch.fx.GraphModule | Callable[..., Any]
@@ -196,16 +197,10 @@ def _flatten_placeholders(module: torch.fx.GraphModule, inputs: Sequence[Any]) -
             continue
         leaves, tree = trees.flatten(value)
         with graph.inserting_before(node):
-            parts = [_placeholder(graph, f"{node.target}_{at}") for at in range(len(leaves))]
+            parts = [add_placeholder(graph, f"{node.target}_{at}") for at in range(len(leaves))]
         _replace(node, trees.unflatten(parts, tree))
         graph.erase_node(node)
     module.recompile()
-
-
-def _placeholder(graph: torch.fx.Graph, name: str) -> torch.fx.Node:
-    node = graph.placeholder(name)
-    node.target = node.name  # made unique; the generated function names its arguments by their targets
-    return node
 
 
 def _replace(node: torch.fx.Node, value: Any) -> None:

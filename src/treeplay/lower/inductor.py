@@ -16,6 +16,7 @@ import torch.fx
 from treeplay.device.host.operators import KEEPS_FOR_BACKWARD
 from treeplay.errors import LoweringError
 from treeplay.facts.spec import TensorSpec
+from treeplay.graph_check import check_graph, check_module
 from treeplay.lower.functional import Tensors, make_functional
 from treeplay.lower.layouts import check_layouts, has_convolutions_both_ways
 from treeplay.lower.lowered import Lowered, with_vector
@@ -31,6 +32,7 @@ def lower_inductor(
     Raises `LoweringError` if torch's functionalization or Inductor cannot take it."""
     from treeplay.lower import torch_private  # imports Inductor: seconds, so only when it is needed
 
+    check_graph(graph, "the trace")
     _check_keeping(graph)
     check_layouts(graph)
     numbers = split_numbers(graph)
@@ -38,6 +40,7 @@ def lower_inductor(
     interpreter = Tensors(graph, numbers.scalars, numbers.known, numbers.slots, formulas=WRITTEN_OUT)
     with torch_private.compile_lock:  # one compilation at a time in the process, torch's own included
         module, fakes = make_functional(interpreter.with_vector, specs, torch_private.decompositions())
+        check_module(module, "it was made functional")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -17,6 +17,7 @@ import torch.fx
 from torch.fx import Node
 
 from treeplay.errors import LoweringError
+from treeplay.graph_check import check_graph
 
 aten = torch.ops.aten
 
@@ -58,6 +59,7 @@ def put_channels_last(module: torch.fx.GraphModule, keep_stride: Callable[..., A
             source.replace_all_uses_with(clone, _all_but(clone))
     _keep_strides_of_results(graph, strides, keep_stride)
     graph.lint()
+    check_graph(graph, "convolutions got channels last")
     module.recompile()
 
 

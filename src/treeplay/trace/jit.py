@@ -46,7 +46,14 @@ from treeplay.trace.skipping import steps_may_be_skipped
 from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.survey import survey
-from treeplay.trace.torch_private import dynamo_off, native_layers, numpy_asks, plain_functions, register_call_hook
+from treeplay.trace.torch_private import (
+    dynamo_off,
+    histories_given,
+    native_layers,
+    numpy_asks,
+    plain_functions,
+    register_call_hook,
+)
 from treeplay.trace.tracer import Tracer
 from treeplay.trace.watch import WatchFunctions
 
@@ -254,6 +261,7 @@ def _traced(program: Callable[..., Any], call: Call, run: Run) -> Trace:
         one_thread,
         aside[0],
         skipping,
+        histories_given(run.tracer.check_history),
         aside[1],
         aside[2],
         run.tracer,

@@ -176,6 +176,48 @@ def autograd_function_arguments(replaced: Callable[[Any], Any]) -> Iterator[None
 
 
 @contextlib.contextmanager
+def histories_given(check: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """For a block and in this thread, `check(tensor)` is called before a custom function marks a tensor as changed in place
+    and so gives it a history. No operator and no mode sees that."""
+    owner: Any = torch.autograd.Function
+    apply, mark, thread = vars(owner)["apply"], owner.mark_dirty, threading.get_ident()
+    modes: list[bool] = []  # of those who called `apply`: inside of a forward gradients are off
+
+    def noting(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return apply.__func__(cls, *args, **kwargs)
+        modes.append(torch.is_grad_enabled())
+        try:
+            return apply.__func__(cls, *args, **kwargs)
+        finally:
+            modes.pop()
+
+    def checking(ctx: Any, *tensors: Any) -> Any:
+        if threading.get_ident() == thread and modes and modes[-1] and any(ctx.needs_input_grad):
+            for tensor in tensors:
+                check(tensor)
+        return mark(ctx, *tensors)
+
+    stand_in(noting, apply)
+    stand_in(checking, mark)
+    with (
+        _replaced(owner, "apply", classmethod(noting)),
+        _replaced(torch.autograd.function.FunctionCtx, "mark_dirty", checking),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+@contextlib.contextmanager
 def dynamo_off() -> Iterator[None]:
     """Parts of a program that are under torch.compile, or the region around it, run as plain Python for a while."""
     if "torch._dynamo" not in sys.modules:

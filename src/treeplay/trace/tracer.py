@@ -253,6 +253,16 @@ class Tracer(TorchDispatchMode):
                         where,
                     )
 
+    def check_history(self, tensor: torch.Tensor) -> None:
+        """Refuse a custom function that gives a history to a tensor which outlives the call."""
+        owner = tensor._base if tensor._base is not None else tensor
+        if not isinstance(owner, FakeTensor):
+            raise self.refuse(
+                "mark_dirty",
+                "makes a tensor that outlives the call part of a gradient graph",
+                "let the function return a new tensor, or call it on a clone",
+            )
+
     def _check_place(self, func: Any, args: Any, kwargs: Any, where: Location | None) -> None:
         """Refuse to freeze where in an argument's memory something lies: the next argument may begin elsewhere in its own."""
         at = _BEGINS.get(func)

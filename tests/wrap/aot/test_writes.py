@@ -289,3 +289,47 @@ def test_W28_a_grad_mode_left_changed_stands_and_the_trace_leaves_none(grad: boo
         assert not torch.is_grad_enabled()
     finally:
         torch._C._set_grad_enabled(True)
+
+
+class Tripled(torch.autograd.Function):
+    """Changes its first argument in place, and has another slope than that."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> Any:
+        ctx.mark_dirty(x)
+        return x.mul_(3), w * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, other: torch.Tensor) -> Any:
+        return gradient * 5, gradient * 7 + other
+
+
+@pytest.mark.parametrize("has_history", [True, False], ids=["history", "no history"])
+def test_what_a_custom_function_marks_as_changed_gets_its_history(has_history: bool) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        changed, doubled = Tripled.apply(x, w)
+        return [changed * w, doubled + 1]
+
+    def make() -> list[torch.Tensor]:
+        return [torch.ones(3, requires_grad=True) * 2 if has_history else torch.ones(3), numbers(3, grad=True)]
+
+    call = wrapped(function, make)
+    gradients = []
+    for run in (function, lambda x, w: call([x, w])):
+        x, w = make()
+        leaves = [w, *(node.variable for node, _ in x.grad_fn.next_functions if node)] if has_history else [w]
+        total = sum((result * k).sum() for k, result in enumerate(run(x, w), start=1)) + (x * 11).sum()
+        gradients.append([x.detach(), *torch.autograd.grad(total, leaves)])
+        assert x.requires_grad
+    for ours, eagers in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, eagers)
+
+
+def test_a_result_that_outgrows_the_tensor_it_is_written_to_is_refused() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        out = torch.empty(0)
+        torch.mul(x, 2, out=out)
+        return [w * out.shape[0] + out.mean()]
+
+    with pytest.raises(Refusal, match="mul: gives the tensor at `out` another size"):
+        wrapped(function, lambda: [numbers(3), numbers(3, grad=True)])

@@ -14,6 +14,7 @@ import torch.fx
 from treeplay.errors import LoweringError
 from treeplay.facts.arena import ArenaPlan
 from treeplay.generated import load_source
+from treeplay.graph_check import check_graph
 from treeplay.lower.aten.emit import Emitter
 from treeplay.lower.aten.memory import Cells, Memory
 from treeplay.lower.aten.numbers import NumberText
@@ -27,6 +28,7 @@ def lower_aten(graph: torch.fx.Graph, plan: ArenaPlan) -> Lowered:
 
     Raises `LoweringError` for a graph that resizes tensors or holds anything but ATen operators and numbers.
     """
+    check_graph(graph, "the trace")
     layout = survey_storages(graph)
     memory, text = Memory.of(plan), Text()
     emitter = Emitter(graph, layout, memory, text, NumberText(text, Cells.up_to(len(graph.nodes))))

@@ -14,6 +14,7 @@ import torch
 from treeplay.errors import Refusal, UsageError
 from treeplay.facts.source import Source
 from treeplay.generated import hide_from_dynamo, load_source
+from treeplay.graph_check import check_module
 from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.arrange import Arrangement, Noted, arrange, needs_arrangement
 from treeplay.wrap.aot.capture import captured, refusal
@@ -110,6 +111,7 @@ def _wrap(
         names=told,
         functional_random=random,
     ) as (traced, seen):
+        check_module(traced.graph, "the trace")
         infos = list(enumerate(traced.facts.input_info))
         aliased = reshaped_and_back(traced, seen)
         # A write by the graph itself is seen by autograd, where the program's may not be, and knows no new shape.
@@ -139,6 +141,7 @@ def _wrap(
                 return forward_writes(inside)
 
         late = take_out(traced, plan, seen.line(), trace_in_graph) if traced.is_joint else ()
+        check_module(traced.graph, "the backward's writes were taken out")
         return _compile(traced, plan, late, compilers)
 
 
@@ -244,6 +247,7 @@ def _later(
     def compile_backward(missing: tuple[int, ...], values: Sequence[Any]) -> Compiled:
         with context(), torch.no_grad():
             module, taken = without_gradients(backward, tangents, missing)
+            check_module(module, "missing gradients were left out")
             traced = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
             inputs = [as_it_lies(fake, values[k]) for fake, k in zip(traced, taken, strict=True)]
             run: Boxed = torch_private.without_autocast(compile_taken, module, inputs, taken)

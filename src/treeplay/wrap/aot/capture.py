@@ -15,6 +15,7 @@ from treeplay.facts.location import Location
 from treeplay.facts.refusal import Reason
 from treeplay.observe.lines import failed_call, location_in, user_location
 from treeplay.wrap.aot import torch_private
+from treeplay.wrap.aot.dropout import done_as_eager
 from treeplay.wrap.aot.torch_private import Traced
 
 _LEAF = "a leaf Variable that requires grad, or a view of one, is being used in an in-place operation"
@@ -61,7 +62,8 @@ class Seen:
     `grad_mode_after`: the grad mode that the function left, if another than it found; `reshaped_then_written`: what
     changed the shape of a tensor whose memory was written later; `writes`: the operations that
     change a tensor in place, with the user's lines; `reshaped`: arguments whose own shape was changed in place, if only for a
-    while, with what they are in the end; `results`: all results, where there are such arguments.
+    while, with what they are in the end; `results`: all results, where there are such arguments; `rebased`: arguments to
+    which the function gave another history, be it where gradients are off, as a custom function's `mark_dirty` does.
     """
 
     again: dict[int, int] = field(default_factory=dict)
@@ -72,6 +74,7 @@ class Seen:
     reshaped_then_written: tuple[str, Location | None] | None = None
     reshaped: dict[int, Taken] = field(default_factory=dict)
     results: list[Taken | None] = field(default_factory=list)
+    rebased: set[int] = field(default_factory=set)
 
     def line(self) -> Location | None:
         """The first line that changed a tensor in place, if any did."""
@@ -109,7 +112,12 @@ class _Watch(TorchFunctionMode):
             self.seen.writes.append((name, where))
             if args and isinstance(args[0], torch.Tensor):
                 self._touch(name, args[0], where)
-        result = func(*args, **(kwargs or {}))
+        result = done_as_eager(func, args, kwargs or {})
+        if result is None:
+            result = func(*args, **(kwargs or {}))
+        if kwargs and torch_private.is_outgrown(kwargs.get("out")):
+            why = "gives the tensor at `out` another size, which a trace does not follow"
+            raise refusal(name or "out", why, user_location(), "make that tensor with the size of the result")
         if isinstance(result, torch.Tensor):
             self._note(func, args, result)
         return result
@@ -162,6 +170,10 @@ class _Watch(TorchFunctionMode):
             raise refusal("write", f"{name}: {_LEAF}", where, "write to it under torch.no_grad()")
 
 
+def _history(value: Any) -> Any:
+    return value.grad_fn if isinstance(value, torch.Tensor) else None
+
+
 def _taken(tensor: torch.Tensor) -> Taken:
     return Taken(tuple(tensor.size()), torch_private.view_steps(tensor))
 
@@ -188,10 +200,12 @@ class _Module(torch.nn.Module):
         self.seen.touched.clear()
         self.seen.versioned.clear()
         self.seen.reshaped_then_written = None
+        histories = [_history(value) for value in inputs]
         with _Watch(self.seen, inputs, self.leaves, self.names) as watch, _autocast_kept(), self._grad_mode_noted():
             function: Any = self.function
             results = list(function(*inputs))
             watch.refuse_leaves(results)
+        self.seen.rebased |= {k for k, value in enumerate(inputs) if _history(value) is not histories[k]}
         self.seen.reshaped = {k: _taken(value) for k, value in enumerate(inputs) if torch_private.is_reshaped(value)}
         self.seen.results = [
             _taken(result) if isinstance(result, torch.Tensor) and self.seen.reshaped else None for result in results

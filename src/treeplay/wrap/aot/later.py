@@ -18,6 +18,7 @@ import torch
 
 from treeplay.errors import InternalError
 from treeplay.facts.location import Location
+from treeplay.graph_check import add_placeholder
 from treeplay.wrap.aot.capture import refusal
 from treeplay.wrap.aot.plan import CallPlan, LateWrite
 from treeplay.wrap.aot.torch_private import Traced
@@ -134,7 +135,7 @@ def _now(graph: torch.fx.Graph, argument: torch.fx.Node, number: int) -> torch.f
     """An input of the backward for what an argument holds when it runs. Partitioners know such inputs by their name."""
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
     with graph.inserting_after(last):
-        node = graph.placeholder(f"tangents_{number + 1}")
+        node = add_placeholder(graph, f"tangents_{number + 1}")
     node.meta.update(argument.meta)
     node.meta["partitioner_tag"] = "is_backward"
     node.meta.pop("desc", None)

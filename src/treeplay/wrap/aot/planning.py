@@ -148,8 +148,9 @@ def _writes(
     writes = []
     for value, k in enumerate(facts.mutated_inp_runtime_indices):
         info, argument = facts.input_info[k], plan.inputs[k]
-        hidden = info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode
-        hidden = hidden or is_leaf(samples[k])
+        # Torch takes what a custom function writes for a write under no_grad, also where it gives the argument a history.
+        is_unseen = info.mutations_under_no_grad_or_inference_mode and k not in seen.rebased
+        hidden = info.mutations_hidden_from_autograd or is_unseen or is_leaf(samples[k])
         writes.append(Write(argument, value, info.mutates_data, layouts.get(k), not hidden, seen.moves_version(k)))
     return tuple(writes)
 

@@ -146,6 +146,12 @@ def is_reshaped(value: Any) -> bool:
     return isinstance(value, FunctionalTensor) and bool(torch._functionalize_has_metadata_mutation(value.elem))
 
 
+def is_outgrown(value: Any) -> bool:
+    """Whether a traced tensor, or one of several, still shows the size that it had before an operator resized it."""
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    return any(isinstance(item, FunctionalTensor) and item.size() != item.elem.size() for item in values)
+
+
 def view_steps(value: Any) -> list[Any] | None:
     """The steps by which a traced tensor is taken from the argument or the new tensor that it lies in."""
     if not isinstance(value, FunctionalTensor):

@@ -1,0 +1,68 @@
+"""Dropout as eager does it, where torch's tracing takes it apart in another way.
+
+    dropout that is off     its argument: the very tensor, so that a write to one is a write to both
+    dropout of everything   zeros, and no random numbers are drawn
+    recurrent layers        one layer at a time, with the dropout between them; a trace by itself would leave it out
+
+        lstm(x, [h, c], weights, num_layers=2, dropout=p)
+          ─▶  x = dropout(lstm(x, [h[0], c[0]], weights of the first layer), p);  lstm(x, [h[1], c[1]], the others)
+
+On the CPU that draws the numbers that eager draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+_PLAIN = {torch.dropout: ("input", "p", "train"), torch.nn.functional.dropout: ("input", "p", "training", "inplace")}
+_DEFAULTS: dict[str, Any] = {"p": 0.5, "training": True, "inplace": False}
+_LAYERS = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+_REST = ("params", "has_biases", "num_layers", "dropout", "train", "bidirectional")
+_PADDED = ("input", "hx", *_REST, "batch_first")
+_PACKED = ("data", "batch_sizes", "hx", *_REST)
+
+
+def done_as_eager(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What eager's call of `func` would return; None where a trace gets that right by itself."""
+    if func in _PLAIN:
+        return _dropout(dict(zip(_PLAIN[func], args, strict=False)) | kwargs)
+    if func in _LAYERS:
+        is_packed = "batch_sizes" in kwargs or (len(args) > 3 and isinstance(args[3], (list, tuple)))
+        return _layers(func, dict(zip(_PACKED if is_packed else _PADDED, args, strict=False)) | kwargs)
+    return None
+
+
+def _dropout(given: Mapping[str, Any]) -> torch.Tensor | None:
+    given = {**_DEFAULTS, **given}
+    tensor, p, is_on = given["input"], given["p"], given.get("train", given["training"])
+    if not isinstance(tensor, torch.Tensor) or not 0 <= p <= 1:
+        return None  # an error, which torch tells
+    if not is_on or p == 0 or tensor.numel() == 0:
+        return tensor
+    return tensor * tensor.new_zeros(()) if p == 1 and not given["inplace"] else None
+
+
+def _layers(func: Callable[..., Any], given: dict[str, Any]) -> Any:
+    if not given["dropout"] or not given["train"] or given["num_layers"] < 2:
+        return None
+    directions = 2 if given["bidirectional"] else 1
+    count = len(given["params"]) // given["num_layers"]
+    source = "data" if "data" in given else "input"
+    x, turned = given[source], given.pop("batch_first", False)
+    x = x.transpose(0, 1) if turned else x
+    options = {} if source == "data" else {"batch_first": False}
+    states = []
+    for layer in range(given["num_layers"]):
+        x = torch.dropout(x, given["dropout"], True) if layer else x
+        rows, weights = slice(layer * directions, (layer + 1) * directions), slice(layer * count, (layer + 1) * count)
+        part = {source: x, "hx": _rows(given["hx"], rows), "params": given["params"][weights]}
+        x, *state = func(**given | part | {"num_layers": 1, "dropout": 0.0} | options)
+        states.append(state)
+    return (x.transpose(0, 1) if turned else x, *(torch.cat(each) for each in zip(*states, strict=True)))
+
+
+def _rows(state: Any, which: slice) -> Any:
+    return [part[which] for part in state] if isinstance(state, (list, tuple)) else state[which]

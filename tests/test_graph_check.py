@@ -1,0 +1,93 @@
+"""A graph from which wrong code would be written does not get past the stage that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.fx
+
+from treeplay.errors import InternalError
+from treeplay.graph_check import add_placeholder, check_graph, check_module
+
+
+def difference() -> torch.fx.Graph:
+    graph = torch.fx.Graph()
+    a, b = graph.placeholder("a"), graph.placeholder("b")
+    graph.output((graph.call_function(torch.sub, (a, b)),))
+    return graph
+
+
+def swapped_arguments(graph: torch.fx.Graph) -> None:
+    """Torch is content with it, and writes `def forward(self, a, b_1): a_1 = a; ...`."""
+    a, b = graph.find_nodes(op="placeholder")
+    a.target, b.target = "b", "a"
+
+
+def argument_taken_by_a_result(graph: torch.fx.Graph) -> None:
+    graph.find_nodes(op="placeholder")[0].target = "sub"
+
+
+def two_of_one_name(graph: torch.fx.Graph) -> None:
+    graph.find_nodes(op="call_function", target=torch.sub)[0].name = "a"
+
+
+def read_before(graph: torch.fx.Graph) -> None:
+    graph.find_nodes(op="placeholder")[0].prepend(graph.find_nodes(op="call_function", target=torch.sub)[0])
+
+
+def no_results(graph: torch.fx.Graph) -> None:
+    graph.erase_node(graph.output_node())
+
+
+def late_argument(graph: torch.fx.Graph) -> None:
+    with graph.inserting_before(graph.output_node()):
+        graph.placeholder("c")
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (swapped_arguments, "b is defined twice"),
+        (argument_taken_by_a_result, "sub is defined twice"),
+        (two_of_one_name, "a is defined twice"),
+        (read_before, "before it is computed"),
+        (no_results, "no results"),
+        (late_argument, "after something computed"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_broken_graph_is_told_with_the_stage_that_broke_it(
+    damage: Callable[[torch.fx.Graph], None], told: str
+) -> None:
+    graph = difference()
+    check_graph(graph, "the split")
+    damage(graph)
+    with pytest.raises(InternalError, match=rf"after the split: .*{told}"):
+        check_graph(graph, "the split")
+
+
+def test_an_argument_may_be_taken_by_another_name() -> None:
+    graph = difference()
+    graph.find_nodes(op="placeholder")[0].target = "L_x_"  # as Dynamo's are
+    check_graph(graph, "Dynamo")
+
+
+def test_bodies_of_branches_are_looked_at_too() -> None:
+    graph = difference()
+    body = torch.fx.GraphModule({}, graph)
+    outer = torch.fx.Graph()
+    outer.output((outer.get_attr("body"),))
+    module = torch.fx.GraphModule({"body": body}, outer)
+    argument_taken_by_a_result(body.graph)
+    with pytest.raises(InternalError, match="sub is defined twice"):
+        check_module(module, "a pass")
+
+
+def test_a_new_argument_is_called_as_it_is_taken() -> None:
+    graph = difference()
+    with graph.inserting_before(graph.find_nodes(op="placeholder")[0]):
+        node = add_placeholder(graph, "sub")
+    assert node.target == node.name != "sub"
+    check_graph(graph, "a pass")

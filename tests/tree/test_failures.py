@@ -263,7 +263,7 @@ def test_an_error_that_comes_again_leaves_the_key_eager_until_reset(monkeypatch:
     (key,) = program.statistics().keys
     assert len(key.errors) == 2 == len(internal_errors()) and "an error of its own came twice" in str(key.refusal)
     program.reset()
-    for call in range(3):
+    for _ in range(3):
         program(torch.ones(3))
     assert program.statistics().replays == 2
 

@@ -124,7 +124,7 @@ class Manager:
         if entry.phase is Phase.NEW:
             self._look_around(entry, key)
         since = recorders.now()
-        out = self._replay_any(entry, args, kwargs)
+        out = self._replay_any(entry, call)
         if out is not MISS:
             return out
         if entry.recordings and recorders.disturbed(since):
@@ -137,13 +137,13 @@ class Manager:
             seen = entry.observations[-1]  # what changed since may be nothing to this program: the trace will tell
         return self._act(decide(_facts_of(entry, seen)), entry, call, seen)
 
-    def _replay_any(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _replay_any(self, entry: Entry, call: Call) -> Any:
         """Replay the newest recording that fits the call, or return MISS."""
         for recording in reversed(entry.recordings):
             try:
-                out = recording.call(args, kwargs)
+                out = recording.call(call.args, call.kwargs)
                 if out is MISS and bring_back(recording.moved):
-                    out = recording.call(args, kwargs)
+                    out = recording.call(call.args, call.kwargs)
             except Exception as error:
                 return self._launch_raised(recording, error, call)
             if out is not MISS:

@@ -28,10 +28,11 @@ _PACKED = ("data", "batch_sizes", "hx", *_REST)
 def done_as_eager(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What eager's call of `func` would return; None where a trace gets that right by itself."""
     if func in _PLAIN:
-        return _dropout(dict(zip(_PLAIN[func], args, strict=False)) | kwargs)
+        return _dropout({**dict(zip(_PLAIN[func], args, strict=False)), **kwargs})
     if func in _LAYERS:
         is_packed = "batch_sizes" in kwargs or (len(args) > 3 and isinstance(args[3], (list, tuple)))
-        return _layers(func, dict(zip(_PACKED if is_packed else _PADDED, args, strict=False)) | kwargs)
+        names = _PACKED if is_packed else _PADDED
+        return _layers(func, {**dict(zip(names, args, strict=False)), **kwargs})
     return None
 
 

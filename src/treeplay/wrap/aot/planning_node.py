@@ -10,6 +10,7 @@ import torch
 from treeplay.errors import InternalError
 from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.capture import refusal
+from treeplay.wrap.aot.fresh import fresh_values
 from treeplay.wrap.aot.layouts import fake_of, known_layout
 from treeplay.wrap.aot.partial import groups_of
 from treeplay.wrap.aot.plan import CallPlan, LateWrite, New, Node, Tangent, ViewOfValue, WrappedTangent
@@ -61,6 +62,7 @@ def plan_node(
         ),
         views=_views(forward, plan),
         copied=_copied(forward, saved, plan),
+        fresh=tuple(k - plan.returned_values for k in sorted(fresh_values(forward)) if k >= plan.returned_values),
         late=late,
         donated=_donated(forward, backward, saved, plan),
         generators=tuple(devices),

@@ -13,6 +13,8 @@ import torch
 
 from treeplay.errors import Refusal, UsageError
 from treeplay.graph_check import check_module
+from treeplay.observe.lines import is_users
+from treeplay.trace.jit import home_of
 from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.arrange import Arrangement, Noted, arrange, needs_arrangement
 from treeplay.wrap.aot.capture import captured, refusal
@@ -56,14 +58,18 @@ def wrap_function(
     `.plan` is what a call does, `.source` the text of the call function, `.sources` that of every generated function,
     `.backward` what runs when autograd asks (None in inference). What cannot be done is a `Refusal`.
     """
-    refuse_backward_states(samples)
-    if any(isinstance(sample, torch.SymInt) for sample in samples):
-        raise refusal("wrap", "a size that has no number, such as the longest row of a nested tensor", None)
-    if not all(sample is None or isinstance(sample, torch.Tensor | int | float | bool) for sample in samples):
-        raise UsageError("sample inputs must be tensors, numbers or None. To mend: flatten the arguments first")
     names = usable_names(names, len(samples)) if names is not None else names_of(function, len(samples))
     arrangement, any_write = Arrangement(len(samples)), False
     try:
+        refuse_backward_states(samples)
+        if any(isinstance(sample, torch.SymInt) for sample in samples):
+            raise refusal("wrap", "a size that has no number, such as the longest row of a nested tensor", None)
+        for name, sample in zip(names, samples, strict=True):
+            if sample is not None and not isinstance(sample, torch.Tensor | int | float | bool):
+                raise UsageError(
+                    f"sample input `{name}`: expected a tensor, a number or None, found {type(sample).__name__}. "
+                    "To mend: flatten the arguments first"
+                )
         if needs_arrangement(samples):
             written, any_write = written_by(function, samples, names)
             arrangement = arrange(samples, names, written, any_write=any_write)
@@ -77,7 +83,7 @@ def wrap_function(
             is_checked=is_checked,
         )
     except Refusal as error:
-        raise explained(error) from error
+        raise explained(_located(error, function)) from error
 
 
 def _wrap(
@@ -114,32 +120,40 @@ def _wrap(
         is_outside = any(
             is_written_by_graph(info) and (not seen.moves_version(k) or k in seen.reshaped) for k, info in infos
         )
-        if aliased or is_outside:
-            return _wrap(
-                function,
-                samples,
-                compilers,
-                names=names,
-                arrangement=dataclasses.replace(arrangement, aliased=arrangement.aliased | aliased),
-                is_apart=is_apart,
-                is_checked=is_checked,
-                writes_inside=False if is_outside else writes_inside,
+        if not aliased and not is_outside:
+            plan = plan_call(
+                traced, seen, samples=given, arguments=names, arrangement=arrangement, noted=noted, compilers=compilers
             )
-        plan = plan_call(
-            traced, seen, samples=given, arguments=names, arrangement=arrangement, noted=noted, compilers=compilers
-        )
-        if is_checked:
-            plan = dataclasses.replace(plan, checks=tuple(check_of(sample) for sample in samples))
+            if is_checked:
+                plan = dataclasses.replace(plan, checks=tuple(check_of(sample) for sample in samples))
 
-        def trace_in_graph() -> list[tuple[int, str]]:
-            again = arrangement.adapted(function, Noted())
-            with captured(again, inputs, compilers.decompositions, writes_inside=True) as (inside, _):
-                return forward_writes(inside)
+            def trace_in_graph() -> list[tuple[int, str]]:
+                again = arrangement.adapted(function, Noted())
+                with captured(again, inputs, compilers.decompositions, writes_inside=True) as (inside, _):
+                    return forward_writes(inside)
 
-        late = take_out(traced, plan, seen.line(), trace_in_graph) if traced.is_joint else ()
-        check_module(traced.graph, "the backward's writes were taken out")
-        compiled: Callable[[list[Any]], list[Any]] = _compile(traced, plan, late, compilers)
-        return compiled
+            late = take_out(traced, plan, seen.line(), trace_in_graph) if traced.is_joint else ()
+            check_module(traced.graph, "the backward's writes were taken out")
+            compiled: Callable[[list[Any]], list[Any]] = _compile(traced, plan, late, compilers)
+            return compiled
+    return _wrap(  # outside of the first trace, whose modes would see what this one makes
+        function,
+        samples,
+        compilers,
+        names=names,
+        arrangement=dataclasses.replace(arrangement, aliased=arrangement.aliased | aliased),
+        is_apart=is_apart,
+        is_checked=is_checked,
+        writes_inside=False if is_outside else writes_inside,
+    )
+
+
+def _located(refused: Refusal, function: Callable[..., Any]) -> Refusal:
+    """The refusal with a line of the user's: where nothing else is known, that where the function begins."""
+    home = home_of(function)
+    if refused.where is not None or home is None or not is_users(home.file):
+        return refused
+    return Refusal(dataclasses.replace(refused.reason, where=home))
 
 
 def names_of(function: Callable[..., Any], count: int) -> tuple[str, ...]:

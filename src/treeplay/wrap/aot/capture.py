@@ -107,6 +107,8 @@ class _Watch(TorchFunctionMode):
             self._refuse_replacing(args[0])
         if name == "requires_grad_" and not any(args[0] is value for _, value in self.inputs):
             self.told.append((args[0], user_location()))  # which is nobody's concern as long as it stays inside
+        elif name == "detach_" and not any(torch_private.shares_storage(args[0], value) for _, value in self.inputs):
+            pass  # the trace's own tensor loses its history as the user's would
         elif _is_in_place(name):
             where = torch_private.replayed_location() or user_location()
             self.seen.writes.append((name, where))

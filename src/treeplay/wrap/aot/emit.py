@@ -102,7 +102,8 @@ class _Call(Text):
                 self.add(f"{self.name(member.argument)} = args[{place[member.argument]}]")
             members = "".join(f"{self.name(member.argument)}, " for member in base.members)
             self.use("common_base", checks.common_base)
-            self.add(f"{name} = common_base({spec}, ({members}))")
+            told = tuple(self.told(member.argument) for member in base.members)
+            self.add(f"{name} = common_base({spec}, ({members}), {told!r})")
             for argument in base.moved:
                 self.use("increment_version", torch.autograd.graph.increment_version)
                 self.add(f"increment_version({self.name(argument)})")
@@ -158,8 +159,8 @@ class _Call(Text):
         count = len(self.plan.arguments)
         if argument < count:
             return f"argument {argument} (`{self.name(argument)}`)"
-        listed = [str(member.argument) for member in self.plan.bases[argument - count].members]
-        return f"the memory of arguments {', '.join(listed)}"
+        listed = [self.told(member.argument) for member in self.plan.bases[argument - count].members]
+        return f"the memory of {', '.join(listed)}"
 
     def versions(self) -> None:
         """Layouts change before the graph as far as autograd can tell: what this call saves is not outdated by it."""

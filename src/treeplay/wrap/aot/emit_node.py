@@ -109,7 +109,7 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any], run_last:
             text.add(f"grad{k} = None")
         if any(write.tangent == k for write in node.late):
             text.add(f"given{k} = grad{k}")
-        if node.is_whole:
+        if any(feed is not None and k in feed for feed in node.feeds if _is_asked(feed, node)):
             text.add(f"came{k} = grad{k} is not None")
         if isinstance(tangent, WrappedTangent):
             parts += subclasses.open_tangent(text, tangent, k)
@@ -177,8 +177,9 @@ def _tangent(text: Text, tangent: Tangent, k: int, *, is_whole: bool) -> None:
         text.use(f"dtype{k}", getattr(torch, tangent.dtype.removeprefix("torch.")))
         text.use(f"device{k}", torch.device(tangent.device))
         text.add(f"if grad{k} is None: grad{k} = missing({layout}, dtype{k}, device{k})")
+    place = text.use(f"place{k}", (k, "", tangent.where))
     odd = f"type(grad{k}) is not Tensor or grad{k}.layout is not strided or grad{k}.stride() != {tangent.layout.stride}"
-    text.add(f"if grad{k} is not None and ({odd}): grad{k} = plain_gradient(grad{k}, {layout}, {k})")
+    text.add(f"if grad{k} is not None and ({odd}): grad{k} = plain_gradient(grad{k}, {layout}, {place})")
 
 
 def _refuse_surroundings(text: Text, node: Node) -> None:
@@ -210,7 +211,12 @@ def _late(text: Text, node: Node) -> None:
             text.add(f"if {given} is not None: {given}.detach().copy_(grads[{k}].detach())")
 
 
+def _is_asked(feed: tuple[int, ...] | None, node: Node) -> bool:
+    """Whether a gradient is there only if certain others came: where zeros stand for missing ones it would be computed."""
+    return node.is_whole and feed is not None and len(feed) not in (0, len(node.tangents))
+
+
 def _fed(gradient: str, feed: tuple[int, ...], node: Node) -> str:
-    if not node.is_whole or len(feed) in (0, len(node.tangents)):
+    if not _is_asked(feed, node):
         return gradient
     return f"{gradient} if {' or '.join(f'came{tangent}' for tangent in feed)} else None"

@@ -154,12 +154,13 @@ Result = New | Same | Again | ViewOfArgument | ViewOfValue
 
 @dataclass(frozen=True, slots=True)
 class Tangent:
-    """The gradient that arrives for a value, and how the backward expects it to lie."""
+    """The gradient that arrives for a value, and how the backward expects it to lie; `where` the value is made, if known."""
 
     value: int
     layout: Layout
     dtype: str
     device: str
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,7 @@ class WrappedTangent:
     value: int
     wrapper: Wrapper
     parts: tuple[Tangent, ...]
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import InternalError
+from treeplay.observe.lines import location_in
 from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.capture import refusal
 from treeplay.wrap.aot.fresh import fresh_values
@@ -51,7 +52,10 @@ def plan_node(
         differentiable=values,
         saved=len(saved),
         unchecked=_unchecked(saved),
-        tangents=tuple(_tangent(*parts) for parts in zip(values, wrappers, groups, strict=True)),
+        tangents=tuple(
+            _tangent(*parts, where=_made_at(forward, plan, parts[0]))
+            for parts in zip(values, wrappers, groups, strict=True)
+        ),
         feeds=feeds,
         groups=() if is_whole else groups_of(backward, len(values)),
         is_whole=is_whole,
@@ -159,14 +163,24 @@ def _returned(plan: CallPlan) -> tuple[int, ...]:
     return tuple(sorted(used))
 
 
-def _tangent(value: int, wrapper: Wrapper | None, nodes: Sequence[torch.fx.Node]) -> Tangent | WrappedTangent:
+def _made_at(forward: torch.fx.GraphModule, plan: CallPlan, value: int) -> str:
+    """The user's line that made a value, where the front end noted lines; else nothing."""
+    outputs = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
+    nodes = [outputs[at] for at in plan.places_of_values()[value]]
+    lines = [location_in(node.meta.get("stack_trace")) for node in nodes if isinstance(node, torch.fx.Node)]
+    return next((str(line) for line in lines if line is not None), "")
+
+
+def _tangent(
+    value: int, wrapper: Wrapper | None, nodes: Sequence[torch.fx.Node], *, where: str
+) -> Tangent | WrappedTangent:
     parts = []
     for node in nodes:
         fake = fake_of(node)
         if not isinstance(fake, torch.Tensor):
             raise refusal("wrap", "a gradient made of tensors and something else", None)
-        parts.append(Tangent(value, known_layout(fake), str(fake.dtype), str(fake.device)))
-    return parts[0] if wrapper is None else WrappedTangent(value, wrapper, tuple(parts))
+        parts.append(Tangent(value, known_layout(fake), str(fake.dtype), str(fake.device), where))
+    return parts[0] if wrapper is None else WrappedTangent(value, wrapper, tuple(parts), where)
 
 
 def _feeds(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from treeplay.errors import Refusal
 from treeplay.wrap.aot import CallPlan, Compilers, wrap_function
 
 
@@ -44,10 +46,25 @@ Make = Callable[[], list[Any]]
 
 
 def wrapped(function: Callable[..., Any], make: Make, *, checked: bool = False, **changes: Any) -> Any:
-    """The wrapped function. Its plan, as that of every test, is plain data (W6)."""
-    call = wrap_function(function, make(), compilers(**changes), is_checked=checked)
+    """The wrapped function. Its plan, as that of every test, is plain data (W6), and each refusal helps its reader (W+13)."""
+    try:
+        call = wrap_function(function, make(), compilers(**changes), is_checked=checked)
+    except Refusal as refusal:
+        helpful(refusal)
+        raise
     plain_data(call.plan)
     return call
+
+
+def helpful(refusal: Refusal) -> None:
+    """Fails unless a refusal names a line of the user's and a cure, and blames nobody else."""
+    text = str(refusal)
+    assert refusal.where is not None and refusal.where.file.startswith(_TESTS), f"no line of the user's: {text}"
+    assert refusal.reason.op and refusal.reason.why and refusal.reason.advice, text
+    assert "guard bug" not in text and "file an" not in text and "report" not in text, text
+
+
+_TESTS = str(Path(__file__).parent)
 
 
 def plain_data(plan: CallPlan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,10 @@ from treeplay.wrap.aot.dropout import done_as_eager
 from treeplay.wrap.aot.torch_private import Traced
 
 _LEAF = "a leaf Variable that requires grad, or a view of one, is being used in an in-place operation"
+_REQUEST = re.compile(
+    r"[^.\n]*\b(?:file an? |report (?:a |this )|open an? (?:issue|github))[^.\n]*(?:\.(?=\s|$)|$)", re.IGNORECASE
+)
+"""Where torch asks for a report: it is the user's program that it cannot trace."""
 _FLAGS = frozenset(("requires_grad_", "detach_", "share_memory_"))
 SHAPES = frozenset(
     ("t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "resize_", "resize_as_")
@@ -277,7 +282,7 @@ def captured(
         except Exception as error:
             where = failed_call(error.__traceback__).where or location_in(str(error)) or seen.line()
             what, _, _ = str(error).partition("\n\nWhile executing ")  # where a graph was run node by node
-            raise refusal("trace", f"{type(error).__name__}: {what}", where) from error
+            raise refusal("trace", f"{type(error).__name__}: {_REQUEST.sub('', what).strip()}", where) from error
         yield traced, seen
 
 

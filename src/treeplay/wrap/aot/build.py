@@ -31,6 +31,7 @@ from treeplay.wrap.aot.planning import plan_call
 from treeplay.wrap.aot.planning_node import plan_node
 from treeplay.wrap.aot.probe import apart, written_by
 from treeplay.wrap.aot.random_states import generator_inputs
+from treeplay.wrap.aot.stashed import compute_once_what_is_stashed
 from treeplay.wrap.aot.subclass_rules import explained
 from treeplay.wrap.aot.surroundings import refuse_backward_states, refuse_compiled_autograd, run_in_callers_context
 from treeplay.wrap.aot.torch_private import Traced, is_written_by_graph
@@ -184,6 +185,7 @@ def _compile(traced: Traced, plan: CallPlan, late: tuple[LateWrite, ...], compil
             run = compilers.inference(traced.graph, traced.inputs)
             return load_call(plan, run, instead=instead, is_boxed=compilers.is_boxed)
         refuse_compiled_autograd()
+        compute_once_what_is_stashed(traced.graph)
         forward, backward = compilers.partition(
             traced.graph,
             traced.inputs,

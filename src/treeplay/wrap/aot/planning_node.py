@@ -16,6 +16,7 @@ from treeplay.wrap.aot.layouts import fake_of, known_layout
 from treeplay.wrap.aot.partial import groups_of
 from treeplay.wrap.aot.plan import CallPlan, LateWrite, New, Node, Tangent, ViewOfValue, WrappedTangent
 from treeplay.wrap.aot.random_states import generator_inputs
+from treeplay.wrap.aot.stashed import IS_STASHED
 from treeplay.wrap.aot.subclasses import Wrapper, places, tangent_wrappers, width
 from treeplay.wrap.aot.torch_private import Traced, is_new
 
@@ -137,7 +138,7 @@ def _unchecked(saved: Sequence[torch.fx.Node]) -> int:
 
     States of random generators come after all others; nobody else holds them.
     """
-    first = next((k for k, node in enumerate(saved) if node.meta.get("saved_tensor_with_no_vc_check")), len(saved))
+    first = next((k for k, node in enumerate(saved) if node.meta.get(IS_STASHED)), len(saved))
     return len(saved) - first
 
 

@@ -31,7 +31,15 @@ _SAVED_AFTER = 10
 Range = tuple[int, int]  # a seed and the one past the last
 
 
-def judged(first: int, end: int) -> tuple[Counter[str], list[str]]:
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "typed": {"is_typed": True},
+    "sized": {"is_typed": True, "sizes": (2, 4, 2)},
+}
+"""Programs over float32, over several dtypes, and those with sizes that change from call to call, behind the backend."""
+
+
+def judged(first: int, end: int, kind: str = "plain") -> tuple[Counter[str], list[str]]:
     """How the programs of a block came out, and what is known about wrong ones."""
     import torch
 
@@ -44,7 +52,7 @@ def judged(first: int, end: int) -> tuple[Counter[str], list[str]]:
     wrong = []
     for seed in range(first, end):
         try:
-            told = outcome(seed)
+            told = outcome(seed, **KINDS[kind])
         except AssertionError as error:
             told = "wrong"
             wrong.append(str(error)[:1000])
@@ -60,6 +68,7 @@ class Tally:
     found: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    kind: str = "plain"
 
     def add(self, block: Range, found: Counter[str], wrong: list[str]) -> None:
         """Join what is known about a block of seeds."""
@@ -90,6 +99,7 @@ class Tally:
         valid = self.found.total() - self.found["invalid"]
         return {
             "environment": machine.facts(),
+            "kind": self.kind,
             "seeds": self.seeds,
             "programs": self.found.total(),
             "valid": valid,
@@ -112,14 +122,15 @@ class Tally:
                 sys.exit(f"{path} was made by {fact} {told['environment'][fact]}, this is {now[fact]}")
         found = Counter({f"refused: {why}": count for why, count in told["refused by reason"].items()})
         found.update(right=told["right"], wrong=told["wrong"], invalid=told["programs"] - told["valid"])
-        return cls([(first, end) for first, end in told["seeds"]], found, told["wrong programs"], told["seconds"])
+        seeds = [(first, end) for first, end in told["seeds"]]
+        return cls(seeds, found, told["wrong programs"], told["seconds"], told.get("kind", "plain"))
 
 
 def sweep(tally: Tally, seeds: Range, *, workers: int, seconds: float, out: Path | None) -> None:
     """Judge programs, block by block, until all are done or the time is up."""
     start, before = monotonic(), tally.seconds
     with ProcessPoolExecutor(workers) as pool:
-        blocks = {pool.submit(judged, *block): block for block in tally.left(*seeds)}
+        blocks = {pool.submit(judged, *block, tally.kind): block for block in tally.left(*seeds)}
         for number, block in enumerate(as_completed(blocks)):
             if block.cancelled():
                 continue
@@ -148,10 +159,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--kind", choices=KINDS, default="plain")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--resume", action="store_true", help="leave out the seeds that the file already knows")
     chosen = parser.parse_args()
     tally = Tally.read(chosen.out) if chosen.resume and chosen.out is not None and chosen.out.exists() else Tally()
+    if chosen.resume and tally.seeds and tally.kind != chosen.kind:
+        sys.exit(f"{chosen.out} is about {tally.kind} programs")
+    tally.kind = chosen.kind
     seeds = chosen.seed, chosen.seed + chosen.programs
     sweep(tally, seeds, workers=chosen.workers, seconds=chosen.seconds, out=chosen.out)
     print(json.dumps(tally.told(), indent=2, ensure_ascii=False))

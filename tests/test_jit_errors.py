@@ -383,3 +383,25 @@ def test_a_gradient_with_respect_to_a_tensor_of_the_callers_graph_is_recorded() 
         x = torch.randn(3, requires_grad=True) * 2
         assert_same(jitted(x), (3 * x**2).detach())
         x.sum().backward()  # the caller's graph is whole
+
+
+@pytest.mark.parametrize("write", [lambda x: x.mul_(2), lambda x: x[:1].mul_(2), lambda x: torch.sin(x, out=x)])
+def test_Wplus4_a_write_to_a_leaf_that_needs_a_gradient_raises_what_eager_raises(write: Any) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        write(x)
+        return x - 1
+
+    jitted = jit(program, on_refusal="raise")
+    for call in range(1, 7):
+        x = torch.full((2,), float(call))
+        if call % 3 == 0:  # between calls that are right
+            leaf = x.requires_grad_()
+            with pytest.raises(RuntimeError) as eagers:
+                program(leaf)
+            with pytest.raises(RuntimeError) as ours:
+                jitted(leaf)
+            assert str(ours.value) == str(eagers.value)
+            assert torch.equal(leaf.detach(), torch.full((2,), float(call))) and leaf._version == 0 and leaf.is_leaf
+        else:
+            expected = program(x.clone())
+            assert_same(jitted(x), expected)

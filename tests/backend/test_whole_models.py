@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from treeplay.backend.inner import boxed
+from treeplay.errors import UsageError
 from treeplay.torch_compile import backend
 from wrap.aot.effects import LOG, twice
 from wrap.aot.oracle import numbers, same
@@ -103,6 +104,32 @@ def test_W15_a_model_with_parameters_made_of_tensors_in_inference() -> None:
         for batch in batches(5, 3):
             same("result", net(batch), run(batch))
     assert len(inner.graphs) == 1
+
+
+class Deep(nn.Module):
+    """A parameter made of tensors that are made of tensors, three deep, and one that stays as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        deep = [Pair(pair(3, 2) / (k + 2), pair(3, 2) * k / 9) for k in (1, 2)]
+        self.weight = nn.Parameter(Pair(*deep))
+        self.register_buffer("scale", pair(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ self.weight)
+
+
+def test_W15_parameters_made_of_nested_tensors_train() -> None:
+    agree(Deep(), batches(5, 3))
+
+
+def test_W15_parameters_made_of_tensors_that_are_frozen_stay_as_they_are() -> None:
+    net = Paired()
+    net.first.requires_grad_(False)
+    before = net.first.a.clone(), net.first.b.clone()
+    inner = agree(net, batches(5, 3))
+    assert len(inner.graphs) == 2 and net.first.grad is None and type(net.second.grad) is Pair
+    assert torch.equal(net.first.a, before[0]) and torch.equal(net.first.b, before[1])
 
 
 class Checkpointed(nn.Module):
@@ -200,3 +227,70 @@ def test_W38_jagged_nested_tensors_run_as_they_are_with_a_warning() -> None:
             warnings.filterwarnings("ignore", message="treeplay runs")
             found = run(given)
         same("values", net(given).sin().values(), found.values())
+
+
+def test_W38_gradients_of_jagged_nested_tensors() -> None:
+    net = nn.Linear(4, 3)
+    run = torch.compile(lambda t: net(t).sin(), backend=backend, options={"inner": "aten"})
+    for count in (2, 5):
+        rows = [numbers(count, 4), numbers(3, 4)]
+        found = []
+        for program in (lambda t: net(t).sin(), run):
+            net.zero_grad()
+            given = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="treeplay runs")
+                result = program(given)
+            result.backward(torch.ones_like(result) * 2)
+            found.append([given.grad.values(), net.weight.grad.clone()])
+        for name, eager, ours in zip(("input", "weight"), *found, strict=True):
+            same(f"gradient of the {name}", eager, ours)
+
+
+def test_W38_a_gradient_of_another_class_is_told_with_the_line_of_its_result() -> None:
+    def program(x: Any) -> Any:
+        y = x * 2
+        return y.sin()  # this line
+
+    run = torch.compile(program, backend=backend, options={"inner": "aten"})
+    with pytest.raises(
+        UsageError, match=r"output 0 .*made at .*test_whole_models.py:\d+ in program.*expected Pair.*detach"
+    ):
+        run(pair(2, 3, grad=True)).backward(numbers(2, 3))
+
+
+class Stashed(torch.autograd.Function):
+    """Keeps a tensor without telling autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.w = w
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient * ctx.w, None
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_W35_a_tensor_stashed_on_a_custom_functions_context_may_change_as_in_eager(turned: bool) -> None:
+    """What was computed from it before is not computed again from what it became."""
+
+    def program(x: Any, w: Any) -> Any:
+        return (Stashed.apply(x, w).sin() * (w.t().exp().t() if turned else 2.0)) * x
+
+    run, found = torch.compile(program, backend=backend, options={"inner": "aten"}), []
+    for function in (program, run):
+        x, w = (numbers(2, 3) / 4).requires_grad_(), numbers(2, 3) / 4
+        y = function(x, w)
+        w.add_(1)
+        y.sum().backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_W45_a_model_trained_under_compiled_autograd_is_eagers() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    with warnings.catch_warnings(), torch._dynamo.config.patch(compiled_autograd=True):
+        warnings.simplefilter("ignore")
+        agree(net, batches(5, 3), inner="aten")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import pickle
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from treeplay.wrap.aot import Compilers, wrap_function
+from treeplay.errors import Refusal
+from treeplay.wrap.aot import CallPlan, Compilers, wrap_function
 
 
 def boxed(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
@@ -41,7 +46,44 @@ Make = Callable[[], list[Any]]
 
 
 def wrapped(function: Callable[..., Any], make: Make, *, checked: bool = False, **changes: Any) -> Any:
-    return wrap_function(function, make(), compilers(**changes), is_checked=checked)
+    """The wrapped function. Its plan, as that of every test, is plain data (W6), and each refusal helps its reader (W+13)."""
+    try:
+        call = wrap_function(function, make(), compilers(**changes), is_checked=checked)
+    except Refusal as refusal:
+        helpful(refusal)
+        raise
+    plain_data(call.plan)
+    return call
+
+
+def helpful(refusal: Refusal) -> None:
+    """Fails unless a refusal names a line of the user's and a cure, and blames nobody else."""
+    text = str(refusal)
+    assert refusal.where is not None and refusal.where.file.startswith(_TESTS), f"no line of the user's: {text}"
+    assert refusal.reason.op and refusal.reason.why and refusal.reason.advice, text
+    assert "guard bug" not in text and "file an" not in text and "report" not in text, text
+
+
+_TESTS = str(Path(__file__).parent)
+
+
+def plain_data(plan: CallPlan) -> None:
+    """Fails unless a plan can be pickled and hashed, and leads to nothing of torch that belongs to one process."""
+    seen: set[int] = set()
+    to_see: list[Any] = [plan]
+    while to_see:
+        value = to_see.pop()
+        if id(value) in seen or isinstance(value, type | ModuleType | FunctionType):
+            continue
+        seen.add(id(value))
+        assert not isinstance(value, _OF_ONE_PROCESS), f"{type(value)} in the plan {plan}"
+        to_see += gc.get_referents(value)
+    if "<locals>" not in repr(plan):  # classes that a test makes inside of itself cannot be found again
+        again = pickle.loads(pickle.dumps(plan))
+        assert again == plan and hash(again) == hash(plan)
+
+
+_OF_ONE_PROCESS = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.nn.Module, torch.fx.Node)
 
 
 def leaves(args: Sequence[Any]) -> list[torch.Tensor]:

@@ -49,11 +49,25 @@ def drawing(x: Any) -> list[Any]:
 
 
 def test_W17_seed_and_offset_go_in_and_the_new_offset_comes_out(generator: Generator) -> None:
-    call = wrapped(drawing, lambda: [numbers(2)], functional_random=True)
+    counts: list[tuple[int, int]] = []
+
+    def counting(module: Any, inputs: Any) -> Any:
+        def run(args: list[Any]) -> Any:
+            values = tuple(args)
+            args.clear()
+            result = module(*values)
+            counts.append((len(values), len(result)))
+            return result
+
+        return run
+
+    wrapped(lambda x: [x * 2.5], lambda: [numbers(2)], inference=counting)([numbers(2)])
+    call = wrapped(drawing, lambda: [numbers(2)], functional_random=True, inference=counting)
     for offset in (8, 12):
         (y,) = call([numbers(2)])
         torch.testing.assert_close(y, numbers(2) * 3 + offset)
     assert generator.offset == 16
+    assert counts == [(1, 1), (3, 2), (3, 2)], "two more go in, and one more comes out"
     generator.seed, generator.offset = 5, 0
     torch.testing.assert_close(call([numbers(2)])[0], numbers(2) * 5)
 
@@ -114,7 +128,31 @@ def test_W17_two_calls_are_two_draws_of_eager() -> None:
     call = wrapped(function, lambda: [torch.ones(64, device="cuda")], functional_random=True)
     results = []
     for run in (function, lambda x: call([x])):
-        torch.manual_seed(4)
-        results.append([*(run(torch.ones(64, device="cuda"))[0] for _ in range(2)), torch.rand(2, device="cuda")])
+        for seed in (4, 9, 4):
+            torch.manual_seed(seed)
+            drawn = [run(torch.ones(64, device="cuda"))[0] for _ in range(2)]
+            results.append([*drawn, torch.cuda.get_rng_state(), torch.rand(2, device="cuda")])
+    for eager, ours in zip(results[:3], results[3:], strict=True):
+        assert all(torch.equal(mine, wanted) for mine, wanted in zip(ours, eager, strict=True))
+    assert not torch.equal(results[3][0], results[4][0]) and torch.equal(results[3][0], results[5][0])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not IS_GPU, reason="needs an NVIDIA GPU")
+def test_W17_dropout_and_its_gradient_are_eagers() -> None:
+    def function(x: Any) -> list[Any]:
+        return [torch.where(torch.rand_like(x) > 0.5, x * 2, 0.0).sin()]
+
+    def make() -> list[Any]:
+        return [torch.ones(64, device="cuda", requires_grad=True)]
+
+    call = wrapped(function, make, functional_random=True)
+    results = []
+    for run in (lambda args: function(*args), call):
+        torch.manual_seed(6)
+        (x,) = make()
+        first, second = run([x])[0], run([x])[0]
+        (first.sum() + second.sum() * 3).backward()
+        results.append([first, second, x.grad])
     for mine, wanted in zip(results[1], results[0], strict=True):
-        assert torch.equal(mine, wanted)
+        torch.testing.assert_close(mine, wanted)

@@ -150,6 +150,12 @@ def test_W43_a_shape_changed_in_the_backward_is_refused() -> None:
         wrapped(lambda x, b: [Turned.apply(x, b)], lambda: [numbers(2, 3, grad=True), torch.zeros(2, 3)])
 
 
+def test_W43_whose_backward_writes_is_not_known_with_several_results() -> None:
+    """Eager writes only if that result's gradient comes."""
+    with pytest.raises(Refusal, match=r"`buffer` is written in the backward.*2 results"):
+        wrapped(lambda x, buffer: [Counted.apply(x, buffer), x * 3], make)
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_Wplus8_a_gradient_that_the_backward_writes_is_the_callers(turned: bool) -> None:
     call = wrapped(lambda x: [Greedy.apply(x)], lambda: [numbers(2, 3, grad=True)])

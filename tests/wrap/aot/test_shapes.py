@@ -195,3 +195,24 @@ def test_W25_operators_by_their_overload_are_seen_with_the_line() -> None:
     twin(function, lambda: [numbers(5, 3)[2:], numbers(3, 3)])
     with pytest.raises(Refusal, match=r"t_: changes a shape(.|\n)*test_shapes.py"):
         wrapped(function, lambda: [numbers(3, 3), grown(3, 3)])
+
+
+def test_Wplus2_one_tensor_under_two_names_is_transposed_by_each() -> None:
+    def function(a: Any, b: Any) -> Any:
+        a.t_()
+        b.t_()
+        return [a + b]
+
+    def further(a: Any, b: Any) -> Any:
+        a.t_()
+        b.unsqueeze_(0)
+        return [a * 2, b]
+
+    call = twin(function, lambda: [numbers(2, 3)] * 2)
+    x = numbers(2, 3)
+    (result,) = call([x, x])
+    assert x.shape == (2, 3) and torch.equal(result, numbers(2, 3) * 2)
+    twin(further, lambda: [numbers(2, 3)] * 2)
+    x = numbers(2, 3)
+    wrapped(further, lambda: [numbers(2, 3)] * 2)([x, x])
+    assert x.shape == (1, 3, 2)

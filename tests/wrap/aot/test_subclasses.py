@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pickle
 from typing import Any
 
 import pytest
@@ -312,10 +311,3 @@ def test_W41_a_second_derivative_of_pairs_raises() -> None:
     torch.testing.assert_close(gradient.a.detach(), (y * y).detach())
     with pytest.raises(RuntimeError, match="differentiated twice"):
         torch.autograd.grad(gradient.sum(), y)
-
-
-def test_W6_a_plan_with_pairs_is_plain_data() -> None:
-    for make in (both, lambda: [nested(2, 3, grad=True), numbers(2, 3)], lambda: [pair(2, 3), numbers(2, 3)]):
-        plan = wrapped(lambda x, y: [x * y], make).plan
-        assert pickle.loads(pickle.dumps(plan)) == plan
-        assert hash(plan) == hash(wrapped(lambda x, y: [x * y], make).plan)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import pickle
 import weakref
 from typing import Any
 
@@ -202,12 +201,6 @@ def test_Wplus5_a_gradient_that_did_not_arrive_stays_missing() -> None:
         call([w, v])[0].sum().backward()
         optimizer.step()
     assert v.grad is None and torch.equal(v, make()[1]) and not torch.equal(w, make()[0])
-
-
-def test_W6_a_training_plan_is_plain_data() -> None:
-    plan = wrapped(product, two).plan
-    assert pickle.loads(pickle.dumps(plan)) == plan
-    assert hash(plan) == hash(wrapped(product, two).plan)
 
 
 def test_W44_hooks_on_saved_tensors_pack_and_unpack() -> None:

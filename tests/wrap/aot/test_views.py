@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from treeplay.wrap.aot.plan import Flag, New, Same, ViewOfArgument, ViewOfValue
-from wrap.aot.oracle import grown, numbers, twin, wrapped
+from wrap.aot.oracle import grown, min_cut, numbers, twin, wrapped
 
 
 def test_W7_one_tensor_twice_and_then_two_tensors_share_a_graph() -> None:
@@ -153,6 +153,26 @@ def test_W31_shapes_changed_inside_and_views_of_two_tensors() -> None:
 
     twin(function, lambda: [numbers(2, 3, grad=True)])
     twin(lambda x: [(x * 2).t_(), (x * 3).unsqueeze_(0)], lambda: [numbers(2, 3, grad=True)])
+
+
+def test_W31_what_is_detached_inside_shares_memory_with_its_views_and_has_no_history() -> None:
+    def function(x: Any, w: Any) -> Any:
+        y, z = x * 2, x * 5
+        z.detach_()
+        y.t_()
+        return [y * w, y, y.view(3, 2)[1:], z, z.view(-1), z * w.t()]
+
+    make = lambda: [numbers(2, 3, grad=True), numbers(3, 2, grad=True)]  # noqa: E731
+    call = twin(function, make)
+    twin(function, make, partition=min_cut)
+    _, y, of_y, z, of_z, _ = call(make())
+    assert y.requires_grad and of_y._base is y and not z.requires_grad and not of_z.requires_grad
+    assert call.plan.values == len(call.plan.results), "a base was returned beside the results"
+
+
+def test_W31_without_gradients_nothing_is_done_for_views() -> None:
+    call = twin(lambda x: (lambda y: [y.view(-1), y.t()])(x * 2), lambda: [numbers(2, 3)])
+    assert [type(result) for result in call.plan.results] == [New, New]
 
 
 def test_W32_a_lone_view_has_no_base_and_can_be_written() -> None:

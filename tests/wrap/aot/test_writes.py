@@ -243,14 +243,23 @@ def detached_in_place(x: Any, y: Any) -> Any:
     return [(x * 1).detach_() * y]
 
 
+def detached_argument(x: Any, y: Any) -> Any:
+    return [y * 1, x.detach_()]
+
+
 @pytest.mark.parametrize(
-    "function", [sets_data, new_leaf, view_under_no_grad, made_a_leaf, flag_set, detached_in_place, left_on]
+    "function", [sets_data, new_leaf, view_under_no_grad, made_a_leaf, flag_set, detached_argument, left_on]
 )
 def test_Wplus3_changes_of_flags_and_modes_are_refused_with_the_line(function: Callable[..., Any]) -> None:
     with pytest.raises(Refusal) as caught:
         wrapped(function, lambda: [numbers(3, grad=True), numbers(3)])
     text = str(caught.value)
     assert "to mend" in text and ("test_writes.py" in text or function is left_on)
+
+
+def test_Wplus3_a_tensor_made_inside_is_detached_in_place() -> None:
+    call = twin(detached_in_place, lambda: [numbers(3, grad=True), numbers(3)])
+    assert call.plan.node is None or call.plan.node.feeds == (None, None)
 
 
 @pytest.mark.parametrize("make", [lambda: [numbers(3)], lambda: [numbers(3, grad=True)], lambda: [grown(3)]])

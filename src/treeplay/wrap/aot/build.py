@@ -6,33 +6,32 @@ import dataclasses
 import functools
 import inspect
 import keyword
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from treeplay.errors import Refusal, UsageError
-from treeplay.facts.source import Source
-from treeplay.generated import hide_from_dynamo, load_source
 from treeplay.graph_check import check_module
+from treeplay.observe.lines import is_users
+from treeplay.trace.jit import home_of
 from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.arrange import Arrangement, Noted, arrange, needs_arrangement
 from treeplay.wrap.aot.capture import captured, refusal
 from treeplay.wrap.aot.checks import check_of
-from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, Boxed, Compile, Compilers
-from treeplay.wrap.aot.emit import emit_call
-from treeplay.wrap.aot.emit_node import emit_backward, emit_forward
-from treeplay.wrap.aot.first_call import Instead, first_call, on_first_call
-from treeplay.wrap.aot.fresh import fresh_values
+from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, Boxed, Compile, Compilers, take_one_list
+from treeplay.wrap.aot.first_call import Instead, first_call
 from treeplay.wrap.aot.later import forward_writes, take_out
 from treeplay.wrap.aot.layouts import reshaped_and_back
+from treeplay.wrap.aot.load import load_call
 from treeplay.wrap.aot.node import Compiled, LazyBackward, as_it_lies
 from treeplay.wrap.aot.partial import without_gradients
-from treeplay.wrap.aot.plan import CallPlan, LateWrite, Node
+from treeplay.wrap.aot.plan import CallPlan, LateWrite
 from treeplay.wrap.aot.planning import plan_call
 from treeplay.wrap.aot.planning_node import plan_node
 from treeplay.wrap.aot.probe import apart, written_by
 from treeplay.wrap.aot.random_states import generator_inputs
+from treeplay.wrap.aot.stashed import compute_once_what_is_stashed
 from treeplay.wrap.aot.subclass_rules import explained
 from treeplay.wrap.aot.surroundings import refuse_backward_states, refuse_compiled_autograd, run_in_callers_context
 from treeplay.wrap.aot.torch_private import Traced, is_written_by_graph
@@ -60,14 +59,18 @@ def wrap_function(
     `.plan` is what a call does, `.source` the text of the call function, `.sources` that of every generated function,
     `.backward` what runs when autograd asks (None in inference). What cannot be done is a `Refusal`.
     """
-    refuse_backward_states(samples)
-    if any(isinstance(sample, torch.SymInt) for sample in samples):
-        raise refusal("wrap", "a size that has no number, such as the longest row of a nested tensor", None)
-    if not all(sample is None or isinstance(sample, torch.Tensor | int | float | bool) for sample in samples):
-        raise UsageError("sample inputs must be tensors, numbers or None. To mend: flatten the arguments first")
     names = usable_names(names, len(samples)) if names is not None else names_of(function, len(samples))
     arrangement, any_write = Arrangement(len(samples)), False
     try:
+        refuse_backward_states(samples)
+        if any(isinstance(sample, torch.SymInt) for sample in samples):
+            raise refusal("wrap", "a size that has no number, such as the longest row of a nested tensor", None)
+        for name, sample in zip(names, samples, strict=True):
+            if sample is not None and not isinstance(sample, torch.Tensor | int | float | bool):
+                raise UsageError(
+                    f"sample input `{name}`: expected a tensor, a number or None, found {type(sample).__name__}. "
+                    "To mend: flatten the arguments first"
+                )
         if needs_arrangement(samples):
             written, any_write = written_by(function, samples, names)
             arrangement = arrange(samples, names, written, any_write=any_write)
@@ -81,7 +84,7 @@ def wrap_function(
             is_checked=is_checked,
         )
     except Refusal as error:
-        raise explained(error) from error
+        raise explained(_located(error, function)) from error
 
 
 def _wrap(
@@ -118,31 +121,40 @@ def _wrap(
         is_outside = any(
             is_written_by_graph(info) and (not seen.moves_version(k) or k in seen.reshaped) for k, info in infos
         )
-        if aliased or is_outside:
-            return _wrap(
-                function,
-                samples,
-                compilers,
-                names=names,
-                arrangement=dataclasses.replace(arrangement, aliased=arrangement.aliased | aliased),
-                is_apart=is_apart,
-                is_checked=is_checked,
-                writes_inside=False if is_outside else writes_inside,
+        if not aliased and not is_outside:
+            plan = plan_call(
+                traced, seen, samples=given, arguments=names, arrangement=arrangement, noted=noted, compilers=compilers
             )
-        plan = plan_call(
-            traced, seen, samples=given, arguments=names, arrangement=arrangement, noted=noted, compilers=compilers
-        )
-        if is_checked:
-            plan = dataclasses.replace(plan, checks=tuple(check_of(sample) for sample in samples))
+            if is_checked:
+                plan = dataclasses.replace(plan, checks=tuple(check_of(sample) for sample in samples))
 
-        def trace_in_graph() -> list[tuple[int, str]]:
-            again = arrangement.adapted(function, Noted())
-            with captured(again, inputs, compilers.decompositions, writes_inside=True) as (inside, _):
-                return forward_writes(inside)
+            def trace_in_graph() -> list[tuple[int, str]]:
+                again = arrangement.adapted(function, Noted())
+                with captured(again, inputs, compilers.decompositions, writes_inside=True) as (inside, _):
+                    return forward_writes(inside)
 
-        late = take_out(traced, plan, seen.line(), trace_in_graph) if traced.is_joint else ()
-        check_module(traced.graph, "the backward's writes were taken out")
-        return _compile(traced, plan, late, compilers)
+            late = take_out(traced, plan, seen.line(), trace_in_graph) if traced.is_joint else ()
+            check_module(traced.graph, "the backward's writes were taken out")
+            compiled: Callable[[list[Any]], list[Any]] = _compile(traced, plan, late, compilers)
+            return compiled
+    return _wrap(  # outside of the first trace, whose modes would see what this one makes
+        function,
+        samples,
+        compilers,
+        names=names,
+        arrangement=dataclasses.replace(arrangement, aliased=arrangement.aliased | aliased),
+        is_apart=is_apart,
+        is_checked=is_checked,
+        writes_inside=False if is_outside else writes_inside,
+    )
+
+
+def _located(refused: Refusal, function: Callable[..., Any]) -> Refusal:
+    """The refusal with a line of the user's: where nothing else is known, that where the function begins."""
+    home = home_of(function)
+    if refused.where is not None or home is None or not is_users(home.file):
+        return refused
+    return Refusal(dataclasses.replace(refused.reason, where=home))
 
 
 def names_of(function: Callable[..., Any], count: int) -> tuple[str, ...]:
@@ -164,19 +176,16 @@ def usable_names(names: Sequence[str], count: int) -> tuple[str, ...]:
     return tuple(names) if is_usable else tuple(f"arg{k}" for k in range(count))
 
 
-def _compile(
-    traced: Traced, plan: CallPlan, late: tuple[LateWrite, ...], compilers: Compilers
-) -> Callable[[list[Any]], list[Any]]:
+def _compile(traced: Traced, plan: CallPlan, late: tuple[LateWrite, ...], compilers: Compilers) -> Any:
     _mark_arguments(traced.graph, plan)
     with torch.no_grad():
         if not traced.is_joint:
             _mark_visible(traced.graph, plan)
             instead = _first_call(traced.graph, plan, compilers)
-            call = _load(plan, compilers.inference(traced.graph, traced.inputs))
-            if instead is not None:
-                on_first_call(call, instead)
-            return call
+            run = compilers.inference(traced.graph, traced.inputs)
+            return load_call(plan, run, instead=instead, is_boxed=compilers.is_boxed)
         refuse_compiled_autograd()
+        compute_once_what_is_stashed(traced.graph)
         forward, backward = compilers.partition(
             traced.graph,
             traced.inputs,
@@ -186,22 +195,23 @@ def _compile(
         node = plan_node(traced, plan, forward, backward, late)
         plan = dataclasses.replace(plan, node=node)
         _mark_visible(forward, plan)
-        fresh = fresh_values(forward)
         instead = _first_call(forward, plan, compilers)
         run_forward = compilers.forward(forward, [*traced.inputs[0], *traced.inputs[2:4], *generator_inputs(forward)])
     tangents = 0 if node.is_whole else len(node.tangents)
-    lazy, last = LazyBackward(_later(_whole(compilers.backward), backward, tangents), tangents), None
+    lazy = LazyBackward(_later(_whole(compilers.backward), backward, tangents, is_boxed=compilers.is_boxed), tangents)
+    last = None
     donating = compilers.donating
     if donating is not None and node.donated:
 
         def compile_last(module: torch.fx.GraphModule, inputs: Sequence[Any], taken: Sequence[int]) -> Boxed:
             return donating(module, inputs, tuple(at for at, k in enumerate(taken) if k in node.donated))
 
-        last = _called(LazyBackward(_later(compile_last, backward, tangents), tangents), backward)
-    node_class = _node_class(plan, node, run_forward, _called(lazy, backward), last, fresh)
-    if instead is not None:
-        on_first_call(node_class.forward, instead)
-    return _load(plan, torch_private.apply_of(node_class), node_class.sources, lazy)
+        later = _later(compile_last, backward, tangents, is_boxed=compilers.is_boxed)
+        last = _called(LazyBackward(later, tangents), backward)
+    run_backward = _called(lazy, backward)
+    call = load_call(plan, run_forward, run_backward, last, instead=instead, is_boxed=compilers.is_boxed)
+    call.backward = lazy
+    return call
 
 
 def _called(lazy: LazyBackward, backward: torch.fx.GraphModule) -> Boxed:
@@ -239,7 +249,7 @@ def _whole(compile_backward: Compile) -> Callable[..., Boxed]:
 
 
 def _later(
-    compile_taken: Callable[..., Boxed], backward: torch.fx.GraphModule, tangents: int
+    compile_taken: Callable[..., Boxed], backward: torch.fx.GraphModule, tangents: int, *, is_boxed: bool
 ) -> Callable[[tuple[int, ...], Sequence[Any]], Compiled]:
     """Compile the backward when it is first needed, from a copy of its graph and as if still in this trace."""
     context = torch_private.keep_tracing_context()
@@ -251,36 +261,6 @@ def _later(
             traced = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
             inputs = [as_it_lies(fake, values[k]) for fake, k in zip(traced, taken, strict=True)]
             run: Boxed = torch_private.without_autocast(compile_taken, module, inputs, taken)
-            return run, taken
+            return run if is_boxed else take_one_list(run), taken
 
     return compile_backward
-
-
-def _node_class(
-    plan: CallPlan, node: Node, forward: Boxed, backward: Boxed, last: Boxed | None, fresh: Collection[int]
-) -> Any:
-    """The plan's autograd function: nothing but the two generated functions."""
-    first, second = (
-        emit_forward(plan, node, forward, fresh=fresh, is_donating=last is not None),
-        emit_backward(plan, node, backward, last),
-    )
-    run_backward = load_source(second)
-    # Autograd may call it inside of a frame that Dynamo watches; what it calls, the compile above all, is not to be traced.
-    hide_from_dynamo(run_backward, with_callees=True)
-    members = {
-        "forward": staticmethod(load_source(first)),
-        "backward": staticmethod(run_backward),
-        "sources": (first.text, second.text),
-    }
-    return torch_private.NodeType("Treeplay", (torch.autograd.Function,), members)
-
-
-def _load(
-    plan: CallPlan, run: Callable[..., Any], sources: tuple[str, ...] = (), backward: LazyBackward | None = None
-) -> Callable[[list[Any]], list[Any]]:
-    source: Source = emit_call(plan, run)
-    call: Any = load_source(source)
-    call.source, call.plan = source.text, plan
-    call.sources, call.backward = (source.text, *sources), backward
-    wrapped: Callable[[list[Any]], list[Any]] = call
-    return wrapped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,10 @@ from treeplay.wrap.aot.dropout import done_as_eager
 from treeplay.wrap.aot.torch_private import Traced
 
 _LEAF = "a leaf Variable that requires grad, or a view of one, is being used in an in-place operation"
+_REQUEST = re.compile(
+    r"[^.\n]*\b(?:file an? |report (?:a |this )|open an? (?:issue|github))[^.\n]*(?:\.(?=\s|$)|$)", re.IGNORECASE
+)
+"""Where torch asks for a report: it is the user's program that it cannot trace."""
 _FLAGS = frozenset(("requires_grad_", "detach_", "share_memory_"))
 SHAPES = frozenset(
     ("t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "resize_", "resize_as_")
@@ -107,6 +112,8 @@ class _Watch(TorchFunctionMode):
             self._refuse_replacing(args[0])
         if name == "requires_grad_" and not any(args[0] is value for _, value in self.inputs):
             self.told.append((args[0], user_location()))  # which is nobody's concern as long as it stays inside
+        elif name == "detach_" and not any(torch_private.shares_storage(args[0], value) for _, value in self.inputs):
+            pass  # the trace's own tensor loses its history as the user's would
         elif _is_in_place(name):
             where = torch_private.replayed_location() or user_location()
             self.seen.writes.append((name, where))
@@ -275,7 +282,7 @@ def captured(
         except Exception as error:
             where = failed_call(error.__traceback__).where or location_in(str(error)) or seen.line()
             what, _, _ = str(error).partition("\n\nWhile executing ")  # where a graph was run node by node
-            raise refusal("trace", f"{type(error).__name__}: {what}", where) from error
+            raise refusal("trace", f"{type(error).__name__}: {_REQUEST.sub('', what).strip()}", where) from error
         yield traced, seen
 
 

@@ -91,7 +91,7 @@ class AllApart:
             active.append(item)
 
 
-def common_base(base: Base, members: Sequence[torch.Tensor]) -> torch.Tensor:
+def common_base(base: Base, members: Sequence[torch.Tensor], names: Sequence[str]) -> torch.Tensor:
     """The tensor that stands for `members`, if they lie in it as they did at the trace."""
     places = [member.argument for member in base.members]
     source = members[places.index(base.source)]
@@ -100,10 +100,10 @@ def common_base(base: Base, members: Sequence[torch.Tensor]) -> torch.Tensor:
     else:
         whole = source if base.whole is Whole.MEMBER else source._base  # type: ignore[assignment]
         if whole is None or layout_of(whole) != base.layout or whole.dtype is not dtype_of(base.dtype):
-            raise _another(base)
+            raise _another(names)
     for tensor, member in zip(members, base.members, strict=True):
         if not _fits(tensor, member, base, whole):
-            raise _another(base)
+            raise _another(names)
     return flat_base(source, base.layout, dtype_of(base.dtype)) if base.whole is Whole.FLAT else whole
 
 
@@ -115,9 +115,8 @@ def _fits(tensor: torch.Tensor, member: Member, base: Base, whole: torch.Tensor)
     return (member.is_detached and not tensor.requires_grad) or tensor is whole or tensor._base is whole
 
 
-def _another(base: Base) -> PatternChanged:
-    listed = ", ".join(str(member.argument) for member in base.members)
+def _another(names: Sequence[str]) -> PatternChanged:
     return PatternChanged(
-        f"arguments {listed} shared memory when this was traced, and some of them are written; now they share it in "
+        f"{', '.join(names)} shared memory when this was traced, and some of them are written; now they share it in "
         f"another way, or not at all. {_MEND}"
     )

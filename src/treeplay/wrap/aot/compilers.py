@@ -32,6 +32,7 @@ class Compilers:
     `alias_check`: what the first call does about a custom operator that returns memory which its schema says is new.
     `functional_random`: random operators of a CUDA device become functions of seed and offset.
     `is_guarded`: what calls the wrapped function compares the classes of tensors, and what these note, as Dynamo does.
+    `is_boxed`: compiled callables take one list; otherwise they take their arguments one by one.
     """
 
     forward: Compile
@@ -43,3 +44,15 @@ class Compilers:
     is_guarded: bool = False
     alias_check: AliasCheck = "warn"
     functional_random: bool = False
+    is_boxed: bool = True
+
+
+def take_one_list(run: Callable[..., Any]) -> Boxed:
+    """A callable that takes its arguments one by one, as one that takes a list and empties it."""
+
+    def call(args: list[Any]) -> Any:
+        given = tuple(args)
+        args.clear()
+        return run(*given)
+
+    return call

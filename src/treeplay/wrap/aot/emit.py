@@ -22,7 +22,7 @@ from treeplay.facts.source import Source
 from treeplay.wrap.aot import checks, surroundings, torch_private
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
-from treeplay.wrap.aot.emit_text import Text, take_random_values, tokens
+from treeplay.wrap.aot.emit_text import Text, count_values, run_graph, take_random_values, tokens
 from treeplay.wrap.aot.plan import (
     Again,
     Apart,
@@ -41,17 +41,19 @@ _MAX_PAIRS = 8
 """Up to so many pairs are tested one by one; more are tested by address, all at once."""
 
 
-def emit_call(plan: CallPlan, run: Callable[..., Any]) -> Source:
-    """The call function. `run` is the graph's boxed callable, or `apply` of the plan's autograd function."""
-    return _Call(plan, run).source()
+def emit_call(plan: CallPlan, run: Callable[..., Any], *, is_boxed: bool = True) -> Source:
+    """The call function. `run` is the graph's callable, which takes one list if it `is_boxed`, or `apply` of the plan's
+    autograd function."""
+    return _Call(plan, run, is_boxed=is_boxed).source()
 
 
 class _Call(Text):
     """Checks, the graph, writes, views."""
 
-    def __init__(self, plan: CallPlan, run: Callable[..., Any]) -> None:
+    def __init__(self, plan: CallPlan, run: Callable[..., Any], *, is_boxed: bool) -> None:
         super().__init__()
         self.plan = plan
+        self.is_boxed = is_boxed
         self.use("run", run)
         self.use("set_grad_enabled", torch_private.set_grad_enabled)
         self.use("is_grad_enabled", torch.is_grad_enabled)
@@ -100,7 +102,8 @@ class _Call(Text):
                 self.add(f"{self.name(member.argument)} = args[{place[member.argument]}]")
             members = "".join(f"{self.name(member.argument)}, " for member in base.members)
             self.use("common_base", checks.common_base)
-            self.add(f"{name} = common_base({spec}, ({members}))")
+            told = tuple(self.told(member.argument) for member in base.members)
+            self.add(f"{name} = common_base({spec}, ({members}), {told!r})")
             for argument in base.moved:
                 self.use("increment_version", torch.autograd.graph.increment_version)
                 self.add(f"increment_version({self.name(argument)})")
@@ -156,8 +159,8 @@ class _Call(Text):
         count = len(self.plan.arguments)
         if argument < count:
             return f"argument {argument} (`{self.name(argument)}`)"
-        listed = [str(member.argument) for member in self.plan.bases[argument - count].members]
-        return f"the memory of arguments {', '.join(listed)}"
+        listed = [self.told(member.argument) for member in self.plan.bases[argument - count].members]
+        return f"the memory of {', '.join(listed)}"
 
     def versions(self) -> None:
         """Layouts change before the graph as far as autograd can tell: what this call saves is not outdated by it."""
@@ -174,9 +177,6 @@ class _Call(Text):
             self.add(f"{self.name(argument)} = args[{self.at(argument)}]")
 
     def inference(self) -> None:
-        self.use("is_any_autocast_enabled", torch_private.is_any_autocast_enabled)
-        self.use("run_plainly", helpers.run_plainly)
-        self.use("wrong_count", helpers.wrong_count)
         count = self.plan.returned_values
         nothing = "" if count else " or ()"
         opened = subclasses.open_arguments(self.plan, [f"args[{k}]" for k in range(len(self.plan.inputs))])
@@ -185,13 +185,13 @@ class _Call(Text):
         if self.plan.tokens:
             self.add(f"args[:0] = {tokens(self.plan.tokens)}")
         take_random_values(self, self.plan)
-        values = "run_plainly(run, args) if is_any_autocast_enabled() else run(args)"
+        values = run_graph(self, is_boxed=self.is_boxed)
         self.add(
             "if mode := is_grad_enabled(): set_grad_enabled(False)",
             f"try: values = {f'({values}){nothing}' if nothing else values}",
             "finally: mode and set_grad_enabled(True); args and args.clear()",
-            f"if len(values) != {count}: raise wrong_count({count}, values)",
         )
+        count_values(self, count)
         if self.plan.tokens:
             self.add(f"values = values[{self.plan.tokens}:]")
         if self.plan.has_functional_random:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,22 +11,17 @@ from treeplay.facts.source import Source
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
 from treeplay.wrap.aot import opening, surroundings, torch_private
-from treeplay.wrap.aot.emit_text import Text, take_random_values, tokens
+from treeplay.wrap.aot.emit_text import Text, count_values, run_graph, take_random_values, tokens
 from treeplay.wrap.aot.plan import CallPlan, Node, Tangent, WrappedTangent
 from treeplay.wrap.aot.random_states import Generators, draw_seeds
 
 
 def emit_forward(
-    plan: CallPlan, node: Node, run: Callable[..., Any], *, fresh: Collection[int], is_donating: bool
+    plan: CallPlan, node: Node, run: Callable[..., Any], *, is_donating: bool, is_boxed: bool = True
 ) -> Source:
-    """The node's forward: runs the graph, saves for the backward, marks what needs no gradient.
-
-    `fresh` are places among the graph's results that hold new memory."""
+    """The node's forward: runs the graph, saves for the backward, marks what needs no gradient."""
     text = Text()
     text.use("run", run)
-    text.use("wrong_count", helpers.wrong_count)
-    text.use("is_any_autocast_enabled", torch_private.is_any_autocast_enabled)
-    text.use("run_plainly", helpers.run_plainly)
     given = [plan.name(k) for k in plan.inputs]
     names = ", ".join(given)
     count = plan.returned_values + node.saved
@@ -44,16 +39,13 @@ def emit_forward(
         text.use("generators", Generators(node.generators))
         text.use("draw_seeds", draw_seeds)
         text.add(f"ctx.seeds = draw_seeds({len(node.generators)})", "args += generators.seeded(ctx.seeds)")
-    text.add(
-        "try: values = run_plainly(run, args) if is_any_autocast_enabled() else run(args)",
-        "finally: args.clear()",
-        f"if len(values) != {count}: raise wrong_count({count}, values)",
-    )
+    text.add(f"try: values = {run_graph(text, is_boxed=is_boxed)}", "finally: args.clear()")
+    count_values(text, count)
     if plan.tokens:
         text.add(f"values = values[{plan.tokens}:]")
     if plan.has_functional_random:
         text.add(f"set_random_offset(values[{plan.flat_values}])")
-    _save(text, plan, node, fresh)
+    _save(text, plan, node)
     if is_donating:  # what the user's hooks give back may be the user's own
         text.use("saving_hooks", torch_private.saving_hooks)
         text.add("ctx.is_hooked = saving_hooks(True) is not None")
@@ -71,7 +63,7 @@ def emit_forward(
     return Source("node forward", text.text(f"def forward(ctx, {names}):"), text.names, entry="forward")
 
 
-def _save(text: Text, plan: CallPlan, node: Node, fresh: Collection[int]) -> None:
+def _save(text: Text, plan: CallPlan, node: Node) -> None:
     """What is saved holds no history: a view would keep that of what it views."""
     first = plan.returned_values - plan.tokens
     saved = []
@@ -79,7 +71,7 @@ def _save(text: Text, plan: CallPlan, node: Node, fresh: Collection[int]) -> Non
         place = f"values[{first + k}]"
         if k in node.copied:
             saved.append(f"{place}.clone()")
-        elif plan.returned_values + k in fresh:
+        elif k in node.fresh:
             saved.append(place)
         else:
             saved.append(f"{place}.detach() if {place}._is_view() else {place}")
@@ -99,8 +91,6 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any], run_last:
     text.use("run", run)
     text.use("is_grad_enabled", torch.is_grad_enabled)
     text.use("differentiated", helpers.differentiated)
-    text.use("is_any_autocast_enabled", torch_private.is_any_autocast_enabled)
-    text.use("run_plainly", helpers.run_plainly)
     arriving = {tangent.value: f"grad{k}" for k, tangent in enumerate(node.tangents)}
     names = [arriving.get(value, f"unused{value}") for value in node.returned]
     _refuse_surroundings(text, node)
@@ -119,7 +109,7 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any], run_last:
             text.add(f"grad{k} = None")
         if any(write.tangent == k for write in node.late):
             text.add(f"given{k} = grad{k}")
-        if node.is_whole:
+        if any(feed is not None and k in feed for feed in node.feeds if _is_asked(feed, node)):
             text.add(f"came{k} = grad{k} is not None")
         if isinstance(tangent, WrappedTangent):
             parts += subclasses.open_tangent(text, tangent, k)
@@ -139,9 +129,12 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any], run_last:
     text.add(f"del {', '.join(dict.fromkeys([*names, *arriving.values(), *parts]))}")
     chosen = _release(text, node, run_last)
     again = "differentiated(run, args) if is_grad_enabled() else " if plan.opened is None else ""
-    text.add(f"grads = {again}run_plainly({chosen}, args) if is_any_autocast_enabled() else {chosen}(args)")
+    text.add(f"grads = {again}{run_graph(text, run=chosen)}")
+    gradients = plan.flat_gradients(node)
+    others = len(node.late) + node.tokens + plan.has_functional_random
+    count_values(text, gradients + others, "grads", "backward")
     if plan.has_functional_random:
-        text.add(f"set_random_offset(grads[{len(node.feeds)}])")
+        text.add(f"set_random_offset(grads[{gradients}])")
     _late(text, node)
     fed = [
         "None" if feed is None else _fed(subclasses.gradient(text, plan, k), feed, node)
@@ -184,8 +177,9 @@ def _tangent(text: Text, tangent: Tangent, k: int, *, is_whole: bool) -> None:
         text.use(f"dtype{k}", getattr(torch, tangent.dtype.removeprefix("torch.")))
         text.use(f"device{k}", torch.device(tangent.device))
         text.add(f"if grad{k} is None: grad{k} = missing({layout}, dtype{k}, device{k})")
+    place = text.use(f"place{k}", (k, "", tangent.where))
     odd = f"type(grad{k}) is not Tensor or grad{k}.layout is not strided or grad{k}.stride() != {tangent.layout.stride}"
-    text.add(f"if grad{k} is not None and ({odd}): grad{k} = plain_gradient(grad{k}, {layout}, {k})")
+    text.add(f"if grad{k} is not None and ({odd}): grad{k} = plain_gradient(grad{k}, {layout}, {place})")
 
 
 def _refuse_surroundings(text: Text, node: Node) -> None:
@@ -217,7 +211,12 @@ def _late(text: Text, node: Node) -> None:
             text.add(f"if {given} is not None: {given}.detach().copy_(grads[{k}].detach())")
 
 
+def _is_asked(feed: tuple[int, ...] | None, node: Node) -> bool:
+    """Whether a gradient is there only if certain others came: where zeros stand for missing ones it would be computed."""
+    return node.is_whole and feed is not None and len(feed) not in (0, len(node.tangents))
+
+
 def _fed(gradient: str, feed: tuple[int, ...], node: Node) -> str:
-    if not node.is_whole or len(feed) in (0, len(node.tangents)):
+    if not _is_asked(feed, node):
         return gradient
     return f"{gradient} if {' or '.join(f'came{tangent}' for tangent in feed)} else None"

@@ -132,7 +132,8 @@ def _opening(text: Text, tangent: WrappedTangent, k: int) -> Iterator[str]:
     for at, part in tangent.wrapper.wrappers(f"grad{k}"):
         name = at.replace(".", "_")
         kind, context = text.use(f"kind_{name}", part.kind), text.use(f"context_{name}", part.context)
-        yield f"{name} = as_tangent({name}, {kind}, {context}, ({k}, {at.removeprefix(f'grad{k}')!r}))"
+        place = (k, at.removeprefix(f"grad{k}"), tangent.where)
+        yield f"{name} = as_tangent({name}, {kind}, {context}, {place})"
         for attribute, _ in part.parts:
             yield f"{name}_{attribute} = {name}.{attribute}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from treeplay.wrap.aot import torch_private
+from treeplay.wrap.aot import node, torch_private
 from treeplay.wrap.aot.plan import CallPlan
 
 _INDENT = "    "
@@ -31,6 +31,22 @@ class Text:
 def tokens(count: int) -> str:
     """What stands for tokens: they are there for the order in the graph only."""
     return f"[{', '.join(['None'] * count)}]"
+
+
+def run_graph(text: Text, *, is_boxed: bool = True, run: str = "run") -> str:
+    """What calls `run` with `args` and autocast off: the casts are in the graph. What is not boxed takes them one by one."""
+    text.use("run_plainly", node.run_plainly)
+    text.use("is_any_autocast_enabled", torch_private.is_any_autocast_enabled)
+    given = "args" if is_boxed else "*args"
+    return f"run_plainly({run}, {given}) if is_any_autocast_enabled() else {run}({given})"
+
+
+def count_values(text: Text, count: int, values: str = "values", place: str = "forward") -> None:
+    """Lines that compare how many values came with what the plan says; a lone one need not come in a list."""
+    text.use("wrong_count", node.wrong_count)
+    if count == 1:
+        text.add(f"if type({values}) is not tuple and type({values}) is not list: {values} = ({values},)")
+    text.add(f"if len({values}) != {count}: raise wrong_count({count}, {values}, {place!r})")
 
 
 def take_random_values(text: Text, plan: CallPlan) -> None:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeplay.errors import UsageError
 from treeplay.wrap.aot import torch_private
-from treeplay.wrap.aot.compilers import AliasCheck, Boxed
+from treeplay.wrap.aot.compilers import AliasCheck, Boxed, take_one_list
 from treeplay.wrap.aot.torch_private import shares_storage
 
 Instead = Callable[[Boxed, list[Any]], Sequence[Any]]
@@ -23,16 +23,16 @@ _TORCHS = frozenset(
 )
 
 
-def on_first_call(function: Any, instead: Instead) -> None:
-    """Let the first call of a generated function do `instead(run, args)` where it would do `run(args)`."""
+def on_first_call(function: Any, instead: Instead, *, is_boxed: bool = True) -> None:
+    """Let the first call of a generated function do `instead(run, args)` where it would do `run(args)`, or `run(*args)`."""
     names = function.__globals__
-    run: Boxed = names["run"]
+    run = names["run"]
 
     def once(args: list[Any]) -> Sequence[Any]:
         names["run"] = run
-        return instead(run, args)
+        return instead(run if is_boxed else take_one_list(run), args)
 
-    names["run"] = once
+    names["run"] = once if is_boxed else lambda *given: once([*given])
 
 
 def first_call(graph: torch.fx.GraphModule, *, alias_check: AliasCheck, has_wrappers: bool) -> Instead | None:

@@ -58,6 +58,12 @@ def take_out(
         if value is not None:
             late.append(LateWrite(argument=None, tangent=k, needs_grad=False))
             values.append(value)
+    written = [plan.name(write.argument) for write in late if write.argument is not None]
+    if written and len(tangents) > 1:
+        why = f"`{written[0]}` is written in the backward, and whose backward of {len(tangents)} results that is, is not known"
+        raise refusal(
+            "write", why, where, "return one result that needs a gradient, or run this function without treeplay"
+        )
     if late:
         for argument, (state, _) in before.items():
             outputs[_write_of(traced, arguments.index(argument))] = state

@@ -190,10 +190,9 @@ def _unchanged(tensor: torch.Tensor, version: int) -> torch.Tensor:
     return tensor
 
 
-def run_plainly(run: Boxed, values: list[Any]) -> Sequence[Any]:
+def run_plainly(run: Callable[..., Any], *given: Any) -> Any:
     """Run a graph while autocast is on outside."""
-    result: Sequence[Any] = torch_private.without_autocast(run, values)
-    return result
+    return torch_private.without_autocast(run, *given)
 
 
 def missing(layout: Layout, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -221,9 +220,9 @@ def write_unnoticed(tensor: torch.Tensor, value: torch.Tensor) -> None:
         tensor.detach().copy_(value.detach())
 
 
-def wrong_count(expected: int, values: Sequence[Any]) -> InternalError:
-    """The graph returned another number of values than its plan says."""
-    return InternalError(f"the forward returned the wrong number of values: expected {expected}, got {len(values)}")
+def wrong_count(expected: int, values: Sequence[Any], place: str) -> InternalError:
+    """A graph returned another number of values than its plan says."""
+    return InternalError(f"the {place} returned the wrong number of values: expected {expected}, got {len(values)}")
 
 
 def late_write() -> RuntimeError:

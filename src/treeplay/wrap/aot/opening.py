@@ -26,6 +26,9 @@ __all__ = [
     "plain_gradient",
 ]
 
+Place = tuple[int, str, str]
+"""Of a gradient: the output that it arrives for, the path inside of it, and the user's line that made the output, if known."""
+
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, type(None)))
 """Classes that need no second look where a plain value was traced."""
 
@@ -62,7 +65,7 @@ def check_notes(value: Any, context: Any, path: str) -> None:
         )
 
 
-def as_tangent(gradient: Any, kind: type, context: Any, place: tuple[int, str]) -> Any:
+def as_tangent(gradient: Any, kind: type, context: Any, place: Place) -> Any:
     """A gradient of the class and with the notes that the backward was traced for, converted by its class if need be."""
     gradient = waited(gradient)
     is_kind = type(gradient) is kind
@@ -75,14 +78,14 @@ def as_tangent(gradient: Any, kind: type, context: Any, place: tuple[int, str]) 
     return converted
 
 
-def plain_gradient(gradient: Any, layout: Layout, output: int) -> Any:
+def plain_gradient(gradient: Any, layout: Layout, place: Place) -> Any:
     """A gradient that is no plain tensor, or lies otherwise than the backward was traced for, as one that does."""
     gradient = waited(gradient)
     if is_wrapper(gradient):
         convert = getattr(gradient, "__coerce_same_metadata_as_tangent__", None)
         converted = None if convert is None else convert(None, torch.Tensor)
         if converted is None or is_wrapper(converted):
-            raise _unlike(gradient, torch.Tensor, None, (output, ""))
+            raise _unlike(gradient, torch.Tensor, None, place)
         gradient = converted
     if gradient.layout is torch.strided and gradient.stride() == layout.stride:
         return gradient
@@ -108,15 +111,19 @@ def device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _unlike(gradient: Any, kind: type[Any], context: Any, place: tuple[int, str]) -> UsageError:
+def _unlike(gradient: Any, kind: type[Any], context: Any, place: Place) -> UsageError:
     found = _said(type(gradient))
     if type(gradient) is kind:
         found += f" with {gradient.__tensor_flatten__()[1]!r}"
     expected = _said(kind) if context is None else f"{_said(kind)} with {context!r}"
+    cure = "call .detach() on an output whose gradient is not used"
+    if is_wrapper(gradient):
+        cure += f", or give {type(gradient).__name__} a method __coerce_same_metadata_as_tangent__"
+    output, path, where = place
+    made = f", made at {where}" if where else ""
     return UsageError(
-        f"the gradient{place[1]} that arrived for output {place[0]} of a compiled function: expected {expected}, as "
-        f"traced, found {found}. To mend: call .detach() on an output whose gradient is not used, or give "
-        f"{type(gradient).__name__} a method __coerce_same_metadata_as_tangent__"
+        f"the gradient{path} that arrived for output {output} of a compiled function{made}: expected {expected}, as traced, "
+        f"found {found}. To mend: {cure}"
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from treeplay.wrap.aot.subclasses import Opened, Wrapper, places
+from treeplay.wrap.aot.subclasses import Opened, Wrapper, places, width
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +154,13 @@ Result = New | Same | Again | ViewOfArgument | ViewOfValue
 
 @dataclass(frozen=True, slots=True)
 class Tangent:
-    """The gradient that arrives for a value, and how the backward expects it to lie."""
+    """The gradient that arrives for a value, and how the backward expects it to lie; `where` the value is made, if known."""
 
     value: int
     layout: Layout
     dtype: str
     device: str
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,7 @@ class WrappedTangent:
     value: int
     wrapper: Wrapper
     parts: tuple[Tangent, ...]
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +200,11 @@ class Node:
     `returned` are the values that leave it, `differentiable` those among them that need a gradient. `saved` values
     come after all others; the last `unchecked` of them eager keeps without noticing later writes. `feeds` says, for
     each argument, from which tangents (by position) its gradient comes; None where there is no gradient at all. `views` are
-    returned values that lose their base on the way out. `copied` are saved values that lie in an argument which is written
-    after the graph; `donated` are saved values that nobody else can see, so that a backward may overwrite them. `late` are
-    the backward's own writes; their values come after the gradients, and what the arguments among them hold goes in after
-    the tangents. `groups` are there if there are several: eager has freed one of them by its backward, the others not.
+    returned values that lose their base on the way out. Of the saved values, `copied` lie in an argument which is written
+    after the graph, `fresh` lie in new memory, and `donated` can be seen by nobody else, so that a backward may overwrite
+    them. `late` are the backward's own writes; their values come after the gradients, and what the arguments among them
+    hold goes in after the tangents. `groups` are there if there are several: eager has freed one of them by its backward,
+    the others not.
     `generators` are the devices of the random generators that both graphs take as their last inputs; the backward takes
     `tokens` before them. `is_deterministic`: it was traced under deterministic mode. `is_whole`: zeros stand for gradients
     that did not come; otherwise there is a backward without them.
@@ -216,6 +219,7 @@ class Node:
     detached: tuple[int, ...]
     views: tuple[int, ...] = ()
     copied: tuple[int, ...] = ()
+    fresh: tuple[int, ...] = ()
     late: tuple[LateWrite, ...] = ()
     donated: tuple[int, ...] = ()
     groups: tuple[Group, ...] = ()
@@ -278,6 +282,10 @@ class CallPlan:
     def flat_values(self) -> int:
         """How many places of the graph `values` take."""
         return self.values if self.opened is None else self.opened.flat_values
+
+    def flat_gradients(self, node: Node) -> int:
+        """How many values the backward graph returns for the gradients of arguments."""
+        return len(node.feeds) if self.opened is None else sum(map(width, self.opened.gradients))
 
     def places_of_inputs(self) -> list[range]:
         """For each of `inputs`, which inputs of the graph stand for it."""

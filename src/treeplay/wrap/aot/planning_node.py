@@ -8,12 +8,15 @@ from typing import Any
 import torch
 
 from treeplay.errors import InternalError
+from treeplay.observe.lines import location_in
 from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.capture import refusal
+from treeplay.wrap.aot.fresh import fresh_values
 from treeplay.wrap.aot.layouts import fake_of, known_layout
 from treeplay.wrap.aot.partial import groups_of
 from treeplay.wrap.aot.plan import CallPlan, LateWrite, New, Node, Tangent, ViewOfValue, WrappedTangent
 from treeplay.wrap.aot.random_states import generator_inputs
+from treeplay.wrap.aot.stashed import IS_STASHED
 from treeplay.wrap.aot.subclasses import Wrapper, places, tangent_wrappers, width
 from treeplay.wrap.aot.torch_private import Traced, is_new
 
@@ -50,7 +53,10 @@ def plan_node(
         differentiable=values,
         saved=len(saved),
         unchecked=_unchecked(saved),
-        tangents=tuple(_tangent(*parts) for parts in zip(values, wrappers, groups, strict=True)),
+        tangents=tuple(
+            _tangent(*parts, where=_made_at(forward, plan, parts[0]))
+            for parts in zip(values, wrappers, groups, strict=True)
+        ),
         feeds=feeds,
         groups=() if is_whole else groups_of(backward, len(values)),
         is_whole=is_whole,
@@ -61,6 +67,7 @@ def plan_node(
         ),
         views=_views(forward, plan),
         copied=_copied(forward, saved, plan),
+        fresh=tuple(k - plan.returned_values for k in sorted(fresh_values(forward)) if k >= plan.returned_values),
         late=late,
         donated=_donated(forward, backward, saved, plan),
         generators=tuple(devices),
@@ -131,7 +138,7 @@ def _unchecked(saved: Sequence[torch.fx.Node]) -> int:
 
     States of random generators come after all others; nobody else holds them.
     """
-    first = next((k for k, node in enumerate(saved) if node.meta.get("saved_tensor_with_no_vc_check")), len(saved))
+    first = next((k for k, node in enumerate(saved) if node.meta.get(IS_STASHED)), len(saved))
     return len(saved) - first
 
 
@@ -157,14 +164,24 @@ def _returned(plan: CallPlan) -> tuple[int, ...]:
     return tuple(sorted(used))
 
 
-def _tangent(value: int, wrapper: Wrapper | None, nodes: Sequence[torch.fx.Node]) -> Tangent | WrappedTangent:
+def _made_at(forward: torch.fx.GraphModule, plan: CallPlan, value: int) -> str:
+    """The user's line that made a value, where the front end noted lines; else nothing."""
+    outputs = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
+    nodes = [outputs[at] for at in plan.places_of_values()[value]]
+    lines = [location_in(node.meta.get("stack_trace")) for node in nodes if isinstance(node, torch.fx.Node)]
+    return next((str(line) for line in lines if line is not None), "")
+
+
+def _tangent(
+    value: int, wrapper: Wrapper | None, nodes: Sequence[torch.fx.Node], *, where: str
+) -> Tangent | WrappedTangent:
     parts = []
     for node in nodes:
         fake = fake_of(node)
         if not isinstance(fake, torch.Tensor):
             raise refusal("wrap", "a gradient made of tensors and something else", None)
-        parts.append(Tangent(value, known_layout(fake), str(fake.dtype), str(fake.device)))
-    return parts[0] if wrapper is None else WrappedTangent(value, wrapper, tuple(parts))
+        parts.append(Tangent(value, known_layout(fake), str(fake.dtype), str(fake.device), where))
+    return parts[0] if wrapper is None else WrappedTangent(value, wrapper, tuple(parts), where)
 
 
 def _feeds(

@@ -1,0 +1,62 @@
+"""`CallPlan` and the callables of its graphs → the function that a user calls: emitted, loaded, hidden from Dynamo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from treeplay.facts.source import Source
+from treeplay.generated import hide_from_dynamo, load_source
+from treeplay.wrap.aot import torch_private
+from treeplay.wrap.aot.compilers import Boxed
+from treeplay.wrap.aot.emit import emit_call
+from treeplay.wrap.aot.emit_node import emit_backward, emit_forward
+from treeplay.wrap.aot.first_call import Instead, on_first_call
+from treeplay.wrap.aot.plan import CallPlan, Node
+
+
+def load_call(
+    plan: CallPlan,
+    run: Callable[..., Any],
+    backward: Boxed | None = None,
+    last: Boxed | None = None,
+    *,
+    instead: Instead | None = None,
+    is_boxed: bool = True,
+) -> Any:
+    """The generated function of a plan, be it fresh or from elsewhere, around the callables of its graphs.
+
+    `last` is a backward that may overwrite what was saved; `instead` is what the first call does in place of `run`."""
+    sources: tuple[str, ...] = ()
+    if plan.node is not None:
+        node_class = _node_class(plan, plan.node, run, backward, last, is_boxed=is_boxed)
+        if instead is not None:
+            on_first_call(node_class.forward, instead, is_boxed=is_boxed)
+        run, sources, instead = torch_private.apply_of(node_class), node_class.sources, None
+    source: Source = emit_call(plan, run, is_boxed=is_boxed)
+    call: Any = load_source(source)
+    if instead is not None:
+        on_first_call(call, instead, is_boxed=is_boxed)
+    call.source, call.plan, call.sources, call.backward = source.text, plan, (source.text, *sources), None
+    return call
+
+
+def _node_class(
+    plan: CallPlan, node: Node, forward: Callable[..., Any], backward: Any, last: Boxed | None, *, is_boxed: bool
+) -> Any:
+    """The plan's autograd function: nothing but the two generated functions."""
+    first, second = (
+        emit_forward(plan, node, forward, is_donating=last is not None, is_boxed=is_boxed),
+        emit_backward(plan, node, backward, last),
+    )
+    run_backward = load_source(second)
+    # Autograd may call it inside of a frame that Dynamo watches; what it calls, the compile above all, is not to be traced.
+    hide_from_dynamo(run_backward, with_callees=True)
+    members = {
+        "forward": staticmethod(load_source(first)),
+        "backward": staticmethod(run_backward),
+        "sources": (first.text, second.text),
+    }
+    return torch_private.NodeType("Treeplay", (torch.autograd.Function,), members)

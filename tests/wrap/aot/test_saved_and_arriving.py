@@ -1,0 +1,163 @@
+"""What a node saves, and in which layout and number gradients reach its backward."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from wrap.aot.oracle import boxed, compare_gradients, grown, min_cut, numbers, twin, wrapped
+
+TRACES_STRIDES = torch.__version__ >= (2, 13)
+"""Before, torch traces a backward for gradients in the nearest memory format, not in the strides of the results."""
+
+
+def seeing(seen: list[Any]) -> Any:
+    """A compiler of backwards that note what they are given."""
+
+    def compiler(module: Any, inputs: Any) -> Any:
+        run = boxed(module, inputs)
+
+        def spy(args: list[Any]) -> Any:
+            seen.append([(value.stride(), value.data_ptr()) for value in args if isinstance(value, torch.Tensor)])
+            return run(args)
+
+        return spy
+
+    return compiler
+
+
+def test_W35_memory_is_constant_over_steps_without_the_garbage_collector() -> None:
+    def make() -> list[Any]:
+        return [numbers(2, 3, grad=True), numbers(2, 3, grad=True)]
+
+    made: list[Any] = []
+
+    def noting(module: Any, inputs: Any) -> Any:
+        run = boxed(module, inputs)
+
+        def spy(args: list[Any]) -> Any:
+            values = run(args)
+            made.extend(weakref.ref(value) for value in values if isinstance(value, torch.Tensor))
+            return values
+
+        return spy
+
+    def function(x: Any, w: Any) -> Any:
+        y = (x.sin() * w.cos()).exp()
+        return [y, y.view(-1), w[1:]]
+
+    call = wrapped(function, make, partition=min_cut, forward=noting, backward=noting)
+
+    def step() -> int:
+        y, view, part = call(make())
+        ((y * 2).sum() + view.sum() + part.sum()).backward()
+        return sum(value() is not None for value in made)
+
+    gc.disable()
+    try:
+        alive = [step() for _ in range(20)]
+    finally:
+        gc.enable()
+    # What lives after a step is what its own frame holds until the next one.
+    assert len(made) >= 20 * 3 and len(set(alive)) == 1, alive
+
+
+def test_W35_sizes_suffice_where_a_gradient_is_only_spread() -> None:
+    call = twin(lambda x: [x.sum(), x.mean(0)], lambda: [numbers(2, 3, grad=True)])
+    assert call.plan.node.saved == 0
+
+
+def test_W36_one_of_two_results_is_used() -> None:
+    def function(x: Any, w: Any) -> Any:
+        return [(x * w).sin(), x / w, x.size(0)]
+
+    def make() -> list[Any]:
+        return [numbers(2, 3, grad=True), numbers(2, 3, grad=True)]
+
+    call = wrapped(function, make)
+    assert [tangent.value for tangent in call.plan.node.tangents] == [0, 1], "a size has no gradient"
+    for used in (0, 1):
+        eager, ours = make(), make()
+        left, right = function(*eager)[used], call(list(ours))[used]
+        compare_gradients([left], [right], eager, ours)
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        torch.ones(3, 4).t() * 3,
+        (torch.arange(48.0).view(8, 6))[::2, ::2],
+        torch.full((1, 1), 3.0).expand(4, 3),
+        torch.arange(7.0).as_strided((4, 3), (1, 1)),
+        torch.arange(12.0).view(3, 4).flip(0).t(),
+    ],
+    ids=["transposed", "gapped", "expanded", "overlapping", "flipped"],
+)
+def test_W37_gradients_of_any_layout_are_right(gradient: torch.Tensor) -> None:
+    seen: list[Any] = []
+    call = wrapped(lambda x: [x.t().sin()], lambda: [numbers(3, 4, grad=True)], backward=seeing(seen))
+    gradient = gradient.to(numbers(1).device)
+    x, twin_x = numbers(3, 4, grad=True), numbers(3, 4, grad=True)
+    call([x])[0].backward(gradient)
+    twin_x.t().sin().backward(gradient)
+    torch.testing.assert_close(x.grad, twin_x.grad)
+    assert seen[0][-1][0] == ((1, 4) if TRACES_STRIDES else (3, 1))
+
+
+def test_W37_a_contiguous_gradient_reaches_a_backward_of_channels_last_as_channels_last() -> None:
+    def make() -> list[Any]:
+        return [numbers(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()]
+
+    seen: list[Any] = []
+    call = wrapped(lambda x: [x.sin()], make, backward=seeing(seen))
+    gradients = [numbers(2, 3, 4, 5), numbers(2, 3, 4, 5).to(memory_format=torch.channels_last)]
+    for gradient in gradients:
+        (x,), (other,) = make(), make()
+        call([x])[0].backward(gradient)
+        other.sin().backward(gradient)
+        torch.testing.assert_close(x.grad, other.grad)
+        assert seen[-1][-1][0] == (60, 1, 15, 3)
+    assert seen[-1][-1][1] == gradients[1].data_ptr(), "one that lies as it should was copied"
+
+
+def test_W37_results_that_overlap_themselves_take_contiguous_gradients() -> None:
+    seen: list[Any] = []
+    make = lambda: [numbers(3, grad=True)]  # noqa: E731
+    call = wrapped(lambda x: [(x * 2).expand(4, 3)], make, backward=seeing(seen))
+    (x,) = make()
+    (y,) = call([x])
+    assert y.stride() == (0, 1) and call.plan.node.tangents[0].layout.stride == (3, 1)
+    y.backward(numbers(4, 3))
+    assert seen[0][-1][0] == (3, 1)
+    torch.testing.assert_close(x.grad, numbers(4, 3).sum(0) * 2)
+
+
+def test_W37_sparse_gradients_pass() -> None:
+    rows = torch.tensor([1, 1, 0], device=numbers(1).device)
+    found = []
+    make = lambda: [numbers(3, 2, grad=True)]  # noqa: E731
+    for run in (lambda args: [args[0] * 2, args[0] * 3], wrapped(lambda w: [w * 2, w * 3], make)):
+        (w,) = make()
+        (y, _) = run([w])
+        torch.nn.functional.embedding(rows, y, sparse=True).sum().backward()
+        found.append(w.grad)
+    assert [gradient.layout for gradient in found] == [torch.sparse_coo] * 2
+    torch.testing.assert_close(found[1].to_dense(), found[0].to_dense())
+
+
+@pytest.mark.parametrize("partition", ["default", "min_cut"])
+def test_W37_permuted_results_as_in_attention(partition: str) -> None:
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        q, k, v = (item.view(2, 5, 2, 3).transpose(1, 2) for item in (q, k, v))
+        out = torch.softmax(q @ k.transpose(-2, -1), -1) @ v
+        return [out.transpose(1, 2), out.permute(0, 3, 1, 2), q]
+
+    twin(
+        attention,
+        lambda: [numbers(2, 5, 6, grad=True), grown(2, 5, 6) / 9, numbers(2, 5, 6, grad=True)],
+        **({"partition": min_cut} if partition == "min_cut" else {}),
+    )

@@ -373,3 +373,14 @@ def test_grad_modes_of_calls(dev: str) -> None:
 def test_no_tensors_at_all_is_a_recording_too() -> None:
     graphed = make_graphed_callables(lambda: torch.ones(2) * 3, ())
     assert graphed().tolist() == [3, 3]
+
+
+def test_Gplus5_what_a_wrapped_callable_reads_lives_as_long_as_it(dev: str) -> None:
+    t = torch.full((5,), 3.0, device=dev)
+    table = {"t": t}
+    graphed = make_graphed_callables(lambda x: x * table["t"] - 1, (torch.zeros(5, device=dev),))
+    del t
+    table.clear()
+    junk = [torch.full((5,), float("nan"), device=dev) for _ in range(50)]
+    x = torch.arange(5.0, device=dev)
+    assert torch.equal(graphed(x), x * 3 - 1) and len(junk) == 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tracemalloc
 import warnings
@@ -39,6 +40,10 @@ def test_G12_a_dump_shows_nodes_and_both_branches(dev: str, x: torch.Tensor, tmp
     text = (tmp_path / "recording.dot").read_text()
     # On CUDA the second branch waits for the first operation too: that is what `wait_stream` says.
     assert text.startswith("digraph") and text.count("->") == (4 if dev == "cuda" else 3)
+    edges = re.findall(r'"?([\w:]+)"?\s*->\s*"?([\w:]+)"?', text)
+    (joined,) = {to for _, to in edges} - {start for start, _ in edges}
+    branches = sorted(start for start, to in edges if to == joined)
+    assert len(branches) == 2 and tuple(branches) not in edges and (branches[1], branches[0]) not in edges
     recording.replay()
 
 
@@ -57,6 +62,9 @@ def test_G12_a_missing_folder_is_named(dev: str, x: torch.Tensor, tmp_path: Path
         x + 1
     with pytest.raises(OSError, match="nowhere"):
         recording.debug_dump(tmp_path / "nowhere" / "recording.dot")
+    (tmp_path / "a folder").mkdir()
+    with pytest.raises(OSError, match="a folder"):
+        recording.debug_dump(tmp_path / "a folder")
 
 
 def test_Gplus5_a_freed_input_is_told_with_its_lines(dev: str) -> None:
@@ -92,6 +100,17 @@ def test_Gplus5_a_view_that_lives_keeps_the_memory(dev: str) -> None:
     del view
     with pytest.raises(UsageError, match="start `tracemalloc`"):
         recording.replay()
+
+
+def test_Gplus5_without_the_option_nothing_is_noted_and_a_replay_asks_nothing(dev: str) -> None:
+    t = torch.ones(1000, device=dev)
+    recording = Graph(device=dev)
+    with graph(recording):
+        y = t + 1
+    assert recording._inputs is None
+    del t
+    recording.replay()
+    assert y.shape == (1000,)
 
 
 def test_Gplus5_what_the_body_made_and_freed_is_no_input(dev: str, x: torch.Tensor) -> None:

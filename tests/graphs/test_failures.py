@@ -212,20 +212,52 @@ def test_Gplus4_one_broken_step_of_the_teardown_leaves_the_others(
     assert torch.cuda.current_stream() == before and usable(cuda)
 
 
-def test_Gplus4_a_broken_teardown_on_the_cpu_keeps_the_first_error(monkeypatch: pytest.MonkeyPatch) -> None:
+HOST_STEPS = {
+    "write": (recorder, "_put_back"),
+    "reads": (recorder._HostReads, "__exit__"),
+    "dispatch": (recorder.Recorder, "__exit__"),
+    "turn": (turns, "give_back"),
+}
+
+
+@pytest.mark.parametrize("raises", [False, True])
+@pytest.mark.parametrize("step", HOST_STEPS)
+def test_Gplus4_one_broken_step_of_the_teardown_on_the_cpu_leaves_the_others(
+    monkeypatch: pytest.MonkeyPatch, step: str, raises: bool
+) -> None:
     x = torch.ones(3)
-    recording = Graph(device="cpu")
+    owner, name = HOST_STEPS[step]
+    real = getattr(owner, name)
 
-    def fails(self: object, *args: object) -> None:
-        raise OSError("cannot leave")
+    def broken(*args: object, **kwargs: object) -> None:
+        real(*args, **kwargs)
+        raise OSError(step)
 
-    monkeypatch.setattr(recorder._HostReads, "__exit__", fails)
-    with pytest.raises(KeyError) as failure, graph(recording):
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises(KeyError if raises else OSError) as failure, graph(Graph(device="cpu")):
+        x.add_(1)
+        if raises:
+            raise KeyError("k")
+    monkeypatch.undo()
+    assert not raises or any(step in note for note in failure.value.__notes__)
+    assert x.tolist() == [1.0] * 3 and usable("cpu")
+
+
+def test_Gplus4_steps_that_fail_one_after_the_other_are_all_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(3)
+    for step, (owner, name) in HOST_STEPS.items():
+        real = getattr(owner, name)
+
+        def broken(*args: object, real: Callable[..., None] = real, step: str = step) -> None:
+            real(*args)
+            raise OSError(step)
+
+        monkeypatch.setattr(owner, name, broken)
+    with pytest.raises(KeyError) as failure, graph(Graph(device="cpu")):
         x.add_(1)
         raise KeyError("k")
     monkeypatch.undo()
-    torch.overrides._pop_mode()  # what the broken step left
-    assert any("cannot leave" in note for note in failure.value.__notes__)
+    assert all(any(step in note for note in failure.value.__notes__) for step in HOST_STEPS)
     assert x.tolist() == [1.0] * 3 and usable("cpu")
 
 

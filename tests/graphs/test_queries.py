@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -29,8 +30,12 @@ print(Graph().device, "empty" in repr(recording))
 WITH_CUDA = """
 import torch, treeplay
 from treeplay.graphs import Graph, graph_pool_handle, is_current_stream_capturing
-Graph, treeplay.CaptureFailed, graph_pool_handle()
+for package in (treeplay, treeplay.graphs):
+    for name in package.__all__:
+        repr(getattr(package, name))
+graph_pool_handle()
 assert is_current_stream_capturing() is False
+Graph(device="cuda")
 print(torch.cuda.is_initialized())
 """
 
@@ -49,6 +54,23 @@ def test_G2_capturing_is_true_between_begin_and_end_only(dev: str, x: torch.Tens
     assert seen is True and is_current_stream_capturing() is False
     with pytest.raises(KeyError), graph(Graph(device=dev)):
         raise KeyError("k")
+    assert is_current_stream_capturing() is False
+
+
+def test_G2_between_the_low_level_begin_and_end_too(dev: str, x: torch.Tensor) -> None:
+    recording, seen = Graph(device=dev), [is_current_stream_capturing()]
+    with torch.cuda.stream(torch.cuda.Stream()) if dev == "cuda" else contextlib.nullcontext():
+        recording.capture_begin()
+        x + 1
+        seen.append(is_current_stream_capturing())
+        recording.capture_end()
+        seen.append(is_current_stream_capturing())
+    assert seen == [False, True, False] and all(type(answer) is bool for answer in seen)
+
+
+def test_G2_a_capture_that_fails_is_over(dev: str, x: torch.Tensor) -> None:
+    with pytest.raises(treeplay.CaptureFailed), graph(Graph(device=dev)):
+        (x + 1).sum().item()
     assert is_current_stream_capturing() is False
 
 

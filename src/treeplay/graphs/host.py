@@ -12,6 +12,7 @@ from treeplay.device.host.dot import dot_of
 from treeplay.device.host.recorder import Recorder
 from treeplay.device.host.tape import Tape
 from treeplay.device.host.torch_private import storage_of
+from treeplay.device.teardown import Teardown
 from treeplay.device.turns import turns
 from treeplay.errors import UsageError
 from treeplay.graphs.device import Held, Wish, counted, refuse_stream
@@ -40,10 +41,7 @@ class HostRecording:
         try:
             yield
         except BaseException as error:
-            try:
-                self.abandon()
-            except BaseException as later:
-                error.add_note(f"then, while abandoning the capture: {type(later).__name__}: {later}")
+            self._abandon(error)
             raise
         self.end()
 
@@ -65,11 +63,15 @@ class HostRecording:
         if self._recorder is None:
             return
         self._recorder.check_ends_here()
+        recorder, self._recorder = self._recorder, None
+        first = None
         try:
-            self._tape = self._recorder.end()
-        finally:
-            self._recorder = None
-            turns.give_back()
+            self._tape = recorder.end()
+        except BaseException as error:
+            first = error
+        first = _giving_the_turn_back().run(first)
+        if first is not None:
+            raise first
         if self._pool is not None:
             host_pools.claim(self._pool, self._tape)
         if not self._tape.operations:
@@ -77,13 +79,13 @@ class HostRecording:
 
     def abandon(self) -> None:
         """End it and keep nothing."""
+        first = self._abandon(None)
+        if first is not None:
+            raise first
+
+    def _abandon(self, first: BaseException | None) -> BaseException | None:
         recorder, self._recorder = self._recorder, None
-        if recorder is None:
-            return
-        try:
-            recorder.abandon()
-        finally:
-            turns.give_back()
+        return _giving_the_turn_back().run(recorder.abandon(first)) if recorder is not None else first
 
     def instantiate(self) -> None:
         """Nothing: a tape is ready as it is."""
@@ -119,3 +121,9 @@ class HostRecording:
         tape, storage = self._recorder.tape if self._recorder else self._tape, storage_of(tensor)
         if self._inputs is not None:
             self._inputs.note(tensor, lambda: tape.is_held_elsewhere(storage))
+
+
+def _giving_the_turn_back() -> Teardown:
+    steps = Teardown()
+    steps.add("giving the turn to record back", turns.give_back)
+    return steps

@@ -75,12 +75,12 @@ class Recorder(TorchDispatchMode):
             raise CaptureFailed(self._refused)
         return self.tape
 
-    def abandon(self) -> None:
-        """Stop, put back what the body wrote, and keep nothing."""
-        first = self._leave(None)
+    def abandon(self, first: BaseException | None = None) -> BaseException | None:
+        """Stop, put back what the body wrote, and keep nothing. Returns the first error, `first` if given, with later ones
+        as its notes."""
+        first = self._leave(first)
         self.tape = Tape()
-        if first is not None:
-            raise first
+        return first
 
     def refuse(self, reason: Reason) -> CaptureFailed:
         """Note the first refusal, so that a body which swallows exceptions is refused all the same."""

@@ -27,8 +27,8 @@ def record_tape(
     recorder.begin()
     try:
         outputs = body(list(tensors))
-    except BaseException:
-        recorder.abandon()
+    except BaseException as error:
+        recorder.abandon(error)
         raise
     return recorder.end(), outputs
 

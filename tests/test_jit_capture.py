@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch.nn import functional as F
 
 import treeplay
 from support import Twins, assert_same, training
+
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])
 
 library = torch.library.Library("treeplay_test_capture", "DEF")
 library.define("soften(Tensor x, float by) -> Tensor")
@@ -247,3 +251,59 @@ def test_the_call_and_its_tensors_are_not_kept() -> None:
     del x
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_a_run_that_differs_from_the_rehearsal_has_its_effects_once(device: str) -> None:
+    """What counts up lies in C, where no snapshot finds it: each run of the program returns another number of results."""
+    runs, total, slots = ctypes.c_int(0), torch.ones(3, device=device), {"last": None}
+    twin = torch.ones(3, device=device)
+
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        runs.value += 1
+        total.mul_(3).add_(x)
+        slots["last"] = total - x
+        return [total - x] * (1 + runs.value % 2)
+
+    jitted = capture(program, on_refusal="eager")
+    with pytest.warns(UserWarning, match="does not do the same on each run"):
+        for call in range(5):
+            x = torch.full((3,), float(call), device=device)
+            found = jitted(x)
+            twin.mul_(3).add_(x)
+            assert_same(total, twin)
+            assert_same([found[0], slots["last"]], [twin - x, twin - x])
+    statistics = jitted.statistics()
+    assert statistics.replays == 0 and statistics.eager_calls == 5 and statistics.refusals == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_an_exception_of_the_programs_own_is_raised_after_what_came_before_it(at: int, device: str) -> None:
+    broken, total, twin = ctypes.c_bool(False), torch.ones(3, device=device), torch.ones(3, device=device)
+
+    def program(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        total.mul_(3).add_(x)
+        if broken.value:
+            raise KeyError("mine")
+        return total - x
+
+    jitted = capture(program, on_refusal="eager")
+    for call in range(4):
+        x = torch.full((3,), float(call), device=device)
+        broken.value = call == at
+        if call == at and not _is_replayed(jitted):
+            with pytest.raises(KeyError, match="mine"):
+                program(x, twin)
+            with pytest.raises(KeyError, match="mine"):
+                jitted(x, total)
+        else:
+            broken.value = False
+            assert_same(jitted(x, total), program(x, twin))
+        assert_same(total, twin)
+
+
+def _is_replayed(jitted: Any) -> bool:
+    """Whether the next call runs none of the program's Python."""
+    stages = [recording.launch.stage for key in jitted.statistics().keys for recording in key.recordings]
+    return stages == ["recorded"]

@@ -20,7 +20,7 @@ import torch
 
 from treeplay.device.host import HostDevice
 from treeplay.device.protocol import Device, Work
-from treeplay.errors import CaptureFailed, Differing, LoweringError, Refusal, TooEarly
+from treeplay.errors import CaptureFailed, Differing, InternalError, LoweringError, Refusal, TooEarly, TreeplayError
 from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.overlap import overlapping, overlaps_itself
 from treeplay.facts.plan import Plan
@@ -38,6 +38,7 @@ from treeplay.plan.arena import plan_arena
 from treeplay.plan.choose import choose
 from treeplay.plan.devices import CPU, check_stays, device_of, move_state, settle
 from treeplay.plan.work import is_small
+from treeplay.sandbox.boundary import Boundary
 from treeplay.settings import settings
 from treeplay.trace.jit import Call, Trace, program_raised, trace
 from treeplay.trace.log import Entry, first_difference
@@ -151,12 +152,21 @@ def compile_captured(program: Program, inputs: Sequence[Any], options: Options) 
     Each of its graphs is recorded when it first runs on a GPU; the backward is compiled when it is first needed, under the
     options of its forward.
     """
+    from treeplay.backend.job import Job
     from treeplay.backend.options import using  # with ahead-of-time tracing, which takes a while to import
+    from treeplay.backend.passes import copy_of
     from treeplay.backend.shapes import normalised
     from treeplay.backend.surroundings import undisturbed
+    from treeplay.backend.wrapped import uncompiled
 
-    with undisturbed(), using(options):
-        return normalised(program, inputs, lambda flat, leaves: compile_flat(flat, leaves, options))
+    spare = copy_of(program) if isinstance(program, torch.fx.GraphModule) else program
+    try:
+        with Boundary("compiling a graph", reasons=(TreeplayError,)), undisturbed(), using(options):
+            return normalised(program, inputs, lambda flat, leaves: compile_flat(flat, leaves, options))
+    except InternalError as error:
+        job = Job(options, (), ())
+        job.broken(error)
+        return uncompiled(job, spare)
 
 
 def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ from treeplay.facts.captured import Direction
 from treeplay.graph_check import check_module
 from treeplay.lower.compiler import find_compiler, find_gpu_compiler
 from treeplay.observe import counters, warn_once
+from treeplay.sandbox.boundary import users_own
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -65,7 +66,8 @@ def compile_inner(
     strides = noted_strides(module)
     with torch_private.without_autocast():  # its casts are written out, and must not be made twice
         if callable(options.inner):
-            run: Boxed = options.inner(module, inputs, **_asked_for(options.inner, flat))
+            with users_own():
+                run: Boxed = options.inner(module, inputs, **_asked_for(options.inner, flat))
         elif options.inner == "aten":
             run = boxed(without_views(module))
         else:

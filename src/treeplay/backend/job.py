@@ -18,19 +18,22 @@ from treeplay.backend.account import Account, enter, next_graph_id, note
 from treeplay.backend.alignment import plan_alignment, with_repair
 from treeplay.backend.decide import decide
 from treeplay.backend.examine import calls_of, devices_of, has_caching_allocator, inputs_of, marks_of, obstacles_of
-from treeplay.backend.inner import Boxed, Flat, compile_inner, is_empty
+from treeplay.backend.inner import Boxed, Flat, boxed, compile_inner, is_empty, without_views
 from treeplay.backend.metadata import refresh_layout
 from treeplay.backend.options import Options, using
 from treeplay.backend.partition import decompositions, splitter
-from treeplay.backend.passes import run_after_autograd, run_joint
+from treeplay.backend.passes import copy_of, run_after_autograd, run_joint
 from treeplay.backend.recorded import recorded
 from treeplay.backend.replayed import Replayed
 from treeplay.backend.roles import fixed_inputs, graph_roles, saved_roles
 from treeplay.backend.surroundings import undisturbed
 from treeplay.backend.timed import timed
+from treeplay.errors import InternalError, TreeplayError
 from treeplay.facts.captured import Direction, GraphFacts, Role
 from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.refusal import Reason
+from treeplay.observe.internal import tell_internal
+from treeplay.sandbox.boundary import Boundary
 from treeplay.wrap.aot import Compilers
 from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE
 
@@ -80,10 +83,16 @@ class Job:
     def compile_backward(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         """Compile the backward, for inputs that lie in memory as they do when it is first called."""
         with torch_private.compile_lock(), undisturbed(), using(self.options):
-            fixed_inputs([node.name for node in module.graph.find_nodes(op="placeholder")])
-            refresh_layout(module, inputs)
-            visible = None if self.options.keep_gradient_strides else ()
-            return self._compile(module, inputs, "backward", visible, self.options)
+            spare = copy_of(module)  # what compiles it rewrites it
+            try:
+                with Boundary("compiling a backward", reasons=(TreeplayError,)):
+                    fixed_inputs([node.name for node in module.graph.find_nodes(op="placeholder")])
+                    refresh_layout(module, inputs)
+                    visible = None if self.options.keep_gradient_strides else ()
+                    return self._compile(module, inputs, "backward", visible, self.options)
+            except InternalError as error:
+                self.broken(error)
+                return boxed(without_views(spare))
 
     def forward_options(self, module: torch.fx.GraphModule) -> Options:
         """The options to compile a forward under; may prepare the graph."""
@@ -117,6 +126,13 @@ class Job:
             account.refused(reason)
         finally:
             note(account)
+
+    def broken(self, error: InternalError) -> None:
+        """Report an error of ours, for which a graph runs as it is. Raises if every graph has to be recorded."""
+        tell_internal(error, "a graph of torch.compile")
+        why = str(error).splitlines()[0]
+        advice = "report it with its traceback, which treeplay.observe.internal_errors() gives"
+        self.refused(Reason("treeplay", f"an error of its own: {why}", advice))
 
     def _visible(self, module: torch.fx.GraphModule) -> tuple[int, ...] | None:
         """The results whose strides are eager's; None for all. Read before passes, which may make another output node."""

@@ -15,6 +15,7 @@ from treeplay.backend.options import Options
 from treeplay.backend.passes import run_joint
 from treeplay.backend.saved_views import without_saved_views
 from treeplay.graph_check import check_module
+from treeplay.sandbox.boundary import users_own
 
 Split = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
 
@@ -32,7 +33,10 @@ def splitter(options: Options) -> Split:
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         joint = run_joint(joint, pytree.tree_leaves(inputs), options.joint)
         is_eager = options.inner != "inductor" or options.eager_random
-        with torch_private.stored_random_states() if is_eager else contextlib.nullcontext():
+        with (
+            torch_private.stored_random_states() if is_eager else contextlib.nullcontext(),
+            users_own() if options.partition is not None else contextlib.nullcontext(),
+        ):
             forward, backward = split(joint, inputs, **known)
         _check(forward, backward, after="the split")
         without_saved_views(forward, backward, returned=known["num_fwd_outputs"])

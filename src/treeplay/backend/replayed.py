@@ -18,10 +18,13 @@ import torch
 
 from treeplay.backend.returns import Returns, emit_results, survey_returns
 from treeplay.device.protocol import Births, Device, Recorded, Replay, Work
+from treeplay.errors import InternalError, TreeplayError
 from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.refusal import Reason
 from treeplay.facts.source import Source
 from treeplay.generated import hide_from_dynamo, load_source
+from treeplay.observe.internal import tell_internal
+from treeplay.sandbox.boundary import Boundary
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -78,16 +81,25 @@ class Replayed:
                 return self._call(args)
             given = list(args)
             results = self.graph.run(args)
-            self._looks += 1
-            returns = survey_returns(given, results)
-            if isinstance(returns, str):
-                if self._looks == _MOST_LOOKS:
-                    self._call = self.graph.run
-                    advice = "pass tensors that share no memory, or copies of them"
-                    self.given_up(Reason(op=self.graph.name, why=returns, advice=advice))
-            else:
-                self._call = self._made(given, returns)
+            try:
+                with Boundary("recording a graph", reasons=(TreeplayError,)):
+                    self._look(given, results)
+            except InternalError as error:  # the graph has run: its results are what the caller gets
+                self._call = self.graph.run
+                tell_internal(error, self.graph.name)
+                self.given_up(Reason(self.graph.name, f"an error of treeplay's own: {error}", "report it"))
             return results
+
+    def _look(self, given: Sequence[Any], results: Sequence[Any]) -> None:
+        """Learn from the results of a call what is new memory, and record from the next call on."""
+        self._looks += 1
+        returns = survey_returns(given, results)
+        if not isinstance(returns, str):
+            self._call = self._made(given, returns)
+        elif self._looks == _MOST_LOOKS:
+            self._call = self.graph.run
+            advice = "pass tensors that share no memory, or copies of them"
+            self.given_up(Reason(op=self.graph.name, why=returns, advice=advice))
 
     def _made(self, given: Sequence[Any], returns: Returns) -> Boxed:
         """The call function for arguments like `given`."""

@@ -11,8 +11,9 @@ from treeplay.backend.options import Options
 from treeplay.backend.roles import argument_names, argument_roles
 from treeplay.backend.shapes import Program
 from treeplay.backend.traceable import traceable
-from treeplay.errors import Refusal, Unrecorded
+from treeplay.errors import InternalError, Refusal, TreeplayError, Unrecorded
 from treeplay.generated import hide_from_dynamo
+from treeplay.sandbox.boundary import Boundary
 from treeplay.wrap.aot import wrap_function
 
 
@@ -24,23 +25,32 @@ def wrapped(program: Program, inputs: Sequence[Any], options: Options, *, is_dyn
     job = Job(options, roles, names, is_dynamic=is_dynamic)
     try:
         is_checked = options.inner == "aten"
-        compiled = wrap_function(
-            source.function, [*source.held, *inputs], job.compilers(), is_checked=is_checked, names=names
-        )
+        with Boundary("compiling a graph", reasons=(TreeplayError,)):
+            compiled = wrap_function(
+                source.function, [*source.held, *inputs], job.compilers(), is_checked=is_checked, names=names
+            )
     except Unrecorded:
         raise
     except Refusal as refusal:
         job.refused(refusal.reason)
         warnings.warn(f"treeplay runs a graph uncompiled: {refusal}", stacklevel=2)
-        uncompiled = _owning(job, lambda *args: program(*args))
-        uncompiled.is_uncompiled = True  # type: ignore[attr-defined]
-        return uncompiled
+        return uncompiled(job, program)
+    except InternalError as error:
+        job.broken(error)
+        return uncompiled(job, program)
     held = source.held
 
     def call(*args: Any) -> tuple[Any, ...]:
         return tuple(compiled([*held, *args]))
 
     return _owning(job, call)
+
+
+def uncompiled(job: Job, program: Program) -> Callable[..., Any]:
+    """The program as it is, in the place of what would have been compiled."""
+    call = _owning(job, lambda *args: program(*args))
+    call.is_uncompiled = True  # type: ignore[attr-defined]
+    return call
 
 
 def _owning(job: Job, call: Callable[..., Any]) -> Callable[..., Any]:

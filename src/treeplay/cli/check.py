@@ -81,6 +81,8 @@ def examine(target: Target) -> Answer:
     try:
         make_key(call)
         _, log = with_user_errors(f"{target.name}, run eagerly,", lambda: observe(target.program, call))
+        if log.failure is not None:
+            raise log.failure
         front = driver.run_front(target.program, call, log, {}, lower="auto")
         traced, plan, backward = front.traced, front.plan, None
         if traced.signature.kind is Kind.DIFFERENTIABLE:

@@ -14,6 +14,7 @@ from treeplay.facts.structure import Leaf, Structure, flatten, unflatten
 from treeplay.graphs.leaves import leaves_behind, next_sequence_number
 from treeplay.graphs.roster import Roster
 from treeplay.graphs.stand_ins import StandIns
+from treeplay.sandbox.boundary import users_own
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class Body:
         """Run once. `since` is autograd's next number, read beforehand: reading it is an operation too."""
         args, kwargs = self.arguments(self.inputs)
         stand_ins = StandIns(self.inputs)
-        with self.ambience.entered(), stand_ins if self.has_stand_ins else contextlib.nullcontext():
+        with self.ambience.entered(), stand_ins if self.has_stand_ins else contextlib.nullcontext(), users_own():
             result = self.function(*args, **kwargs)
         leaves, structure = flatten(result)
         outputs, places = _distinct(leaves)
@@ -139,7 +140,8 @@ class Body:
         outputs = [ran.outputs[index] for index in ran.differentiable]
         ways = [(index, leaf) for index, (_, item) in enumerate(to) for leaf in ran.reached.get(id(item), [item])]
         with self.ambience.entered(with_autocast=False), _without_hooks([leaf for _, leaf in ways]):
-            given = torch.autograd.grad(outputs, [leaf for _, leaf in ways], incoming, allow_unused=True)
+            with users_own():  # its hooks, and functions with a backward of its own
+                given = torch.autograd.grad(outputs, [leaf for _, leaf in ways], incoming, allow_unused=True)
             found: list[torch.Tensor | None] = [None] * len(to)
             for (index, _), gradient in zip(ways, given, strict=True):
                 found[index] = _sum(found[index], gradient)

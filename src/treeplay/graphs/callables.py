@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from treeplay.errors import CaptureFailed
+from treeplay.errors import CaptureFailed, TreeplayError
 from treeplay.facts.structure import flatten, unflatten
 from treeplay.graphs.body import Ambience, Body
 from treeplay.graphs.contract import Contract, Keywords, take_keywords
@@ -35,6 +35,7 @@ from treeplay.graphs.roster import Roster
 from treeplay.graphs.samples import Claims, claim, own_copy
 from treeplay.graphs.warmup import warm_up
 from treeplay.graphs.wrapped import Entry, GraphedCallable, OnMismatch, Original, original_of
+from treeplay.sandbox.boundary import Boundary
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,8 @@ def make_graphed_callables(
     "guard" does too, and raises `StaleOutput` on use after that. `gradients="alias"` hands out static gradients: unsafe,
     because the next backward may overwrite a `.grad`. `on_mismatch="eager"` runs the original where a call does not fit.
 
-    Raises `UsageError` and its kin before any effect for what cannot be recorded.
+    Raises `UsageError` and its kin before any effect for what cannot be recorded, what the callables raise as it is, and
+    `InternalError` for an error of ours.
     """
     options = Options(num_warmup_iters, allow_unused_input, pool, outputs, gradients, on_mismatch)
     options.check()
@@ -88,7 +90,8 @@ def make_graphed_callables(
         check_request(request)
     device = common_device(requests)
     check_autocast(device)
-    made = _make(requests, device, options)
+    with Boundary("recording callables", reasons=(TreeplayError,)):
+        made = _make(requests, device, options)
     return tuple(made) if isinstance(callables, tuple) else made[0]
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from treeplay.device.host.recorder import is_recording
-from treeplay.errors import UsageError
+from treeplay.errors import InternalError, TreeplayError, UsageError
 from treeplay.facts.graphed import CallableStatistics
 from treeplay.generated import hide_from_dynamo
 from treeplay.graphs.body import Ambience, autocast_of
@@ -32,7 +32,9 @@ from treeplay.graphs.record import Unrecorded
 from treeplay.graphs.recorded import Outputs, Recorded, surface_of
 from treeplay.graphs.roster import Roster
 from treeplay.observe import counters, warn_once
+from treeplay.observe.internal import tell_internal
 from treeplay.observe.lines import user_location
+from treeplay.sandbox.boundary import Boundary
 from treeplay.settings import settings
 
 KEPT_REASONS = 64
@@ -113,6 +115,11 @@ class GraphedCallable:
             if self._on_mismatch == "raise":
                 raise
             return self._run_eagerly(str(error), args, kwargs)
+        except InternalError as error:  # nothing has run for this call
+            if self._on_mismatch == "raise":
+                raise
+            tell_internal(error, self.original.label)
+            return self._run_eagerly(f"an error of treeplay's own: {error}", args, kwargs)
         if isinstance(recorded, Unrecorded):
             return self._run_eagerly(recorded.reason, args, kwargs)
         return self._replay(recorded, leaves)
@@ -173,7 +180,8 @@ class GraphedCallable:
                 leaves, with_gradients=self.original.ambience.has_gradients
             )
             self._check_state(first)
-            entry = self._record(args, keywords, kwargs, may_fail=self._on_mismatch == "eager")
+            with Boundary("recording a call", reasons=(TreeplayError,)):
+                entry = self._record(args, keywords, kwargs, may_fail=self._on_mismatch == "eager")
             self.adopt(keywords.key, entry)
             return entry
 

@@ -5,12 +5,14 @@
                                            KeyboardInterrupt, SystemExit        come out as they are
                                            any other exception                  comes out as `InternalError`, counted and kept
 
-The caller gives a reason to the user and runs the call as it is. Nothing in a boundary may run the user's code for its
-effects: such an exception would be the user's own, and come out with another type.
+The caller gives a reason to the user and runs the call as it is. Code of the user's that a stage calls on purpose (a compiler
+of their own, a function that is warmed up) stands in `users_own()`: what it raises is the user's, and comes out as it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +21,7 @@ from treeplay.observe.internal import kept_errors
 from treeplay.sandbox.interrupts import interrupts
 from treeplay.sandbox.torch_private import ThreadModes
 
+_MARK = "_treeplay_users_own"
 Reasons = tuple[type[BaseException], ...]
 
 
@@ -60,8 +63,23 @@ class Boundary(Unmarked):
 
     def __exit__(self, cls: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         super().__exit__(cls, error, at)
-        if isinstance(error, Exception) and not isinstance(error, self._reasons):
+        if isinstance(error, Exception) and not self._passes(error):
             raise internal(error, self._doing) from error
+
+    def _passes(self, error: Exception) -> bool:
+        is_reason = isinstance(error, self._reasons) and not isinstance(error, InternalError)
+        return is_reason or getattr(error, _MARK, False)
+
+
+@contextmanager
+def users_own() -> Iterator[None]:
+    """Code of the user's that a stage calls: boundaries let its exceptions pass."""
+    try:
+        yield
+    except Exception as error:
+        with suppress(AttributeError):  # of a class without attributes
+            setattr(error, _MARK, True)
+        raise
 
 
 def internal(error: Exception, doing: str) -> InternalError:

@@ -86,11 +86,10 @@ class Manager:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call: replayed if a recording fits, else as decided."""
-        last = self._last
         try:
             out = self.warm(args, kwargs)
         except Exception as error:
-            return self._launch_raised(last, error, Call(args, kwargs, *flatten((args, kwargs))))
+            return self._launch_raised(self._last, error, Call(args, kwargs, *flatten((args, kwargs))))
         if out is not MISS:
             self.warm_calls += 1
             if self.warm_calls >= self._due:

@@ -174,7 +174,7 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     from treeplay.backend.options import using
     from treeplay.backend.passes import run_before_autograd
     from treeplay.backend.patterns import with_patterns
-    from treeplay.backend.sizes import has_symbols, with_known_sizes
+    from treeplay.backend.sizes import changing_sizes, has_symbols, with_known_sizes
     from treeplay.backend.surroundings import undisturbed
     from treeplay.backend.wrapped import wrapped
 
@@ -189,7 +189,7 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     def compile_patterns(inputs: Sequence[Any]) -> Callable[..., Any]:
         return with_patterns(inputs, compile_sized)
 
-    return with_known_sizes(inputs, compile_patterns, most=options.most_sizes)
+    return with_known_sizes(inputs, compile_patterns, most=options.most_sizes, changing=changing_sizes(program))
 
 
 def run_opaque(program: Callable[..., Any], call: Call, seconds: dict[str, float], *, name: str) -> Recording:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from treeplay.backend.options import Options
+from treeplay.driver import compile_flat
 from treeplay.torch_compile import compile_graph
 from wrap.aot.oracle import numbers
 
@@ -80,3 +82,76 @@ def test_Wplus4_a_write_to_a_leaf_raises_what_eager_raises() -> None:
         call = compile_graph(torch.fx.symbolic_trace(program), [numbers(2, grad=True)], inner="aten")
     with pytest.raises(RuntimeError, match="leaf"):
         call(numbers(2, grad=True))
+
+
+def shared(x: Any, y: Any) -> Any:
+    with torch.no_grad():
+        x.set_(y)
+    return [x + 1]
+
+
+def shared_and_written(x: Any, y: Any) -> Any:
+    with torch.no_grad():
+        x.set_(y)
+        x.mul_(2)
+    return [x + 1]
+
+
+def grown_and_filled(x: Any, y: Any) -> Any:
+    with torch.no_grad():
+        x.untyped_storage().resize_(16)
+        x.copy_(y * 3)
+    return [x + 1]
+
+
+def used_and_emptied(x: Any, y: Any) -> Any:
+    z = x * 2 - y
+    with torch.no_grad():
+        x.untyped_storage().resize_(0)
+    return [z]
+
+
+def set_and_resized(x: Any, y: Any) -> Any:
+    with torch.no_grad():
+        x.set_(y * 5)
+        x.resize_(2)
+    return [x - 1]
+
+
+def there_and_back(x: Any, y: Any) -> Any:
+    old = x.view(4)
+    with torch.no_grad():
+        x.set_(y)
+        x.set_(old)
+    return [x + y]
+
+
+def replaced_storages(program: Callable[..., Any]) -> list[Any]:
+    x = numbers(4)
+    if program is grown_and_filled:
+        x.untyped_storage().resize_(0)
+    return [x, numbers(4) + 5]
+
+
+@pytest.mark.parametrize(
+    "program", [shared, shared_and_written, grown_and_filled, used_and_emptied, set_and_resized, there_and_back]
+)
+def test_W26_a_storage_is_replaced_or_resized_as_in_eager(program: Callable[..., Any]) -> None:
+    """Such a program is refused with its line, and runs as it is."""
+    told = []
+    for is_ours in (False, True):
+        args, run = replaced_storages(program), program
+        if is_ours:
+            with pytest.warns(UserWarning, match=r"storage[\s\S]*test_refused_writes.py"):
+                run = compile_flat(
+                    lambda *args: tuple(program(*args)), replaced_storages(program), Options(inner="aten")
+                )
+        results = list(run(*args))
+        x, y = args
+        bytes_of = [value.untyped_storage().nbytes() for value in args]
+        if x.untyped_storage().nbytes():
+            x.mul_(2)  # who shares the memory now sees it
+            told.append([results, y, x, bytes_of, x.data_ptr() == y.data_ptr()])
+        else:
+            told.append([results, y, bytes_of])
+    torch.testing.assert_close(told[1], told[0], rtol=0, atol=0)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from treeplay.backend.inner import boxed
+from treeplay.backend.torch_private import _mark_of_changing_sizes
 from treeplay.settings import settings
 from treeplay.torch_compile import backend
 
@@ -52,3 +53,39 @@ def test_sizes_with_gradients():
         (mine,) = torch.autograd.grad(run(x, w).sum(), w)
         (wanted,) = torch.autograd.grad((x @ w).tanh().sum(), w)
         torch.testing.assert_close(mine, wanted)
+
+
+def marks(tensor):
+    return getattr(tensor, _mark_of_changing_sizes(), set())
+
+
+def test_W28_sizes_that_change_are_noted_at_results():
+    def program(x):
+        return x * 2, x.sum(0), x.sum(), x[:2]
+
+    run = torch.compile(program, backend=backend, options={"inner": "aten"}, dynamic=True)
+    for rows, columns in ((3, 4), (5, 6), (5, 6)):
+        assert [marks(result) for result in run(torch.randn(rows, columns))] == [{0, 1}, {0}, set(), {1}]
+
+
+def test_W28_a_following_graph_keeps_them_dynamic():
+    inner = Counting()
+
+    def program(x):
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y.sin() * y.size(0)
+
+    run = torch.compile(program, backend=backend, options={"inner": inner})
+    frames = []
+    for rows in (3, 4, 5, 6, 7):
+        x = torch.randn(rows, 2)
+        torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(run(x), program(x))
+        frames.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert len(set(frames)) == 1, "a graph was captured again for another size"
+
+
+def test_W28_known_sizes_are_not_noted():
+    run = torch.compile(lambda x: x * 2, backend=backend, options={"inner": "aten"}, dynamic=False)
+    assert marks(run(torch.randn(3, 4))) == set()

@@ -21,13 +21,19 @@ Call = Callable[..., Any]
 Compile = Callable[[Sequence[Any]], Call]
 
 
-def with_known_sizes(inputs: Sequence[Any], compile_next: Compile, *, most: int = 8) -> Call:
+def with_known_sizes(
+    inputs: Sequence[Any], compile_next: Compile, *, most: int = 8, changing: Sequence[frozenset[int]] = ()
+) -> Call:
     """Compile through `compile_next`, which is given inputs without symbolic numbers.
+
+    `changing` are the dimensions of each result whose sizes change with the inputs': they are noted at the results, for a
+    following graph of Dynamo's to expect the same.
 
     Callables for at most as many sets of sizes are kept as a program may have recordings; the one unused for longest goes
     first. Above `most` sets, one warning suggests to pad."""
     if not has_symbols(inputs):
         return compile_next(inputs)
+    marked = [(at, dimensions) for at, dimensions in enumerate(changing) if dimensions]
     symbolic = tuple(at for at, value in enumerate(inputs) if _is_symbolic(value))
     known: OrderedDict[tuple[Any, ...], Call] = OrderedDict()
     seen: set[tuple[Any, ...]] = set()
@@ -53,9 +59,34 @@ def with_known_sizes(inputs: Sequence[Any], compile_next: Compile, *, most: int 
             with lock:
                 known[key] = compiled
                 known.move_to_end(key)
-        return compiled(*args)
+        results = compiled(*args)
+        for at, dimensions in marked:
+            if isinstance(results[at], torch.Tensor):
+                torch_private.note_changing_sizes(results[at], dimensions)
+        return results
 
     return call
+
+
+def changing_sizes(program: Any) -> tuple[frozenset[int], ...]:
+    """For each result of a captured graph, the dimensions whose sizes the capture did not know."""
+    if not isinstance(program, torch.fx.GraphModule):
+        return ()
+    results = program.graph.output_node().args[0]
+    return tuple(map(_changing, results)) if isinstance(results, (list, tuple)) else ()
+
+
+def _changing(node: Any) -> frozenset[int]:
+    known = node.meta if isinstance(node, torch.fx.Node) else {}
+    value = known.get("example_value", known.get("val"))
+    if not isinstance(value, torch.Tensor) or torch_private.is_wrapper(value):
+        return frozenset()
+    return frozenset(k for k, size in enumerate(value.size()) if isinstance(size, torch.SymInt) and _is_unknown(size))
+
+
+def _is_unknown(size: torch.SymInt) -> bool:
+    """Whether no number is known for a symbolic size, as it is for one that was specialised."""
+    return size.node.maybe_as_int() is None
 
 
 def _count(seen: set[tuple[Any, ...]], key: tuple[Any, ...], most: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -104,3 +106,16 @@ def keep_all(joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any) -
 def schema_returns(target: Callable[..., Any]) -> int | None:
     """How many values an ATen operator returns by its schema; None for anything else."""
     return len(target._schema.returns) if isinstance(target, torch._ops.OpOverload) else None
+
+
+def note_changing_sizes(tensor: torch.Tensor, dimensions: frozenset[int]) -> None:
+    """Tell Dynamo, should it meet this tensor, that these dimensions' sizes change. It makes no guard of that."""
+    name = _mark_of_changing_sizes()
+    tensor.__dict__[name] = set(dimensions) | tensor.__dict__.get(name, set())
+
+
+@functools.cache
+def _mark_of_changing_sizes() -> str:
+    """The attribute under which this torch passes such marks from graph to graph; before it had one, that of a user's mark."""
+    own = "_dynamo_propagated_dynamic_indices"
+    return own if own in inspect.getsource(torch._dynamo.utils) else "_dynamo_weak_dynamic_indices"

@@ -11,9 +11,10 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 from treeplay.errors import PatternChanged, Refusal
 from treeplay.wrap.aot.node import LazyBackward
+from treeplay.wrap.aot.subclasses import plain_parts
 from wrap.aot.effects import LOG, logged
 from wrap.aot.oracle import min_cut, numbers, twin, wrapped
-from wrap.aot.pairs import Pair, pair
+from wrap.aot.pairs import Pair, nested, pair
 from wrap.aot.test_donated import Masked, spoiling
 from wrap.aot.test_later import Counted, Doubled, Greedy
 
@@ -74,10 +75,44 @@ def test_W16_halves_of_many_arguments_are_tested_by_address() -> None:
     assert call([numbers(3), pair(3), one, one, Pair(one, one)])[0].shape == (3,)
 
 
+@pytest.mark.parametrize("partition", ["default", "min_cut"])
 @pytest.mark.parametrize("function", [Counted, Doubled])
-def test_W43_late_writes_beside_a_pair_are_refused(function: Any) -> None:
+@pytest.mark.parametrize("kinds", ["a pair", "beside a pair", "a pair of pairs"])
+def test_W43_a_buffer_made_of_tensors_is_written_when_the_backward_runs(
+    function: Any, kinds: str, partition: str
+) -> None:
+    def make() -> list[Any]:
+        buffer = {"a pair": pair, "beside a pair": numbers, "a pair of pairs": nested}[kinds](3)
+        other = pair(3) if kinds == "beside a pair" else numbers(3) * 2
+        return [numbers(3, grad=True), buffer, other]
+
+    def program(x: Any, buffer: Any, other: Any) -> Any:
+        return [function.apply(x, buffer) * other]
+
+    call = wrapped(program, make, **({"partition": min_cut} if partition == "min_cut" else {}))
+    told = []
+    for run in (lambda args: program(*args), call):
+        x, buffer, other = make()
+        results = [run([x, buffer, other])[0] for _ in range(2)]
+        states = [plain_parts(buffer * 1)]
+        for result in results:
+            version = buffer._version
+            result.sum().backward()
+            assert buffer._version > version
+            states.append(plain_parts(buffer * 1))
+        told.append([*states, plain_parts(x.grad)])
+    torch.testing.assert_close(told[1], told[0])
+    assert not torch.equal(told[1][0][0], told[1][1][0])
+
+
+def test_W43_a_buffer_made_of_tensors_that_both_directions_write_is_refused() -> None:
+    def program(x: Any, buffer: Any) -> Any:
+        with torch.no_grad():
+            buffer.add_(10)
+        return [Doubled.apply(x, buffer)]
+
     with pytest.raises(Refusal, match=r"written in the backward, beside tensors made of other tensors"):
-        wrapped(lambda x, b, p: [function.apply(x, b) * p], lambda: [numbers(2, grad=True), numbers(2), pair(2)])
+        wrapped(program, lambda: [numbers(2, grad=True), pair(2)])
 
 
 def test_W43_a_gradient_written_beside_a_pair_is_refused() -> None:

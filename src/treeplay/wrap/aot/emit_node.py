@@ -118,7 +118,8 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any], run_last:
             parts.append(f"grad{k}")
     saved = [_saved(text, node)] if node.saved > node.unchecked else []
     saved += ["*ctx.unchecked"] if node.unchecked else []
-    later = ["*ctx.later"] if any(write.argument is not None for write in node.late) else []
+    written = [write for write in node.late if write.argument is not None]
+    later = [f"ctx.later[{place}]{write.part}" for place, write in enumerate(written)]
     text.add(f"args = [{', '.join([*saved, *parts, *later])}]")
     if node.tokens:
         text.add(f"args += {tokens(node.tokens)}")
@@ -135,7 +136,7 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any], run_last:
     count_values(text, gradients + others, "grads", "backward")
     if plan.has_functional_random:
         text.add(f"set_random_offset(grads[{gradients}])")
-    _late(text, node)
+    _late(text, node, gradients)
     fed = [
         "None" if feed is None else _fed(subclasses.gradient(text, plan, k), feed, node)
         for k, feed in enumerate(node.feeds)
@@ -199,12 +200,15 @@ def _refuse_late(text: Text, node: Node) -> None:
         text.add("if is_grad_enabled(): raise late_write()")
 
 
-def _late(text: Text, node: Node) -> None:
-    """The backward's own writes, unseen by autograd."""
+def _late(text: Text, node: Node, first: int) -> None:
+    """The backward's own writes, unseen by autograd; their values come from place `first` on."""
     place = 0
-    for k, write in enumerate(node.late, start=len(node.feeds)):
+    for k, write in enumerate(node.late, start=first):
         if write.tangent is None:
-            text.add(f"ctx.later[{place}].detach().copy_(grads[{k}].detach())")
+            text.add(f"ctx.later[{place}]{write.part}.detach().copy_(grads[{k}].detach())")
+            if write.part:
+                text.use("note_write", helpers.note_write)
+                text.add(f"note_write(ctx.later[{place}])")
             place += 1
         else:
             given = f"given{write.tangent}"

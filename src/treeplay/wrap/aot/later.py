@@ -21,6 +21,7 @@ from treeplay.facts.location import Location
 from treeplay.graph_check import add_placeholder
 from treeplay.wrap.aot.capture import refusal
 from treeplay.wrap.aot.plan import CallPlan, LateWrite
+from treeplay.wrap.aot.planning_node import values_with_tangents
 from treeplay.wrap.aot.torch_private import Traced
 
 _copy = torch.ops.aten.copy_.default
@@ -33,16 +34,19 @@ def take_out(
 
     `trace_in_graph` traces again, with the writes inside, and tells which inputs the forward writes and with which node."""
     graph = traced.graph.graph
-    if plan.opened is not None or plan.tokens or plan.has_functional_random:
+    if plan.tokens or plan.has_functional_random:
         _refuse_any(traced, plan, where)
         return ()
+    if plan.opened is not None:
+        _refuse_any(traced, plan, where, may_count=True)
     before = _state_after_forward(traced, plan, where, trace_in_graph)
     arguments = [node for node in graph.nodes if node.op == "placeholder" and not _is_tangent(node)]
     tangents = [node for node in graph.nodes if node.op == "placeholder" and _is_tangent(node)]
     outputs = list(graph.output_node().args[0])  # type: ignore[arg-type]
     late: list[LateWrite] = []
     values: list[torch.fx.Node] = []
-    for k, argument in enumerate(arguments):
+    parts = _parts(plan)
+    for argument, (k, part) in zip(arguments, parts, strict=True):
         value = before[argument][1] if argument in before else _written_value(argument)
         if value is None:
             continue
@@ -51,7 +55,7 @@ def take_out(
         for user in [user for user in state.users if _is_backward(user)]:
             user.replace_input_with(state, now)
         needs_grad = bool(traced.facts.input_info[k].requires_grad)
-        late.append(LateWrite(argument=plan.inputs[k], tangent=None, needs_grad=needs_grad))
+        late.append(LateWrite(argument=plan.inputs[k], tangent=None, needs_grad=needs_grad, part=part))
         values.append(now if value is state else value)
     for k, tangent in enumerate(tangents):
         value = _written_value(tangent)
@@ -59,8 +63,11 @@ def take_out(
             late.append(LateWrite(argument=None, tangent=k, needs_grad=False))
             values.append(value)
     written = [plan.name(write.argument) for write in late if write.argument is not None]
-    if written and len(tangents) > 1:
-        why = f"`{written[0]}` is written in the backward, and whose backward of {len(tangents)} results that is, is not known"
+    results = len(values_with_tangents(traced.facts, plan))
+    if written and results > 1:
+        why = (
+            f"`{written[0]}` is written in the backward, and whose backward of {results} results that is, is not known"
+        )
         raise refusal(
             "write", why, where, "return one result that needs a gradient, or run this function without treeplay"
         )
@@ -76,12 +83,22 @@ def take_out(
     return tuple(late)
 
 
-def _refuse_any(traced: Traced, plan: CallPlan, where: Location | None) -> None:
-    """Refuse writes of the backward in a graph that takes and returns more than the arguments, gradients and values."""
+def _parts(plan: CallPlan) -> list[tuple[int, str]]:
+    """For each placeholder of an argument, which input it stands for, and for which part of one made of others."""
+    wrappers = plan.opened.arguments if plan.opened is not None else (None,) * len(plan.inputs)
+    opened = [[""] if wrapper is None else wrapper.opened("") for wrapper in wrappers]
+    return [(k, part) for k, parts in enumerate(opened) for part in parts]
+
+
+def _refuse_any(traced: Traced, plan: CallPlan, where: Location | None, *, may_count: bool = False) -> None:
+    """Refuse writes of the backward in a graph that takes and returns more than the arguments, gradients and values.
+
+    With `may_count`, only those to gradients, and those to what the forward writes too."""
     outputs: Any = traced.graph.graph.output_node().args[0]
     writes = [outputs[at] for places in plan.places_of_values()[: len(plan.writes)] for at in places]
     copied = [node.args[0] for node in traced.graph.graph.find_nodes(op="call_function", target=_copy)]
-    if any(target.op == "placeholder" for target in copied) or any(map(_is_backward, writes)):
+    late = [target for target in copied if target.op == "placeholder" and not (may_count and not _is_tangent(target))]
+    if late or any(map(_is_backward, writes)):
         beside = "tensors made of other tensors" if plan.opened is not None else "operators with side effects"
         beside = "random numbers as functions of seed and offset" if plan.has_functional_random else beside
         raise refusal("write", f"something is written in the backward, beside {beside}", where)
@@ -105,6 +122,8 @@ def _state_after_forward(
     arguments = [node for node in graph.nodes if node.op == "placeholder" and not _is_tangent(node)]
     outputs: Any = graph.output_node().args[0]
     written = traced.facts.mutated_inp_runtime_indices
+    if plan.opened is not None:  # whose writes by both are refused before
+        return {}
     both = [k for value, k in enumerate(written) if _is_backward(outputs[value])]
     if not both:
         return {}

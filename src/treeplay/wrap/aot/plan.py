@@ -175,11 +175,14 @@ class WrappedTangent:
 
 @dataclass(frozen=True, slots=True)
 class LateWrite:
-    """A write that the backward does: to an argument, or to the gradient that arrives as a tangent."""
+    """A write that the backward does: to an argument, or to the gradient that arrives as a tangent.
+
+    `part` names the tensor that is written inside of an argument made of others, as in `.a.b`."""
 
     argument: int | None
     tangent: int | None
     needs_grad: bool
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)

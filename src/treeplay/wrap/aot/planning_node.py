@@ -34,7 +34,7 @@ def plan_node(
     for node in saved:
         if not isinstance(fake_of(node), torch.Tensor):
             raise refusal("wrap", "a number that the trace does not know is needed for the backward", None)
-    values = _values_with_tangents(facts, plan)
+    values = values_with_tangents(facts, plan)
     wrappers = tangent_wrappers(traced, len(values))
     inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
     groups = [inputs[at.start : at.stop] for at in places(wrappers, len(saved))]
@@ -142,7 +142,7 @@ def _unchecked(saved: Sequence[torch.fx.Node]) -> int:
     return len(saved) - first
 
 
-def _values_with_tangents(facts: Any, plan: CallPlan) -> tuple[int, ...]:
+def values_with_tangents(facts: Any, plan: CallPlan) -> tuple[int, ...]:
     """Which values torch's joint graph takes a gradient for, in its order."""
     values = []
     for value, k in enumerate(facts.mutated_inp_runtime_indices):

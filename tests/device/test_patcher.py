@@ -47,6 +47,7 @@ def driver(monkeypatch) -> Driver:
     made = Driver()
     monkeypatch.setattr(patch, "function", made.function)
     monkeypatch.setattr("treeplay.device.cuda.own_nodes.call", made.call)
+    monkeypatch.setattr("treeplay.device.cuda.contexts.current_context", lambda: CONTEXT)
     return made
 
 
@@ -80,6 +81,7 @@ def test_a_mover_writes_each_word_and_issues_each_node_once(driver):
 def test_a_mover_of_one_site_is_two_statements(driver):
     assert make(X, Y).source(Y).text == (
         "def move(address0):\n"
+        "    here.has_context\n"
         "    word0.value = address0\n"
         "    code = set0(executable, node0, params0)\n"
         "    if code: raise failed('set executable', code)\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 
+from treeplay.device.cuda.contexts import here
 from treeplay.device.cuda.node_calls import KERNEL, KINDS, MEMCPY, MEMSET, call, function
 from treeplay.device.cuda.nodes import handles_of
 
@@ -49,12 +50,14 @@ def count_nodes(graph: int) -> int:
 
 
 def node_kinds(graph: int) -> list[str]:
-    """The kind of each node of a graph that exists."""
+    """The kind of each node of a graph that exists. Asked from any thread."""
+    _ = here.has_context
     return [_kind(node) for node in handles_of(graph)]
 
 
 def print_dot(graph: int, path: str) -> None:
-    """Write a graph as DOT text, with all that the driver knows of each node."""
+    """Write a graph as DOT text, with all that the driver knows of each node. Asked from any thread."""
+    _ = here.has_context
     call("cuGraphDebugDotPrint", graph, path.encode(), _VERBOSE)
 
 

@@ -116,6 +116,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuFuncGetName": (POINTER(c_char_p), c_void_p),
     "cuKernelGetFunction": (POINTER(c_void_p), c_void_p),
     "cuCtxGetCurrent": (POINTER(c_void_p),),
+    "cuCtxSetCurrent": (c_void_p,),
+    "cuDeviceGet": (POINTER(c_int), c_int),
+    "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
+    "cuDevicePrimaryCtxRelease_v2": (c_int,),
     "cuPointerGetAttribute": (c_void_p, c_int, c_uint64),
     "cuStreamIsCapturing": (c_void_p, POINTER(c_int)),
     "cuStreamBeginCapture_v2": (c_void_p, c_int),
@@ -161,7 +165,7 @@ def failed(name: str, code: int) -> InternalError:
 
 
 def current_context() -> int:
-    """The CUDA context of this thread."""
+    """The CUDA context of this thread; 0 if it has none."""
     found = c_void_p()
     call("cuCtxGetCurrent", byref(found))
     return found.value or 0

@@ -12,6 +12,7 @@ issued. The graph must outlive the patcher, and a caller holds the recording's l
 Issuing a node costs about a microsecond, so a mover is straight-line generated code:
 
     def move(address0):
+        here.has_context
         word0.value = address0 + 256
         code = set3(executable, node3, params3)
         if code: raise failed('cuGraphExecKernelNodeSetParams_v2', code)
@@ -28,6 +29,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from treeplay.device.cuda.contexts import here
 from treeplay.device.cuda.node_calls import UpdateResult, failed, function
 from treeplay.device.cuda.nodes import handles_of, param_sizes
 from treeplay.device.cuda.own_nodes import OwnNode, own_node
@@ -68,8 +70,9 @@ class Patcher:
     def source(self, *rows: Row) -> Source:
         """The text of `mover`."""
         arguments = ", ".join(f"address{number}" for number in range(len(rows)))
-        names: dict[str, Any] = {"failed": failed, "executable": self.executable}
-        lines = [f"def move({arguments}):", *self._writes(rows, names)]
+        names: dict[str, Any] = {"failed": failed, "executable": self.executable, "here": here}
+        # The thread that replays may be one that has never called CUDA.
+        lines = [f"def move({arguments}):", "    here.has_context", *self._writes(rows, names)]
         nodes = sorted({node for row in rows for node in row.nodes})
         lines += self._updates(nodes, names) if self._is_update(nodes) else self._issues(nodes, names)
         return Source(f"mover of {len(rows)}", "\n".join([*lines, "    return"]) + "\n", names, entry="move")

@@ -1,0 +1,182 @@
+"""What was recorded in one thread is replayed in threads that have never called CUDA before, with inputs made elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import treeplay
+from support import jit
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+WIDTH = 32
+
+
+def in_fresh_threads(work: Callable[[int], None], count: int = 4) -> None:
+    """Run `work(number)` in threads of their own, one after another, then at once."""
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    for is_at_once in (False, True):
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+        for thread in threads:
+            thread.start()
+            if not is_at_once:
+                thread.join(timeout=60)
+        for thread in threads:
+            thread.join(timeout=60)
+            assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def inputs(count: int, device: str = "cuda") -> list[torch.Tensor]:
+    """Whole numbers, each tensor at an address of its own."""
+    return [torch.full((4, WIDTH), float(number), device=device) for number in range(count)]
+
+
+def launch_of(program: Any) -> Any:
+    return program.statistics().keys[0].recordings[-1].launch
+
+
+@pytest.mark.parametrize("lower", ["aten", "inductor"])
+def test_fresh_threads_replay_with_tensors_that_were_made_elsewhere(lower: str) -> None:
+    weight = torch.randint(-2, 3, (WIDTH, WIDTH), device="cuda").float()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ weight) - 2 * x
+
+    jitted, given = jit(program, lower=lower), inputs(16)
+    expected = [program(x) for x in given]
+    kept = [jitted(x) for x in given[:6]]
+    assert launch_of(jitted).stage == "recorded"
+    before = jitted.statistics().replays
+    found: dict[int, list[torch.Tensor]] = {}
+
+    def replay(number: int) -> None:
+        found[number] = [jitted(x) for x in given[number:] + given[:number]]
+
+    in_fresh_threads(replay)
+    torch.cuda.synchronize()
+    for number, results in found.items():
+        for out, wanted in zip(results, expected[number:] + expected[:number], strict=True):
+            assert torch.equal(out, wanted)
+    assert all(map(torch.equal, kept, expected))
+    assert jitted.statistics().replays == before + 8 * len(given)
+
+
+def test_a_fresh_thread_moves_state_first_of_all() -> None:
+    state = {"at": torch.ones(WIDTH, device="cuda")}
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * state["at"] - 1
+
+    jitted, (x,) = jit(program, lower="aten"), inputs(1)
+    for _ in range(4):
+        jitted(x)
+    assert launch_of(jitted).stage == "recorded"
+    state["at"] = torch.full((WIDTH,), 3.0, device="cuda")
+    moved_to = [state["at"]]
+    x.fill_(5)
+
+    def replay(number: int) -> None:
+        assert torch.equal(jitted(x), torch.full_like(x, 14.0))
+
+    in_fresh_threads(replay)
+    assert moved_to
+
+
+def test_a_backward_in_a_fresh_thread_replays() -> None:
+    layer = torch.nn.Linear(WIDTH, WIDTH, device="cuda")
+    compiled = torch.compile(layer, backend="treeplay")
+    given = inputs(8)
+    for x in given[:4]:
+        compiled(x).sum().backward()
+    layer.weight.grad = None
+    for x in given:
+        layer(x).sum().backward()
+    expected, layer.weight.grad = layer.weight.grad, None
+
+    def train(number: int) -> None:
+        if number == 0 and layer.weight.grad is None:
+            for x in given:
+                compiled(x).sum().backward()
+
+    in_fresh_threads(train, count=1)
+    torch.testing.assert_close(layer.weight.grad, expected)
+
+
+def test_compiled_inference_replays_in_fresh_threads() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.cumsum(x * 3 - 1, dim=1)
+
+    compiled, given = torch.compile(program, backend="treeplay", fullgraph=True), inputs(8)
+    expected = [program(x) for x in given]
+    for x in given[:4]:
+        compiled(x)
+
+    def replay(number: int) -> None:
+        for x, wanted in zip(given, expected, strict=True):
+            assert torch.equal(compiled(x), wanted)
+
+    in_fresh_threads(replay)
+
+
+def test_an_explicit_graph_is_replayed_and_described_in_fresh_threads() -> None:
+    x, out = torch.ones(WIDTH, device="cuda"), torch.zeros(WIDTH, device="cuda")
+    graph = treeplay.graphs.Graph()
+    with treeplay.graphs.graph(graph):
+        out.mul_(2).add_(x)
+    described: list[Any] = []
+
+    def replay(number: int) -> None:
+        described.append(graph.statistics())
+        graph.replay()
+
+    in_fresh_threads(replay)
+    torch.cuda.synchronize()
+    assert torch.equal(out, torch.full_like(out, 2.0**8 - 1)) and len(described) == 8
+
+
+def test_a_graphed_callable_is_called_in_fresh_threads() -> None:
+    layer = torch.nn.Linear(WIDTH, WIDTH, device="cuda").requires_grad_(False)
+    (sample, *given) = inputs(6)
+    expected = [layer(x) for x in given]
+    graphed = treeplay.graphs.make_graphed_callables(layer.forward, (sample,))
+
+    def replay(number: int) -> None:
+        with torch.no_grad():
+            for x, wanted in zip(given, expected, strict=True):
+                torch.testing.assert_close(graphed(x).clone(), wanted)
+
+    in_fresh_threads(replay, count=1)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_fresh_thread_stays_on_its_device() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * 3 - 1
+
+    jitted, given = jit(program, lower="aten"), inputs(8, "cuda:1")
+    for x in given[:4]:
+        jitted(x)
+    assert launch_of(jitted).stage == "recorded"
+    devices: list[int] = []
+
+    def replay(number: int) -> None:
+        for x in given:
+            assert torch.equal(jitted(x), x * 3 - 1)
+        devices.append(torch.cuda.current_device())
+
+    in_fresh_threads(replay)
+    assert set(devices) == {torch.cuda.current_device()} == {0}

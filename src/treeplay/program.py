@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
@@ -20,10 +19,12 @@ from treeplay import driver
 from treeplay.errors import ArgumentError, ArgumentTypeError
 from treeplay.facts.statistics import KeyFacts, RecordingFacts, Statistics
 from treeplay.generated import hide_from_dynamo
+from treeplay.observe.locks import shared_lock
 from treeplay.plan.choose import LOWERINGS
 from treeplay.trace.observe import observe
 from treeplay.trace.opaque import plain_run
 from treeplay.trace.torch_private import is_dynamo_watching, is_mode_active, without_dynamo
+from treeplay.tree.gate import Gate
 from treeplay.tree.manager import Manager
 from treeplay.tree.table import Entry, Recording
 
@@ -39,8 +40,8 @@ _programs: weakref.WeakSet[Jitted[Any, Any]] = weakref.WeakSet()
 class Jitted(Generic[P, R]):
     """A program that is recorded on its second call and replayed from the third on.
 
-    Made by `treeplay.jit`. Threads that call it take turns. Inside another jitted program, or under somebody's torch
-    function or dispatch mode, it is the plain program.
+    Made by `treeplay.jit`. Threads that call it take turns at launches, never while the program's own code runs. Inside
+    another jitted program, or under somebody's torch function or dispatch mode, it is the plain program.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Jitted(Generic[P, R]):
         self._on_refusal = on_refusal
         self._name = str(name or getattr(program, "__qualname__", type(program).__name__))
         self._attribute = self._name
-        self._lock = threading.RLock()
+        self._lock = shared_lock()
         self._manager = self._make_manager()
         if not isinstance(program, torch.nn.Module):
             functools.update_wrapper(self, program, updated=())
@@ -62,7 +63,8 @@ class Jitted(Generic[P, R]):
             return driver.record(self.__wrapped__, call, log, lower=self._lower, name=self._name, wrap=_wrap)
 
         watch = plain_run if self._lower == "capture" else observe
-        return Manager(self.__wrapped__, record, watch, name=self._name, on_refusal=self._on_refusal)
+        gate = Gate(self._lock, is_opaque=self._lower == "capture")
+        return Manager(self.__wrapped__, record, watch, gate=gate, name=self._name, on_refusal=self._on_refusal)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return cast(R, _call(self, args, kwargs))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,11 +16,12 @@ from treeplay.errors import Unrecorded
 from treeplay.facts.captured import Direction, GraphFacts, GraphReport, Skip
 from treeplay.facts.refusal import Reason
 from treeplay.observe import compile_records, counters
+from treeplay.observe.locks import shared_lock
 
 log = logging.getLogger("treeplay.backend")
 
 _graph_ids = itertools.count()
-_lock = threading.RLock()
+_lock = shared_lock()
 _accounts: weakref.WeakSet[Account] = weakref.WeakSet()
 _collecting: list[list[Account]] = []
 

@@ -8,7 +8,6 @@ Nothing is recorded before there are real tensors, and the call that records run
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from treeplay.facts.refusal import Reason
 from treeplay.facts.source import Source
 from treeplay.generated import hide_from_dynamo, load_source
 from treeplay.observe.internal import tell_internal
+from treeplay.observe.locks import shared_lock
 from treeplay.sandbox.boundary import Boundary
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -60,7 +60,7 @@ class Replayed:
     _recorded: Recorded | None = None
     _call: Boxed | None = None
     _looks: int = 0
-    _lock: Any = field(default_factory=threading.RLock)
+    _lock: Any = field(default_factory=shared_lock)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         call = self._call

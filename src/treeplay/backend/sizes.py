@@ -5,7 +5,6 @@ compile ─▶ nothing yet        call with sizes A ─▶ compile for A, run   
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 
 from treeplay.backend import torch_private
 from treeplay.observe import counters
+from treeplay.observe.locks import shared_lock
 from treeplay.observe.once import warn_here
 from treeplay.settings import settings
 
@@ -37,7 +37,7 @@ def with_known_sizes(
     symbolic = tuple(at for at, value in enumerate(inputs) if _is_symbolic(value))
     known: OrderedDict[tuple[Any, ...], Call] = OrderedDict()
     seen: set[tuple[Any, ...]] = set()
-    lock = threading.RLock()
+    lock = shared_lock()
 
     def compile_for(key: tuple[Any, ...], args: Sequence[Any]) -> Call:
         with lock:

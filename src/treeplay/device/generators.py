@@ -6,7 +6,7 @@ sets while the other has swapped would be lost.
 
 from __future__ import annotations
 
-import threading
+from treeplay.observe.locks import shared_lock
 
-moving = threading.Lock()
+moving = shared_lock()
 """Held for the few statements in which a generator's state is replaced or seeded."""

@@ -9,7 +9,6 @@ same rule with an open end holds for outputs, which are kept as long as the reco
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
@@ -19,6 +18,7 @@ import torch
 from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.torch_private import native
 from treeplay.facts.location import Location
+from treeplay.observe.locks import shared_lock
 
 
 class Run(NamedTuple):
@@ -53,7 +53,7 @@ class PoolOrder:
     """The captures of one pool in order, and when each last ran. `lock` is held while a replay is issued."""
 
     def __init__(self, device: torch.device) -> None:
-        self.lock = threading.RLock()
+        self.lock = shared_lock()
         self._lane = Lane(device) if device.type == "cuda" else None
         self._current_stream = native("_cuda_getCurrentRawStream") if self._lane is not None else None
         self._clock = 0
@@ -118,7 +118,7 @@ class Kept:
 
 
 _orders: weakref.WeakValueDictionary[Hashable, PoolOrder] = weakref.WeakValueDictionary()
-_making = threading.Lock()
+_making = shared_lock()
 
 
 def order_of(pool: Hashable, device: torch.device) -> PoolOrder:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import threading
 import types
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -34,6 +33,7 @@ from treeplay.graphs.roster import Roster
 from treeplay.observe import counters, warn_once
 from treeplay.observe.internal import tell_internal
 from treeplay.observe.lines import user_location
+from treeplay.observe.locks import shared_lock
 from treeplay.sandbox.boundary import Boundary
 from treeplay.settings import settings
 
@@ -98,7 +98,7 @@ class GraphedCallable:
         # The question of the device alone: the one for all devices costs microseconds.
         on_cuda = original.ambience.device.type == "cuda"
         self._is_capturing = torch.cuda.is_current_stream_capturing if on_cuda else is_recording
-        self._lock = threading.RLock()
+        self._lock = shared_lock()
         self._eager: Counter[str] = Counter()
         self._made = 0
         self._dropped = (0, 0)  # replays and copies of recordings that are gone

@@ -7,9 +7,10 @@ Python. A profiler of the user's is set aside for the block and put back.
 from __future__ import annotations
 
 import cProfile
+import re
 import sys
 from threading import get_ident
-from types import BuiltinFunctionType, CodeType
+from types import BuiltinFunctionType, CodeType, MethodDescriptorType
 from typing import Any, Protocol
 
 
@@ -36,6 +37,9 @@ class Ran(Protocol):
 
     def builtins(self) -> dict[str, list[CodeType]]:
         """The builtin functions that were called, as `time.time`, each with the code that called it."""
+
+    def methods(self) -> set[str]:
+        """The methods of classes in C that were called, as `Random.random`."""
 
 
 def noting() -> Ran:
@@ -99,6 +103,11 @@ class _Profiled:
                 found[entry.code[len(_BUILTIN) : -1]] = everyone
         return found
 
+    def methods(self) -> set[str]:
+        entries: Any = self._profile.getstats()
+        found = (_METHOD.match(entry.code) for entry in entries if isinstance(entry.code, str))
+        return {f"{match[2].rpartition('.')[2]}.{match[1]}" for match in found if match is not None}
+
 
 class _Monitored:
     """By `sys.monitoring`, which tells of every thread: each function once in ours, and its calls of builtins."""
@@ -107,6 +116,7 @@ class _Monitored:
         self._monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
         self._code: dict[int, CodeType] = {}
         self._builtins: dict[str, list[CodeType]] = {}
+        self._methods: set[str] = set()
         self._thread = 0
         self._is_on = False
         self.is_complete = True
@@ -148,13 +158,21 @@ class _Monitored:
     def builtins(self) -> dict[str, list[CodeType]]:
         return self._builtins
 
+    def methods(self) -> set[str]:
+        return self._methods
+
     def _on_start(self, code: CodeType, _: int) -> None:
         if self._is_on and get_ident() == self._thread and id(code) not in self._code:
             self._code[id(code)] = code
             self._monitoring.set_local_events(_TOOL, code, self._monitoring.events.CALL)
 
     def _on_call(self, code: CodeType, _: int, function: object, __: object) -> None:
-        if type(function) is BuiltinFunctionType and self._is_on and get_ident() == self._thread:
+        if not self._is_on or get_ident() != self._thread:
+            return
+        if type(function) is MethodDescriptorType:
+            self._methods.add(f"{function.__objclass__.__name__}.{function.__name__}")
+        elif type(function) is BuiltinFunctionType:
+            self._methods.add(f"{type(function.__self__).__name__}.{function.__name__}")
             module = getattr(function, "__module__", None)
             name = f"{module}.{function.__name__}" if isinstance(module, str) else function.__name__
             callers = self._builtins.setdefault(name, [])
@@ -164,4 +182,5 @@ class _Monitored:
 
 _TOOL = 4  # one of the numbers that Python gives to nobody
 _BUILTIN = "<built-in method "
+_METHOD = re.compile(r"<method '(\w+)' of '([\w.]+)' objects>")
 _Profiler: Any = cProfile.Profile.__mro__[1]  # what the interpreter knows as the profiler, in C

@@ -123,6 +123,7 @@ class Reach:
         self.iterators: list[tuple[Any, str]] = []
         self.containers: dict[int, Container] = {}
         self._seen: dict[int, Any] = {}
+        self.seen: frozenset[int] = frozenset()  # what was met, by `id`, once the walk is over
         self._waiting: collections.deque[tuple[Any, str]] = collections.deque()
         self._globals: dict[int, tuple[dict[str, Any], dict[str, None]]] = {}
         self._entered: set[tuple[int, str]] = set()
@@ -166,6 +167,7 @@ class Reach:
                     self.changed.append((noted.object, name, before))
         for key in self._twice & self.containers.keys():
             self.containers[key].may_be_replaced = False  # a program may see that two places hold one object
+        self.seen = frozenset(self._seen)
         self._seen.clear()  # what is guarded is kept by its guard
         self.reads = Reads(())
         return self
@@ -366,7 +368,7 @@ class Reach:
             self._contents(value, label)
         if cls.__module__ == "typing":
             return
-        if cls.__module__.startswith("treeplay."):
+        if str(cls.__module__).startswith("treeplay."):
             self.enter(getattr(value, "__wrapped__", None), label)  # a jitted program inside of this one runs as it is
             return
         table = _table_of(value)
@@ -437,7 +439,7 @@ class Reach:
         if cls.__flags__ & _HEAP and cls.__bases__ != (object,):  # nobody can give such a class other bases
             self.orders[cls] = cls.__mro__
         for base in cls.__mro__:
-            if base in self._classes or not base.__flags__ & _HEAP or base.__module__.startswith("treeplay."):
+            if base in self._classes or not base.__flags__ & _HEAP or str(base.__module__).startswith("treeplay."):
                 continue
             self._classes[base] = None
             self._seen.setdefault(id(base), base)

@@ -58,6 +58,7 @@ class Reads:
         self.objects: dict[int, Noted] = {}
         self.code: dict[int, CodeType] | None = {}  # None: not known, so that any may have run
         self.builtins: dict[str, list[CodeType]] = {}  # builtin functions that were called, with their callers
+        self.methods: set[str] = set()  # of classes in C, as `Random.random`, that were called
         self.watched: set[type] = set()
         self._classes = list(classes)
         self._changed: list[tuple[type, str, Any]] = []
@@ -100,6 +101,12 @@ class Reads:
                 own = [code for code in callers if not _is_ours(code)]
                 if own:
                     self.builtins[name] = own
+            self.methods = self._ran.methods()
+
+    @property
+    def is_noting(self) -> bool:
+        """Whether what runs now counts as the program."""
+        return self._is_on
 
     def pause(self) -> bool:
         """Note nothing until `resume`; tells whether it noted before."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Generic, TypeVar, overload
 
 from treeplay.errors import ArgumentTypeError
+from treeplay.observe.locks import shared_lock
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -23,7 +23,7 @@ class WeakIdDict(Generic[_K, _V]):
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[weakref.ref[_K], _V]] = {}
-        self._lock = threading.RLock()  # re-entrant: storing a value may free another key
+        self._lock = shared_lock()  # re-entrant: storing a value may free another key
 
     def __getitem__(self, key: _K) -> _V:
         """The value of `key`; `KeyError` if it has none."""

@@ -32,11 +32,8 @@ def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guard
     """The guards over what a traced run read; raises `Refusal` where that is too much to guard, or cannot be."""
     _check_called(run.reads)
     reach = Reach(run.reads, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
-    objects = [leaf for leaf in call.leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))]
-    roots = [(program, "program"), *((value, f"this {type(value).__name__}") for value in objects)]
-    roots += [(cls, cls.__qualname__) for cls in classes_in(call.structure)]
     try:
-        reach.walk(roots)
+        reach.walk(roots_of(program, call))
     except TooMuch:
         raise Refusal(
             Reason(
@@ -59,6 +56,13 @@ def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guard
     guards = Guards(reach)
     guards.places_of_inputs = tuple(item.source.place for item in signature.inputs if isinstance(item.source, State))
     return guards
+
+
+def roots_of(program: Any, call: Call) -> list[tuple[Any, str]]:
+    """Where a walk over what a run read begins, with labels."""
+    objects = [leaf for leaf in call.leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))]
+    roots = [(program, "program"), *((value, f"this {type(value).__name__}") for value in objects)]
+    return roots + [(cls, cls.__qualname__) for cls in classes_in(call.structure)]
 
 
 def _add_gradients(reach: Reach, signature: Signature, run: Run) -> None:

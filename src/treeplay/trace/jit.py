@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import gc
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Kind, Number, Signature
 from treeplay.facts.structure import Leaf, Structure, classes_in
 from treeplay.guards.reads import Reads, classes_of
+from treeplay.observe.locks import TimedLock
 from treeplay.trace.conditions import make_signature
 from treeplay.trace.differentiable import flat_results, is_differentiable
 from treeplay.trace.found import PLAIN, Survey
@@ -39,7 +39,7 @@ from treeplay.trace.layouts import Answer, Question
 from treeplay.trace.location import is_users
 from treeplay.trace.log import Entry, result_entry
 from treeplay.trace.prune import prune
-from treeplay.trace.randomness import Generators
+from treeplay.trace.randomness import USES, Generators
 from treeplay.trace.results import Results
 from treeplay.trace.scalars import is_float, meet_numpys
 from treeplay.trace.skipping import steps_may_be_skipped
@@ -55,11 +55,13 @@ from treeplay.trace.torch_private import (
     register_call_hook,
 )
 from treeplay.trace.tracer import Tracer
+from treeplay.trace.waiting import no_waiting
 from treeplay.trace.watch import WatchFunctions
+from treeplay.trace.whose import Whose, has_company
 
 # A trace moves the process's random generators and puts them back: one at a time. But a traced program may wait for a
 # thread that wants to trace, so no thread waits for long.
-_turns = threading.Lock()
+_turns = TimedLock()
 _taken = 0  # turns so far
 _MOST_SECONDS_WAITED = 2.0
 
@@ -107,6 +109,9 @@ class Run:
     stepped: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
     reads: Reads = field(default_factory=lambda: Reads(()))
     kind: Kind = Kind.INFERENCE
+    owners: dict[int, Any] = field(
+        default_factory=dict
+    )  # by the dictionary of its attributes: objects that are watched
 
 
 def trace(program: Callable[..., Any], call: Call, *, is_exact: bool = True, first_run: Iterable[Entry] = ()) -> Trace:
@@ -120,7 +125,10 @@ def trace(program: Callable[..., Any], call: Call, *, is_exact: bool = True, fir
     layouts = dict(entry.layout for entry in first_run if entry.layout is not None)
     with turn():
         with native_layers() if is_exact else contextlib.nullcontext():
-            made, run = _trace(program, call, layouts)
+            try:
+                made, run = _trace(program, call, layouts, is_marking=not has_company())
+            except _UsesGenerators:
+                made, run = _trace(program, call, layouts, is_marking=True)
         return _with_guards(made, program, call, run)
 
 
@@ -133,6 +141,11 @@ def is_tracing(since: int) -> bool:
     """Whether some thread traces, or has since `turns_taken()` was this: others may have found its fakes, and stand-ins of
     ours, in what they reach."""
     return _turns.locked() or _taken != since
+
+
+def is_tracing_now() -> bool:
+    """Whether some thread traces."""
+    return _turns.locked()
 
 
 @contextlib.contextmanager
@@ -148,10 +161,36 @@ def turn() -> Iterator[None]:
         _turns.release()
 
 
-def _trace(program: Callable[..., Any], call: Call, layouts: dict[Question, Answer]) -> tuple[Trace, Run]:
+_waited_to_fork = False
+
+
+def _before_fork() -> None:
+    """A child would inherit what stands in while another thread traces, and nobody to put it back: it waits for that."""
+    global _waited_to_fork
+    _waited_to_fork = _turns.holder != get_ident() and _turns.acquire(timeout=_MOST_SECONDS_WAITED)
+
+
+def _after_fork() -> None:
+    global _waited_to_fork
+    if _waited_to_fork:
+        _waited_to_fork = False
+        _turns.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+
+
+class _UsesGenerators(Exception):
+    """The program calls torch's generators, which were not marked: it is to be traced again."""
+
+
+def _trace(
+    program: Callable[..., Any], call: Call, layouts: dict[Question, Answer], *, is_marking: bool
+) -> tuple[Trace, Run]:
     found = survey_to_record(program, call)
     snapshot = Snapshot(found, call.tensors)
-    with Generators(found.generators.values()) as generators:
+    with Generators(found.generators.values(), is_marking=is_marking) as generators:
         return _trace_over(program, call, layouts, found, generators, snapshot)
 
 
@@ -165,20 +204,26 @@ def _trace_over(
 ) -> tuple[Trace, Run]:
     tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators, layouts)
     tracer.arguments = {id(tensor) for tensor in call.tensors}
-    run = Run(tracer, WatchFunctions(tracer), found, snapshot, reads=_reads_of(found))
+    run = Run(tracer, WatchFunctions(tracer, snapshot.gradients), found, snapshot, reads=_reads_of(found))
+    snapshot.gradients_set = run.watch.grads_set
+    is_shared = has_company()
     tracer.reads = tracer.world.reads = run.reads
     try:
-        made = _traced(program, call, run)
+        made = _traced(program, call, run, is_shared=is_shared)
     except Refusal as refusal:
         # The program may have turned a refusal into an exception of its own: the first one counts.
         kind = TooEarly if tracer.tape.is_too_early else Refusal
         raise (tracer.tape.refusal and kind(tracer.tape.refusal)) or refusal from refusal.__cause__
     finally:
+        _tell_apart(program, call, run, is_shared=is_shared)
+        generators.is_used |= run.reads.code is None or not USES.isdisjoint(run.reads.methods)
         snapshot.restore()
         tracer.forget()
         run.watch.forget()
         run.called.clear()  # a module that the program made may go now
         run.stepped.clear()
+        if generators.is_used and not generators.is_marking:
+            raise _UsesGenerators
     return made, run
 
 
@@ -249,13 +294,21 @@ def home_of(program: Any) -> Location | None:
     return Location(code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None
 
 
-def _traced(program: Callable[..., Any], call: Call, run: Run) -> Trace:
+def _tell_apart(program: Callable[..., Any], call: Call, run: Run, *, is_shared: bool) -> None:
+    """From here on, what other threads have changed meanwhile is none of the program's changes."""
+    if is_shared and run.snapshot.whose is None:
+        run.snapshot.whose = Whose(program, call, run)
+
+
+def _traced(program: Callable[..., Any], call: Call, run: Run, *, is_shared: bool = False) -> Trace:
     run.numbers = _make_numbers_symbolic(run)
     # Modes belong to a thread: the backward of a GPU's tensors must not go to another one.
     one_thread = torch.autograd.set_multithreading_enabled(False)
     skipping = steps_may_be_skipped(run.tracer, run.snapshot)
     aside = (autocast_cache_apart(), numpy_asks(meet_numpys), plain_functions())
+    apart = run.snapshot.gradients.apart() if is_shared else contextlib.nullcontext()
     with (
+        no_waiting(run.tracer),
         _noticing(run),
         dynamo_off(),
         one_thread,
@@ -264,11 +317,13 @@ def _traced(program: Callable[..., Any], call: Call, run: Run) -> Trace:
         histories_given(run.tracer.check_history),
         aside[1],
         aside[2],
+        apart,
         run.tracer,
         run.watch,
         run.reads,
     ):
         result = _run(program, call)
+    _tell_apart(program, call, run, is_shared=is_shared)
     run.grads_read.update(run.watch.grads_read)
     run.tracer.home = home_of(program)
     if run.tracer.tape.refusal is not None:  # the program swallowed it
@@ -290,6 +345,8 @@ def _traced(program: Callable[..., Any], call: Call, run: Run) -> Trace:
         outputs = results.outputs
     tape.graph.output(tuple(outputs))
     prune(tape.graph)
+    if run.snapshot.whose is not None and run.snapshot.whose.disturbed is not None:
+        raise Busy  # another thread changed what the run has read: the next call reads it as it is then
     signature = make_signature(run, call, structure, refs, writes, len(outputs))
     return Trace(tape.graph, signature, tape.log, tuple(tape.generators.values()))
 

@@ -11,32 +11,38 @@ from contextlib import suppress
 from typing import Any
 
 
+def _anybodys(source: Any) -> bool:
+    return True
+
+
 class RandomSources:
     """The states of the generators, as they were."""
 
     def __init__(self, reached: Iterable[Any]) -> None:
-        self._before = [(name, get, put, get()) for name, get, put in (*_global(), *_own(reached))]
+        self._before = [(*source, source[2]()) for source in (*_global(), *_own(reached))]
 
-    def moved(self) -> str | None:
-        """The name of a generator that stands elsewhere now, or None."""
-        return next((name for name, get, _, state in self._before if not _is_same(state, get())), None)
+    def moved(self, is_ours: IsOurs = _anybodys) -> str | None:
+        """The name of a generator that stands elsewhere now, or None; `is_ours` says whether the program may have used it."""
+        moved = (name for name, owner, get, _, state in self._before if not _is_same(state, get()) and is_ours(owner))
+        return next(moved, None)
 
-    def restore(self) -> None:
-        """Put every generator back."""
-        for _, get, put, state in self._before:
-            if not _is_same(state, get()):
+    def restore(self, is_ours: IsOurs = _anybodys) -> None:
+        """Put every generator back that the program may have used."""
+        for _, owner, get, put, state in self._before:
+            if not _is_same(state, get()) and is_ours(owner):
                 with suppress(ValueError):  # NumPy's global generator may have been given another algorithm
                     put(state)
 
 
-Source = tuple[str, Callable[[], Any], Callable[[Any], None]]
+Source = tuple[str, Any, Callable[[], Any], Callable[[Any], None]]  # name, generator, and how to read and set its state
+IsOurs = Callable[[Any], bool]
 
 
 def _global() -> Iterator[Source]:
-    yield "random", random.getstate, random.setstate
+    yield "random", random.getstate.__self__, random.getstate, random.setstate  # type: ignore[attr-defined]
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        yield "numpy.random", numpy.random.get_state, numpy.random.set_state
+        yield "numpy.random", numpy.random.get_state.__self__, numpy.random.get_state, numpy.random.set_state
 
 
 def _own(reached: Iterable[Any]) -> Iterator[Source]:
@@ -44,7 +50,7 @@ def _own(reached: Iterable[Any]) -> Iterator[Source]:
         access = _access(value)
         if access is not None:
             owner = "Python" if isinstance(value, random.Random) else "NumPy"
-            yield f"{owner}'s {type(value).__name__}", *access
+            yield f"{owner}'s {type(value).__name__}", value, *access
 
 
 def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | None:

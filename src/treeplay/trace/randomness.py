@@ -6,6 +6,7 @@ A replay draws on from where a generator stands. A program that seeds a generato
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,13 +15,28 @@ import torch
 from treeplay.device.generators import moving
 from treeplay.trace.torch_private import address_of
 
-_SEED = 0x7EEB1A7
+# fmt: off
+USES = frozenset(f"Generator.{name}" for name in (
+    "manual_seed", "seed", "set_state", "get_state", "initial_seed", "set_offset", "get_offset", "graphsafe_set_state",
+    "graphsafe_get_state", "clone_state",
+))
+# fmt: on
+"""The methods by which a program sees or sets where a generator stands."""
 
 
 class Generators:
-    """Generators that outlive the call, in a context that gives them seeds of its own; they are as before after it."""
+    """Generators that outlive the call, in a context; they are as before after it.
 
-    def __init__(self, known: Iterable[torch.Generator]) -> None:
+    With `is_marking` each gets a seed of its own at each draw, so that it shows when the program sets one. Without, they are
+    left alone, for other threads draw from them: whoever uses them asks afterwards whether the program called one (`USES`),
+    and if so traces it again with marks.
+    """
+
+    def __init__(self, known: Iterable[torch.Generator], *, is_marking: bool = True) -> None:
+        self.is_marking = is_marking
+        self.is_used = is_marking
+        """Whether there is anything to put back."""
+        self._base = int.from_bytes(os.urandom(6), "little")  # what another thread draws meanwhile is drawn once
         every = [torch.default_generator, *_of_gpus(), *known]
         with moving:
             self._before = {address_of(generator): (generator, generator.get_state()) for generator in every}
@@ -45,7 +61,7 @@ class Generators:
 
     def was_set(self, generator: torch.Generator) -> bool:
         """Whether the program gave `generator` another state since the last random operator."""
-        return generator.initial_seed() != self._expected[address_of(generator)]
+        return self.is_marking and generator.initial_seed() != self._expected[address_of(generator)]
 
     def any_was_set(self) -> bool:
         """Whether that is so for any of them."""
@@ -54,13 +70,17 @@ class Generators:
     def draw(self, generator: torch.Generator) -> None:
         """Give `generator` a seed of its own, so that going back to an earlier state shows; numbers that another thread
         draws meanwhile leave it as it is."""
+        if not self.is_marking:
+            return
         self._drawn += 1
         with moving:
-            generator.manual_seed(_SEED + self._drawn)
+            generator.manual_seed(self._base + self._drawn)
             self._expected[address_of(generator)] = generator.initial_seed()
 
     def restore(self) -> None:
-        """Put every generator back."""
+        """Put every generator back, if one was moved."""
+        if not self.is_used:
+            return
         with moving:
             for generator, state in self._before.values():
                 generator.set_state(state)

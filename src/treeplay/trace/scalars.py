@@ -14,6 +14,7 @@ import operator
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any, cast
 
 import torch
@@ -43,6 +44,12 @@ class ScalarWorld:
     graph: torch.fx.Graph
     guards: dict[str, Guard] = field(default_factory=dict)
     reads: Reads | None = None  # which is not to note what we do ourselves
+    thread: int = field(default_factory=get_ident)
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread traces. Another one that comes across a number finds today's value, and leaves no mark."""
+        return get_ident() == self.thread
 
     def call(self, fn: Callable[..., Any], *args: Any) -> torch.fx.Node:
         """A node of the graph for a call."""
@@ -149,6 +156,8 @@ class Scalar:
         return int(self._decide())
 
     def _decide(self) -> float | bool:
+        if not self.world.is_mine:
+            return self.value
         if self.text is None:
             raise Refusal(
                 Reason(
@@ -163,6 +172,8 @@ class Scalar:
         return self.value
 
     def __str__(self) -> str:
+        if not self.world.is_mine:
+            return repr(self.value)
         return f"<{self.text or 'number of a tensor'}>"
 
     __repr__ = __str__
@@ -172,6 +183,8 @@ class Scalar:
         known = self.text is not None and other.text is not None
         boolean = sign in _COMPARISONS
         value: float | bool = fn(self.value, other.value) if known else (False if boolean else 1.0)
+        if not self.world.is_mine:
+            return Scalar(self.world, text=repr(value), value=value, node=value, boolean=boolean)
         return Scalar(
             self.world,
             text=f"({self.text} {sign} {other.text})" if known else None,
@@ -181,6 +194,8 @@ class Scalar:
         )
 
     def _unary(self, fn: Callable[[Any], Any], text: str, value: float) -> Scalar:
+        if not self.world.is_mine:
+            return self._constant(value)
         return Scalar(
             self.world,
             text=text.format(self.text) if self.text is not None else None,

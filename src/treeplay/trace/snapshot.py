@@ -6,18 +6,24 @@ it rebinds on each call.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from treeplay.facts.place import How, Place
 from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.trace.bare import bare, fill
 from treeplay.trace.found import GONE, Container, Survey
+from treeplay.trace.gradients import Gradients
 from treeplay.trace.random_sources import RandomSources
 from treeplay.trace.torch_private import autocast_state, set_autocast_state, set_version, version_of
+
+if TYPE_CHECKING:
+    from treeplay.trace.whose import Whose
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,10 @@ class Snapshot:
     """Attributes, as the dictionary that holds them and their name, that the program assigned and never read before."""
     assigned: Iterable[tuple[Place, Any]] = ()
     """Places that the program assigned what they held already."""
+    whose: Whose | None = None
+    """Who made the changes, once the run is over; None if nobody else can have."""
+    gradients_set: Collection[int] = ()
+    """Tensors whose gradient the program assigned, by `id`."""
 
     def __init__(self, found: Survey, arguments: Iterable[torch.Tensor]) -> None:
         self._found = found
@@ -57,6 +67,7 @@ class Snapshot:
         tensors: dict[int, torch.Tensor] = {id(tensor): tensor for tensor in arguments}
         tensors |= {id(value): value for value in found.kept if isinstance(value, torch.Tensor)}
         self._grads = {id(tensor): (tensor, tensor.grad) for tensor in tensors.values() if tensor.is_leaf}
+        self.gradients = Gradients(self._grads)
         tensors |= {id(grad): grad for _, grad in self._grads.values() if grad is not None}
         self._versions = [(tensor, version_of(tensor)) for tensor in tensors.values()]
         self._grad_mode = torch.is_grad_enabled()
@@ -69,22 +80,22 @@ class Snapshot:
             if place.read_or(GONE) is value:
                 yield Change(place, value, value)
         for container, place, before in self._containers:
-            for change in _compare(container, place, before):
+            for change in self._ours(container, place, _compare(container, place, before)):
                 is_blind = (id(container), change.place.key) in self.unread
                 yield replace(change, is_blind=True) if is_blind else change
         for place, content in self._cells:
             now = place.read_or(GONE)
-            if now is not content:
+            if now is not content and (self.whose is None or self.whose.may_have_set(place, now)):
                 yield Change(place, content, now)
         for tensor, grad in self._grads.values():
-            if tensor.grad is not grad:
+            if self._is_our_gradient(tensor, grad):
                 owner = self._found.tensor_at(tensor)
                 label = f"{owner[0] if owner else 'argument'}.grad"
                 yield Change(Place(How.GRAD, tensor, None, owner[0] if owner else None, label), grad, tensor.grad)
 
     def random_source_used(self) -> str | None:
         """The name of a random generator of Python or NumPy that moved, or None."""
-        return self._random.moved()
+        return self._random.moved(self._may_have_drawn)
 
     def had_no_grad(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` is a leaf that had no gradient."""
@@ -101,20 +112,63 @@ class Snapshot:
     @uninterrupted
     def restore(self, *, versions: bool = True) -> None:
         """Put everything back as it was, `versions` of tensors too unless they were written; safe to call more than once."""
-        for container, _, before in self._containers:
-            _put_back(container, before)
+        for container, place, before in self._containers:
+            self._put_back(container, place, before)
         for place, content in self._cells:
-            if place.read_or(GONE) is not content:
+            now = place.read_or(GONE)
+            if now is not content and (self.whose is None or self.whose.may_have_set(place, now)):
                 _remove(place) if content is GONE else place.write(content)
         for tensor, grad in self._grads.values():
-            if tensor.grad is not grad:
-                tensor.grad = grad
+            if self._is_our_gradient(tensor, grad):
+                tensor.grad = self.gradients.after(tensor, grad)
         for tensor, version in self._versions if versions else ():
             set_version(tensor, version)
         torch.set_grad_enabled(self._grad_mode)
         if self.autocast_changed():
             set_autocast_state(self._autocast)
-        self._random.restore()
+        self._random.restore(self._may_have_drawn)
+
+    def _ours(self, container: Any, place: Place, changes: Iterable[Change]) -> Iterator[Change]:
+        whose = self.whose
+        if whose is None:
+            yield from changes
+            return
+        for change in changes:
+            at = change.place
+            # A whole list tells by what is in it.
+            after = bare(container) if at is place and not isinstance(container, dict) else change.after
+            if whose.is_ours(container, at, list(after) if isinstance(after, (set, collections.deque)) else after):
+                yield change
+
+    def _put_back(self, container: Any, place: Place, before: Any) -> None:
+        """Undo what the program changed; what another thread did stays."""
+        now: Any = bare(container)
+        if _is_same(now, before):
+            return
+        changes = list(_compare(container, place, before))
+        ours = list(self._ours(container, place, changes))
+        if len(ours) == len(changes):
+            fill(container, before)
+        elif isinstance(now, dict):
+            kept = {key: value for key, value in now.items() if key not in {change.place.key for change in ours}}
+            put_back = {change.place.key: change.before for change in ours if change.before is not GONE}
+            order = [
+                *(key for key in before if key in kept or key in put_back),
+                *(key for key in kept if key not in before),
+            ]
+            fill(container, {key: kept[key] if key in kept else put_back[key] for key in order})
+        elif isinstance(now, list) and len(now) == len(before):
+            for change in ours:
+                list.__setitem__(container, change.place.key, change.before)
+
+    def _is_our_gradient(self, tensor: torch.Tensor, before: torch.Tensor | None) -> bool:
+        now = tensor.grad
+        if now is before:
+            return False
+        return self.whose is None or isinstance(now, FakeTensor) or id(tensor) in self.gradients_set
+
+    def _may_have_drawn(self, source: Any) -> bool:
+        return self.whose is None or self.whose.may_have_drawn(source)
 
 
 def _is_same(now: Container, before: Container) -> bool:
@@ -125,11 +179,6 @@ def _is_same(now: Container, before: Container) -> bool:
     if isinstance(now, set):
         return {id(item) for item in now} == {id(item) for item in before}
     return all(a is b for a, b in zip(now, before, strict=True))
-
-
-def _put_back(container: Container, before: Container) -> None:
-    if not _is_same(bare(container), before):
-        fill(container, before)
 
 
 def _remove(place: Place) -> None:

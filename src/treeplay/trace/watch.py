@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from treeplay.facts.location import Location
 from treeplay.trace.fused import with_symbolic_rate
+from treeplay.trace.gradients import Gradients
 from treeplay.trace.location import user_location
 from treeplay.trace.recurrent import weights_of
 from treeplay.trace.torch_private import is_of_transform
@@ -63,11 +64,13 @@ class WatchFunctions(TorchFunctionMode):
     Keeps the autograd nodes that a backward of the program itself consumed, and the tensors whose `.grad` it read.
     """
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, gradients: Gradients) -> None:
         super().__init__()
         self.tracer = tracer
+        self.gradients = gradients
         self.consumed: dict[int, Any] = {}
         self.grads_read: dict[int, torch.Tensor] = {}
+        self.grads_set: set[int] = set()  # tensors, by `id`
         self.hooked: tuple[str, Location | None] | None = None  # the first hook on a tensor that the program made
 
     def forget(self) -> None:
@@ -89,11 +92,13 @@ class WatchFunctions(TorchFunctionMode):
         """What is to be called with these arguments; or, instead of it, the result."""
         if func in _HOST:
             self._refuse_read(func, args)
-        elif func == _GRAD_GET:
+        elif func in (_GRAD_GET, self.gradients.getter):
             with torch._C.DisableTorchFunctionSubclass():
                 is_of_the_run = isinstance(args[0].grad, FakeTensor)
-            if not is_of_the_run and not _sets_to_none(sys._getframe(2)):
+            if not is_of_the_run and not _sets_to_none(_caller(sys._getframe(2))):
                 self.grads_read[id(args[0])] = args[0]
+        elif func in (_GRAD_SET, _GRAD_DELETE, self.gradients.setter):
+            self.grads_set.add(id(args[0]))
         elif func == _DATA_GET:
             return torch.ops.aten.detach.default(args[0]), None
         elif func in _SETTERS:
@@ -205,11 +210,19 @@ def mark_upstream(node: Any, found: dict[int, Any]) -> None:
         waiting.extend(following for following, _ in current.next_functions)
 
 
+def _caller(frame: FrameType) -> FrameType:
+    """The frame that reads a gradient, behind the property that stands there meanwhile."""
+    return frame.f_back if frame.f_code.co_filename == _PROPERTY and frame.f_back is not None else frame
+
+
 def _sets_to_none(frame: FrameType) -> bool:
     """Whether a gradient is read by torch's own code that puts None there, whatever it was."""
     return frame.f_code in _ZERO_GRAD and bool(frame.f_locals.get("set_to_none"))
 
 
 _ZERO_GRAD = {inspect.unwrap(cls.zero_grad).__code__ for cls in (torch.optim.Optimizer, torch.nn.Module)}
+_PROPERTY = Gradients.__init__.__code__.co_filename
 _DATA_GET = _ATTRIBUTES["data"].__get__
 _GRAD_GET = _ATTRIBUTES["grad"].__get__
+_GRAD_SET = _ATTRIBUTES["grad"].__set__
+_GRAD_DELETE = _ATTRIBUTES["grad"].__delete__

@@ -34,6 +34,7 @@ from treeplay.settings import settings
 from treeplay.trace.jit import Busy, Call, program_raised, survey_call
 from treeplay.tree.audit import Audit
 from treeplay.tree.decide import Action, CallFacts, Phase, decide
+from treeplay.tree.gate import Gate
 from treeplay.tree.key import Key, describe, make_key, varying
 from treeplay.tree.launching import Reached, finish, reached
 from treeplay.tree.mismatch import first_mismatch, mode_mismatch
@@ -67,11 +68,19 @@ class Tally:
 
 
 class Manager:
-    """Owns a program's table of recordings. Not safe for threads: its owner takes turns."""
+    """Owns a program's table of recordings. Its owner holds the gate's lock, which is let go while the program's code runs."""
 
     def __init__(
-        self, program: Callable[..., Any], record: Record, observe: Observe, *, name: str, on_refusal: str
+        self,
+        program: Callable[..., Any],
+        record: Record,
+        observe: Observe,
+        *,
+        name: str,
+        on_refusal: str,
+        gate: Gate | None = None,
     ) -> None:
+        self.gate = gate or Gate()
         self.program = program
         self.record = record
         self.observe = observe
@@ -110,6 +119,8 @@ class Manager:
         self.warm_calls = 0
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.gate.closer is not None:
+            self.gate.wait()
         call = Call(args, kwargs, [], Leaf(0))
         try:
             leaves, structure = flatten((args, kwargs))
@@ -195,14 +206,21 @@ class Manager:
 
     def _audit(self, recording: Recording, audit: Audit, call: Call) -> Reason | None:
         """How the program differs from its recording by now; an audit that breaks was the last one."""
+        self._use(None)  # other threads' calls come to the gate
         try:
             with Boundary("auditing a recording", reasons=(Busy,)):
                 fits = first_mismatch(recording.signature, call) is None
-                return audit.run(call, recording.replays) if fits else None
+                with self.gate.alone(), self.gate.let_go():
+                    return audit.run(call, recording.replays) if fits else None
+        except Busy:
+            return None
         except InternalError as error:
             tell_internal(error, f"the audit of {self.name}")
             recording.audit = None
             return None
+        finally:
+            if any(recording in entry.recordings for entry in self.table):
+                self._use(recording)
 
     def _drop_stale(self, recording: Recording, difference: Reason) -> None:
         """Tell that a recording no longer does what its program would, and forget it."""
@@ -244,25 +262,16 @@ class Manager:
     def _eager(self, entry: Entry, call: Call) -> Any:
         entry.eager_calls += 1
         self.tally.eager += 1
-        return self.program(*call.args, **call.kwargs)
+        with self.gate.inside():
+            return self.program(*call.args, **call.kwargs)
 
     def _observe(self, entry: Entry, call: Call) -> Any:
         entry.eager_calls += 1
         self.tally.eager += 1
-        out, log = self.observe(self.program, call)
-        try:
-            with Boundary("observing a call"):
-                if (failure := getattr(log, "failure", None)) is not None:
-                    raise failure
-                # What the program itself counts up is as it leaves it: the trace finds such changes and names their line.
-                seen = Observation(log, survey_call(self.program, call))
-        except Refusal as refusal:  # the call has had its effects: the next one is told
-            self._note_refusal(entry, refusal.reason)
-            if self.on_refusal == "eager":
-                self._warn(refusal.reason)
-            return out
-        except InternalError as error:
-            self._note_broken(entry, error)
+        with self.gate.inside():
+            out, log = self.observe(self.program, call)
+            seen = self._seen(entry, call, log)
+        if seen is None or entry.phase is Phase.REFUSED:  # by another thread, meanwhile
             return out
         del entry.observations[: -_MOST_OBSERVATIONS + 1]  # a later call may agree with one of them
         entry.observations.append(seen)
@@ -270,6 +279,22 @@ class Manager:
         entry.was_observed = True
         self._evict()
         return out
+
+    def _seen(self, entry: Entry, call: Call, log: list[Any]) -> Observation | None:
+        """What was observed of a call that has had its effects; None where that breaks, and the next call is told."""
+        try:
+            with Boundary("observing a call"):
+                if (failure := getattr(log, "failure", None)) is not None:
+                    raise failure
+                # What the program itself counts up is as it leaves it: the trace finds such changes and names their line.
+                return Observation(log, survey_call(self.program, call))
+        except Refusal as refusal:
+            self._note_refusal(entry, refusal.reason)
+            if self.on_refusal == "eager":
+                self._warn(refusal.reason)
+        except InternalError as error:
+            self._note_broken(entry, error)
+        return None
 
     def _note_cause(self, entry: Entry, call: Call) -> None:
         entry.rerecordings += 1
@@ -286,8 +311,8 @@ class Manager:
         is_expected = seen.found.changed() is not None
         recording = None
         try:
-            with recorders:
-                since = recorders.now()
+            with recorders, self.gate.alone():
+                since, entered = recorders.now(), self.gate.entered
                 recording = self._made(call, seen)
                 out = recording.call(call.args, call.kwargs)
                 if out is MISS:
@@ -295,7 +320,7 @@ class Manager:
                     recording.free()
                     recording = self._made(call, seen)
                     out = recording.call(call.args, call.kwargs)
-                is_disturbed = out is MISS and recorders.others(since)
+                is_disturbed = out is MISS and (recorders.others(since) or self.gate.entered != entered)
         except Busy:
             return self._eager(entry, call)
         except TooEarly as early:
@@ -307,7 +332,7 @@ class Manager:
             if entry.differing:  # the second in a row: not a setting that was changed once
                 return self._refused(entry, differing, call)
             entry.differing = True
-            entry.observations.remove(seen)
+            entry.forget(seen)
             return self._observe(entry, call)
         except ProgramRaised as raised:
             return self._run_to_tell(entry, raised, call)
@@ -326,8 +351,11 @@ class Manager:
             return self._eager(entry, call)
         if out is MISS:
             return self._refused(entry, Refusal(_does_not_fit(first_mismatch(recording.signature, call))), call)
+        if not self.table.holds(entry):  # it was reset meanwhile
+            recording.free()
+            return out
         entry.recordings.append(recording)
-        entry.observations.remove(seen)
+        entry.forget(seen)
         entry.phase, entry.differing, entry.tries = Phase.RECORDED, False, MOST_TRIES
         self.tally.recordings += 1
         self._replayed(recording)
@@ -335,9 +363,15 @@ class Manager:
         return out
 
     def _made(self, call: Call, seen: Observation) -> Recording:
-        """A recording for `call`, of which nothing has run; raises reasons and errors of our own alone."""
-        with Boundary("recording a call", reasons=(Busy,)):
-            return self.record(call, seen.log)
+        """A recording for `call`, of which nothing has run; raises reasons and errors of our own alone.
+
+        Made without the lock; then nobody is inside of the program, or someone stays there.
+        """
+        self._use(None)  # other threads' calls come to the gate
+        with self.gate.let_go(), Boundary("recording a call", reasons=(Busy,)):
+            recording = self.record(call, seen.log)
+        self.gate.drain()
+        return recording
 
     def _run_to_tell(self, entry: Entry, raised: ProgramRaised, call: Call) -> Any:
         """An exception that the program raises eagerly too is its own, and no reason to refuse it."""

@@ -70,6 +70,10 @@ class Entry:
         """That of a call with the plain values of today, or None."""
         return next((seen for seen in self.observations if seen.found.changed() is None), None)
 
+    def forget(self, seen: Observation) -> None:
+        """Drop an observation, if it is still there."""
+        self.observations = [other for other in self.observations if other is not seen]
+
     def free(self) -> None:
         """Give back what devices hold for the recordings."""
         for recording in self.recordings:
@@ -94,6 +98,10 @@ class Table:
             found = self._entries[key] = Entry(arguments())
         self._entries.move_to_end(key)
         return found
+
+    def holds(self, entry: Entry) -> bool:
+        """Whether an entry is still in it."""
+        return any(known is entry for known in self)
 
     def latest(self) -> Iterator[Hashable]:
         """The keys, the most recently used first."""

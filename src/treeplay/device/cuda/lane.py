@@ -6,7 +6,6 @@ replay on another stream than the last one first waits for it.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -15,6 +14,7 @@ import torch
 
 from treeplay.facts.nodes import Block
 from treeplay.observe import counters
+from treeplay.observe.locks import shared_lock
 from treeplay.settings import settings
 
 Token = tuple[int, int]
@@ -45,7 +45,7 @@ class Lane:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.lock = threading.RLock()
+        self.lock = shared_lock()
         self.stream: int | None = None  # of the last replay, as the driver's handle
         self._token: Token | None = None
         self._users = 0
@@ -132,7 +132,7 @@ def stream_at(handle: int, device: torch.device) -> torch.cuda.Stream:
 
 
 _lanes: dict[int, Lane] = {}
-_making = threading.Lock()
+_making = shared_lock()
 
 
 def lane_of(device: torch.device) -> Lane:

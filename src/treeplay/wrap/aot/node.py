@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import functools
 import operator
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from treeplay.errors import InternalError
+from treeplay.observe.locks import shared_lock
 from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.compilers import Boxed
 from treeplay.wrap.aot.plan import Group, Layout
 from treeplay.wrap.torch_private import tensor_check
 
-_compiling = threading.RLock()
+_compiling = shared_lock()
 _is_none = functools.partial(operator.is_, None)
 
 Compiled = tuple[Boxed, tuple[int, ...]]  # a backward, and which of the saved values and gradients it takes

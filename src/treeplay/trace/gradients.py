@@ -1,0 +1,71 @@
+"""Gradients while a program is traced: the traced thread has fakes in them, and the others see what was there before.
+
+A backward inside of a traced program leaves its fakes in `.grad` of the user's own parameters, since that is where autograd
+puts them. So for that time `torch.Tensor.grad` is a property that tells threads apart. What another thread assigns meanwhile
+is kept, and is there after the trace. Autograd itself asks nobody: a backward of another thread into the same parameters
+meets the fakes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from treeplay.observe.stand_in import ABSENT, stand_in
+
+_GRAD: Any = vars(torch._C.TensorBase)["grad"]
+_READ, _WRITE = _GRAD.__get__, _GRAD.__set__
+
+
+class Gradients:
+    """What threads besides the traced one see as gradients: `before` the trace, or what they assigned meanwhile."""
+
+    def __init__(self, before: dict[int, tuple[torch.Tensor, torch.Tensor | None]]) -> None:
+        self._before = before
+        self._assigned: dict[int, torch.Tensor | None] = {}
+        self._thread = get_ident()
+        self.getter: Any = None
+        self.setter: Any = None
+        """What function modes are given as the functions that read and assign a gradient, while this is so."""
+
+    def after(self, tensor: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor | None:
+        """What goes back into a gradient that the trace has changed."""
+        return self._assigned.get(id(tensor), before)
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """For a block, other threads see no fakes of this one."""
+
+        def read(tensor: torch.Tensor) -> Any:
+            raw = _READ(tensor)
+            if not self._is_hidden(tensor, raw):
+                return raw
+            return self._assigned.get(id(tensor), self._before[id(tensor)][1])
+
+        def write(tensor: torch.Tensor, value: Any) -> None:
+            if get_ident() != self._thread and self._is_hidden(tensor, _READ(tensor)):
+                self._assigned[id(tensor)] = value
+            else:
+                _WRITE(tensor, value)
+
+        stand_in(read, ABSENT)
+        stand_in(write, ABSENT)
+        owner: Any = torch.Tensor
+        if "grad" in vars(owner):  # somebody else's property
+            yield
+            return
+        owner.grad = property(read, write, lambda tensor: write(tensor, None))
+        self.getter = owner.grad.__get__
+        self.setter = owner.grad.__set__
+        try:
+            yield
+        finally:
+            del owner.grad
+
+    def _is_hidden(self, tensor: torch.Tensor, raw: Any) -> bool:
+        return get_ident() != self._thread and isinstance(raw, FakeTensor) and id(tensor) in self._before

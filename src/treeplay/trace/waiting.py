@@ -1,0 +1,42 @@
+"""A program that waits for another thread is refused before it waits: no replay would, and the trace is no arrival.
+
+A trace that came to a barrier would let another thread pass, and the program itself, run as it is, would then wait for one
+more. What waits in Python waits at a barrier or a condition: events, queues, semaphores and futures do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from threading import get_ident
+from typing import Any
+
+from treeplay.observe.stand_in import stand_in
+from treeplay.trace.tracer import Tracer
+
+
+@contextlib.contextmanager
+def no_waiting(tracer: Tracer) -> Iterator[None]:
+    """For a block and in this thread, what would wait for another thread is refused with its line."""
+    with contextlib.ExitStack() as stack:
+        for owner in (threading.Barrier, threading.Condition):
+            stack.callback(setattr, owner, "wait", owner.wait)
+            owner.wait = _refusing(tracer, owner)  # type: ignore[method-assign]
+        yield
+
+
+def _refusing(tracer: Tracer, owner: Any) -> Any:
+    original, thread = owner.wait, get_ident()
+
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if get_ident() == thread and tracer.reads.is_noting:  # else it is ours, or torch's
+            raise tracer.refuse(
+                f"{owner.__name__}.wait",
+                "waits for another thread, which no replay would do",
+                "wait outside of the program",
+            )
+        return original(self, *args, **kwargs)
+
+    stand_in(wait, original)
+    return wait

@@ -1,0 +1,205 @@
+"""Whose is a change that was found after a trace: the traced program's, or another thread's?
+
+A trace undoes what its own program did and nothing else. With no other thread there is nothing to ask. Else:
+
+    a fake or a symbolic number stands there           ours
+    an attribute of a watched object                   ours if the run assigned it: stores are noted
+    anything in a container                            ours if the run came across it and has code that changes containers
+    a gradient                                         ours if the run assigned it
+    a random generator                                 ours if the run called something that draws, or may have
+
+What the run came across is what its guards are about (`guards/reach.py`). The answer errs towards the program: then another
+thread's change of the same container may be undone with the program's own.
+"""
+
+from __future__ import annotations
+
+import dis
+import random
+import re
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from treeplay.errors import Refusal
+from treeplay.facts.place import How, Place
+from treeplay.facts.structure import flatten
+from treeplay.guards.names import names_in
+from treeplay.guards.reach import Reach, TooMuch
+from treeplay.guards.reads import WHOLE
+from treeplay.trace.scalars import scalar_of
+
+if TYPE_CHECKING:
+    from treeplay.trace.jit import Call, Run
+
+
+def has_company() -> bool:
+    """Whether another thread of this process runs Python."""
+    return len(sys._current_frames()) > 1
+
+
+class Whose:
+    """What a run may have changed, once it is over."""
+
+    def __init__(self, program: Any, call: Call, run: Run) -> None:
+        self._program, self._call, self._run = program, call, run
+        # What was there before: the run may have changed it, and put something else in its place.
+        self._gone = [change.before for change in run.snapshot.changes()]
+        self._seen: frozenset[int] | None = None  # None: everything, or not looked at yet
+        self._has_looked = False
+        self.disturbed: Place | None = None
+        """Where another thread changed what the run has read, if it did."""
+
+    def is_ours(self, container: Any, place: Place, after: Any) -> bool:
+        """Whether the program made a change in a container, at `place` in it; a container as a whole has a place itself."""
+        if is_stand_in(after):
+            return True
+        holder = self._owner_of(container)
+        if holder is not None and isinstance(place.key, str):
+            noted = self._run.reads.objects.get(id(holder))
+            if noted is None:
+                return False
+            if place.key in noted.assigned or WHOLE in noted.read:
+                return True
+            return self._theirs(place, is_read=place.key in noted.read)
+        if self._run.reads.code is None:
+            return True
+        if self._is_group(container):  # of which each call reads the numbers anew
+            return self._may_change(place)
+        if not self._has_seen(container):
+            return False
+        return _of_torch(place) or self._may_change(place) or self._theirs(place, is_read=True)
+
+    def may_have_set(self, place: Place, after: Any) -> bool:
+        """Whether the program may have rebound a cell, a global, a slot or a class's attribute."""
+        if is_stand_in(after) or place.how is How.CELL:
+            return True
+        code = self._run.reads.code
+        if code is None or any(place.key in names_in(one) for one in code.values()):
+            return True
+        return "builtins.setattr" in self._run.reads.builtins
+
+    def may_have_drawn(self, source: Any) -> bool:
+        """Whether the program may have used a random generator of Python's or NumPy's."""
+        run, code = self._run, self._run.reads.code
+        if code is None:
+            return True
+        if not isinstance(source, random.Random):
+            return self._has_seen(source)
+        is_called = not run.reads.methods.isdisjoint(_DRAWS_OF_PYTHON)
+        return is_called or any(one.co_filename == random.__file__ for one in code.values())
+
+    def _may_change(self, place: Place) -> bool:
+        """Whether code that ran may change an entry of a container under this key."""
+        changed = [changes_in(code) for code in self._code()]
+        return any(keys is None or place.key in keys for keys in changed)
+
+    def _is_group(self, container: Any) -> bool:
+        return any(container is group for known in self._run.found.optimizers for group in known.param_groups)
+
+    def _theirs(self, place: Place, *, is_read: bool) -> bool:
+        if is_read and self.disturbed is None:
+            self.disturbed = place
+        return False
+
+    def _owner_of(self, container: Any) -> Any:
+        """The watched object whose attributes a dictionary holds, or None."""
+        owners = self._run.owners
+        if not owners:
+            for value in self._run.found.kept:
+                table = getattr(value, "__dict__", None) if self._run.reads.is_watched(value) else None
+                if isinstance(table, dict):
+                    owners[id(table)] = value
+        return owners.get(id(container))
+
+    def _has_seen(self, value: Any) -> bool:
+        if not self._has_looked:
+            self._has_looked = True
+            self._seen = self._look()
+        return self._seen is None or id(value) in self._seen
+
+    def _look(self) -> frozenset[int] | None:
+        from treeplay.trace.guarded import roots_of
+
+        reach = Reach(self._run.reads)
+        try:
+            reach.walk([*roots_of(self._program, self._call), *((value, "before") for value in self._gone)])
+        except (TooMuch, Refusal):
+            return None
+        return reach.seen
+
+    def _code(self) -> Iterator[CodeType]:
+        """The code that ran, without that of torch which changes objects of its own alone."""
+        code = self._run.reads.code
+        return (
+            one
+            for one in (code or {}).values()
+            if not one.co_filename.startswith(_TORCH) or _SCHEDULES(one.co_filename)
+        )
+
+
+def is_stand_in(value: Any) -> bool:
+    """Whether a value is, or has in it, what stands for something only while a program is traced."""
+    if isinstance(value, FakeTensor) or scalar_of(value) is not None:
+        return True
+    leaves, _ = flatten(value)
+    return any(isinstance(leaf, FakeTensor) or scalar_of(leaf) is not None for leaf in leaves)
+
+
+@lru_cache(maxsize=4096)
+def changes_in(code: CodeType) -> frozenset[Any] | None:
+    """The keys under which `code`, or a function it defines, may change a dict, list, set or deque that was there before:
+    `d["a"] = 1` changes "a". None for any."""
+    if not _CHANGES.isdisjoint(code.co_names):
+        return None
+    keys: set[Any] = set()
+    before = None
+    for step in dis.get_instructions(code):
+        if step.opname in _STORES:
+            if before is None or before.opname != "LOAD_CONST":
+                return None
+            keys.add(before.argval)
+        elif step.argrepr in _IN_PLACE:  # of a list or a set, for all that is known
+            return None
+        if step.opname not in ("CACHE", "EXTENDED_ARG"):
+            before = step
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            more = changes_in(inner)
+            if more is None:
+                return None
+            keys |= more
+    return frozenset(keys)
+
+
+def _of_torch(place: Place) -> bool:
+    """Whether a container belongs to an object of torch's, whose code changes it."""
+    here: Place | None = place
+    while here is not None:
+        if type(here.holder).__module__.startswith("torch.") or isinstance(here.holder, torch.optim.Optimizer):
+            return True
+        if here.key in _TABLES:
+            return True
+        here = here.parent
+    return False
+
+
+_TORCH = torch.__file__.rpartition("__init__")[0]
+_SCHEDULES = re.compile(r".*/torch/optim/(lr_scheduler|swa_utils)\.py").match
+_TABLES = ("_parameters", "_buffers", "_modules")
+_STORES = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"})
+_IN_PLACE = frozenset({"+=", "*=", "|=", "&=", "-=", "^="})
+# fmt: off
+_CHANGES = frozenset({
+    "append", "appendleft", "extend", "extendleft", "insert", "pop", "popleft", "popitem", "remove", "clear", "reverse",
+    "rotate", "sort", "add", "discard", "update", "setdefault", "intersection_update", "difference_update",
+    "symmetric_difference_update", "heappush", "heappop", "heapify", "insort", "insort_left", "insort_right", "setitem",
+    "delitem", "iadd", "iconcat", "shuffle", "__setitem__", "__delitem__", "__dict__", "move_to_end",
+})
+# fmt: on
+_DRAWS_OF_PYTHON = frozenset(f"Random.{name}" for name in ("random", "getrandbits", "seed", "setstate"))

@@ -1,0 +1,126 @@
+"""Who is in a program just now: threads that run its Python, and the one that records it.
+
+    lock       held for decisions, tables and launches; never while the program's own code runs
+    inside     threads that run the program as it is; any number, at once
+    alone      the thread that records: others wait at the gate while it traces, and go on beside it while it compiles
+
+Nobody waits for long: a program that is traced may wait for a thread that waits here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any
+
+from treeplay.observe.locks import after_fork, shared_lock
+from treeplay.trace.jit import Busy, is_tracing_now
+
+MOST_SECONDS_WAITED = 2.0
+_LOOK_EVERY = 0.005  # seconds; the end of a trace tells nobody here
+
+_gates: weakref.WeakSet[Gate] = weakref.WeakSet()
+
+
+class Gate:
+    """The gate of one program. All but `closer` is for a thread that holds its lock.
+
+    `is_opaque`: recording runs the program itself, with its effects undone after, so that nobody may be inside meanwhile.
+    """
+
+    def __init__(self, lock: Any = None, *, is_opaque: bool = False) -> None:
+        self._lock = shared_lock() if lock is None else lock
+        self._changed = threading.Condition(self._lock)
+        self._inside: Counter[int] = Counter()  # by thread; one that calls itself is inside more than once
+        self._is_draining = False
+        self._is_opaque = is_opaque
+        self.closer: int | None = None  # the thread that records
+        self.entered = 0  # how often threads have gone inside
+        _gates.add(self)
+
+    @contextmanager
+    def let_go(self) -> Iterator[None]:
+        """Without the lock for a block, however often this thread holds it."""
+        if not self._lock._is_owned():
+            yield
+            return
+        held = self._lock._release_save()
+        try:
+            yield
+        finally:
+            self._lock._acquire_restore(held)
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """For a block that runs the program's own code, without the lock."""
+        self.wait()
+        me = get_ident()
+        self._inside[me] += 1
+        self.entered += 1
+        try:
+            with self.let_go():
+                yield
+        finally:
+            self._inside[me] -= 1
+            if not self._inside[me]:
+                del self._inside[me]
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait while another thread traces the program. Not from inside: that thread may wait for this one."""
+        me = get_ident()
+        if self._inside[me]:
+            return
+        end = time.monotonic() + MOST_SECONDS_WAITED
+        while self.closer not in (None, me) and self._is_shut() and time.monotonic() < end:
+            self._changed.wait(_LOOK_EVERY)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Close the gate for a block that records, when nobody is inside any more or has been for long.
+
+        Raises `Busy` if another thread records.
+        """
+        self.wait()
+        before = self.closer
+        if before not in (None, get_ident()):
+            raise Busy
+        self.closer = get_ident()
+        try:
+            self.drain()
+            yield
+        finally:
+            self.closer = before
+            self._changed.notify_all()
+
+    def drain(self) -> None:
+        """Wait until no other thread is inside, letting none in; not for long."""
+        self._is_draining = True
+        try:
+            self._changed.wait_for(lambda: self._inside.total() == self._inside[get_ident()], MOST_SECONDS_WAITED)
+        finally:
+            self._is_draining = False
+
+    def renew(self) -> None:
+        """Forget the threads that are not in a forked child."""
+        me = get_ident()
+        self._inside = Counter({me: self._inside[me]} if self._inside[me] else {})
+        self._changed = threading.Condition(self._lock)
+        if self.closer != me:
+            self.closer, self._is_draining = None, False
+
+    def _is_shut(self) -> bool:
+        return self._is_draining or self._is_opaque or is_tracing_now()
+
+
+def _renew() -> None:
+    for gate in list(_gates):
+        gate.renew()
+
+
+after_fork(_renew)

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+def each(items: Iterable[tuple[Any, ...]], undo: Callable[..., object]) -> None:
+    """Call `undo` with each of these, whatever it raises for others; raises the first error when all are done."""
+    first: BaseException | None = None
+    for item in items:
+        try:
+            undo(*item)
+        except BaseException as error:
+            if first is None:
+                first = error
+            else:
+                first.add_note(f"then: {type(error).__name__}: {error}")
+    if first is not None:
+        raise first
 
 
 class Teardown:

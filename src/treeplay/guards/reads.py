@@ -25,6 +25,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from treeplay.device.teardown import Teardown, each
 from treeplay.guards.ran import noting
 from treeplay.observe.stand_in import ABSENT, stand_in
 
@@ -86,9 +87,13 @@ class Reads:
 
     def __exit__(self, *_: Any) -> None:
         self._is_on = False
-        self._ran.stop()
-        gc.callbacks[:0] = self._callbacks
-        self._put_back()
+        steps = Teardown()
+        steps.add("putting classes and modules back", self._put_back)
+        steps.add("putting the collector's callbacks back", self._put_callbacks_back)
+        steps.add("leaving the interpreter's events", self._ran.stop)
+        error = steps.run()
+        if error is not None:
+            raise error
         self.objects = {
             key: noted
             for key, noted in self.objects.items()
@@ -206,15 +211,28 @@ class Reads:
                 self._watched_modules.add(id(module))
 
     def _put_back(self) -> None:
-        while self._modules:
-            module = self._modules.pop()
-            ModuleType.__setattr__(module, "__class__", ModuleType)
-        while self._changed:
-            cls, name, before = self._changed.pop()
-            if before is ABSENT:
-                type.__delattr__(cls, name)
-            else:
-                type.__setattr__(cls, name, before)
+        modules, self._modules = self._modules, []
+        changed, self._changed = self._changed[::-1], []
+        steps = Teardown()
+        steps.add("putting classes back", lambda: each(changed, _put_class_back))
+        steps.add("putting modules back", lambda: each(((module,) for module in modules), _put_module_back))
+        error = steps.run()
+        if error is not None:
+            raise error
+
+    def _put_callbacks_back(self) -> None:
+        gc.callbacks[:0] = self._callbacks
+
+
+def _put_module_back(module: ModuleType) -> None:
+    ModuleType.__setattr__(module, "__class__", ModuleType)
+
+
+def _put_class_back(cls: type, name: str, before: Any) -> None:
+    if before is ABSENT:
+        type.__delattr__(cls, name)
+    else:
+        type.__setattr__(cls, name, before)
 
 
 def classes_of(objects: Iterable[Any]) -> list[type]:

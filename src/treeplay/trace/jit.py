@@ -13,6 +13,7 @@ import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import get_ident
 from types import ModuleType
@@ -22,6 +23,7 @@ import torch
 import torch.fx
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from treeplay.device.teardown import Teardown
 from treeplay.errors import ProgramRaised, Refusal, TooEarly
 from treeplay.facts.location import Location
 from treeplay.facts.place import How, Place, root
@@ -30,6 +32,7 @@ from treeplay.facts.signature import Kind, Number, Signature
 from treeplay.facts.structure import Leaf, Structure, classes_in
 from treeplay.guards.reads import Reads, classes_of
 from treeplay.observe.locks import TimedLock
+from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.trace.conditions import make_signature
 from treeplay.trace.differentiable import flat_results, is_differentiable
 from treeplay.trace.found import PLAIN, Survey
@@ -215,13 +218,8 @@ def _trace_over(
         kind = TooEarly if tracer.tape.is_too_early else Refusal
         raise (tracer.tape.refusal and kind(tracer.tape.refusal)) or refusal from refusal.__cause__
     finally:
-        _tell_apart(program, call, run, is_shared=is_shared)
         generators.is_used |= run.reads.code is None or not USES.isdisjoint(run.reads.methods)
-        snapshot.restore()
-        tracer.forget()
-        run.watch.forget()
-        run.called.clear()  # a module that the program made may go now
-        run.stepped.clear()
+        _undo(run, partial(_tell_apart, program, call, run, is_shared=is_shared))
         if generators.is_used and not generators.is_marking:
             raise _UsesGenerators
     return made, run
@@ -292,6 +290,21 @@ def home_of(program: Any) -> Location | None:
         program = getattr(program, "func", vars(type(program)).get("__call__"))
     code = getattr(getattr(program, "__func__", program), "__code__", None)
     return Location(code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None
+
+
+@uninterrupted
+def _undo(run: Run, tell_apart: Callable[[], None]) -> None:
+    """Put back what the run changed, and let go what it held; each step whatever the others raise."""
+    steps = Teardown()
+    steps.add("forgetting what the run called", run.called.clear)  # a module that the program made may go now
+    steps.add("forgetting which optimizers stepped", run.stepped.clear)
+    steps.add("forgetting what was watched", run.watch.forget)
+    steps.add("forgetting tensors", run.tracer.forget)
+    steps.add("putting back what the program changed", run.snapshot.restore)
+    steps.add("telling whose changes are whose", tell_apart)
+    error = steps.run()
+    if error is not None:
+        raise error
 
 
 def _tell_apart(program: Callable[..., Any], call: Call, run: Run, *, is_shared: bool) -> None:

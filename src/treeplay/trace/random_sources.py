@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from treeplay.device.teardown import each
+
 
 def _anybodys(source: Any) -> bool:
     return True
@@ -28,10 +30,13 @@ class RandomSources:
 
     def restore(self, is_ours: IsOurs = _anybodys) -> None:
         """Put every generator back that the program may have used."""
-        for _, owner, get, put, state in self._before:
+
+        def put_back(_: str, owner: Any, get: Callable[[], Any], put: Callable[[Any], None], state: Any) -> None:
             if not _is_same(state, get()) and is_ours(owner):
                 with suppress(ValueError):  # NumPy's global generator may have been given another algorithm
                     put(state)
+
+        each(self._before, put_back)
 
 
 Source = tuple[str, Any, Callable[[], Any], Callable[[Any], None]]  # name, generator, and how to read and set its state

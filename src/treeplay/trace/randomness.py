@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from treeplay.device.generators import moving
+from treeplay.device.teardown import each
 from treeplay.trace.torch_private import address_of
 
 # fmt: off
@@ -82,8 +83,7 @@ class Generators:
         if not self.is_used:
             return
         with moving:
-            for generator, state in self._before.values():
-                generator.set_state(state)
+            each(self._before.values(), lambda generator, state: generator.set_state(state))
 
 
 def _of_gpus() -> Iterable[torch.Generator]:

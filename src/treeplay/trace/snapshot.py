@@ -9,11 +9,13 @@ from __future__ import annotations
 import collections
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from treeplay.device.teardown import Teardown, each
 from treeplay.facts.place import How, Place
 from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.trace.bare import bare, fill
@@ -112,21 +114,34 @@ class Snapshot:
     @uninterrupted
     def restore(self, *, versions: bool = True) -> None:
         """Put everything back as it was, `versions` of tensors too unless they were written; safe to call more than once."""
-        for container, place, before in self._containers:
-            self._put_back(container, place, before)
-        for place, content in self._cells:
-            now = place.read_or(GONE)
-            if now is not content and (self.whose is None or self.whose.may_have_set(place, now)):
-                _remove(place) if content is GONE else place.write(content)
-        for tensor, grad in self._grads.values():
-            if self._is_our_gradient(tensor, grad):
-                tensor.grad = self.gradients.after(tensor, grad)
+        undo = Teardown()
+        undo.add("putting random generators back", partial(self._random.restore, self._may_have_drawn))
+        undo.add("putting modes back", self._restore_modes)
+        undo.add("putting versions back", partial(self._restore_versions, versions=versions))
+        undo.add("putting gradients back", partial(each, self._grads.values(), self._restore_gradient))
+        undo.add("putting single values back", partial(each, self._cells, self._restore_cell))
+        undo.add("putting containers back", partial(each, self._containers, self._put_back))
+        error = undo.run()
+        if error is not None:
+            raise error
+
+    def _restore_cell(self, place: Place, content: Any) -> None:
+        now = place.read_or(GONE)
+        if now is not content and (self.whose is None or self.whose.may_have_set(place, now)):
+            _remove(place) if content is GONE else place.write(content)
+
+    def _restore_gradient(self, tensor: torch.Tensor, grad: torch.Tensor | None) -> None:
+        if self._is_our_gradient(tensor, grad):
+            tensor.grad = self.gradients.after(tensor, grad)
+
+    def _restore_versions(self, *, versions: bool) -> None:
         for tensor, version in self._versions if versions else ():
             set_version(tensor, version)
+
+    def _restore_modes(self) -> None:
         torch.set_grad_enabled(self._grad_mode)
         if self.autocast_changed():
             set_autocast_state(self._autocast)
-        self._random.restore(self._may_have_drawn)
 
     def _ours(self, container: Any, place: Place, changes: Iterable[Change]) -> Iterator[Change]:
         whose = self.whose

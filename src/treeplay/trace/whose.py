@@ -14,10 +14,22 @@ thread's change of the same container may be undone with the program's own.
 
 from __future__ import annotations
 
+import abc
+import contextlib
+import dataclasses
 import dis
+import enum
+import inspect
+import linecache
+import logging
 import random
 import re
 import sys
+import threading
+import types
+import typing
+import warnings
+import weakref
 from collections.abc import Iterator
 from functools import lru_cache
 from types import CodeType
@@ -134,13 +146,17 @@ class Whose:
         return reach.seen
 
     def _code(self) -> Iterator[CodeType]:
-        """The code that ran, without that of torch which changes objects of its own alone."""
+        """The code that ran, without what changes objects of its own alone."""
         code = self._run.reads.code
-        return (
-            one
-            for one in (code or {}).values()
-            if not one.co_filename.startswith(_TORCH) or _SCHEDULES(one.co_filename)
-        )
+        return (one for one in (code or {}).values() if not keeps_to_itself(one.co_filename))
+
+
+@lru_cache(maxsize=4096)
+def keeps_to_itself(file: str) -> bool:
+    """Whether code of a file changes no container that a program gives it: torch's but for schedulers, and some of Python's."""
+    if file.startswith(_TORCH):
+        return not file.startswith(_SCHEDULES)
+    return file.startswith("<frozen ") or file in _PYTHONS
 
 
 def is_stand_in(value: Any) -> bool:
@@ -190,7 +206,25 @@ def _of_torch(place: Place) -> bool:
 
 
 _TORCH = torch.__file__.rpartition("__init__")[0]
-_SCHEDULES = re.compile(r".*/torch/optim/(lr_scheduler|swa_utils)\.py").match
+_SCHEDULES = tuple(f"{_TORCH}optim/{name}.py" for name in ("lr_scheduler", "swa_utils"))
+_PYTHONS = frozenset(
+    str(module.__file__)
+    for module in (
+        abc,
+        contextlib,
+        dataclasses,
+        enum,
+        inspect,
+        linecache,
+        logging,
+        re,
+        threading,
+        types,
+        typing,
+        warnings,
+        weakref,
+    )
+)
 _TABLES = ("_parameters", "_buffers", "_modules")
 _STORES = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"})
 _IN_PLACE = frozenset({"+=", "*=", "|=", "&=", "-=", "^="})

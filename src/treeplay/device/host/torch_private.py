@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from treeplay.observe.stand_in import stand_in
+from treeplay.observe.stand_in import Shared
 
 DisableTorchFunction: Any = torch._C.DisableTorchFunction
 """Function modes and `__torch_function__` look away inside of this context."""
@@ -41,25 +39,18 @@ def is_innermost_mode(mode: object) -> bool:
     return depth > 0 and torch._C._get_dispatch_stack_at(depth - 1) is mode
 
 
-@contextlib.contextmanager
-def native_layers() -> Iterator[None]:
-    """Layers that take one large operator in evaluation do so although a function mode is active in this thread.
-
-    They ask `has_torch_function`, which says yes to anything under a mode; here it says so only of unusual tensors.
-    """
-    original, thread = torch.overrides.has_torch_function, threading.get_ident()
-
+def _has_torch_function(original: Any, is_wanted: Callable[[], bool]) -> Any:
     def has_torch_function(args: Iterable[Any]) -> bool:
-        if threading.get_ident() == thread:
+        if is_wanted():
             args = tuple(item for item in args if type(item) not in _USUAL)
-        return bool(args) and original(args)
+        return bool(args) and bool(original(args))
 
-    stand_in(has_torch_function, original)
-    torch.overrides.has_torch_function = has_torch_function
-    try:
-        yield
-    finally:
-        torch.overrides.has_torch_function = original
+    return has_torch_function
+
+
+native_layers = Shared(torch.overrides, "has_torch_function", _has_torch_function).wanted
+"""A context in which layers that take one large operator in evaluation do so although a function mode is active in this
+thread. They ask `has_torch_function`, which says yes to anything under a mode; here it says so only of unusual tensors."""
 
 
 _USUAL = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor, type(None))

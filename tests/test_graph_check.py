@@ -68,6 +68,15 @@ def test_a_broken_graph_is_told_with_the_stage_that_broke_it(
         check_graph(graph, "the split")
 
 
+def test_the_token_of_a_backwards_effects_comes_last() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    made = graph.call_function(torch.sin, (x,))
+    token = graph.placeholder("tangents_token")
+    graph.output((made, token))
+    check_graph(graph, "the trace")
+
+
 def test_an_argument_may_be_taken_by_another_name() -> None:
     graph = difference()
     graph.find_nodes(op="placeholder")[0].target = "L_x_"  # as Dynamo's are

@@ -47,7 +47,7 @@ def _faults(graph: torch.fx.Graph) -> Iterator[str]:
         if has_ended:
             yield f"{node} comes after the results"
         if node.op == "placeholder":
-            if not takes_more:
+            if not takes_more and node.target != "tangents_token":  # which torch takes once it has traced the backward
                 yield f"the argument {node} comes after something computed"
         elif node.op != "get_attr":
             takes_more = False

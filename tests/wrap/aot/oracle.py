@@ -213,10 +213,24 @@ def twin(function: Callable[..., Any], make: Make, *, backward: bool = True, **c
     return call
 
 
+DEVICE = "cpu"
+"""Where tests make their tensors."""
+
+
+def device() -> str:
+    """Where this test makes its tensors."""
+    return DEVICE
+
+
+def alike(number: float, *size: int, grad: bool = False) -> torch.Tensor:
+    """One number everywhere."""
+    return torch.full(size, float(number), device=DEVICE, requires_grad=grad)
+
+
 def numbers(*size: int, grad: bool = False) -> torch.Tensor:
     """Distinct floats, none of them zero."""
     count = int(torch.Size(size).numel())
-    return (torch.arange(1.0, count + 1).reshape(size) / 4 - 0.7).requires_grad_(grad)
+    return (torch.arange(1.0, count + 1, device=DEVICE).reshape(size) / 4 - 0.7).requires_grad_(grad)
 
 
 def grown(*size: int) -> torch.Tensor:

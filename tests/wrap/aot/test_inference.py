@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from treeplay.errors import InternalError, Refusal, UsageError
-from wrap.aot.oracle import boxed, compare, grown, numbers, twin, wrapped
+from wrap.aot.oracle import boxed, compare, device, grown, numbers, twin, wrapped
 
 
 def added(x: Any, y: Any) -> Any:
@@ -135,7 +135,7 @@ def test_W4_what_takes_separate_arguments_is_called_so(grad: bool) -> None:
     call = wrapped(product, make, **changes)
     compare(product, call, make)
     assert given and sum("run(*args)" in source for source in call.sources) == 1
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(device(), dtype=torch.bfloat16):
         assert call(make())[0].dtype is torch.float32
 
 
@@ -175,7 +175,7 @@ def test_W21_modes_around_the_forward() -> None:
         run = boxed(module, inputs)
 
         def spy(args: list[Any]) -> Any:
-            modes.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+            modes.append((torch.is_grad_enabled(), torch.is_autocast_enabled(device())))
             return run(args)
 
         return spy
@@ -183,10 +183,10 @@ def test_W21_modes_around_the_forward() -> None:
     def make() -> list[Any]:
         return [numbers(2, 2), numbers(2, 2)]
 
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(device(), dtype=torch.bfloat16):
         call = wrapped(lambda x, y: [x @ y], make, inference=compiler)
         assert call(make())[0].dtype is torch.bfloat16
-        assert torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled(device())
     assert modes == [(False, False)] and torch.is_grad_enabled()
 
 

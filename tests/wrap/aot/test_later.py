@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from treeplay.errors import Refusal
-from wrap.aot.oracle import min_cut, numbers, wrapped
+from wrap.aot.oracle import alike, min_cut, numbers, wrapped
 
 
 class Counted(torch.autograd.Function):
@@ -78,7 +78,7 @@ def both(x: Any, buffer: Any) -> Any:
 
 
 def make() -> list[Any]:
-    return [numbers(3, grad=True), torch.zeros(3)]
+    return [numbers(3, grad=True), alike(0, 3)]
 
 
 PARTITIONS = [{}, {"partition": min_cut}]
@@ -131,7 +131,7 @@ def test_W43_a_parameter_may_be_zeroed_but_not_under_create_graph() -> None:
     call = wrapped(function, leaves)
     x, w = leaves()
     call([x, w])[0].sum().backward()
-    assert torch.equal(x.grad, numbers(3)) and torch.equal(w, torch.zeros(3)) and w.grad.tolist() == [5, 5, 5]
+    assert torch.equal(x.grad, numbers(3)) and torch.equal(w, alike(0, 3)) and w.grad.tolist() == [5, 5, 5]
     x, w = leaves()
     (y,) = call([x, w])
     with pytest.raises(RuntimeError, match="create_graph"):
@@ -147,7 +147,7 @@ def test_W43_a_shape_changed_in_the_backward_is_refused() -> None:
             return gradient * 2, None
 
     with pytest.raises(Refusal, match="metadata"):
-        wrapped(lambda x, b: [Turned.apply(x, b)], lambda: [numbers(2, 3, grad=True), torch.zeros(2, 3)])
+        wrapped(lambda x, b: [Turned.apply(x, b)], lambda: [numbers(2, 3, grad=True), alike(0, 2, 3)])
 
 
 def test_W43_whose_backward_writes_is_not_known_with_several_results() -> None:

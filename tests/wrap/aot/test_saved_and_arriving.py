@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from wrap.aot.oracle import boxed, compare_gradients, grown, min_cut, numbers, twin, wrapped
+from wrap.aot.oracle import alike, boxed, compare_gradients, device, grown, min_cut, numbers, twin, wrapped
 
 TRACES_STRIDES = torch.__version__ >= (2, 13)
 """Before, torch traces a backward for gradients in the nearest memory format, not in the strides of the results."""
@@ -87,21 +87,20 @@ def test_W36_one_of_two_results_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    "gradient",
+    "make",
     [
-        torch.ones(3, 4).t() * 3,
-        (torch.arange(48.0).view(8, 6))[::2, ::2],
-        torch.full((1, 1), 3.0).expand(4, 3),
-        torch.arange(7.0).as_strided((4, 3), (1, 1)),
-        torch.arange(12.0).view(3, 4).flip(0).t(),
+        lambda: alike(3, 3, 4).t(),
+        lambda: numbers(8, 6)[::2, ::2],
+        lambda: alike(3, 1, 1).expand(4, 3),
+        lambda: numbers(7).as_strided((4, 3), (1, 1)),
+        lambda: numbers(3, 4).flip(0).t(),
     ],
     ids=["transposed", "gapped", "expanded", "overlapping", "flipped"],
 )
-def test_W37_gradients_of_any_layout_are_right(gradient: torch.Tensor) -> None:
+def test_W37_gradients_of_any_layout_are_right(make: Any) -> None:
     seen: list[Any] = []
     call = wrapped(lambda x: [x.t().sin()], lambda: [numbers(3, 4, grad=True)], backward=seeing(seen))
-    gradient = gradient.to(numbers(1).device)
-    x, twin_x = numbers(3, 4, grad=True), numbers(3, 4, grad=True)
+    gradient, x, twin_x = make(), numbers(3, 4, grad=True), numbers(3, 4, grad=True)
     call([x])[0].backward(gradient)
     twin_x.t().sin().backward(gradient)
     torch.testing.assert_close(x.grad, twin_x.grad)
@@ -137,7 +136,7 @@ def test_W37_results_that_overlap_themselves_take_contiguous_gradients() -> None
 
 
 def test_W37_sparse_gradients_pass() -> None:
-    rows = torch.tensor([1, 1, 0], device=numbers(1).device)
+    rows = torch.tensor([1, 1, 0], device=device())
     found = []
     make = lambda: [numbers(3, 2, grad=True)]  # noqa: E731
     for run in (lambda args: [args[0] * 2, args[0] * 3], wrapped(lambda w: [w * 2, w * 3], make)):

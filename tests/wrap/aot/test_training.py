@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from wrap.aot.oracle import boxed, grown, min_cut, numbers, twin, wrapped
+from wrap.aot.oracle import alike, boxed, device, grown, min_cut, numbers, twin, wrapped
 
 TRACES_STRIDES = torch.__version__ >= (2, 13)
 """Before, torch traces a backward for gradients in the nearest memory format, not in the strides of the results."""
@@ -100,7 +100,7 @@ def test_W37_gradients_arrive_in_the_expected_layout() -> None:
 
     call = wrapped(lambda x: [x.t().sin()], make, backward=compiler)
     expected = (1, 4) if TRACES_STRIDES else (3, 1)
-    for gradient in (torch.ones(4, 3), torch.ones(3, 4).t(), torch.ones(1, 1).expand(4, 3)):
+    for gradient in (alike(1, 4, 3), alike(1, 3, 4).t(), alike(1, 1, 1).expand(4, 3)):
         (y,) = call(make())
         y.backward(gradient)
         assert y.stride() == (1, 4) and strides[-1] == expected
@@ -161,7 +161,7 @@ def test_W42_autocast_is_off_in_the_backward() -> None:
         run = boxed(module, inputs)
 
         def spy(args: list[Any]) -> Any:
-            seen.append(torch.is_autocast_enabled("cpu"))
+            seen.append(torch.is_autocast_enabled(device()))
             return run(args)
 
         return spy
@@ -169,7 +169,7 @@ def test_W42_autocast_is_off_in_the_backward() -> None:
     def make() -> list[Any]:
         return [numbers(2, 2, grad=True), numbers(2, 2, grad=True)]
 
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(device(), dtype=torch.bfloat16):
         call = wrapped(lambda x, w: [x @ w], make, backward=compiler)
         x, w = make()
         (y,) = call([x, w])
@@ -186,7 +186,7 @@ def test_W13_an_argument_without_a_gradient_keeps_its_history_to_itself() -> Non
     x = leaf * 3
     call([x, y])[0].sum().backward()
     x.sum().backward()
-    assert torch.equal(leaf.grad, torch.full((2,), 3.0)) and torch.equal(y.grad, torch.ones(2))
+    assert torch.equal(leaf.grad, alike(3, 2)) and torch.equal(y.grad, alike(1, 2))
 
 
 def test_Wplus5_a_gradient_that_did_not_arrive_stays_missing() -> None:
@@ -228,5 +228,5 @@ def test_W23_a_written_argument_keeps_its_history_outside() -> None:
     leaf = numbers(2, grad=True)
     x = leaf * 1
     wrapped(function, lambda: [grown(2)])([x])[0].sum().backward(retain_graph=True)
-    assert torch.equal(leaf.grad, torch.full((2,), 6.0))
+    assert torch.equal(leaf.grad, alike(6, 2))
     assert call.plan.writes[0].is_tracked

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from wrap.aot.oracle import grown, min_cut, numbers, twin
+from wrap.aot.oracle import alike, grown, min_cut, numbers, twin
 
 
 def no_grad_write(x: Any, w: Any) -> Any:
@@ -41,8 +41,8 @@ CASES: dict[str, tuple[Any, Any]] = {
     "W23_non_leaf": (lambda x: (x.mul_(2), [x * 3])[1], lambda: [grown(2, 3)]),
     "W23_three_inputs": (lambda x, y, z: (x.mul_(2), z.add_(y), [x * z])[2], lambda: [numbers(2), grown(2), grown(2)]),
     "W23_flag_from_write": (lambda x, y: [x.mul_(y) * 1], lambda: [numbers(2), numbers(2, grad=True)]),
-    "W23_scalar": (lambda x: [x.add_(1) * 2], lambda: [torch.tensor(2.0)]),
-    "W23_empty": (lambda x: [x.add_(1) * 2], lambda: [torch.ones(0, 3)]),
+    "W23_scalar": (lambda x: [x.add_(1) * 2], lambda: [alike(2)]),
+    "W23_empty": (lambda x: [x.add_(1) * 2], lambda: [alike(1, 0, 3)]),
     "W24_hidden_on_leaf": (lambda x: (x.detach().mul_(4), [x + 2])[1], lambda: [numbers(2, 3, grad=True)]),
     "W24_no_grad_on_leaf": (no_grad_write, lambda: [numbers(2, 3, grad=True), numbers(2, 3)]),
     "W24_no_grad_on_non_leaf": (no_grad_write, lambda: [grown(2, 3), grown(2, 3)]),

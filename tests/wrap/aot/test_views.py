@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from treeplay.wrap.aot.plan import Flag, New, Same, ViewOfArgument, ViewOfValue
-from wrap.aot.oracle import grown, min_cut, numbers, twin, wrapped
+from wrap.aot.oracle import alike, grown, min_cut, numbers, twin, wrapped
 
 
 def test_W7_one_tensor_twice_and_then_two_tensors_share_a_graph() -> None:
@@ -18,12 +18,12 @@ def test_W7_one_tensor_twice_and_then_two_tensors_share_a_graph() -> None:
         traced.append(1)
         return [a * b]
 
-    x = torch.tensor([3.0], requires_grad=True)
+    x = alike(3, 1, grad=True)
     call = wrapped(product, lambda: [x, x])
     times = len(traced)
     call([x, x])[0].sum().backward()
     assert x.grad.item() == 6
-    assert call([torch.tensor([3.0]), torch.tensor([5.0])])[0].item() == 15
+    assert call([alike(3, 1), alike(5, 1)])[0].item() == 15
     assert len(traced) == times and call.plan.copies == ()
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from treeplay.errors import Refusal, UsageError
-from wrap.aot.oracle import grown, numbers, twin, wrapped
+from wrap.aot.oracle import alike, device, grown, numbers, twin, wrapped
 
 
 def test_W22_the_version_moves_where_eagers_moves() -> None:
@@ -131,7 +131,7 @@ def test_W27_a_storage_that_is_replaced_or_resized_is_refused_with_the_line(func
 
 
 def left_on(x: Any, y: Any) -> Any:
-    torch.set_autocast_enabled("cpu", True)
+    torch.set_autocast_enabled(device(), True)
     return [x @ y]
 
 
@@ -139,9 +139,9 @@ def test_W27_an_autocast_state_that_is_left_changed_is_refused() -> None:
     try:
         with pytest.raises(Refusal, match="autocast"):
             wrapped(left_on, lambda: [numbers(2, 2), numbers(2, 2)])
-        assert not torch.is_autocast_enabled("cpu")
+        assert not torch.is_autocast_enabled(device())
     finally:
-        torch.set_autocast_enabled("cpu", False)
+        torch.set_autocast_enabled(device(), False)
 
 
 def test_Wplus13_refusals_name_argument_line_and_cure() -> None:
@@ -220,7 +220,7 @@ def sets_data(x: Any, y: Any) -> Any:
 
 
 def new_leaf(x: Any, y: Any) -> Any:
-    w = torch.ones(3, requires_grad=True)
+    w = torch.ones(3, requires_grad=True, device=x.device)
     return [w, x * 2]
 
 
@@ -320,7 +320,7 @@ def test_what_a_custom_function_marks_as_changed_gets_its_history(has_history: b
         return [changed * w, doubled + 1]
 
     def make() -> list[torch.Tensor]:
-        return [torch.ones(3, requires_grad=True) * 2 if has_history else torch.ones(3), numbers(3, grad=True)]
+        return [alike(1, 3, grad=True) * 2 if has_history else alike(1, 3), numbers(3, grad=True)]
 
     call = wrapped(function, make)
     gradients = []
@@ -336,7 +336,7 @@ def test_what_a_custom_function_marks_as_changed_gets_its_history(has_history: b
 
 def test_a_result_that_outgrows_the_tensor_it_is_written_to_is_refused() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
-        out = torch.empty(0)
+        out = torch.empty(0, device=device())
         torch.mul(x, 2, out=out)
         return [w * out.shape[0] + out.mean()]
 

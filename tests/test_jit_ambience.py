@@ -357,7 +357,7 @@ def test_a_tangent_is_not_lost(place: str) -> None:
 
 
 def test_a_default_device_is_followed() -> None:
-    jitted, x = jit(lambda x: (torch.ones(2) * 3 - 1, x)), torch.ones(2)
+    jitted, x = jit(lambda x: (torch.ones(2) * 3 - 1, x), on_refusal="eager"), torch.ones(2)
     for _ in range(3):
         jitted(x)
     for _ in range(2):
@@ -369,7 +369,9 @@ def test_a_default_device_is_followed() -> None:
         finally:
             torch.set_default_device(None)
         assert_same(jitted(x)[0], torch.full((2,), 2.0))
-    assert jitted.statistics().recordings == 1
+    statistics = jitted.statistics()
+    assert (statistics.recordings, statistics.refusals, statistics.replays) == (1, 1, 4)
+    assert statistics.not_replayed == {"observed": 2, "refused": 3} and "computes on meta" in jitted.explain()
 
 
 def test_the_number_of_threads_is_no_condition() -> None:

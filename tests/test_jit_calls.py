@@ -264,7 +264,7 @@ def test_an_explanation_names_keys_recordings_and_causes() -> None:
     holder["weight"] = torch.ones(2, dtype=torch.float64)
     jitted(torch.ones(2))
     text = jitted.explain()
-    assert "4 calls = 2 replayed + 2 eager" in text
+    assert "4 calls = 2 replayed + 2 observed" in text
     assert "args[0]=float32[2]" in text and "inference, aten" in text
     assert "recorded anew" in text and "dtype torch.float64, recorded with torch.float32" in text
 

@@ -121,7 +121,9 @@ def test_under_a_fake_mode_it_is_the_plain_program() -> None:
         jitted(torch.ones(2))
     with FakeTensorMode():
         assert isinstance(jitted(torch.ones(2)), FakeTensor)
-    assert jitted.statistics().calls == 3
+    statistics = jitted.statistics()
+    assert (statistics.calls, statistics.replays) == (4, 2)
+    assert statistics.not_replayed == {"observed": 1, "under the mode FakeTensorMode": 1}
 
 
 def test_under_a_users_mode_each_operator_is_seen() -> None:

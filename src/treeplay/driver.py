@@ -44,6 +44,7 @@ from treeplay.trace.jit import Call, Trace, program_raised, trace
 from treeplay.trace.log import Entry, first_difference
 from treeplay.trace.opaque import Prepared, prepare
 from treeplay.trace.randomness import is_own
+from treeplay.trace.torch_private import without_function_modes
 from treeplay.tree.audit import Audit
 from treeplay.tree.key import label_of
 from treeplay.tree.make import current_inputs, make_recording, make_work, slot_outputs, state_of
@@ -101,9 +102,9 @@ def run_back(
     """The stages from the plan on."""
     if front.traced.signature.kind is Kind.DIFFERENTIABLE:
         return run_differentiable(program, call, front, seconds, name=name, wrap=wrap)
-    with _timed("lower", seconds):
+    with _timed("lower", seconds), without_function_modes():
         lowered = make_lowered(front)
-    with _timed("record", seconds):
+    with _timed("record", seconds), without_function_modes():
         recorded = device_for(front.device).record(make_work(front.traced, front.plan, lowered, name))
     with _timed("wrap", seconds):
         signature = front.traced.signature
@@ -134,6 +135,7 @@ def run_differentiable(
             source="\n".join((source.text, *wrapped.sources)),
             seconds=seconds,
             details={"backward": wrapped.backward},
+            plain_calls=wrapped.plain_calls,
         )
 
 

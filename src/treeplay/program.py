@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
 from collections.abc import Callable
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 import torch
 
 from treeplay import driver
+from treeplay.device.holders import register, reset_all
 from treeplay.errors import ArgumentError, ArgumentTypeError
 from treeplay.facts.statistics import KeyFacts, RecordingFacts, Statistics
 from treeplay.generated import hide_from_dynamo
@@ -23,18 +23,17 @@ from treeplay.observe.locks import shared_lock
 from treeplay.plan.choose import LOWERINGS
 from treeplay.trace.observe import observe
 from treeplay.trace.opaque import plain_run
-from treeplay.trace.torch_private import is_dynamo_watching, is_mode_active, without_dynamo
+from treeplay.trace.torch_private import foreign_mode, is_dynamo_watching, is_mode_active, is_traced, without_dynamo
 from treeplay.tree.gate import Gate
 from treeplay.tree.manager import Manager
 from treeplay.tree.table import Entry, Recording
+from treeplay.wrap.torch_private import default_device
 
 P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M", bound=torch.nn.Module)
 OnRefusal = Literal["eager", "raise"]
 Lower = Literal["auto", "inductor", "aten", "capture"]
-
-_programs: weakref.WeakSet[Jitted[Any, Any]] = weakref.WeakSet()
 
 
 class Jitted(Generic[P, R]):
@@ -56,7 +55,7 @@ class Jitted(Generic[P, R]):
         self._manager = self._make_manager()
         if not isinstance(program, torch.nn.Module):
             functools.update_wrapper(self, program, updated=())
-        _programs.add(self)
+        register(self)
 
     def _make_manager(self) -> Manager:
         def record(call: Any, log: list[Any]) -> Recording:
@@ -135,12 +134,30 @@ def _call(jitted: Jitted[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any
     if is_dynamo_watching():
         return without_dynamo(_call)(jitted, args, kwargs)
     if is_mode_active():
-        return jitted.__wrapped__(*args, **kwargs)
+        return _call_under_modes(jitted, args, kwargs)
     with jitted._lock:
         return jitted._manager.call(args, kwargs)
 
 
 hide_from_dynamo(_call)
+
+
+def _call_under_modes(jitted: Jitted[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call under somebody's modes is the plain program, and counts as that; a default device is part of the key.
+
+    Inside of another program that is observed or traced it is part of that one, and no call of its own.
+    """
+    mode = foreign_mode()
+    if mode is None:
+        with jitted._lock:
+            return jitted._manager.call_under(default_device(), args, kwargs)
+    if not is_traced():
+        with jitted._lock:
+            jitted._manager.tally.eager[f"under {mode}"] += 1
+    return jitted.__wrapped__(*args, **kwargs)
+
+
+hide_from_dynamo(_call_under_modes)
 
 
 def _wrap(function: Callable[..., Any], samples: Any, lowering: str, inputs: Any) -> Any:
@@ -152,16 +169,17 @@ def _wrap(function: Callable[..., Any], samples: Any, lowering: str, inputs: Any
 
 def _statistics(manager: Manager) -> Statistics:
     manager.settle()
-    keys = tuple(_key_facts(entry) for entry in manager.table)
+    tally, plain = manager.tally, manager.table.all_plain_calls()
     return Statistics(
         program=manager.name,
-        calls=manager.tally.replays + manager.tally.eager,
-        replays=manager.tally.replays,
-        eager_calls=manager.tally.eager,
-        recordings=manager.tally.recordings,
-        refusals=manager.tally.refusals,
-        dropped=manager.tally.dropped,
-        keys=keys,
+        calls=tally.went + tally.eager.total() + tally.raised.total(),
+        replays=tally.went - plain.total(),
+        eager_calls=tally.eager.total(),
+        recordings=tally.recordings,
+        refusals=tally.refusals,
+        dropped=tally.dropped,
+        keys=tuple(_key_facts(entry) for entry in manager.table),
+        not_replayed=dict(tally.eager + plain + tally.raised),
     )
 
 
@@ -169,11 +187,14 @@ def _key_facts(entry: Entry) -> KeyFacts:
     return KeyFacts(
         arguments=entry.label,
         phase=entry.phase.value,
-        eager_calls=entry.eager_calls,
+        eager_calls=entry.eager_calls.total(),
         recordings=tuple(_recording_facts(recording) for recording in entry.recordings),
         refusal=str(entry.reason) if entry.reason is not None else None,
         rerecorded_because=tuple(entry.causes),
         errors=tuple(entry.errors),
+        differs=entry.differs,
+        not_replayed=dict(sum((recording.plain_calls() for recording in entry.recordings), entry.eager_calls)),
+        rerecorded=entry.rerecordings,
     )
 
 
@@ -198,6 +219,7 @@ def _recording_facts(recording: Recording) -> RecordingFacts:
         guards=str(signature.guarded or ""),
         guarded=signature.guarded.shown() if signature.guarded is not None else (),
         audits=recording.audit.count if recording.audit is not None else 0,
+        not_replayed=dict(recording.plain_calls()),
     )
 
 
@@ -250,6 +272,6 @@ def _rejit(program: Any, lower: Lower, on_refusal: OnRefusal) -> Any:
 
 
 def reset() -> None:
-    """Free every recording of every program; the next call of each is a first call."""
-    for program in list(_programs):
-        program.reset()
+    """Free all recordings: of jitted programs, of graphs of `torch.compile`, of graphed callables. The next call of each is a
+    first call; results stay what they are. Graphs recorded explicitly (`treeplay.graphs.Graph`) belong to their owners."""
+    reset_all()

@@ -9,7 +9,7 @@ import torch
 import torch.fx
 
 from treeplay import driver
-from treeplay.backend.options import current, overridden
+from treeplay.backend.options import check_mode, current, overridden
 from treeplay.backend.passes import copy_of
 from treeplay.backend.shapes import Program
 
@@ -36,5 +36,9 @@ def backend(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """What `torch.compile` calls with each graph; the graph is used up."""
+    """What `torch.compile` calls with each graph; the graph is used up.
+
+    `mode`: "default" and "reduce-overhead" are what it does; it has no other.
+    """
+    check_mode(mode)
     return driver.compile_captured(gm, inputs, overridden(current(), options))

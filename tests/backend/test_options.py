@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from treeplay.backend.options import Options, current, effective, overridden, overriding
 from treeplay.errors import ArgumentError, ArgumentTypeError
@@ -65,3 +66,19 @@ def test_W47_the_alias_check_is_one_of_three():
         overridden(Options(), {"alias_check": "loud"})
     with pytest.raises(ArgumentTypeError, match="alias_check"):
         overridden(Options(), {"alias_check": True})
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_modes_that_are_what_the_backend_does_are_taken(mode):
+    compiled = torch.compile(lambda x: x * 3 - 1, backend="treeplay", mode=mode)
+    assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("mode", ["max-autotune", "max-autotune-no-cudagraphs"])
+def test_a_mode_that_would_not_be_followed_is_an_error(mode):
+    compiled = torch.compile(lambda x: x * 3 - 1, backend="treeplay", mode=mode)
+    with pytest.raises(Exception, match=f"mode: backend 'treeplay' has.* found '{mode}'") as raised:
+        compiled(torch.ones(2))
+    assert isinstance(raised.value.__cause__ or raised.value, ArgumentError) or "ArgumentError" in str(raised.value)
+    torch.compiler.reset()

@@ -38,7 +38,7 @@ def test_it_trains_both_ways_and_they_agree(command: Command, tmp_path: Path) ->
     assert result.exit_code == 0, result.output
     assert "all 8 losses agree" in result.stdout
     assert "lowered by aten (aten: asked for)" in result.stdout
-    assert "8 calls = 7 replayed + 1 eager" in result.stdout
+    assert "8 calls = 7 replayed + 1 observed" in result.stdout
     written = json.loads(path.read_text())
     assert written["agree"] is True
     assert [len(learner["losses"]) for learner in written["learners"]] == [8, 8]

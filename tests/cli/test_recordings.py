@@ -29,7 +29,7 @@ RECORDING = RecordingFacts(
 
 def shown(*keys: KeyFacts) -> str:
     """The tree of a program with these keys, as text."""
-    statistics = Statistics("step", 8, 7, 1, 1, 0, 0, keys)
+    statistics = Statistics("step", 8, 7, 1, 1, 0, 0, keys, {"observed": 1})
     console = Console(width=120, no_color=True)
     with console.capture() as capture:
         console.print(recordings_tree(statistics))
@@ -38,7 +38,7 @@ def shown(*keys: KeyFacts) -> str:
 
 def test_a_recording_tells_what_it_takes_and_how_long_it_took() -> None:
     assert shown(KeyFacts("args[0]=float32[4]", "recorded", 1, (RECORDING,), None, ())) == (
-        "step: 8 calls = 7 replayed + 1 eager\n"
+        "step: 8 calls = 7 replayed + 1 observed\n"
         "└── args[0]=float32[4]: recorded\n"
         "    └── whole step, aten, 7 replays\n"
         "        ├── 24 tensors and 2 numbers in, 9 tensors out\n"

@@ -21,13 +21,14 @@ def test_active_modes_and_transforms_are_seen() -> None:
     with FakeTensorMode():
         assert torch_private.is_mode_active()
     with torch.device("meta"):
-        assert torch_private.is_mode_active()
-    with torch.device("cpu"):
-        assert not torch_private.is_mode_active()
+        assert torch_private.is_mode_active() and torch_private.foreign_mode() is None
+        with TorchFunctionMode():
+            assert torch_private.foreign_mode() == "the mode TorchFunctionMode"
     with TorchDispatchMode():
-        assert torch_private.is_mode_active()
-    torch.func.vmap(lambda x: seen.append(torch_private.is_mode_active()) or x)(torch.ones(2))
-    assert seen == [True] and not torch_private.is_mode_active()
+        assert torch_private.is_mode_active() and torch_private.foreign_mode() == "the mode TorchDispatchMode"
+    torch.func.vmap(lambda x: seen.append(torch_private.foreign_mode()) or x)(torch.ones(2))
+    assert seen == ["the function transform vmap"] and not torch_private.is_mode_active()
+    assert torch_private.foreign_mode() is None
 
 
 def test_version_counters_can_be_read_and_put_back() -> None:
@@ -177,7 +178,7 @@ def test_a_graph_is_used_up_by_its_backward() -> None:
 def test_hooks_on_saved_tensors_are_seen() -> None:
     assert not torch_private.is_mode_active()
     with torch.autograd.graph.save_on_cpu():
-        assert torch_private.is_mode_active()
+        assert torch_private.is_mode_active() and torch_private.foreign_mode() == "hooks on saved tensors"
     assert not torch_private.is_mode_active()
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import itertools
 import logging
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from treeplay.errors import Unrecorded
 from treeplay.facts.captured import Direction, GraphFacts, GraphReport, Skip
+from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.refusal import Reason
 from treeplay.observe import compile_records, counters
 from treeplay.observe.locks import shared_lock
@@ -29,6 +31,14 @@ _collecting: list[list[Account]] = []
 def next_graph_id() -> int:
     """The number of a compile: its forward and its backward share it."""
     return next(_graph_ids)
+
+
+class Counting(Protocol):
+    """What a graph is replayed by."""
+
+    def facts(self) -> LaunchFacts | None: ...
+
+    def plain_calls(self) -> Mapping[str, int]: ...
 
 
 class Account:
@@ -47,6 +57,7 @@ class Account:
         self._skips: tuple[Skip, ...] = ()
         self.is_explained = False
         self.seconds_a_call: float | None = None
+        self._recording: Callable[[], Counting | None] = lambda: None
 
     def skipped(self, skips: Sequence[Skip]) -> None:
         """The graph is not recorded, for these reasons. Reported once; raises if every graph has to be."""
@@ -71,13 +82,22 @@ class Account:
         """A recording was tried and failed: the graph runs unrecorded from here on."""
         self.skipped((Skip("failed", reason),))
 
+    def forgotten(self) -> None:
+        """The recording is gone; a later call makes one anew."""
+        self._outcome = "compiled"
+
     def recorded(self) -> None:
         """A recording was made."""
         self._outcome = "recorded"
         counters.add("graphs", "recorded")
 
+    def follow(self, recording: Counting) -> None:
+        """Have reports tell what a recording does, as long as it lives; it holds this account."""
+        self._recording = weakref.ref(recording)
+
     def report(self) -> GraphReport:
         """The account as it stands, as plain values."""
+        recording = self._recording()
         return GraphReport(
             graph_id=self.graph_id,
             direction=self.direction,
@@ -88,6 +108,8 @@ class Account:
             inner=self._inner,
             seconds=self._seconds,
             seconds_a_call=self.seconds_a_call,
+            launch=recording.facts() if recording is not None else None,
+            not_replayed=dict(recording.plain_calls()) if recording is not None else {},
         )
 
 

@@ -36,7 +36,8 @@ def wrap_flat(
 ) -> Any:
     """`function` of the tensors that `inputs` are, behind its wrapper, its graphs lowered by `lowering`.
 
-    That is "inductor" or "aten". The callable's `.launch_facts` tell how a device launches it. Raises `Refusal`.
+    That is "inductor" or "aten". The callable's `.launch_facts` tell how a device launches it, its `.plain_calls` which calls
+    launched nothing. Raises `Refusal`.
     """
     split = least_memory if lowering == "inductor" else torch_private.keep_all
     options = Options(inner=lowering, partition=split, eager_random=settings.eager_random)
@@ -46,6 +47,7 @@ def wrap_flat(
     with undisturbed(), using(options):
         call = wrap_function(function, samples, _unwatched(compilers))
     call.launch_facts = job.launch_facts  # type: ignore[attr-defined]
+    call.plain_calls = job.plain_calls  # type: ignore[attr-defined]
     return call
 
 

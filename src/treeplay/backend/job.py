@@ -6,8 +6,10 @@ graph from the wrap stage ─▶ passes ─▶ inner compiler ─▶ facts ─�
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from treeplay.backend.options import Options, using
 from treeplay.backend.partition import decompositions, splitter
 from treeplay.backend.passes import copy_of, run_after_autograd, run_joint
 from treeplay.backend.recorded import recorded
-from treeplay.backend.replayed import Replayed
+from treeplay.backend.replayed import Replayed, counted
 from treeplay.backend.roles import fixed_inputs, graph_roles, saved_roles
 from treeplay.backend.surroundings import undisturbed
 from treeplay.backend.timed import timed
@@ -34,6 +36,7 @@ from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.refusal import Reason
 from treeplay.observe.internal import tell_internal
 from treeplay.sandbox.boundary import Boundary
+from treeplay.trace.torch_private import without_function_modes
 from treeplay.wrap.aot import Compilers
 from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE
 
@@ -54,6 +57,7 @@ class Job:
         self.may_record = True
         self.accounts: list[Account] = []
         self.launches: dict[Direction, Replayed] = {}
+        self.skipped_calls: Counter[str] = Counter()
         self.saved: dict[str, Role] = {}
 
     def compilers(self) -> Compilers:
@@ -70,19 +74,19 @@ class Job:
 
     def compile_forward(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         """Compile the forward of a graph whose backward may be needed."""
-        with torch_private.compile_lock(), undisturbed(), using(self.options):
+        with self._alone():
             return self._compile(module, inputs, "forward", self._visible(module), self.forward_options(module))
 
     def compile_inference(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         """Compile a graph that has no backward."""
-        with torch_private.compile_lock(), undisturbed(), using(self.options):
+        with self._alone():
             visible = self._visible(module)
             module = run_joint(module, inputs, self.options.joint)
             return self._compile(module, inputs, "inference", visible, self.options)
 
     def compile_backward(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         """Compile the backward, for inputs that lie in memory as they do when it is first called."""
-        with torch_private.compile_lock(), undisturbed(), using(self.options):
+        with self._alone():
             spare = copy_of(module)  # what compiles it rewrites it
             try:
                 with Boundary("compiling a backward", reasons=(TreeplayError,)):
@@ -93,6 +97,11 @@ class Job:
             except InternalError as error:
                 self.broken(error)
                 return boxed(without_views(spare))
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        with torch_private.compile_lock(), undisturbed(), without_function_modes(), using(self.options):
+            yield
 
     def forward_options(self, module: torch.fx.GraphModule) -> Options:
         """The options to compile a forward under; may prepare the graph."""
@@ -109,6 +118,11 @@ class Job:
             skips = account.report().skips
             return LaunchFacts(device, "not recorded", why=str(skips[0]) if skips else None)
         return launch.facts() or LaunchFacts(device, "warming")
+
+    def plain_calls(self) -> Counter[str]:
+        """Calls of the forward, or the inference graph, that launched nothing though it is on a GPU, by reason."""
+        replayed = (launch.plain_calls() for direction, launch in self.launches.items() if direction != "backward")
+        return sum(replayed, self.skipped_calls)
 
     def refused(self, reason: Reason) -> None:
         """Report that the wrap stage could not take the graph. Raises if every graph has to be recorded."""
@@ -189,6 +203,8 @@ class Job:
             if skips:
                 self.may_record = False
                 account.skipped(skips)
+                if account.facts.uses_accelerator and account.direction != "backward":
+                    run = counted(run, self.skipped_calls, "not recorded")
             else:
                 run = recorded(run, module, inputs, roles, account)
                 if isinstance(run, Replayed):

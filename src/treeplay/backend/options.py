@@ -17,6 +17,7 @@ from treeplay.errors import ArgumentError, ArgumentTypeError
 from treeplay.wrap.aot.compilers import AliasCheck
 
 INNERS = ("aten", "inductor")
+MODES = ("default", "reduce-overhead")
 ALIAS_CHECKS = ("warn", "raise", "off")
 
 
@@ -87,6 +88,15 @@ def overridden(options: Options, overrides: Mapping[str, Any] | None) -> Options
     """`options` with some replaced. Raises on an unknown name or a value of another type."""
     checked = {name: _checked(name, value) for name, value in (overrides or {}).items()}
     return replace(options, **checked)
+
+
+def check_mode(mode: str | None) -> None:
+    """Raise for a mode of `torch.compile` that would not be followed."""
+    if mode is not None and mode not in MODES:
+        raise ArgumentError(
+            f"mode: backend 'treeplay' has {' and '.join(map(repr, MODES))}, which both record what can be recorded, found "
+            f"{mode!r}. For kernels that Inductor tunes, set max_autotune in its configuration"
+        )
 
 
 @contextlib.contextmanager

@@ -49,7 +49,9 @@ def recorded_on(
         draws=draws_random_numbers(module),
         tells=lambda births: _telling(run, births),
     )
-    return Replayed(graph, device, report.recorded, report.failed)
+    replayed = Replayed(graph, device, report.recorded, report.failed, report.forgotten)
+    report.follow(replayed)
+    return replayed
 
 
 def draws_random_numbers(module: torch.fx.GraphModule) -> bool:

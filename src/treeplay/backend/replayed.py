@@ -8,6 +8,7 @@ Nothing is recorded before there are real tensors, and the call that records run
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from treeplay.backend.returns import Returns, emit_results, survey_returns
+from treeplay.device.holders import register
 from treeplay.device.protocol import Births, Device, Recorded, Replay, Work
 from treeplay.errors import InternalError, TreeplayError
 from treeplay.facts.launch import LaunchFacts
@@ -29,6 +31,7 @@ from treeplay.sandbox.boundary import Boundary
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 _MOST_LOOKS = 3
+_OTHER = "other numbers than those recorded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +53,23 @@ class Graph:
 
 @dataclass(eq=False)
 class Replayed:
-    """Boxed, like the graph. `made` is called once the device has the work, else `given_up` with the reason."""
+    """Boxed, like the graph. `made` is called once the device has the work, else `given_up` with the reason; `forgotten` when
+    it is reset."""
 
     graph: Graph
     device: Device
     made: Callable[[], None]
     given_up: Callable[[Reason], None]
+    forgotten: Callable[[], None] = lambda: None
     source: str | None = None
     _recorded: Recorded | None = None
     _call: Boxed | None = None
     _looks: int = 0
+    _plain_calls: Counter[str] = field(default_factory=Counter)
     _lock: Any = field(default_factory=shared_lock)
+
+    def __post_init__(self) -> None:
+        register(self)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         call = self._call
@@ -70,10 +79,23 @@ class Replayed:
         """How it is launched by now; None before there is a recording."""
         return self._recorded.facts() if self._recorded is not None else None
 
+    def plain_calls(self) -> Counter[str]:
+        """Calls that ran the graph as it is compiled and launched nothing, by reason."""
+        return self._plain_calls + (self._recorded.plain_calls if self._recorded is not None else Counter())
+
     def free(self) -> None:
         """Give the recording's memory back; a later call makes it anew."""
         if self._recorded is not None:
             self._recorded.free()
+
+    def reset(self) -> None:
+        """Forget the recording; the next call is a first call."""
+        with self._lock:
+            recorded, self._recorded, self._call, self._looks = self._recorded, None, None, 0
+            if recorded is not None:
+                self._plain_calls += recorded.plain_calls
+                recorded.free()
+                self.forgotten()
 
     def _first(self, args: list[Any]) -> Sequence[Any]:
         with self._lock:
@@ -81,11 +103,12 @@ class Replayed:
                 return self._call(args)
             given = list(args)
             results = self.graph.run(args)
+            self._plain_calls["warm-up"] += 1
             try:
                 with Boundary("recording a graph", reasons=(TreeplayError,)):
                     self._look(given, results)
             except InternalError as error:  # the graph has run: its results are what the caller gets
-                self._call = self.graph.run
+                self._call = counted(self.graph.run, self._plain_calls, "given up")
                 tell_internal(error, self.graph.name)
                 self.given_up(Reason(self.graph.name, f"an error of treeplay's own: {error}", "report it"))
             return results
@@ -97,7 +120,7 @@ class Replayed:
         if not isinstance(returns, str):
             self._call = self._made(given, returns)
         elif self._looks == _MOST_LOOKS:
-            self._call = self.graph.run
+            self._call = counted(self.graph.run, self._plain_calls, "given up")
             advice = "pass tensors that share no memory, or copies of them"
             self.given_up(Reason(op=self.graph.name, why=returns, advice=advice))
 
@@ -107,7 +130,9 @@ class Replayed:
         fixed = {at: arg for at, arg in enumerate(given) if not isinstance(arg, torch.Tensor)}
         recorded = self.device.record(_work(self.graph, places, fixed, returns))
         source = emit_call(self.graph.name, len(given), places, fixed, returns)
-        source.names.update(plain=self.graph.run, replay=self._locked(recorded.replay))
+        source.names.update(
+            plain=counted(self.graph.run, self._plain_calls, _OTHER), replay=self._locked(recorded.replay)
+        )
         call: Any = load_source(source)
 
         def told(replay: Replay) -> None:
@@ -127,6 +152,17 @@ class Replayed:
                 return replay(tensors, numbers)
 
         return locked
+
+
+def counted(run: Boxed, calls: Counter[str], why: str) -> Boxed:
+    """`run`, whose calls count under `why`."""
+
+    def plain(args: list[Any]) -> Sequence[Any]:
+        results = run(args)
+        calls[why] += 1
+        return results
+
+    return plain
 
 
 def emit_call(name: str, count: int, places: Sequence[int], fixed: dict[int, Any], returns: Returns) -> Source:

@@ -10,21 +10,19 @@ from rich.tree import Tree
 
 from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.statistics import KeyFacts, RecordingFacts, Statistics
+from treeplay.report.text import calls_told, counted
 
 
 def recordings_tree(statistics: Statistics) -> Tree:
     """The whole account of a program."""
-    tree = Tree(
-        f"[bold]{escape(statistics.program)}[/bold]: {statistics.calls} calls = "
-        f"{statistics.replays} replayed + {statistics.eager_calls} eager"
-    )
+    tree = Tree(f"[bold]{escape(statistics.program)}[/bold]: {escape(calls_told(statistics))}")
     for key in statistics.keys:
         _add_key(tree, key)
     return tree
 
 
 def _add_key(tree: Tree, key: KeyFacts) -> None:
-    branch = tree.add(f"{escape(key.arguments)}: {key.phase}")
+    branch = tree.add(f"{escape(key.arguments)}: {', '.join([key.phase, *counted(key.not_replayed)])}")
     for recording in key.recordings:
         _add_recording(branch, recording)
     for cause in key.rerecorded_because:
@@ -34,7 +32,8 @@ def _add_key(tree: Tree, key: KeyFacts) -> None:
 
 
 def _add_recording(branch: Tree, recording: RecordingFacts) -> None:
-    leaf = branch.add(f"{recording.kind}, {recording.lowering}, {recording.replays} replays")
+    calls = ", ".join([f"{recording.replays} replays", *counted(recording.not_replayed)])
+    leaf = branch.add(f"{recording.kind}, {recording.lowering}, {calls}")
     leaf.add(f"{recording.tensors} tensors and {recording.numbers} numbers in, {recording.outputs} tensors out")
     leaf.add(f"{recording.written} tensors written in place, {recording.slots} slots")
     leaf.add(f"{recording.operators} operators, {recording.scratch_bytes:,} bytes of scratch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -69,12 +70,14 @@ class Recorded:
     """What a device made of some work: `replay` launches it again; `facts` tells what that takes by now.
 
     `tell` has a listener told of what does the same as `replay` without going through it, from when there is such a thing.
+    `plain_calls`: calls of `replay` that ran the work as it is and launched nothing, by reason.
     """
 
     replay: Replay
     facts: Callable[[], LaunchFacts]
     free: Callable[[], None]
     tell: Callable[[Callable[[Replay], None]], None] = lambda listener: None
+    plain_calls: Counter[str] = field(default_factory=Counter)
 
 
 class Device(Protocol):

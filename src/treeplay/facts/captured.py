@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
 import torch
 
+from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.location import Location
 from treeplay.facts.refusal import Reason
 from treeplay.facts.spec import TensorSpec
@@ -105,7 +106,8 @@ class GraphReport:
 
     `outcome`: "recorded"; "compiled", where nothing is against a recording but none was made (yet); "skipped", with the
     reasons in `skips`; "uncompiled", where it runs as it is. `seconds` to compile it; `seconds_a_call` on its device, where
-    it was explained.
+    it was explained. `launch`: how a device launches it by now, where there is a recording, and how often it did;
+    `not_replayed`: calls that ran it as it is compiled, by what they were.
     """
 
     graph_id: int
@@ -117,6 +119,8 @@ class GraphReport:
     inner: str = ""
     seconds: float = 0.0
     seconds_a_call: float | None = None
+    launch: LaunchFacts | None = None
+    not_replayed: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return "\n".join([self.head, *(f"  {line}" for skip in self.skips for line in str(skip).splitlines())])
@@ -125,8 +129,10 @@ class GraphReport:
     def head(self) -> str:
         """One line: which graph, and what became of it."""
         reasons = "" if not self.skips else f" ({', '.join(skip.name for skip in self.skips)})"
+        calls = [] if self.launch is None else [f"{self.launch.launches} replays"]
+        calls += [f"{count} {what}" for what, count in self.not_replayed.items()]
         took = "" if self.seconds_a_call is None else f", {self.seconds_a_call * 1e3:.3g} ms a call"
         return (
             f"graph {self.graph_id} {self.direction}: {self.outcome}{reasons}, {self.operators} operators, "
-            f"{self.inner}{took}"
+            f"{', '.join([self.inner, *calls])}{took}"
         )

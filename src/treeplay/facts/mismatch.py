@@ -13,5 +13,10 @@ class Mismatch:
     recorded: str
     found: str
 
+    def is_about(self, other: Mismatch) -> bool:
+        """Whether it names the place of `other`, or a part of it."""
+        rest = self.what.removeprefix("length of ").removeprefix(other.what.removeprefix("length of "))
+        return rest != self.what.removeprefix("length of ") and rest[:1] in ("", ".", "[")
+
     def __str__(self) -> str:
         return f"{self.what}: {self.found}, recorded with {self.recorded}"

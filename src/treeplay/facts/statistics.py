@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from treeplay.facts.launch import LaunchFacts
+from treeplay.facts.mismatch import Mismatch
 
 
 @dataclass(frozen=True, slots=True)
 class RecordingFacts:
-    """One recording."""
+    """One recording. `replays`: calls that launched it; `not_replayed`: calls that went to it and launched nothing, by what
+    they were (warm-ups of a GPU, and where it could not be captured or launched)."""
 
     kind: str
     lowering: str
@@ -29,11 +32,17 @@ class RecordingFacts:
     guards: str = ""  # how many of which kind
     guarded: tuple[str, ...] = ()  # what the recording depends on, by place, with what it was when it was recorded
     audits: int = 0  # how often it was compared with a new trace
+    not_replayed: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyFacts:
-    """One key of a program: its arguments, where it stands, and its recordings."""
+    """One key of a program: its arguments, where it stands, and its recordings.
+
+    `differs`: what kept its first call from the nearest recording of another key. `not_replayed`: calls that launched nothing,
+    by what they were. `rerecorded`: how often a call found no recording of this key that fits, which is allowed
+    `settings.max_rerecordings` times.
+    """
 
     arguments: str
     phase: str
@@ -42,11 +51,19 @@ class KeyFacts:
     refusal: str | None
     rerecorded_because: tuple[str, ...]
     errors: tuple[str, ...] = ()  # of treeplay's own, with their tracebacks
+    differs: tuple[Mismatch, ...] = ()
+    not_replayed: dict[str, int] = field(default_factory=dict)
+    rerecorded: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """All of a program. Every call was eager or a replay: `calls == eager_calls + replays`."""
+    """All of a program. `calls == replays + sum(not_replayed.values())`.
+
+    `replays`: calls that launched a recording. `eager_calls`: calls that ran the program itself. `not_replayed`: all calls but
+    the replays, by what they were; besides the eager ones these are warm-ups and the like of recordings on a GPU, and calls
+    that raised.
+    """
 
     program: str
     calls: int
@@ -56,3 +73,27 @@ class Statistics:
     refusals: int
     dropped: int
     keys: tuple[KeyFacts, ...]
+    not_replayed: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def captures(self) -> int:
+        """How often a device captured what it launches, over the recordings that are kept."""
+        return sum(launch.captures for launch in self._launches())
+
+    @property
+    def evictions(self) -> int:
+        """How often such a capture was let go to make room."""
+        return sum(launch.evictions for launch in self._launches())
+
+    @property
+    def moves(self) -> int:
+        """How often state was followed to another address."""
+        return sum(launch.patched for launch in self._launches())
+
+    @property
+    def copied_bytes(self) -> int:
+        """What launches copied."""
+        return sum(launch.copied_bytes for launch in self._launches())
+
+    def _launches(self) -> Iterator[LaunchFacts]:
+        return (recording.launch for key in self.keys for recording in key.recordings)

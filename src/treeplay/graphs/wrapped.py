@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from treeplay.device.holders import register
 from treeplay.device.host.recorder import is_recording
 from treeplay.errors import InternalError, TreeplayError, UsageError
 from treeplay.facts.graphed import CallableStatistics
@@ -66,7 +67,7 @@ class Entry:
 
     contract: Contract
     roster: Roster
-    recorded: Recorded | Unrecorded
+    recorded: Recorded | Unrecorded | None  # None: forgotten, to be recorded anew by its next call
 
     @property
     def needs_gradient(self) -> bool:
@@ -102,6 +103,7 @@ class GraphedCallable:
         self._eager: Counter[str] = Counter()
         self._made = 0
         self._dropped = (0, 0)  # replays and copies of recordings that are gone
+        register(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replay if the call fits a recording; see the module's picture."""
@@ -144,12 +146,20 @@ class GraphedCallable:
             return CallableStatistics(
                 label=self.original.label,
                 recordings=self._made,
-                kept=len(self._entries),
+                kept=sum(entry.recorded is not None for entry in self._entries.values()),
                 replays=self._dropped[0] + sum(item.calls for item in recorded),
                 copied_tensors=self._dropped[1] + sum(item.copied for item in recorded),
                 eager_calls=self._eager.total(),
                 eager_because=tuple(self._eager.items()),
             )
+
+    def reset(self) -> None:
+        """Forget the recordings; the next call of each key records anew. A result that is yet to be differentiated keeps the
+        recording that made it."""
+        with self._lock:
+            for key, entry in self._entries.items():
+                self._drop(entry)
+                self._entries[key] = replace(entry, recorded=None)
 
     def _drop(self, entry: Entry) -> None:
         if isinstance(entry.recorded, Recorded):
@@ -160,7 +170,7 @@ class GraphedCallable:
         """The recording for a call and the call's tensors in its order; raises `UsageError` if none fits."""
         keywords = take_keywords(kwargs) if kwargs else NO_KEYWORDS
         entry = self._entries.get(keywords.key)
-        if entry is None:
+        if entry is None or entry.recorded is None:
             entry = self._record_now(args, keywords, kwargs)
         elif len(self._entries) > 1:
             with self._lock:
@@ -168,12 +178,15 @@ class GraphedCallable:
         leaves = [plain(leaf) for leaf in entry.contract.gather(args, keywords.tensors)]
         entry.contract.check(leaves, with_gradients=torch.is_grad_enabled())
         self._check_state(entry)
+        if entry.recorded is None:  # `reset` came in between
+            return self._fitting(args, kwargs)
         return entry.recorded, leaves
 
     def _record_now(self, args: tuple[Any, ...], keywords: Keywords, kwargs: dict[str, Any]) -> Entry:
         with self._lock:
-            if keywords.key in self._entries:  # another thread was faster
-                return self._entries[keywords.key]
+            known = self._entries.get(keywords.key)
+            if known is not None and known.recorded is not None:  # another thread was faster
+                return known
             first = next(iter(self._entries.values()))
             leaves = first.contract.gather(args, ())
             replace(first.contract, expected=first.contract.expected[: len(leaves)]).check(

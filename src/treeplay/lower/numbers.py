@@ -57,7 +57,8 @@ class Vector:
         if values != self._last:
             self._last = None  # unknown, if the copy is broken off
             # A small pageable copy is staged before it returns: nothing waits, and the source may go.
-            self.tensor.copy_(torch.tensor(self._compute(values), dtype=torch.float64), non_blocking=True)
+            source = torch.tensor(self._compute(values), dtype=torch.float64, device="cpu")
+            self.tensor.copy_(source, non_blocking=True)
             if not (self.tensor.is_cuda and torch.cuda.is_current_stream_capturing()):  # a captured copy has not run
                 self._last = values
 

@@ -106,7 +106,7 @@ def _hook_watch(run: Run) -> Iterator[Watch]:
     """Hooks of the tensors that a backward of the program goes to; those of modules and optimizers are read, so guarded."""
     leaves = _leaves_of_backward(run)
     if leaves:
-        hooks = Hooks((), (), leaves)
+        hooks = Hooks((), (), leaves, name=lambda leaf: str(run.found.tensor_at(leaf)[0]))
         yield Watch(root(hooks, "hooks").child(How.ATTRIBUTE, hooks, "are_the_same", "the hooks are the same"), True)
 
 

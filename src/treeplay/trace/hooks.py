@@ -6,11 +6,12 @@ it has moved, or where there are hooks that may be removed, are the tables compa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
+from treeplay.facts.mismatch import Mismatch
 from treeplay.trace.torch_private import global_hook_tables, hooks_made
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -21,13 +22,26 @@ _TENSOR = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class Hooks:
-    """The hooks that there were when it was made; `are_the_same` tells whether these are still all."""
+    """The hooks that there were when it was made; `are_the_same` tells whether these are still all.
 
-    def __init__(self, modules: Iterable[Any], optimizers: Iterable[Any], tensors: Iterable[torch.Tensor]) -> None:
+    `name` is asked once for each tensor, what to call it.
+    """
+
+    def __init__(
+        self,
+        modules: Iterable[Any],
+        optimizers: Iterable[Any],
+        tensors: Iterable[torch.Tensor],
+        name: Callable[[torch.Tensor], str] | None = None,
+    ) -> None:
         self._owners = [
             *((module, _MODULE) for module in modules),
             *((optimizer, _OPTIMIZER) for optimizer in optimizers),
             *((tensor, _TENSOR) for tensor in tensors),
+        ]
+        self._names = [
+            name(owner) if name is not None and isinstance(owner, torch.Tensor) else f"a {type(owner).__name__}"
+            for owner, _ in self._owners
         ]
         self._recorded = self._now()
         self._made = hooks_made()
@@ -43,10 +57,27 @@ class Hooks:
         self._made = made
         return True
 
+    def difference(self) -> Mismatch | None:
+        """The first table of hooks that is not what it was."""
+        then, now = ({index: keys for index, *keys in tables} for tables in (self._recorded, self._now()))
+        where = [f"hooks on all modules or optimizers ({index})" for index in range(len(global_hook_tables()))]
+        where += [
+            f"{name}.{table}" for name, (_, tables) in zip(self._names, self._owners, strict=True) for table in tables
+        ]
+        changed = (index for index in range(len(where)) if then.get(index) != now.get(index))
+        return next(
+            (Mismatch(where[at], _counted(then.get(at, ())), _counted(now.get(at, ()))) for at in changed), None
+        )
+
     def _now(self) -> list[Any]:
         tables = [getattr(owner, name, None) for owner, names in self._owners for name in names]
         everywhere = [_without_ours(table) for table in global_hook_tables()]
         return [(index, *table) for index, table in enumerate([*everywhere, *tables]) if table]
+
+
+def _counted(keys: Sequence[Any]) -> str:
+    """How many hooks, and their numbers: one that took the place of another is another one."""
+    return f"{len(keys)} hooks ({', '.join(map(str, keys))})" if keys else "no hooks"
 
 
 def ours(hook: F) -> F:

@@ -64,8 +64,8 @@ def _lerp(a: Any, b: Any, weight: Any) -> Any:
 
 
 def _clamp(a: Any, minimum: Any = None, maximum: Any = None) -> Any:
-    out = a if minimum is None else torch.maximum(a, like(torch.as_tensor(minimum), a))
-    return out if maximum is None else torch.minimum(out, like(torch.as_tensor(maximum), a))
+    out = a if minimum is None else torch.maximum(a, like(torch.as_tensor(minimum, device="cpu"), a))
+    return out if maximum is None else torch.minimum(out, like(torch.as_tensor(maximum, device="cpu"), a))
 
 
 def _fill(a: Any, value: Any) -> Any:

@@ -14,6 +14,7 @@ from torch.nn.modules import module as _module
 from torch.optim import optimizer as _optimizer
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.hooks import RemovableHandle
 
 from treeplay.device.host.torch_private import native_layers as native_layers
@@ -21,17 +22,14 @@ from treeplay.observe.stand_in import ABSENT, stand_in
 
 
 def is_mode_active() -> bool:
-    """Whether somebody's dispatch or function mode, a function transform, or hooks on all saved tensors are active in this
-    thread. The hooks want to see what eager saves: `checkpoint` counts on the same in a forward and in its repetition.
+    """Whether a dispatch or function mode, a function transform, or hooks on all saved tensors are active in this thread. The
+    hooks want to see what eager saves: `checkpoint` counts on the same in a forward and in its repetition.
 
-    `torch.set_default_device("cpu")` is a function mode too, but one that changes nothing on a CPU.
+    A default device is a function mode too: see `foreign_mode`.
     """
     return (
         torch._C._len_torch_dispatch_stack() > 0
-        or (
-            torch._C._len_torch_function_stack() > 0
-            and not all(map(_is_cpu_default, _get_current_function_mode_stack()))
-        )
+        or torch._C._len_torch_function_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or _hooks_on_saved_tensors(False) is not None
     )
@@ -40,8 +38,23 @@ def is_mode_active() -> bool:
 _hooks_on_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks
 
 
-def _is_cpu_default(mode: object) -> bool:
-    return isinstance(mode, DeviceContext) and mode.device.type == "cpu"
+def foreign_mode() -> str | None:
+    """What of somebody else's is around a call that wants to see the program's own operators; None if there is nothing but a
+    default device."""
+    found = [mode for mode in _get_current_function_mode_stack() if not isinstance(mode, DeviceContext)]
+    found += _get_current_dispatch_mode_stack()
+    if found:
+        return f"the mode {type(found[-1]).__name__}"
+    transform = torch._C._functorch.peek_interpreter_stack()
+    if transform is not None:
+        return f"the function transform {str(transform.key()).rpartition('.')[2].lower()}"
+    return "hooks on saved tensors" if _hooks_on_saved_tensors(False) is not None else None
+
+
+def is_traced() -> bool:
+    """Whether a program is observed or traced in this thread, by a mode of ours."""
+    modes = (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())
+    return any(type(mode).__module__.startswith("treeplay.trace.") for mode in modes)
 
 
 _frame_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
@@ -61,6 +74,17 @@ def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
 
 functions_unwatched: Callable[[], contextlib.AbstractContextManager[None]] = torch._C.DisableTorchFunction
 """A context in which no torch function mode is told of the calls in it."""
+
+
+@contextlib.contextmanager
+def without_function_modes() -> Iterator[None]:
+    """No torch function mode for a block, a default device included: what is made there is made where the code says."""
+    modes = [torch.overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            torch.overrides._push_mode(mode)
 
 
 def is_of_transform(tensor: torch.Tensor) -> bool:

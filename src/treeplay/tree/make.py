@@ -17,25 +17,13 @@ from treeplay.generated import load_source
 from treeplay.lower.lowered import Lowered
 from treeplay.trace.jit import Call, Trace
 from treeplay.trace.randomness import is_own
+from treeplay.tree.inputs import current_inputs as current_inputs
 from treeplay.tree.table import Recording
 from treeplay.wrap import torch_private
 from treeplay.wrap.apart import Apart, ApartArguments
 from treeplay.wrap.emit import Ambience, Parts, emit_call
 
 _BUMPED = ("inductor", "capture")  # lowerings that write behind autograd's back, which has to be told
-
-
-def current_inputs(signature: Signature, call: Call) -> list[torch.Tensor]:
-    """The tensors that the graph's inputs stand for right now."""
-    tensors = []
-    for item in signature.inputs:
-        if isinstance(item.source, Argument):
-            tensors.append(call.leaves[item.source.index])
-        elif isinstance(item.source, Constant):
-            tensors.append(item.source.tensor)
-        else:
-            tensors.append(item.source.place.read())
-    return tensors
 
 
 def make_work(traced: Trace, plan: Plan, lowered: Lowered, name: str) -> Work:
@@ -143,4 +131,5 @@ def make_recording(
         source=source.text,
         seconds=seconds,
         details=lowered.details,
+        plain_calls=lambda: recorded.plain_calls,
     )

@@ -10,9 +10,10 @@ call runs as it is. A key with two such errors is left alone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from treeplay.errors import (
     Differing,
@@ -37,18 +38,26 @@ from treeplay.tree.decide import Action, CallFacts, Phase, decide
 from treeplay.tree.gate import Gate
 from treeplay.tree.key import Key, describe, make_key, varying
 from treeplay.tree.launching import Reached, finish, reached
-from treeplay.tree.mismatch import first_mismatch, mode_mismatch
+from treeplay.tree.mismatch import first_mismatch, key_mismatches, memory_mismatch, nearest_mismatches
 from treeplay.tree.moved import bring_back
 from treeplay.tree.recorders import recorders
 from treeplay.tree.table import MOST_TRIES, Entry, Observation, Recording, Table
 from treeplay.wrap.emit import MISS
+from treeplay.wrap.torch_private import default_device
 
 Observe = Callable[[Callable[..., Any], Call], tuple[Any, list[Any]]]
 Record = Callable[[Call, list[Any]], Recording]
+E = TypeVar("E", bound=Exception)
 CallFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 _NEVER = 2**62
 _MOST_OBSERVATIONS = 4
 _MOST_ERRORS = 2  # of our own, before a key is left alone
+# What calls were that launched no recording, besides what a device has to say.
+_OBSERVED = "observed"
+_REFUSED = "refused"
+_BROKEN = "after an error of treeplay's"
+_OTHERS = "another thread records"
+_REPLAYING = "a replay raised"
 _MOST_WAITS = 16  # calls that are too early to record, before a program is refused
 
 
@@ -58,10 +67,14 @@ def _never(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @dataclass(slots=True)
 class Tally:
-    """What happened since the program was jitted; `reset` and dropped recordings take nothing away from it."""
+    """What happened since the program was jitted; `reset` and dropped recordings take nothing away from it.
 
-    eager: int = 0
-    replays: int = 0
+    Every call ran the program `eager`ly, `went` to a recording, or `raised`: a refusal, or what a recording raised.
+    """
+
+    eager: Counter[str] = field(default_factory=Counter)
+    went: int = 0
+    raised: Counter[str] = field(default_factory=Counter)
     refusals: int = 0
     dropped: int = 0
     recordings: int = 0
@@ -90,6 +103,7 @@ class Manager:
         self.tally = Tally()
         self.warm: CallFunction = _never
         self._last: Recording | None = None
+        self._device: str | None = None  # the default device under which the last recording was called
         self.warm_calls = 0
         self._due = _NEVER  # warm calls until the next look at whether the last recording is to be audited
 
@@ -99,12 +113,19 @@ class Manager:
             out = self.warm(args, kwargs)
         except Exception as error:
             return self._launch_raised(self._last, error, Call(args, kwargs, *flatten((args, kwargs))))
+        except BaseException:
+            self.tally.raised[_REPLAYING] += 1
+            raise
         if out is not MISS:
             self.warm_calls += 1
             if self.warm_calls >= self._due:
                 self.warm = self._audited
             return out
         return self._find(args, kwargs)
+
+    def call_under(self, device: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call under a default device. A recording that was made without one does not ask for it."""
+        return self.call(args, kwargs) if device == self._device else self._find(args, kwargs)
 
     def reset(self) -> None:
         """Forget every recording and every refusal."""
@@ -114,8 +135,8 @@ class Manager:
     def settle(self) -> None:
         """Credit warm calls to the recording that served them."""
         if self._last is not None:
-            self._last.replays += self.warm_calls
-        self.tally.replays += self.warm_calls
+            self._last.calls += self.warm_calls
+        self.tally.went += self.warm_calls
         self.warm_calls = 0
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -132,14 +153,14 @@ class Manager:
         except Exception as error:
             return self._broken(Entry({"unknown": ""}), internal(error, "making the key of a call"), call)
         if entry.phase is Phase.NEW:
-            self._look_around(entry, key)
+            self._look_around(entry, key, call)
         since = recorders.now()
         out = self._replay_any(entry, call)
         if out is not MISS:
             return out
         if entry.recordings and recorders.disturbed(since):
-            return self._eager(entry, call)
-        if self._last in self.table.let_go():
+            return self._eager(entry, call, _OTHERS)
+        if self._last in self.table.let_go(lambda recording: _told(entry, recording, call)):
             self._use(None)
         seen = entry.observation()
         if seen is None and entry.was_observed and entry.tries and entry.observations:
@@ -161,25 +182,26 @@ class Manager:
                 return out
         return MISS
 
-    def _look_around(self, entry: Entry, key: Key) -> None:
-        """Note which mode keeps a new entry's calls eager, or apart from others with the same arguments."""
+    def _look_around(self, entry: Entry, key: Key, call: Call) -> None:
+        """Note which mode keeps a new entry's calls eager, or what keeps them apart from the nearest that are recorded."""
         mode = key.ambience.only_eagerly
         if mode is not None:
             entry.phase, entry.reason = Phase.EAGER, _eager_under(mode)
             return
-        others = (other for other in self.table.latest() if isinstance(other, Key) and other != key)
-        before = next((other for other in others if other.arguments == key.arguments), None)
-        mismatch = mode_mismatch(before.ambience, key.ambience) if before is not None else None
-        if mismatch is not None and str(mismatch) not in entry.causes:
-            entry.causes.append(str(mismatch))
+        others = [(other, at) for other, at in self.table.items() if isinstance(other, Key) and at.recordings]
+        differing = [
+            key_mismatches(other.ambience, at.recordings[-1].signature, key.ambience, call) for other, at in others
+        ]
+        entry.differs = min(reversed(differing), key=len, default=())  # of two as near, the one used last
 
     def _replayed(self, recording: Recording) -> None:
-        recording.replays += 1
-        self.tally.replays += 1
+        recording.calls += 1
+        self.tally.went += 1
         self._use(recording)
 
     def _use(self, recording: Recording | None) -> None:
         self.settle()
+        self._device = default_device()
         self._last = recording
         self.warm = recording.call if recording is not None else _never
         self._plan_audit()
@@ -187,7 +209,7 @@ class Manager:
     def _plan_audit(self) -> None:
         last = self._last
         is_audited = last is not None and last.audit is not None and settings.audit
-        self._due = last.audit.due - last.replays if is_audited else _NEVER  # type: ignore[union-attr]
+        self._due = last.audit.due - last.calls if is_audited else _NEVER  # type: ignore[union-attr]
 
     def _audited(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A warm call before which the recording is traced again, if it fits and there is time."""
@@ -196,7 +218,7 @@ class Manager:
             return MISS
         self.settle()
         self.warm = recording.call
-        if recording.audit.may_run(recording.replays):
+        if recording.audit.may_run(recording.calls):
             difference = self._audit(recording, recording.audit, Call(args, kwargs, *flatten((args, kwargs))))
             if difference is not None:
                 self._drop_stale(recording, difference)
@@ -211,7 +233,7 @@ class Manager:
             with Boundary("auditing a recording", reasons=(Busy,)):
                 fits = first_mismatch(recording.signature, call) is None
                 with self.gate.alone(), self.gate.let_go():
-                    return audit.run(call, recording.replays) if fits else None
+                    return audit.run(call, recording.calls) if fits else None
         except Busy:
             return None
         except InternalError as error:
@@ -224,22 +246,19 @@ class Manager:
 
     def _drop_stale(self, recording: Recording, difference: Reason) -> None:
         """Tell that a recording no longer does what its program would, and forget it."""
-        times = f"up to {recording.replays} times" if recording.replays > 1 else "once"
+        times = f"up to {recording.calls} times" if recording.calls > 1 else "once"
         warn_here(
             f"treeplay replayed an old recording of {self.name}, {times}. {difference}", category=StaleRecordingWarning
         )
         counters.add("stale recordings", difference.op)
-        for entry in self.table:
-            if recording in entry.recordings:
-                entry.recordings.remove(recording)
-                entry.causes.append(f"an audit found this: {difference}")
-                entry.rerecordings += 1
-                entry.observations.clear()
-                if entry.rerecordings >= settings.max_rerecordings:
-                    self._note_refusal(entry, difference)
-                elif not entry.recordings:
-                    entry.phase = Phase.NEW
-        recording.free()
+        for entry in self.table.drop(recording):
+            entry.causes.append(f"an audit found this: {difference}")
+            entry.rerecordings += 1
+            entry.observations.clear()
+            if entry.rerecordings >= settings.max_rerecordings:
+                self._note_refusal(entry, difference)
+            elif not entry.recordings:
+                entry.phase = Phase.NEW
         self._use(None)
 
     def _act(self, action: Action, entry: Entry, call: Call, seen: Observation | None) -> Any:
@@ -255,19 +274,26 @@ class Manager:
             case Action.REFUSE:
                 return self._refused(entry, Refusal(_too_often(self.name, entry)), call)
             case Action.RUN_EAGERLY:
-                if self.on_refusal == "raise" and entry.phase is Phase.REFUSED and entry.reason is not None:
-                    raise Refusal(entry.reason)
-                return self._eager(entry, call)
+                if entry.phase is not Phase.REFUSED:
+                    return self._eager(entry, call, f"under {entry.reason.op}" if entry.reason is not None else "eager")
+                if self.on_refusal == "raise" and entry.reason is not None:
+                    raise self._raised(Refusal(entry.reason))
+                return self._eager(entry, call, _REFUSED)
 
-    def _eager(self, entry: Entry, call: Call) -> Any:
-        entry.eager_calls += 1
-        self.tally.eager += 1
+    def _eager(self, entry: Entry, call: Call, why: str) -> Any:
+        entry.eager_calls[why] += 1
+        self.tally.eager[why] += 1
         with self.gate.inside():
             return self.program(*call.args, **call.kwargs)
 
+    def _raised(self, error: E) -> E:
+        """Note that a call is told what is in its way, instead of being run."""
+        self.tally.raised["a refusal was raised" if isinstance(error, Refusal) else "an error was raised"] += 1
+        return error
+
     def _observe(self, entry: Entry, call: Call) -> Any:
-        entry.eager_calls += 1
-        self.tally.eager += 1
+        entry.eager_calls[_OBSERVED] += 1
+        self.tally.eager[_OBSERVED] += 1
         with self.gate.inside():
             out, log = self.observe(self.program, call)
             seen = self._seen(entry, call, log)
@@ -298,16 +324,21 @@ class Manager:
 
     def _note_cause(self, entry: Entry, call: Call) -> None:
         entry.rerecordings += 1
-        mismatch = first_mismatch(entry.recordings[-1].signature, call) if entry.recordings else None
-        place = entry.observations[-1].found.changed() if entry.observations and mismatch is None else None
-        what = mismatch.what if mismatch else str(place or "memory")
-        entry.causes.append(
-            str(mismatch or (f"{place}: another value" if place else "arguments share memory differently"))
-        )
-        counters.add("rerecordings", what)
+        if entry.is_told:
+            entry.is_told = False
+            return
+        found = nearest_mismatches([recording.signature for recording in entry.recordings], call)
+        if not found and entry.recordings:
+            last = entry.recordings[-1]
+            memory = memory_mismatch(last.signature, last.plan.shared, call)
+            found = [memory] if memory is not None else []
+        place = entry.observations[-1].found.changed() if entry.observations and not found else None
+        told = "; ".join(map(str, found))
+        entry.causes.append(told or (f"{place}: another value" if place else "arguments share memory differently"))
+        counters.add("rerecordings", found[0].what if found else str(place or "memory"))
 
     def _record(self, entry: Entry, call: Call, seen: Observation) -> Any:
-        entry.was_observed = False
+        entry.was_observed = entry.is_told = False
         is_expected = seen.found.changed() is not None
         recording = None
         try:
@@ -322,10 +353,12 @@ class Manager:
                     out = recording.call(call.args, call.kwargs)
                 is_disturbed = out is MISS and (recorders.others(since) or self.gate.entered != entered)
         except Busy:
-            return self._eager(entry, call)
+            return self._eager(entry, call, _OTHERS)
         except TooEarly as early:
             entry.waits += 1
-            return self._eager(entry, call) if entry.waits < _MOST_WAITS else self._refused(entry, early, call)
+            if entry.waits < _MOST_WAITS:
+                return self._eager(entry, call, "too early to record")
+            return self._refused(entry, early, call)
         except Differing as differing:
             if is_expected:  # something was seen to have changed since, and does count
                 return self._act(decide(_facts_of(entry, None)), entry, call, None)
@@ -348,11 +381,12 @@ class Manager:
             return self._broken(entry, _as_internal(error, "recording a call"), call)
         if is_disturbed:
             recording.free()
-            return self._eager(entry, call)
+            return self._eager(entry, call, _OTHERS)
         if out is MISS:
             return self._refused(entry, Refusal(_does_not_fit(first_mismatch(recording.signature, call))), call)
         if not self.table.holds(entry):  # it was reset meanwhile
-            recording.free()
+            self.tally.went += 1
+            self.table.free([recording])
             return out
         entry.recordings.append(recording)
         entry.forget(seen)
@@ -378,8 +412,8 @@ class Manager:
         if self.on_refusal == "raise" and not (raised.is_own or raised.is_treeplays):
             return self._refused(entry, raised, call)
         if raised.is_treeplays and self.on_refusal == "raise":
-            raise internal(raised.error, "tracing a call")
-        out = self._eager(entry, call)
+            raise self._raised(internal(raised.error, "tracing a call"))
+        out = self._eager(entry, call, _BROKEN if raised.is_treeplays else _REFUSED)
         if raised.is_treeplays:
             self._note_broken(entry, internal(raised.error, "tracing a call"))
             return out
@@ -392,8 +426,8 @@ class Manager:
         """The call has had its effects, and its result is there."""
         self._note_refusal(entry, ran.reason)
         self._warn(ran.reason)
-        entry.eager_calls += 1
-        self.tally.eager += 1
+        entry.eager_calls[_REFUSED] += 1
+        self.tally.eager[_REFUSED] += 1
         return ran.result
 
     def _launch_raised(
@@ -401,6 +435,7 @@ class Manager:
     ) -> Any:
         """What is left to do for a call whose replay raised: once it has had its effects, nothing has them again."""
         if recording is None:
+            self.tally.raised[_REPLAYING] += 1
             raise error
         own = (known for known in self.table if recording in known.recordings)
         entry = entry or next(own, None) or Entry({"unknown": ""})
@@ -409,11 +444,13 @@ class Manager:
             return self._ran_otherwise(entry, error)
         match reached(recording, error):
             case Reached.USERS_CODE:
+                self._replayed(recording)
                 raise error
             case Reached.OPERATORS if recording.signature.mutated or recording.draws:
+                self.tally.raised[_REPLAYING] += 1
                 raise error
             case Reached.OPERATORS:
-                out = self._eager(entry, call)  # what the program raises, too, is its own
+                out = self._eager(entry, call, _BROKEN)  # what the program raises, too, is its own
                 self._drop(entry, recording)
                 self._note_broken(entry, _as_internal(error, "replaying a call"))
                 return out
@@ -422,6 +459,7 @@ class Manager:
                     out = finish(recording, error)
                 except Exception as again:
                     self._drop(entry, recording)
+                    self.tally.raised[_REPLAYING] += 1
                     raise internal(again, "putting the results of a replay together") from again
                 self._replayed(recording)
                 self._note_broken(entry, _as_internal(error, "putting the results of a replay together"))
@@ -441,15 +479,15 @@ class Manager:
                 entry.phase = Phase.NEW
         if recording is self._last:
             self._use(None)
-        recording.free()
+        self.table.free([recording])
 
     def _broken(self, entry: Entry, error: InternalError, call: Call) -> Any:
         """Nothing of the call has run: it runs as it is, unless errors are to be raised."""
         if self.on_refusal == "raise":
             entry.errors.append(error.text)
-            raise error
+            raise self._raised(error)
         self._note_broken(entry, error)
-        return self._eager(entry, call)
+        return self._eager(entry, call, _BROKEN)
 
     def _note_broken(self, entry: Entry, error: InternalError) -> None:
         entry.errors.append(error.text)
@@ -463,9 +501,9 @@ class Manager:
     def _refused(self, entry: Entry, refusal: Refusal, call: Call) -> Any:
         self._note_refusal(entry, refusal.reason)
         if self.on_refusal == "raise":
-            raise refusal
+            raise self._raised(refusal)
         self._warn(refusal.reason)
-        return self._eager(entry, call)
+        return self._eager(entry, call, _REFUSED)
 
     def _note_refusal(self, entry: Entry, reason: Reason) -> None:
         entry.phase, entry.reason = Phase.REFUSED, reason
@@ -490,6 +528,13 @@ class Manager:
             f"call is {varying(calls)}. Keep it constant (pad shapes, pass numbers as tensors), or raise "
             "treeplay.settings.max_recordings_per_program."
         )
+
+
+def _told(entry: Entry, recording: Recording, call: Call) -> str:
+    """What keeps a call of this entry from one of its recordings."""
+    if recording not in entry.recordings:
+        return ""
+    return "; ".join(map(str, nearest_mismatches([recording.signature], call)))
 
 
 def _facts_of(entry: Entry, seen: Observation | None) -> CallFacts:

@@ -5,19 +5,22 @@ Runs only after a miss, so that the warm call carries no text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from treeplay.facts.mismatch import Mismatch
+from treeplay.facts.overlap import overlapping
 from treeplay.facts.place import How, Place
 from treeplay.facts.same import is_same
 from treeplay.facts.signature import Alias, Argument, Constant, Input, Signature, State
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import paths
+from treeplay.trace.hooks import Hooks
 from treeplay.trace.jit import Call
 from treeplay.trace.scalars import is_float
+from treeplay.tree.inputs import current_inputs
 from treeplay.tree.key import shown
 from treeplay.wrap.ambience import Ambience
 
@@ -25,6 +28,37 @@ from treeplay.wrap.ambience import Ambience
 def first_mismatch(signature: Signature, call: Call) -> Mismatch | None:
     """The first condition that does not hold, or None if none of those that can be named is broken."""
     return next(_mismatches(signature, call), None)
+
+
+def nearest_mismatches(signatures: Sequence[Signature], call: Call) -> list[Mismatch]:
+    """All that keeps a call from the recording that it is nearest to, each place once; of two as near, the newest."""
+    found = [_each_place_once(_mismatches(signature, call)) for signature in signatures]
+    return min(reversed(found), key=len, default=[])
+
+
+def memory_mismatch(signature: Signature, shared: Sequence[tuple[int, int]], call: Call) -> Mismatch | None:
+    """The first two tensors of which one is written, and that share memory though they did not, or the other way round."""
+    now = overlapping(current_inputs(signature, call), signature.mutated)
+    changed = next(iter(set(now) ^ set(shared)), None)
+    if changed is None:
+        return None
+    told = {True: "shared memory", False: "memory of their own"}
+    first, second = (shown(signature.inputs[at].name) for at in changed)
+    return Mismatch(f"{first} and {second}", told[changed in shared], told[changed in now])
+
+
+def key_mismatches(recorded: Ambience, signature: Signature, now: Ambience, call: Call) -> tuple[Mismatch, ...]:
+    """What makes the key of a call another one than that of a recording: modes and arguments."""
+    return (*_modes(recorded, now), *_arguments(signature, call))
+
+
+def _each_place_once(found: Iterable[Mismatch]) -> list[Mismatch]:
+    """One change may show in several conditions: the first that names a place tells of it, and of what is inside."""
+    told: list[Mismatch] = []
+    for mismatch in found:
+        if not any(mismatch.is_about(other) for other in told):
+            told.append(mismatch)
+    return told
 
 
 def _mismatches(signature: Signature, call: Call) -> Iterator[Mismatch]:
@@ -43,14 +77,24 @@ def _mismatches(signature: Signature, call: Call) -> Iterator[Mismatch]:
     yield from _leaves(signature, call)
     for watch in signature.watches:
         found = current(watch.place)
-        if not is_same(found, watch.value):
+        hooks = watch.place.holder
+        if isinstance(hooks, Hooks):
+            difference = hooks.difference()
+            if difference is not None:
+                yield difference
+        elif not is_same(found, watch.value):
             yield Mismatch(str(watch.place), repr(watch.value), _shown(found))
     yield from _numbers(signature)
 
 
 def mode_mismatch(recorded: Ambience, now: Ambience) -> Mismatch | None:
     """The first mode around the call that is another one, or None."""
-    return next((Mismatch(what, _shown(then), _shown(found)) for what, then, found in recorded.differences(now)), None)
+    return next(_modes(recorded, now), None)
+
+
+def _modes(recorded: Ambience, now: Ambience) -> Iterator[Mismatch]:
+    for what, then, found in recorded.differences(now):
+        yield Mismatch(what, _shown(then), _shown(found))
 
 
 def _arguments(signature: Signature, call: Call) -> Iterator[Mismatch]:
@@ -94,7 +138,8 @@ def _state(signature: Signature, call: Call) -> Iterator[Mismatch]:
             yield Mismatch(item.name, str(item.spec), _shown(tensor))
         elif TensorSpec.of(tensor) != item.spec:
             yield Mismatch(item.name, str(item.spec), f"{TensorSpec.of(tensor)} ({_difference(tensor, item.spec)})")
-        yield from _elsewhere(item, tensor)
+        else:  # that another tensor is not in the other places of this one is no second change
+            yield from _elsewhere(item, tensor)
 
 
 def _leaves(signature: Signature, call: Call) -> Iterator[Mismatch]:
@@ -156,4 +201,4 @@ def _shown_length(value: Any) -> str:
     return str(len(value)) if hasattr(value, "__len__") else _shown(value)
 
 
-__all__ = ["current", "first_mismatch", "mode_mismatch"]
+__all__ = ["current", "first_mismatch", "key_mismatches", "memory_mismatch", "mode_mismatch", "nearest_mismatches"]

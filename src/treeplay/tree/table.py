@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from treeplay.facts.launch import LaunchFacts
+from treeplay.facts.mismatch import Mismatch
 from treeplay.facts.plan import Plan
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Input, Signature
@@ -33,11 +34,17 @@ class Recording:
     seconds: dict[str, float]
     launch: Callable[[], LaunchFacts]  # how the device launches it by now
     free: Callable[[], None]  # gives back what the device holds for it; a later call records anew
-    replays: int = 0
+    calls: int = 0
+    plain_calls: Callable[[], Counter[str]] = Counter  # those of them that launched nothing, by reason
     details: dict[str, Any] = field(default_factory=dict)
     moved: tuple[Input, ...] = ()  # state that moved to the device with the recording
     draws: bool = True  # whether it may draw random numbers
     audit: Audit | None = None  # None: nothing was traced that could be traced again
+
+    @property
+    def replays(self) -> int:
+        """The calls that launched it."""
+        return self.calls - self.plain_calls().total()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +64,7 @@ class Entry:
     observations: list[Observation] = field(default_factory=list)
     recordings: list[Recording] = field(default_factory=list)
     reason: Reason | None = None
-    eager_calls: int = 0
+    eager_calls: Counter[str] = field(default_factory=Counter)  # by reason
     rerecordings: int = 0
     waits: int = 0  # calls that were too early to record
     was_observed: bool = False  # whether the last call of this key that was not replayed was observed
@@ -65,6 +72,8 @@ class Entry:
     differing: bool = False  # whether the newest observation replaced one that the next call did not agree with
     causes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)  # of treeplay's own, with their tracebacks
+    is_told: bool = False  # whether the newest cause is that of the call that is under way
+    differs: tuple[Mismatch, ...] = ()  # from the nearest recording of another key
 
     def observation(self) -> Observation | None:
         """That of a call with the plain values of today, or None."""
@@ -73,11 +82,6 @@ class Entry:
     def forget(self, seen: Observation) -> None:
         """Drop an observation, if it is still there."""
         self.observations = [other for other in self.observations if other is not seen]
-
-    def free(self) -> None:
-        """Give back what devices hold for the recordings."""
-        for recording in self.recordings:
-            recording.free()
 
     @property
     def label(self) -> str:
@@ -90,6 +94,7 @@ class Table:
 
     def __init__(self) -> None:
         self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
+        self.plain_calls: Counter[str] = Counter()  # of recordings that are gone
 
     def entry(self, key: Hashable, arguments: Callable[[], dict[str, str]]) -> Entry:
         """The entry of `key`, made if it is new, and now the most recently used."""
@@ -103,9 +108,9 @@ class Table:
         """Whether an entry is still in it."""
         return any(known is entry for known in self)
 
-    def latest(self) -> Iterator[Hashable]:
-        """The keys, the most recently used first."""
-        return reversed(self._entries)
+    def items(self) -> Iterator[tuple[Hashable, Entry]]:
+        """Keys and entries, the most recently used last."""
+        return iter(self._entries.items())
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
@@ -118,16 +123,18 @@ class Table:
         """How many recordings there are in all."""
         return sum(len(entry.recordings) for entry in self)
 
-    def let_go(self) -> list[Recording]:
-        """Drop recordings whose guards alone keep something alive that the program would find to be gone."""
+    def let_go(self, why: Callable[[Recording], str]) -> list[Recording]:
+        """Drop recordings whose guards alone keep something alive that the program would find to be gone. `why` says what else
+        keeps a recording from being replayed, if anything does."""
         dropped = []
         for entry in self:
             for recording in [*entry.recordings]:
                 guards = recording.signature.guarded
                 if guards is not None and guards.keeps_alive():
+                    entry.causes.append(why(recording) or "something that the program has a weak reference to is gone")
+                    entry.is_told = True
                     entry.recordings.remove(recording)
-                    entry.causes.append("something that the program has a weak reference to is gone")
-                    recording.free()
+                    self.free([recording])
                     guards.forget()
                     dropped.append(recording)
         return dropped
@@ -137,18 +144,36 @@ class Table:
         dropped = []
         while len(self._entries) > 1 and (len(self._entries) > most or self.recordings > most):
             _, entry = self._entries.popitem(last=False)
-            entry.free()
+            self.free(entry.recordings)
             dropped.append(entry)
         newest = next(reversed(self._entries.values()), None)
         if newest is not None and len(newest.recordings) > most:
             surplus = len(newest.recordings) - most
-            for recording in newest.recordings[:surplus]:
-                recording.free()
+            self.free(newest.recordings[:surplus])
             del newest.recordings[:surplus]
         return dropped
 
     def clear(self) -> None:
         """Forget everything, and give back what devices hold for it."""
         for entry in self:
-            entry.free()
+            self.free(entry.recordings)
         self._entries.clear()
+
+    def drop(self, recording: Recording) -> list[Entry]:
+        """Drop one recording; the entries that had it."""
+        holders = [entry for entry in self if recording in entry.recordings]
+        for entry in holders:
+            entry.recordings.remove(recording)
+        self.free([recording])
+        return holders
+
+    def all_plain_calls(self) -> Counter[str]:
+        """Calls that went to a recording and launched nothing, by reason; of recordings that are gone too."""
+        alive = (recording.plain_calls() for entry in self for recording in entry.recordings)
+        return sum(alive, self.plain_calls)
+
+    def free(self, recordings: Iterable[Recording]) -> None:
+        """Give back what devices hold for recordings that are dropped, and keep their counts."""
+        for recording in recordings:
+            self.plain_calls += recording.plain_calls()
+            recording.free()

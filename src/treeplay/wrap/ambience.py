@@ -26,6 +26,7 @@ class Asked(Enum):
     ALWAYS = "always"
     WITHOUT_TENSORS = "where no tensor comes in: the check of a tensor tells it too"
     ON_GPU = "where a GPU is in use"
+    IF_SET = "where it was set: calls with it and calls without it come in by two doors"
     ON_CPU = "unless all tensors that come in are on a GPU"
 
 
@@ -85,6 +86,7 @@ _CUDNN = (*_ATTENTION, "conv", "norm", "rnn", "lstm", "gru", "ctc", "grid", "aff
 
 GRAD = _of("grad mode", torch.is_grad_enabled)
 DTYPE = _of("default dtype", torch.get_default_dtype)
+DEVICE = _of("default device", torch_private.default_device, Asked.IF_SET)
 INFERENCE = _of("inference mode", torch.is_inference_mode_enabled, Asked.WITHOUT_TENSORS)
 AUTOCAST = _of("autocast", _autocast, Asked.WITHOUT_TENSORS, "autocast")
 AUTOCAST_CACHE = _of("autocast's cache", _autocast_cache, Asked.WITHOUT_TENSORS, "autocast_cache")
@@ -102,6 +104,7 @@ PRECISION = _of("precision of float32 matrix products", torch_private.matmul_pre
 MODES = (
     GRAD,
     DTYPE,
+    DEVICE,
     INFERENCE,
     AUTOCAST,
     AUTOCAST_CACHE,
@@ -183,7 +186,10 @@ class Ambience:
     def differences(self, other: Ambience) -> Iterator[tuple[str, Any, Any]]:
         """What differs in `other`: name, value here, value there."""
         for mode, here, there in zip(MODES, self.values, other.values, strict=True):
-            if here != there:
+            is_told = (
+                mode is AUTOCAST_CACHE and self.autocast != other.autocast
+            )  # there is a cache under autocast alone
+            if here != there and not is_told:
                 yield mode.what, here, there
 
     def conditions(
@@ -210,7 +216,7 @@ class Ambience:
                 # The check tells whether it is on, and for which kind of device; not what it casts to.
                 if mode in (AUTOCAST, AUTOCAST_CACHE) and self.autocast:
                     yield from _within_autocast(mode, value, constant)
-            elif mode is AUTOCAST_CACHE and not self.autocast:
+            elif (mode is AUTOCAST_CACHE and not self.autocast) or (mode.asked is Asked.IF_SET and value is None):
                 pass  # there is none
             elif mode.asked is not Asked.ON_GPU or on_gpu:
                 yield _condition(mode, value, constant)

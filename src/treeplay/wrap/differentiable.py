@@ -6,6 +6,7 @@ trace's signature, program ─ rerun ▶ flat function ─ wrap ▶ boxed call, 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,19 +26,21 @@ from treeplay.wrap.emit import Ambience, Parts, emit_call
 Boxed = Callable[[list[Any]], list[Any]]
 Wrap = Callable[[Callable[..., Any], Sequence[torch.Tensor], str, Sequence[Input]], Any]
 """`wrap(flat function, sample inputs, lowering, what the inputs are)` gives a boxed callable with `.sources`, `.plan` and
-`.backward`, and with `.launch_facts` if it is compiled."""
+`.backward`, and with `.launch_facts` and `.plain_calls` if it is compiled."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wrapped:
     """What a call runs, the text of the functions that were generated for it, and what became of its backward.
 
-    `launch` tells how a device launches the forward; None on the host."""
+    `launch` tells how a device launches the forward, None on the host; `plain_calls`: those that launched nothing.
+    """
 
     run: Boxed
     sources: tuple[str, ...]
     backward: Callable[[], str]
     launch: Callable[[], LaunchFacts | None]
+    plain_calls: Callable[[], Counter[str]]
 
 
 def of_tensors_only(
@@ -86,7 +89,8 @@ def wrap_program(
         if refusal.where is not None:
             raise
         raise Refusal(_at_home(refusal.reason, program)) from refusal
-    return Wrapped(run, run.sources, lambda: _account(run), getattr(run, "launch_facts", lambda: None))
+    launch, plain_calls = getattr(run, "launch_facts", lambda: None), getattr(run, "plain_calls", Counter)
+    return Wrapped(run, run.sources, lambda: _account(run), launch, plain_calls)
 
 
 def emit_around(

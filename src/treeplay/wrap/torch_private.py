@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad
 import torch.backends.mha
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from treeplay.guards.torch_private import tensor_check as tensor_check
 
@@ -90,6 +92,15 @@ def precisions() -> tuple[str, ...]:
     """All precisions of float32 arithmetic. Once one was set by its own name, the older names of modes may give an error."""
     products = [(library, op) for library in ("cuda", "mkldnn") for op in ("matmul", "conv", "rnn")]
     return tuple(torch._C._get_fp32_precision_getter(*product) for product in products)
+
+
+def default_device() -> str | None:
+    """Where tensors are made for which a program names no device; None for the CPU."""
+    if torch._C._len_torch_function_stack() == 0:
+        return None
+    stack = reversed(_get_current_function_mode_stack())
+    device = next((mode.device for mode in stack if isinstance(mode, DeviceContext)), None)
+    return None if device is None or device.type == "cpu" else str(device)
 
 
 def storage_users(tensor: torch.Tensor) -> int:

@@ -80,9 +80,11 @@ class Captured:
     launch: Replay
     exec_bytes: int
     seconds: dict[str, float]
+    copied_bytes_per_call: int = 0
     moves: int = 0
     is_held: bool = True
     _launches_seen: int = 0
+    _trials: int = 0
 
     @property
     def launches(self) -> int:
@@ -92,6 +94,10 @@ class Captured:
     @launches.setter
     def launches(self, count: int) -> None:
         self._launches_seen = launches_of(self.launch) - count
+
+    def count_anew(self) -> None:
+        """What was launched so far was to try it."""
+        self._trials = launches_of(self.launch)
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -111,7 +117,7 @@ class Captured:
 
     def facts(self) -> LaunchFacts:
         """A snapshot of how it is launched."""
-        captured = self.made.captured
+        captured, launches = self.made.captured, launches_of(self.launch) - self._trials
         return LaunchFacts(
             str(self.lane.device),
             "recorded",
@@ -119,7 +125,9 @@ class Captured:
             nodes=len(captured.nodes) if captured is not None else 0,
             scratch_bytes=union_bytes(self.blocks),
             exec_bytes=self.exec_bytes,
-            copied_bytes_per_call=self.buffer_bytes,
+            copied_bytes_per_call=self.copied_bytes_per_call,
+            launches=launches,
+            copied_bytes=launches * self.copied_bytes_per_call,
             patched=self.moves,
             policy=self._policy(),
             seconds=dict(self.seconds),
@@ -317,7 +325,9 @@ def _instantiated(
     captured = Captured(
         work, made, lane, found, buffers, rows, patcher, addresses, otherwise.plain, exec_bytes, seconds
     )
-    captured.launch = load_source(emit_launch(_parts(captured, tensors, out_rows, otherwise), work.name))
+    parts = _parts(captured, tensors, out_rows, otherwise)
+    captured.copied_bytes_per_call = _copied_bytes(parts, found)
+    captured.launch = load_source(emit_launch(parts, work.name))
     made.outputs.clear()  # what a result moves away from is nobody's; the others are held by the launch function
     seconds["emit"] = time.perf_counter() - before - seconds["instantiate"]
     lane.hold(captured)
@@ -359,6 +369,16 @@ def _parts(
         copied=tuple(Copied(at, buffer, at in work.mutated) for at, buffer in captured.buffers.items()),
         results=tuple(result(at, output) for at, output in enumerate(captured.made.outputs)),
         align=aligned,
+    )
+
+
+def _copied_bytes(parts: Parts, found: Found) -> int:
+    """What a launch copies: inputs to their buffers, and back where they are written; results that cannot move, by the graph
+    and, where it holds them, once more out of it."""
+    into = sum(TensorSpec.of(copied.buffer).nbytes * (1 + copied.is_mutated) for copied in parts.copied)
+    return into + sum(
+        result.spec.nbytes * ((at in found.cloned) + (result.held is not None))
+        for at, result in enumerate(parts.results)
     )
 
 

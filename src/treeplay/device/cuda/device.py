@@ -28,7 +28,7 @@ class CudaDevice:
     def record(self, work: Work) -> Recorded:
         """Take the work; its first replay runs it unrecorded, the second records it."""
         recording = CudaRecording(work, lane_of(self.device))
-        return Recorded(recording, recording.facts, recording.free, recording.tell)
+        return Recorded(recording, recording.facts, recording.free, recording.tell, recording.plain_calls)
 
     def rehearse(self, body: Body, tensors: Sequence[torch.Tensor]) -> None:
         """Capture `body` and drop the graph: what its Python does has been seen, and nothing has run."""

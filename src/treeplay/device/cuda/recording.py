@@ -9,6 +9,7 @@ nothing, and what follows it does.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -28,6 +29,9 @@ from treeplay.sandbox.boundary import Unmarked, internal
 from treeplay.settings import settings
 
 Tensors = list[torch.Tensor]
+UNPLACED = "a tensor lies where the graph cannot read it"
+_CAPTURING = "inside of a capture"
+_EVICTED = "its graph was let go to make room; the next call captures it again"
 
 
 class CudaRecording:
@@ -41,6 +45,8 @@ class CudaRecording:
         self._unplaced_calls = 0
         self._stage: Replay = self._record if work.has_run else self._warm
         self._facts = LaunchFacts(str(lane.device), "warming")
+        self._past = LaunchFacts(str(lane.device), "warming")  # counts of captured graphs that are gone
+        self.plain_calls: Counter[str] = Counter()
 
     def __call__(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         return self._stage(tensors, numbers)
@@ -51,21 +57,53 @@ class CudaRecording:
 
     def facts(self) -> LaunchFacts:
         """How it is launched by now."""
-        return self._captured.facts() if self._captured is not None else self._facts
+        now, past = self._captured.facts() if self._captured is not None else self._facts, self._past
+        is_evicted = self._captured is not None and not self._captured.is_held
+        if is_evicted:
+            now = replace(now, stage="warming", why=_EVICTED, scratch_bytes=0, exec_bytes=0)
+        return replace(
+            now,
+            launches=past.launches + now.launches,
+            captures=past.captures,
+            evictions=past.evictions + is_evicted,
+            patched=past.patched + now.patched,
+            copied_bytes=past.copied_bytes + now.copied_bytes,
+        )
 
     def free(self) -> None:
         """Give the graph and its memory back; a later call starts anew."""
         if self._captured is not None:
             self._captured.free()
-            self._captured = None
+            self._leave()
         self._stage = self._record
         self._listener(self)
         self._facts = replace(self._facts, stage="warming")
 
     def _warm(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
-        out = self._plain(tensors, numbers)
+        out = self._as_it_is("warm-up", tensors, numbers)
         self._stage = self._record
         return out
+
+    def _leave(self) -> None:
+        """Count on without the captured graph."""
+        if self._captured is not None:
+            gone, past = self._captured.facts(), self._past
+            self._past = replace(
+                past,
+                launches=past.launches + gone.launches,
+                patched=past.patched + gone.patched,
+                copied_bytes=past.copied_bytes + gone.copied_bytes,
+            )
+            self._captured = None
+
+    def _as_it_is(self, why: str, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        """The work as it is: a call that launches nothing, and is counted as such."""
+        out = self._plain(tensors, numbers)
+        self.plain_calls[why] += 1
+        return out
+
+    def _given_up(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        return self._as_it_is("given up", tensors, numbers)
 
     def _plain(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         """The work as it is. Its numbers lie in one place for all streams, so it keeps the order of replays."""
@@ -79,15 +117,15 @@ class CudaRecording:
 
     def _record(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         if is_capturing():  # somebody else's capture takes the work as it is
-            return self._plain(tensors, numbers)
+            return self._as_it_is(_CAPTURING, tensors, numbers)
         try:
             with Unmarked():
                 self._captured = self._capture(tensors, numbers)
         except UsageError:  # a capture is under way in this thread: the next call may find none
-            return self._plain(tensors, numbers)
+            return self._as_it_is(_CAPTURING, tensors, numbers)
         except (Explained, torch.OutOfMemoryError) as reason:  # nothing has run
             self._give_up(reason)
-            return self._plain(tensors, numbers)
+            return self._given_up(tensors, numbers)
         except Exception as error:
             return self._broken(error, tensors, numbers)
         self._stage = self._captured.launch
@@ -97,7 +135,7 @@ class CudaRecording:
     def _broken(self, error: Exception, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         """No graph came of a capture or a launch, and nothing has run: the work as it is. If that raises too, the exception is
         the program's own; else the error was ours, and the work runs as it is from now on."""
-        out = self._plain(tensors, numbers)
+        out = self._as_it_is("after an error of treeplay's", tensors, numbers)
         told = internal(error, "recording on a GPU")
         tell_internal(told, self._work.name)
         self._give_up(told)
@@ -109,7 +147,7 @@ class CudaRecording:
             error, (MemoryError, torch.OutOfMemoryError)
         ):  # the work as it is may need less, or raises the same
             counters.add("not launched", "out of memory")
-            return self._plain(tensors, numbers)
+            return self._as_it_is("out of memory", tensors, numbers)
         return self._broken(error, tensors, numbers)
 
     def _capture(self, tensors: Tensors, numbers: Sequence[float]) -> Captured:
@@ -129,29 +167,37 @@ class CudaRecording:
             if wrong:
                 captured.free()
                 raise InternalError(f"a launch with its tensors elsewhere gives another {', '.join(wrong)}")
+            captured.count_anew()
+        self._past = replace(self._past, captures=self._past.captures + 1)
         return captured
 
     def _unplaced(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         """A tensor lies where the graph cannot read it: captured anew a few times, then such calls run as they are."""
         if is_capturing():
-            return self._plain(tensors, numbers)
+            return self._as_it_is(_CAPTURING, tensors, numbers)
         if self._captured is None or not self._captured.is_held:  # it was let go to make room
-            self._captured = None
+            self._past = replace(self._past, evictions=self._past.evictions + (self._captured is not None))
+            self._leave()
             return self._record(tensors, numbers)
-        counters.add("not launched", "a tensor lies where the graph cannot read it")
+        counters.add("not launched", UNPLACED)
         self._unplaced_calls += 1
         if self._unplaced_calls <= settings.max_rerecordings:
             self.free()
             return self._record(tensors, numbers)
-        return self._plain(tensors, numbers)
+        warn_once(
+            f"treeplay runs some calls of {self._work.name} unrecorded: {UNPLACED}, and it was captured anew "
+            f"{settings.max_rerecordings} times for that. Pass tensors that are aligned as the recorded ones, keep state in "
+            "place, or raise treeplay.settings.max_rerecordings"
+        )
+        return self._as_it_is(UNPLACED, tensors, numbers)
 
     def _give_up(self, error: Exception) -> None:
         why = (str(error) or type(error).__name__).splitlines()[0]
         if self._captured is not None:
             self._captured.free()
-            self._captured = None
-        self._stage = self._plain
-        self._listener(self._plain)
+            self._leave()
+        self._stage = self._given_up
+        self._listener(self._given_up)
         self._facts = replace(self._facts, stage="not recorded", why=why)
         counters.add("not recorded", type(error).__name__)
         if not isinstance(error, InternalError):  # which is told as what it is

@@ -42,6 +42,7 @@ class Taped:
         self._given: Tensors = []
         self._addresses: list[int] = []
         self._outputs: Sequence[torch.Tensor] = ()
+        self._tapes = self._launches = self._copied_bytes = self._copied_bytes_per_call = 0
 
     def __call__(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         tape = self._tape_for(tensors)
@@ -50,28 +51,30 @@ class Taped:
             for at in arguments:
                 self._given[at].copy_(tensors[at])
             tape.replay()
+            self._launches += 1
             for at in arguments:
                 if at in self._work.mutated:
                     tensors[at].copy_(self._given[at])
+            self._copied_bytes += self._copied_bytes_per_call
             return [output.detach().clone() for output in self._outputs]
 
     def facts(self) -> LaunchFacts:
         """What a replay copies, and what the tape holds."""
-        copied = sum(
-            TensorSpec.of(tensor).nbytes for at, tensor in enumerate(self._given) if at not in self._work.fixed
-        )
         tape = self._tape
         return LaunchFacts(
             "cpu",
             "warming" if tape is None else "recorded",
             nodes=len(tape.operations) if tape is not None else 0,
             scratch_bytes=tape.size_bytes if tape is not None else 0,
-            copied_bytes_per_call=copied,
+            copied_bytes_per_call=self._copied_bytes_per_call,
+            launches=self._launches,
+            captures=self._tapes,
+            copied_bytes=self._copied_bytes,
         )
 
     def free(self) -> None:
         """Give the tape and its memory back; a later call makes a new one."""
-        self._tape, self._given, self._outputs = None, [], ()
+        self._tape, self._given, self._outputs, self._copied_bytes_per_call = None, [], (), 0
 
     def _tape_for(self, tensors: Tensors) -> Tape:
         if self._tape is not None and all(self._is_in_place(at, tensors[at]) for at in self._work.fixed):
@@ -82,9 +85,17 @@ class Taped:
             for at, tensor in enumerate(tensors)
         ]
         self._tape, self._outputs = record_tape(self._work.body, self._given, self._work.generators)
+        self._tapes += 1
+        self._copied_bytes_per_call = self._copied()
         # Noted, not asked for later: a tensor that is given other memory (`p.data = ...`) is the same object.
         self._addresses = [tensor.data_ptr() for tensor in self._given]
         return self._tape
+
+    def _copied(self) -> int:
+        """Arguments to the tape's tensors, and back where they are written; results out of the tape's memory."""
+        given = ((at, TensorSpec.of(tensor).nbytes) for at, tensor in enumerate(self._given))
+        into = sum(size * (1 + (at in self._work.mutated)) for at, size in given if at not in self._work.fixed)
+        return into + sum(TensorSpec.of(output).nbytes for output in self._outputs)
 
     def _is_in_place(self, at: int, tensor: torch.Tensor) -> bool:
         return tensor.data_ptr() == self._addresses[at]

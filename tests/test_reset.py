@@ -1,0 +1,147 @@
+"""`treeplay.reset()` lets every recording go, of whatever front end; what was returned stays, and all starts over."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import treeplay
+from support import assert_same, jit
+from treeplay.backend import job
+from treeplay.backend.account import graph_reports
+from treeplay.backend.recorded import recorded_on
+from treeplay.device.host import HostDevice
+
+GPU = pytest.param(
+    "cuda",
+    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")],
+)
+DEVICES = ["cpu", GPU]
+
+
+@pytest.fixture(autouse=True)
+def without_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+    torch.compiler.reset()
+
+
+def held() -> int:
+    """Bytes that recordings hold on the GPU, besides tensors."""
+    from treeplay.device.cuda.lane import lane_of
+
+    return lane_of(torch.device("cuda", 0)).held_bytes() if torch.cuda.is_available() else 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("lower", ["aten", "capture"])
+def test_jitted_programs(device: str, lower: str) -> None:
+    model = nn.Linear(3, 2).to(device).eval()
+    jitted, x = jit(model, lower=lower), torch.randn(4, 3, device=device)
+    with torch.no_grad():
+        kept = [jitted(x + call) for call in range(4)]
+        before = jitted.statistics()
+        treeplay.reset()
+        assert held() == 0 and jitted.statistics().keys == ()
+        for call, result in enumerate(kept):
+            assert_same(result, model(x + call))
+        for call in range(4):
+            assert_same(jitted(x - call), model(x - call))
+    after = jitted.statistics()
+    assert after.not_replayed == {what: 2 * count for what, count in before.not_replayed.items()}
+    assert after.recordings == 2 and after.replays == 2 * before.replays
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_results_that_are_yet_to_be_differentiated(device: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(device)
+    twin = copy.deepcopy(model)
+    jitted = jit(model)
+    for call in range(6):
+        x = torch.randn(4, 3, device=device)
+        result, expected = jitted(x), twin(x)
+        if call in (2, 4):
+            treeplay.reset()
+        result.square().sum().backward(), expected.square().sum().backward()
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    assert jitted.statistics().recordings == 2
+
+
+def recording_on(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU a tape stands in for a CUDA graph."""
+    if device == "cpu":
+
+        def on_a_tape(run: Any, module: Any, inputs: Any, roles: Any, report: Any) -> Any:
+            return recorded_on(HostDevice(), run, module, roles, report)
+
+        monkeypatch.setattr(job, "recorded", on_a_tape)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_graphs_of_torch_compile(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording_on(device, monkeypatch)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(device)
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="treeplay", options={"inner": "aten"})
+    kept = []
+    for call in range(9):
+        x = torch.randn(4, 3, device=device)
+        result, expected = compiled(x), twin(x)
+        if call == 4:  # between a forward and its backward
+            (forward, backward) = graph_reports()
+            assert (forward.outcome, backward.outcome) == ("recorded", "recorded")
+            assert forward.launch is not None and forward.launch.launches == 5 - sum(forward.not_replayed.values())
+            treeplay.reset()
+            assert held() == 0 and {report.outcome for report in graph_reports()} == {"compiled"}
+            assert all(report.launch is None for report in graph_reports())
+        result.square().sum().backward(), expected.square().sum().backward()
+        kept.append((result.detach(), expected.detach()))
+    for found, wanted in kept:
+        torch.testing.assert_close(found, wanted)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    for report in graph_reports():
+        assert report.launch is not None and report.outcome == "recorded"
+        assert report.not_replayed["warm-up"] == 2 and f"{report.launch.launches} replays" in str(report)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_graphed_callables(device: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(device)
+    twin = copy.deepcopy(model)
+    treeplay.graphs.make_graphed_callables(model, (torch.randn(4, 3, device=device),))
+    statistics: Callable[[], Any] = model.forward.statistics  # type: ignore[attr-defined]
+    kept = []
+    for call in range(6):
+        x = torch.randn(4, 3, device=device)
+        result, expected = model(x), twin(x)
+        if call == 2:  # between a forward and its backward
+            treeplay.reset()
+            assert (statistics().kept, statistics().replays) == (0, 3)
+        result.square().sum().backward(), expected.square().sum().backward()
+        kept.append((result.detach(), expected.detach()))
+    for found, wanted in kept:
+        torch.testing.assert_close(found, wanted)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    assert (statistics().recordings, statistics().kept, statistics().replays) == (2, 1, 6)
+
+
+def test_a_graph_that_the_user_recorded_stays() -> None:
+    x = torch.ones(3)
+    graph = treeplay.graphs.Graph()
+    with treeplay.graphs.graph(graph):
+        y = x * 3 - 1
+    treeplay.reset()
+    x.fill_(2)
+    graph.replay()
+    assert y.tolist() == [5.0] * 3

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.layout import uncommitted
 from benchmarks.machine import ROOT, facts
 
 RESULTS = ROOT / "benchmarks" / "results" / "families"
@@ -229,7 +230,8 @@ def as_markdown(results: Sequence[Result], environment: Result) -> str:
     summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     at_a_time = f"{environment['workers']} programs at a time, so that times are upper bounds"
-    where = f"{environment['gpu']}, torch {environment['torch']}, {str(environment['date'])[:10]}, {at_a_time}"
+    version = f"treeplay {environment['treeplay']}{uncommitted(environment['treeplay'])}"
+    where = f"{environment['gpu']}, torch {environment['torch']}, {version}, {str(environment['date'])[:10]}, {at_a_time}"
     return f"{len(results)} programs: {summary}. {where}.\n\n{table}"
 
 

@@ -24,3 +24,8 @@ def for_readme(head: Row, rows: Iterable[Row], notes: Iterable[str]) -> str:
     lines = [head, ("---", *["---:"] * (len(head) - 1)), *rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"{table}\n\n{' '.join(notes)}"
+
+
+def uncommitted(version: str) -> str:
+    """What a version says of changes that are in no commit."""
+    return " (with changes that are in no commit)" if version.endswith("-dirty") else ""

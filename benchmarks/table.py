@@ -18,7 +18,7 @@ from rich.table import Table
 from benchmarks.backend import page as backend_page
 from benchmarks.gpu import table as gpu_table
 from benchmarks.gpu.programs import PROGRAMS as GPU_PROGRAMS
-from benchmarks.layout import for_readme, for_terminal
+from benchmarks.layout import for_readme, for_terminal, uncommitted
 from benchmarks.machine import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -104,7 +104,7 @@ def notes(results: list[Result]) -> list[str]:
         '"own share": of a warm call, what treeplay spends around the compiled artifact.',
         f"The process grows by at most {max(grown, 0):,} KiB over {calls:,} warm calls.",
         f"{where['processor']}, {where['cores']} cores, {where['threads']} threads; torch {where['torch']},",
-        f"Python {where['python']}, treeplay {where['treeplay']}, {str(where['date'])[:10]}.",
+        f"Python {where['python']}, treeplay {where['treeplay']}{uncommitted(where['treeplay'])}, {str(where['date'])[:10]}.",
     ]
 
 

@@ -12,7 +12,7 @@ from benchmarks.backend.agreement import DIFFERENCES
 from benchmarks.backend.measure import KINDS
 from benchmarks.backend.ways import WAYS
 from benchmarks.gpu import table as gpu_table
-from benchmarks.layout import for_readme
+from benchmarks.layout import for_readme, uncommitted
 
 Result = dict[str, Any]
 _OURS = ("backend", "jit")
@@ -104,4 +104,7 @@ def _shown(found: list[float]) -> str:
 def _where(result: Result) -> str:
     where = result["environment"]
     machine = where.get("gpu") or f"{where['processor']}, {where['cores']} cores"
-    return f"{machine}; torch {where['torch']}, Python {where['python']}, {str(where['date'])[:10]}."
+    return (
+        f"{machine}; torch {where['torch']}, Python {where['python']}, treeplay {where['treeplay']}"
+        f"{uncommitted(where['treeplay'])}, {str(where['date'])[:10]}."
+    )

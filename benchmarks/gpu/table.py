@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.layout import for_readme, for_terminal
+from benchmarks.layout import for_readme, for_terminal, uncommitted
 
 Result = dict[str, Any]
 
@@ -22,10 +22,12 @@ HEAD = (
     "vs floor",
     "host",
     "peak MiB",
+    "recording peak MiB",
     "first calls",
     "recording ms",
 )
 _MIB = 2**20
+_AIM = 1.03  # × floor
 
 
 def row(result: Result) -> tuple[str, ...]:
@@ -37,7 +39,8 @@ def row(result: Result) -> tuple[str, ...]:
         _ratio(result, "speedup"),
         _ratio(result, "over_floor"),
         _pair(result.get("host_us", {}), _time),
-        _pair(result.get("variants", {}), _peak),
+        _pair(result.get("variants", {}), lambda facts: _peak(facts, "running")),
+        _pair(result.get("variants", {}), lambda facts: _peak(facts, "making")),
         _pair(result.get("variants", {}), lambda facts: f"{facts['first_calls_seconds']:.0f} s", peer="compile"),
         _recording(result),
     )
@@ -52,8 +55,9 @@ def _ratio(result: Result, name: str) -> str:
     return f"{result[name]['median']:.2f} ×" if name in result else "–"
 
 
-def _peak(facts: dict[str, Any]) -> str:
-    return f"{facts['memory'].get('running_reserved', 0) / _MIB:,.0f}"
+def _peak(facts: dict[str, Any], phase: str) -> str:
+    found = facts["memory"].get(f"{phase}_reserved")
+    return f"{found / _MIB:,.0f}" if found is not None else "–"
 
 
 def _pair(by_variant: dict[str, Any], text: Callable[[Any], str], *, peer: str = "reduce-overhead") -> str:
@@ -108,14 +112,35 @@ def notes(results: list[Result]) -> list[str]:
             else []
         ),
         '"host": until a call returns, treeplay / reduce-overhead.',
-        '"peak": reserved while running, treeplay / reduce-overhead.',
+        '"peak": reserved while warm calls run; "recording peak": while the first three calls compile and record;',
+        "both treeplay / reduce-overhead.",
         '"first calls": three, compiled with empty caches, treeplay / compile.',
         "Peers train with fused or foreach optimizers, treeplay with the optimizer as it comes.",
         '"recording": captures, proof and instantiation / one capture by hand.',
+        *_behind(results),
         *_copies(results),
         *_growth(results),
         *_where(results),
     ]
+
+
+def _behind(results: list[Result]) -> list[str]:
+    """In what treeplay is behind: told in words, since a table hides it."""
+    slower = [result["title"] for result in results if result.get("speedup", {}).get("median", 1) < 1]
+    missed = [result["title"] for result in results if result.get("over_floor", {}).get("median", 1) > _AIM]
+    larger = {phase: sum(_is_larger(result, phase) for result in results) for phase in ("running", "making")}
+    return [
+        *([f"Slower than the fastest peer: {'; '.join(slower)}."] if slower else []),
+        *([f"Above {_AIM} × the floor, which is the aim: {'; '.join(missed)}."] if missed else []),
+        f"More memory than reduce-overhead: {larger['running']} of {len(results)} programs while they run, "
+        f"{larger['making']} while they are recorded.",
+    ]
+
+
+def _is_larger(result: Result, phase: str) -> bool:
+    both = [result.get("variants", {}).get(name, {}).get("memory", {}) for name in ("treeplay", "reduce-overhead")]
+    ours, theirs = (memory.get(f"{phase}_reserved") for memory in both)
+    return ours is not None and theirs is not None and ours > theirs
 
 
 def _copies(results: list[Result]) -> list[str]:
@@ -144,6 +169,6 @@ def _where(results: list[Result]) -> list[str]:
     where = max(places, key=lambda place: str(place["date"]))
     device = f"{where['gpu']}, driver {where['driver']}" if "gpu" in where else where["processor"]
     return [
-        f"{device}; torch {where['torch']}, Python {where['python']}, treeplay {where['treeplay']}, "
-        f"{str(where['date'])[:10]}."
+        f"{device}; torch {where['torch']}, Python {where['python']}, treeplay {where['treeplay']}"
+        f"{uncommitted(where['treeplay'])}, {str(where['date'])[:10]}."
     ]

@@ -3,6 +3,8 @@
 call 1   eager, with a log of its operators
 call 2   traced on fakes, compared with call 1, lowered, recorded; the recording makes the call's effects
 call 3+  replayed
+
+On a GPU call 2 runs what was lowered as it is, and call 3 captures it and launches the graph for the first time.
 """
 
 from __future__ import annotations
@@ -37,10 +39,11 @@ Lower = Literal["auto", "inductor", "aten", "capture"]
 
 
 class Jitted(Generic[P, R]):
-    """A program that is recorded on its second call and replayed from the third on.
+    """A program that is traced on its second call and replayed from then on; on a GPU from its third.
 
     Made by `treeplay.jit`. Threads that call it take turns at launches, never while the program's own code runs. Inside
-    another jitted program, or under somebody's torch function or dispatch mode, it is the plain program.
+    another jitted program, or under somebody's torch function or dispatch mode, it is the plain program. A default device is
+    part of its key.
     """
 
     def __init__(
@@ -234,7 +237,7 @@ def jit(
 
 
 def jit(program: Any = None, *, lower: Lower = "auto", on_refusal: OnRefusal = "eager") -> Any:
-    """Record `program` on its second call and replay it from the third on.
+    """Record `program` on its second call, on a GPU on its third, and replay it from then on.
 
     `program` is any callable or module: a whole training step that calls backward and the optimizer itself, inference, or
     one whose results the caller differentiates, later, in parts, or never. Tensors in its arguments (nested dict, list,

@@ -1,8 +1,8 @@
 """Records on the CPU.
 
 There is no stream to capture: a lowered callable takes tensors by reference, allocates nothing but what its plan says, and
-has no Python in its way, so recording it is binding it. The rules of a recording (no host reads, no shapes from data) were
-enforced by the trace and are those of CUDA.
+has no Python in its way, so recording it is binding it. The rules of the trace (no host reads, no shapes from data) were
+enforced before, as for a GPU; whether each kernel can be captured there, only a capture shows.
 """
 
 from __future__ import annotations

@@ -77,7 +77,8 @@ def test_a_scaled_step_follows_eager_through_overflows(name: str, clip: float | 
         assert all(map(torch.equal, before, mine[0].parameters())) is overflows
         assert_alike(mine, theirs)
     facts = step.statistics()
-    assert facts.replays >= 10 and facts.refusals == 0 and facts.recordings == 1
+    assert facts.replays >= 10 and facts.refusals == 0 and facts.recordings == 1, step.explain()
+    assert facts.keys[0].recordings[0].launch.stage == "recorded"
 
 
 def test_the_scale_is_saved_and_loaded_between_replays() -> None:

@@ -145,7 +145,9 @@ def test_each_default_device_has_a_recording_and_going_back_finds_it() -> None:
                     assert found[1] == device
     statistics = jitted.statistics()
     assert (statistics.recordings, statistics.replays, statistics.not_replayed) == (2, 10, {"observed": 2})
-    assert [str(item) for item in statistics.keys[1].differs] == ["default device: 'meta', recorded with None"]
+    assert [str(item) for item in statistics.keys[1].differs] == [
+        "default device: device(type='meta'), recorded with None"
+    ]
 
 
 def test_a_default_device_set_between_two_calls_is_not_missed() -> None:

@@ -223,3 +223,19 @@ def test_numpy_asks_what_it_makes_of_a_symbolic_number() -> None:
         assert numpy.float32(3) * number == number - numpy.float64(1) == "met"
     assert asked == [("multiply", "__call__", 2), ("subtract", "__call__", 2)]
     assert not hasattr(torch.SymFloat, "__array_ufunc__")
+
+
+def test_without_function_modes_nothing_follows_a_default_device() -> None:
+    with torch.device("meta"), TorchFunctionMode() as mode:
+        with torch_private.without_function_modes():
+            assert torch.ones(2).device.type == "cpu" and not torch_private.is_mode_active()
+        assert torch.overrides._get_current_function_mode_stack()[-1] is mode
+
+
+def test_a_mode_of_a_trace_is_told_from_those_of_others() -> None:
+    from treeplay.trace.observe import Observer
+
+    with TorchFunctionMode():
+        assert not torch_private.is_traced()
+        with Observer():
+            assert torch_private.is_traced()

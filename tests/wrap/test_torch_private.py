@@ -186,3 +186,17 @@ def test_autocast_is_asked_for_of_each_kind_of_device() -> None:
         torch.set_autocast_enabled(kind, True)
         assert torch_private.is_any_autocast_enabled() and torch.get_autocast_dtype(kind)
         torch.set_autocast_enabled(kind, False)
+
+
+def test_the_default_device_is_the_innermost_that_was_set() -> None:
+    assert torch_private.default_device() is None
+    with torch.device("meta"):
+        assert torch_private.default_device() == torch.device("meta")
+        with torch.device("cpu"):
+            assert torch_private.default_device() is None
+    torch.set_default_device("meta")
+    try:
+        assert torch_private.default_device() == torch.device("meta")
+    finally:
+        torch.set_default_device(None)
+    assert torch_private.default_device() is None

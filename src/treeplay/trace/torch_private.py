@@ -38,9 +38,21 @@ def is_mode_active() -> bool:
 _hooks_on_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks
 
 
+def _is_device_alone() -> bool:
+    return (
+        torch._C._len_torch_function_stack() == 1
+        and isinstance(torch._C._get_function_stack_at(0), DeviceContext)
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and _hooks_on_saved_tensors(False) is None
+    )
+
+
 def foreign_mode() -> str | None:
     """What of somebody else's is around a call that wants to see the program's own operators; None if there is nothing but a
     default device."""
+    if _is_device_alone():  # the quick way: programs are called under a default device, for good
+        return None
     found = [mode for mode in _get_current_function_mode_stack() if not isinstance(mode, DeviceContext)]
     found += _get_current_dispatch_mode_stack()
     if found:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import torch
+
 from treeplay.errors import (
     Differing,
     InternalError,
@@ -103,7 +105,7 @@ class Manager:
         self.tally = Tally()
         self.warm: CallFunction = _never
         self._last: Recording | None = None
-        self._device: str | None = None  # the default device under which the last recording was called
+        self._device: torch.device | None = None  # the default device under which the last recording was called
         self.warm_calls = 0
         self._due = _NEVER  # warm calls until the next look at whether the last recording is to be audited
 
@@ -123,7 +125,7 @@ class Manager:
             return out
         return self._find(args, kwargs)
 
-    def call_under(self, device: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_under(self, device: torch.device | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call under a default device. A recording that was made without one does not ask for it."""
         return self.call(args, kwargs) if device == self._device else self._find(args, kwargs)
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad
 import torch.backends.mha
-from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from treeplay.guards.torch_private import tensor_check as tensor_check
@@ -94,13 +93,17 @@ def precisions() -> tuple[str, ...]:
     return tuple(torch._C._get_fp32_precision_getter(*product) for product in products)
 
 
-def default_device() -> str | None:
+_CPU = torch.device("cpu")
+
+
+def default_device() -> torch.device | None:
     """Where tensors are made for which a program names no device; None for the CPU."""
-    if torch._C._len_torch_function_stack() == 0:
-        return None
-    stack = reversed(_get_current_function_mode_stack())
-    device = next((mode.device for mode in stack if isinstance(mode, DeviceContext)), None)
-    return None if device is None or device.type == "cpu" else str(device)
+    for at in range(torch._C._len_torch_function_stack() - 1, -1, -1):
+        mode = torch._C._get_function_stack_at(at)
+        if isinstance(mode, DeviceContext):
+            device: torch.device = mode.device
+            return None if device == _CPU else device
+    return None
 
 
 def storage_users(tensor: torch.Tensor) -> int:

@@ -339,3 +339,17 @@ def test_a_custom_function_that_dynamo_took_apart_is_differentiated_once() -> No
     torch.testing.assert_close(slope.detach(), torch.ones(3))
     with pytest.raises(RuntimeError, match=r"differentiated twice: .*custom autograd function"):
         slope.sum().backward()
+
+
+def test_a_backward_that_compiled_autograd_traced_may_be_compiled_here() -> None:
+    """It calls a graph with a list of tensors, and Dynamo asks that graph for its own placeholders afterwards."""
+    net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+    ours = torch.compile(backend="treeplay", options={"inner": "aten"})
+    for _ in range(2):
+        x = torch.randn(4, 3)
+        expected = torch.autograd.grad(net(x).pow(2).sum(), list(net.parameters()))
+        net.zero_grad()
+        with torch._dynamo.compiled_autograd._enable(ours):
+            net(x).pow(2).sum().backward()
+        for parameter, gradient in zip(net.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient)

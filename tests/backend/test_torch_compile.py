@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -304,3 +305,51 @@ def test_distributed_data_parallel_over_two_processes(inner, tmp_path):
         for worker in workers:
             worker.kill()
     assert all("equal" in output for output in outputs), "\n".join(outputs)
+
+
+def test_a_gradient_penalty_through_the_backend_is_eagers() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+    compiled = torch.compile(net, backend="treeplay", options={"inner": "aten"})
+    x = torch.randn(4, 3, requires_grad=True)
+    gradients = []
+    for program in (net, compiled, compiled):
+        y = program(x)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        loss = y.mean() + (slope.norm(dim=1) - 1).pow(2).mean()
+        gradients.append(torch.autograd.grad(loss, list(net.parameters())))
+    for found in gradients[1:]:
+        for one, other in zip(found, gradients[0], strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_a_custom_function_that_dynamo_took_apart_is_differentiated_once() -> None:
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x.exp()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * ctx.saved_tensors[0] ** 2
+
+    x = torch.ones(3, requires_grad=True)
+    compiled = torch.compile(lambda x: Doubled.apply(x), backend="treeplay", options={"inner": "aten"})
+    (slope,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+    torch.testing.assert_close(slope.detach(), torch.ones(3))
+    with pytest.raises(RuntimeError, match=r"differentiated twice: .*custom autograd function"):
+        slope.sum().backward()
+
+
+def test_a_backward_that_compiled_autograd_traced_may_be_compiled_here() -> None:
+    """It calls a graph with a list of tensors, and Dynamo asks that graph for its own placeholders afterwards."""
+    net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+    ours = torch.compile(backend="treeplay", options={"inner": "aten"})
+    for _ in range(2):
+        x = torch.randn(4, 3)
+        expected = torch.autograd.grad(net(x).pow(2).sum(), list(net.parameters()))
+        net.zero_grad()
+        with torch._dynamo.compiled_autograd._enable(ours):
+            net(x).pow(2).sum().backward()
+        for parameter, gradient in zip(net.parameters(), expected, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient)

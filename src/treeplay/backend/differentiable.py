@@ -19,6 +19,7 @@ from treeplay.backend.surroundings import undisturbed
 from treeplay.facts.captured import Role
 from treeplay.facts.signature import Argument, Input
 from treeplay.settings import settings
+from treeplay.trace.rerun import Rerun
 from treeplay.trace.torch_private import functions_unwatched
 from treeplay.wrap.aot import Compilers, wrap_function
 
@@ -45,7 +46,8 @@ def wrap_flat(
     job = _Differentiable(options, roles, [str(item) for item in inputs])
     compilers = dataclasses.replace(job.compilers(), is_guarded=False)
     with undisturbed(), using(options):
-        call = wrap_function(function, samples, _unwatched(compilers))
+        repeat = function.repeated(is_exact=lowering == "aten") if isinstance(function, Rerun) else None
+        call = wrap_function(function, samples, _unwatched(compilers), repeat=repeat)
     call.launch_facts = job.launch_facts  # type: ignore[attr-defined]
     call.plain_calls = job.plain_calls  # type: ignore[attr-defined]
     return call

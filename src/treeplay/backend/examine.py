@@ -167,3 +167,11 @@ def _name(node: torch.fx.Node) -> str:
     if isinstance(target, torch._ops.OpOverload):
         return str(target._schema.name).partition("::")[2]
     return str(getattr(target, "__name__", target))
+
+
+def has_custom_functions(program: Any) -> bool:
+    """Whether a captured graph calls a custom autograd function, in the form that Dynamo gives it."""
+    parts = program.modules() if isinstance(program, torch.fx.GraphModule) else ()
+    graphs = [part.graph for part in parts if isinstance(part, torch.fx.GraphModule)]
+    target = torch.ops.higher_order.autograd_function_apply
+    return any(graph.find_nodes(op="call_function", target=target) for graph in graphs)

@@ -21,6 +21,7 @@ from treeplay.backend.alignment import plan_alignment, with_repair
 from treeplay.backend.decide import decide
 from treeplay.backend.examine import calls_of, devices_of, has_caching_allocator, inputs_of, marks_of, obstacles_of
 from treeplay.backend.inner import Boxed, Flat, boxed, compile_inner, is_empty, without_views
+from treeplay.backend.keeping import keep_for_backward
 from treeplay.backend.metadata import refresh_layout
 from treeplay.backend.options import Options, using
 from treeplay.backend.partition import decompositions, splitter
@@ -39,6 +40,17 @@ from treeplay.sandbox.boundary import Boundary
 from treeplay.trace.torch_private import without_function_modes
 from treeplay.wrap.aot import Compilers
 from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE
+
+
+def plain_compilers() -> Compilers:
+    """Compilers that run graphs as they are, unrecorded and unreported: for derivatives of a backward."""
+    options = Options(inner="aten", partition=torch_private.keep_all, record=False)
+
+    def as_it_is(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+        keep_for_backward(module)
+        return compile_inner(module, inputs, options)
+
+    return Compilers(as_it_is, as_it_is, as_it_is, splitter(options), plain=plain_compilers)
 
 
 class Job:
@@ -70,6 +82,7 @@ class Job:
             decompositions=decompositions(self.options),
             is_guarded=True,
             alias_check=self.options.alias_check,
+            plain=plain_compilers,
         )
 
     def compile_forward(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:

@@ -19,6 +19,7 @@ from torch.utils._pytree import TreeSpec
 
 from treeplay.backend import torch_private, trees
 from treeplay.backend.metadata import values_of
+from treeplay.backend.passes import copy_of
 from treeplay.graph_check import add_placeholder
 
 Call = Callable[..., Any]
@@ -139,6 +140,7 @@ def with_flat_inputs(program: Program, inputs: Sequence[Any], compile_next: Comp
     read = _list_reader(len(inputs[0]), len(inputs)) if _is_list_and_numbers(inputs) else None
     flat: Program = program
     if isinstance(program, torch.fx.GraphModule):
+        flat = program = copy_of(program)  # Dynamo still asks the placeholders of its own what they stand for
         _flatten_placeholders(program, inputs)
     else:
         flat = _taking_leaves(program, tree)

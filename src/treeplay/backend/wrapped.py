@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from treeplay.backend.examine import has_custom_functions
 from treeplay.backend.job import Job
 from treeplay.backend.options import Options
 from treeplay.backend.roles import argument_names, argument_roles
@@ -23,11 +25,15 @@ def wrapped(program: Program, inputs: Sequence[Any], options: Options, *, is_dyn
     roles = argument_roles(program, inputs, held=len(source.held))
     names = argument_names(program, inputs, held=source.names)
     job = Job(options, roles, names, is_dynamic=is_dynamic)
+    compilers = job.compilers()
+    if has_custom_functions(program):
+        why = "Dynamo's form of a custom autograd function leaves out what its backward depends on"
+        compilers = dataclasses.replace(compilers, plain=None, why_once=why)
     try:
         is_checked = options.inner == "aten"
         with Boundary("compiling a graph", reasons=(TreeplayError,)):
             compiled = wrap_function(
-                source.function, [*source.held, *inputs], job.compilers(), is_checked=is_checked, names=names
+                source.function, [*source.held, *inputs], compilers, is_checked=is_checked, names=names
             )
     except Unrecorded:
         raise

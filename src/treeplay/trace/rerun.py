@@ -11,7 +11,9 @@ other thread notices, and gradients are those of the tensors that stand in.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from types import MethodType
 from typing import Any
 
 import torch
@@ -140,6 +142,30 @@ class Rerun:
             stack.enter_context(self._substitution.mode())
             yield
 
+    def repeated(
+        self, *, is_exact: bool
+    ) -> Callable[[Sequence[torch.Tensor]], contextlib.AbstractContextManager[Rerun]]:
+        """What makes the program ready once more, for a call with these tensors, in the order of the inputs. It holds neither
+        the program nor the tensors of this call."""
+        signature, structure = self._signature, self._call.structure
+        places = {id(tensor): k for k, tensor in enumerate(self._tensors)}
+        given = [places.get(id(leaf)) for leaf in self._call.leaves]
+        others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in self._call.leaves]
+        program = _weakly(self._program)
+
+        @contextlib.contextmanager
+        def ready(tensors: Sequence[torch.Tensor]) -> Iterator[Rerun]:
+            leaves = [other if k is None else tensors[k] for k, other in zip(given, others, strict=True)]
+            args, kwargs = unflatten(structure, leaves)
+            again = program()
+            if again is None:
+                raise Refusal(Reason("create_graph", "the program is gone", "keep it until the last backward", None))
+            rerun = Rerun(again, Call(args, kwargs, leaves, structure), signature, tensors)
+            with rerun.ready(is_exact=is_exact):
+                yield rerun
+
+        return ready
+
     def _arguments(self, others: Sequence[torch.Tensor]) -> tuple[Any, Any]:
         """The call's arguments; a tensor that is an argument and nothing else needs no substitution."""
         direct = {
@@ -154,6 +180,11 @@ class Rerun:
 
     def _refuse(self, op: str, why: str, advice: str) -> Refusal:
         return Refusal(Reason(op=op, why=why, advice=advice, where=user_location() or home_of(self._program)))
+
+
+def _weakly(program: Callable[..., Any]) -> Callable[[], Callable[..., Any] | None]:
+    """A reference to a program that does not keep it alive; a bound method is one of its owner."""
+    return weakref.WeakMethod(program) if isinstance(program, MethodType) else weakref.ref(program)
 
 
 def _has_grad(tensor: torch.Tensor) -> bool:

@@ -278,6 +278,17 @@ def test_W38_the_class_may_convert_a_gradient() -> None:
     r.backward(pair(2, 3, tag=9, kind=Strict))
 
 
+def test_W38_a_wrapper_inside_of_a_gradient_that_has_plain_parts_is_an_error() -> None:
+    def make() -> list[Pair]:
+        return [Pair(numbers(3), numbers(3)).requires_grad_()]
+
+    (x,) = make()
+    (r,) = wrapped(lambda x: [x * x], make)([x])
+    inner = Pair(torch.ones(3), torch.ones(3))
+    with pytest.raises(UsageError, match=r"gradient\.a.*expected a plain tensor.*found Pair"):
+        r.backward(Pair(inner, inner))
+
+
 def test_W38_inside_of_a_nested_gradient_classes_count_too() -> None:
     (r,) = wrapped(lambda x: [x * 2], lambda: [nested(2, grad=True)])([nested(2, grad=True)])
     with pytest.raises(UsageError, match=r"gradient\.a.*expected Pair.*found a plain tensor"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -16,6 +17,7 @@ from treeplay.graph_check import check_module
 from treeplay.observe.lines import is_users
 from treeplay.trace.jit import home_of
 from treeplay.wrap.aot import torch_private
+from treeplay.wrap.aot.again import Again, Onward, Repeat, fingerprint, kept_inputs, origins_of, why_not
 from treeplay.wrap.aot.arrange import Arrangement, Noted, arrange, needs_arrangement
 from treeplay.wrap.aot.capture import captured, refusal
 from treeplay.wrap.aot.checks import check_of
@@ -28,7 +30,7 @@ from treeplay.wrap.aot.node import Compiled, LazyBackward, as_it_lies
 from treeplay.wrap.aot.partial import without_gradients
 from treeplay.wrap.aot.plan import CallPlan, LateWrite
 from treeplay.wrap.aot.planning import plan_call
-from treeplay.wrap.aot.planning_node import plan_node
+from treeplay.wrap.aot.planning_node import plan_node, saved_by
 from treeplay.wrap.aot.probe import apart, written_by
 from treeplay.wrap.aot.random_states import generator_inputs
 from treeplay.wrap.aot.stashed import compute_once_what_is_stashed
@@ -51,11 +53,13 @@ def wrap_function(
     *,
     is_checked: bool = False,
     names: Sequence[str] | None = None,
+    repeat: Repeat | None = None,
 ) -> Callable[[list[Any]], list[Any]]:
     """Compile `function`, which takes and returns flat tensors, for calls like `samples`; the result is boxed.
 
     `names` of the arguments are otherwise those of the function. `is_checked`: each call is first compared with the
-    samples, which costs a little; front ends that do that do not need it.
+    samples, which costs a little; front ends that do that do not need it. `repeat` gives the function once more where it may
+    have changed meanwhile; otherwise it is called again itself where its backward is differentiated.
     `.plan` is what a call does, `.source` the text of the call function, `.sources` that of every generated function,
     `.backward` what runs when autograd asks (None in inference). What cannot be done is a `Refusal`.
     """
@@ -82,6 +86,7 @@ def wrap_function(
             arrangement=arrangement,
             is_apart=any_write,
             is_checked=is_checked,
+            repeat=repeat,
         )
     except Refusal as error:
         raise explained(_located(error, function)) from error
@@ -96,6 +101,7 @@ def _wrap(
     arrangement: Arrangement,
     is_apart: bool,
     is_checked: bool,
+    repeat: Repeat | None,
     writes_inside: bool | None = None,
 ) -> Callable[[list[Any]], list[Any]]:
     """The compiled function, traced with inputs in the place of its arguments.
@@ -133,9 +139,14 @@ def _wrap(
                 with captured(again, inputs, compilers.decompositions, writes_inside=True) as (inside, _):
                     return forward_writes(inside)
 
+            again = None
+            if traced.is_joint and compilers.plain is not None:
+                plain = dataclasses.replace(compilers.plain(), decompositions=compilers.decompositions)
+                mark = None if repeat is None else fingerprint(traced)
+                again = Again(repeat or _itself(function), wrap_function, plain, arrangement, mark=mark)
             late = take_out(traced, plan, seen.line(), trace_in_graph) if traced.is_joint else ()
             check_module(traced.graph, "the backward's writes were taken out")
-            compiled: Callable[[list[Any]], list[Any]] = _compile(traced, plan, late, compilers)
+            compiled: Callable[[list[Any]], list[Any]] = _compile(traced, plan, late, compilers, again)
             return compiled
     return _wrap(  # outside of the first trace, whose modes would see what this one makes
         function,
@@ -145,6 +156,7 @@ def _wrap(
         arrangement=dataclasses.replace(arrangement, aliased=arrangement.aliased | aliased),
         is_apart=is_apart,
         is_checked=is_checked,
+        repeat=repeat,
         writes_inside=False if is_outside else writes_inside,
     )
 
@@ -155,6 +167,10 @@ def _located(refused: Refusal, function: Callable[..., Any]) -> Refusal:
     if refused.where is not None or home is None or not is_users(home.file):
         return refused
     return Refusal(dataclasses.replace(refused.reason, where=home))
+
+
+def _itself(function: Callable[..., Any]) -> Repeat:
+    return lambda inputs: contextlib.nullcontext(function)
 
 
 def names_of(function: Callable[..., Any], count: int) -> tuple[str, ...]:
@@ -176,7 +192,9 @@ def usable_names(names: Sequence[str], count: int) -> tuple[str, ...]:
     return tuple(names) if is_usable else tuple(f"arg{k}" for k in range(count))
 
 
-def _compile(traced: Traced, plan: CallPlan, late: tuple[LateWrite, ...], compilers: Compilers) -> Any:
+def _compile(
+    traced: Traced, plan: CallPlan, late: tuple[LateWrite, ...], compilers: Compilers, again: Again | None
+) -> Any:
     _mark_arguments(traced.graph, plan)
     with torch.no_grad():
         if not traced.is_joint:
@@ -193,6 +211,10 @@ def _compile(traced: Traced, plan: CallPlan, late: tuple[LateWrite, ...], compil
             static_lifetime_input_indices=[],
         )
         node = plan_node(traced, plan, forward, backward, late)
+        origins, why = origins_of(traced.facts, node.differentiable), why_not(traced, node)
+        if why is None and again is not None:
+            node = dataclasses.replace(node, inputs=kept_inputs(traced, forward, saved_by(forward, plan)))
+        onward = Onward(again if why is None else None, compilers.why_once or why, node, origins)
         plan = dataclasses.replace(plan, node=node)
         _mark_visible(forward, plan)
         instead = _first_call(forward, plan, compilers)
@@ -209,7 +231,7 @@ def _compile(traced: Traced, plan: CallPlan, late: tuple[LateWrite, ...], compil
         later = _later(compile_last, backward, tangents, is_boxed=compilers.is_boxed)
         last = _called(LazyBackward(later, tangents), backward)
     run_backward = _called(lazy, backward)
-    call = load_call(plan, run_forward, run_backward, last, instead=instead, is_boxed=compilers.is_boxed)
+    call = load_call(plan, run_forward, run_backward, last, onward=onward, instead=instead, is_boxed=compilers.is_boxed)
     call.backward = lazy
     return call
 

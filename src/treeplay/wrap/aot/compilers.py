@@ -31,6 +31,8 @@ class Compilers:
     `partition(graph, inputs, num_fwd_outputs=..., static_lifetime_input_indices=...)` returns forward and backward.
     `alias_check`: what the first call does about a custom operator that returns memory which its schema says is new.
     `functional_random`: random operators of a CUDA device become functions of seed and offset.
+    `plain()` gives compilers that run graphs as they are, for derivatives of the backward; without it there are none, and
+    `why_once` says why.
     `is_guarded`: what calls the wrapped function compares the classes of tensors, and what these note, as Dynamo does.
     `is_boxed`: compiled callables take one list; otherwise they take their arguments one by one.
     """
@@ -44,6 +46,8 @@ class Compilers:
     is_guarded: bool = False
     alias_check: AliasCheck = "warn"
     functional_random: bool = False
+    plain: Callable[[], Compilers] | None = None
+    why_once: str | None = None
     is_boxed: bool = True
 
 

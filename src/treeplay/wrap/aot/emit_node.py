@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from treeplay.facts.source import Source
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
 from treeplay.wrap.aot import opening, surroundings, torch_private
+from treeplay.wrap.aot.again import Onward, versions_of
 from treeplay.wrap.aot.emit_text import Text, count_values, run_graph, take_random_values, tokens
-from treeplay.wrap.aot.plan import CallPlan, Node, Tangent, WrappedTangent
+from treeplay.wrap.aot.plan import CallPlan, KeptInputs, Node, Tangent, WrappedTangent
 from treeplay.wrap.aot.random_states import Generators, draw_seeds
 
 
@@ -28,6 +30,8 @@ def emit_forward(
     later = "".join(f"{plan.name(write.argument)}, " for write in node.late if write.argument is not None)
     if later:
         text.add(f"ctx.later = ({later})")
+    if node.inputs is not None:
+        _keep_inputs(text, node.inputs, given)
     text.add(
         f"args = {subclasses.open_arguments(plan, given) or f'[{names}]'}",
         f"del {names}",
@@ -63,6 +67,18 @@ def emit_forward(
     return Source("node forward", text.text(f"def forward(ctx, {names}):"), text.names, entry="forward")
 
 
+def _keep_inputs(text: Text, kept: KeptInputs, names: Sequence[str]) -> None:
+    """Keep what derivatives of the backward are computed from."""
+    text.use("ref", weakref.ref)
+    items = [name if k in kept.held else f"ref({name})" for k, name in enumerate(names)]
+    text.add(f"ctx.given = ({''.join(f'{item}, ' for item in items)})")
+    if kept.versioned:
+        text.use("versions_of", versions_of)
+        text.add(f"ctx.versions = versions_of({', '.join(names[k] for k in kept.versioned)})")
+    else:
+        text.add("ctx.versions = ()")
+
+
 def _save(text: Text, plan: CallPlan, node: Node) -> None:
     """What is saved holds no history: a view would keep that of what it views."""
     first = plan.returned_values - plan.tokens
@@ -83,7 +99,9 @@ def _save(text: Text, plan: CallPlan, node: Node) -> None:
         text.add(f"ctx.unchecked = [{', '.join(unchecked)}]")
 
 
-def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any], run_last: Callable[..., Any] | None) -> Source:
+def emit_backward(
+    plan: CallPlan, node: Node, run: Callable[..., Any], run_last: Callable[..., Any] | None, onward: Onward | None
+) -> Source:
     """The node's backward: gradients in the expected layout, the graph, and a gradient only where eager has one.
 
     `run_last` may overwrite saved values: it runs where the graph is not kept for another backward."""
@@ -99,6 +117,9 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any], run_last:
     if plan.opened is not None:
         text.use("differentiated_again", helpers.differentiated_again)
         text.add("if is_grad_enabled(): return differentiated_again(backward, ctx, grads)")
+    elif onward is not None:
+        text.use("onward", onward)
+        text.add("if is_grad_enabled() and (found := onward(ctx, grads)) is not None: return found")
     # Autograd's own reference to each gradient must go too, so that it can die inside the graph.
     text.add(f"{''.join(f'{name}, ' for name in names)} = grads" if len(names) > 1 else f"{names[0]}, = grads")
     text.add("grads.clear()" if torch_private.GRADIENTS_COME_IN_A_LIST else "del grads")
@@ -129,7 +150,8 @@ def emit_backward(plan: CallPlan, node: Node, run: Callable[..., Any], run_last:
         text.add("args += generators.seeded(ctx.seeds)")
     text.add(f"del {', '.join(dict.fromkeys([*names, *arriving.values(), *parts]))}")
     chosen = _release(text, node, run_last)
-    again = "differentiated(run, args) if is_grad_enabled() else " if plan.opened is None else ""
+    why = "None" if onward is None else "ctx.why"
+    again = f"differentiated(run, args, {why}) if is_grad_enabled() else " if plan.opened is None else ""
     text.add(f"grads = {again}{run_graph(text, run=chosen)}")
     gradients = plan.flat_gradients(node)
     others = len(node.late) + node.tokens + plan.has_functional_random
@@ -151,6 +173,8 @@ def _release(text: Text, node: Node, run_last: Callable[..., Any] | None) -> str
         return "run"
     text.use("keeps_graph", torch_private.keeps_graph)
     text.add("is_last = not keeps_graph()", "if is_last: ctx.maybe_clear_saved_tensors()")
+    if node.inputs is not None:
+        text.add("if is_last: ctx.given = None")
     if run_last is None:
         return "run"
     text.use("run_last", run_last)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from treeplay.wrap.aot import opening, torch_private
 from treeplay.wrap.aot.emit_text import Text
 from treeplay.wrap.aot.plan import CallPlan, WrappedTangent
@@ -113,19 +115,26 @@ def open_tangent(text: Text, tangent: WrappedTangent, k: int) -> list[str]:
         text.use(f"dtype_{at}", opening.dtype(part.dtype))
         text.use(f"device_{at}", opening.device(part.device))
     text.use("missing", opening.missing)
-    text.use("laid_out", opening.laid_out)
     text.use("as_tangent", opening.as_tangent)
     text.add(
         f"if {name} is None:",
         *(f"    {at} = missing(layout_{at}, dtype_{at}, device_{at})" for at in parts),
         "else:",
         *(f"    {line}" for line in _opening(text, tangent, k)),
-        *(
-            f"    if {at}.stride() != {part.layout.stride}: {at} = laid_out({at}, layout_{at})"
-            for at, part in zip(parts, tangent.parts, strict=True)
-        ),
+        *(f"    {line}" for line in _plain_parts(text, tangent, k)),
     )
     return parts
+
+
+def _plain_parts(text: Text, tangent: WrappedTangent, k: int) -> Iterator[str]:
+    """The parts as the graph takes them: it would read into whatever else lies in the place of a plain tensor."""
+    text.use("plain_gradient", opening.plain_gradient)
+    text.use("Tensor", torch.Tensor)
+    paths = tangent.wrapper.tensors(f"grad{k}")
+    for path, part in zip(paths, tangent.parts, strict=True):
+        at, place = path.replace(".", "_"), (k, path.removeprefix(f"grad{k}"), tangent.where)
+        is_odd = f"type({at}) is not Tensor or {at}.stride() != {part.layout.stride}"
+        yield f"if {is_odd}: {at} = plain_gradient({at}, layout_{at}, {place})"
 
 
 def _opening(text: Text, tangent: WrappedTangent, k: int) -> Iterator[str]:

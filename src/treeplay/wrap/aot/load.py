@@ -10,6 +10,7 @@ import torch
 from treeplay.facts.source import Source
 from treeplay.generated import hide_from_dynamo, load_source
 from treeplay.wrap.aot import torch_private
+from treeplay.wrap.aot.again import Onward
 from treeplay.wrap.aot.compilers import Boxed
 from treeplay.wrap.aot.emit import emit_call
 from treeplay.wrap.aot.emit_node import emit_backward, emit_forward
@@ -23,15 +24,17 @@ def load_call(
     backward: Boxed | None = None,
     last: Boxed | None = None,
     *,
+    onward: Onward | None = None,
     instead: Instead | None = None,
     is_boxed: bool = True,
 ) -> Any:
     """The generated function of a plan, be it fresh or from elsewhere, around the callables of its graphs.
 
-    `last` is a backward that may overwrite what was saved; `instead` is what the first call does in place of `run`."""
+    `last` is a backward that may overwrite what was saved, `onward` what a backward does under create_graph; `instead` is what
+    the first call does in place of `run`."""
     sources: tuple[str, ...] = ()
     if plan.node is not None:
-        node_class = _node_class(plan, plan.node, run, backward, last, is_boxed=is_boxed)
+        node_class = _node_class(plan, plan.node, run, backward, last, onward, is_boxed=is_boxed)
         if instead is not None:
             on_first_call(node_class.forward, instead, is_boxed=is_boxed)
         run, sources, instead = torch_private.apply_of(node_class), node_class.sources, None
@@ -44,12 +47,19 @@ def load_call(
 
 
 def _node_class(
-    plan: CallPlan, node: Node, forward: Callable[..., Any], backward: Any, last: Boxed | None, *, is_boxed: bool
+    plan: CallPlan,
+    node: Node,
+    forward: Callable[..., Any],
+    backward: Any,
+    last: Boxed | None,
+    onward: Onward | None,
+    *,
+    is_boxed: bool,
 ) -> Any:
     """The plan's autograd function: nothing but the two generated functions."""
     first, second = (
         emit_forward(plan, node, forward, is_donating=last is not None, is_boxed=is_boxed),
-        emit_backward(plan, node, backward, last),
+        emit_backward(plan, node, backward, last, onward),
     )
     run_backward = load_source(second)
     # Autograd may call it inside of a frame that Dynamo watches; what it calls, the compile above all, is not to be traced.

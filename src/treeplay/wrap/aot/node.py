@@ -127,19 +127,20 @@ class _Differentiated(torch.autograd.Function):
     """Gradients that may be asked for their own gradient, which raises."""
 
     @staticmethod
-    def forward(ctx: Any, call: Callable[[], Any], *tensors: Any) -> Any:
+    def forward(ctx: Any, call: Callable[[], Any], why: str | None, *tensors: Any) -> Any:
+        ctx.because = f", since {why}" if why else ""
         return call()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         raise RuntimeError(
-            "a compiled function was differentiated twice: its backward has no backward of its own. "
+            f"a compiled function was differentiated twice: its backward has no backward of its own{ctx.because}. "
             "To mend: compute this part without treeplay"
         )
 
 
-def differentiated(run: Boxed, values: list[Any]) -> Any:
-    """Run the backward under create_graph: its gradients need gradients and cannot be differentiated."""
+def differentiated(run: Boxed, values: list[Any], why: str | None) -> Any:
+    """Run the backward under create_graph: its gradients need gradients and cannot be differentiated, and `why` not."""
     # What was saved is without a history, and yet the gradients depend on the arguments: they must not pass for constants.
     tensors = (torch.empty(0, requires_grad=True), *(value for value in values if isinstance(value, torch.Tensor)))
 
@@ -147,14 +148,14 @@ def differentiated(run: Boxed, values: list[Any]) -> Any:
         gradients = tuple(run(values))
         return tuple(item.detach() if isinstance(item, torch.Tensor) else item for item in gradients)
 
-    return _Differentiated.apply(call, *tensors)  # type: ignore[no-untyped-call]
+    return _Differentiated.apply(call, why, *tensors)  # type: ignore[no-untyped-call]
 
 
 def differentiated_again(backward: Callable[..., Any], ctx: Any, gradients: Sequence[Any]) -> Any:
     """The same for a backward that opens and builds tensors: the whole of it is run."""
     saved = (torch.empty(0, requires_grad=True), *ctx.saved_tensors, *gradients)  # the first as above
     tensors = tuple(value for value in saved if isinstance(value, torch.Tensor))
-    return _Differentiated.apply(lambda: backward(ctx, *gradients), *tensors)  # type: ignore[no-untyped-call]
+    return _Differentiated.apply(lambda: backward(ctx, *gradients), None, *tensors)  # type: ignore[no-untyped-call]
 
 
 def saved_of(ctx: Any, groups: Sequence[Group], came: Sequence[bool]) -> list[torch.Tensor | None]:
@@ -169,7 +170,7 @@ def saved_of(ctx: Any, groups: Sequence[Group], came: Sequence[bool]) -> list[to
         found = {k: value for group in touched for k, value in kept[group].items()}
         if not torch_private.keeps_graph():
             ctx.kept = {group: those for group, those in kept.items() if group not in touched}
-        return [_unchanged(*found[k]) if k in found else None for k in range(ctx.kept_count)]
+        return [unchanged(*found[k]) if k in found else None for k in range(ctx.kept_count)]
     ctx.kept = {group: _kept(values, group) for group in groups if group not in touched}
     ctx.kept_count = len(values)
     return values
@@ -181,7 +182,8 @@ def _kept(values: Sequence[Any], group: Group) -> dict[int, tuple[torch.Tensor, 
     return {k: (tensor, tensor._version) for k, tensor in tensors.items()}
 
 
-def _unchanged(tensor: torch.Tensor, version: int) -> torch.Tensor:
+def unchanged(tensor: torch.Tensor, version: int) -> torch.Tensor:
+    """A tensor that is still at a version; else autograd's own error."""
     if tensor._version != version:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor of "

@@ -197,6 +197,17 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptInputs:
+    """How a node keeps what it was called with, for derivatives of its backward.
+
+    `held` inputs are kept, the others weakly; of the `versioned` ones the version is noted. `overwritten` by the call."""
+
+    held: tuple[int, ...]
+    versioned: tuple[int, ...]
+    overwritten: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """What the one autograd node of a training plan does.
 
@@ -210,7 +221,7 @@ class Node:
     the others not.
     `generators` are the devices of the random generators that both graphs take as their last inputs; the backward takes
     `tokens` before them. `is_deterministic`: it was traced under deterministic mode. `is_whole`: zeros stand for gradients
-    that did not come; otherwise there is a backward without them.
+    that did not come; otherwise there is a backward without them. `inputs` are kept if the backward can be differentiated.
     """
 
     returned: tuple[int, ...]
@@ -230,6 +241,7 @@ class Node:
     tokens: int = 0
     is_deterministic: bool = False
     is_whole: bool = False
+    inputs: KeptInputs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def plan_node(
 ) -> Node:
     """What the autograd node does, once the joint graph is cut in two."""
     facts = traced.facts
-    saved = list(forward.graph.output_node().args[0])[plan.returned_values :]  # type: ignore[arg-type]
+    saved = saved_by(forward, plan)
     for node in saved:
         if not isinstance(fake_of(node), torch.Tensor):
             raise refusal("wrap", "a number that the trace does not know is needed for the backward", None)
@@ -74,6 +74,11 @@ def plan_node(
         tokens=tokens,
         is_deterministic=bool(facts.deterministic),
     )
+
+
+def saved_by(forward: torch.fx.GraphModule, plan: CallPlan) -> list[torch.fx.Node]:
+    """What a forward returns for its backward."""
+    return list(forward.graph.output_node().args[0])[plan.returned_values :]  # type: ignore[arg-type]
 
 
 def _donated(

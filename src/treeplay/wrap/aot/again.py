@@ -1,0 +1,260 @@
+"""Derivatives of derivatives: a backward that autograd can go on from, made when it is first asked for.
+
+    torch.autograd.grad(program(x), x, create_graph=True)
+      └─ node's backward, gradients on ─▶ Again ─▶ the wrapped form of
+             (inputs, gradients of results) ─▶ program(inputs) ─▶ torch.autograd.grad ─▶ gradients of inputs
+
+The compiled backward takes what the forward saved as constants, so nothing leads on from it. Here the program is traced once
+more, with its gradients as results, and wrapped like any other: forward and backward of that run operator by operator. The
+backward of that has a backward of its own in the same way, and so on. First derivatives stay compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from treeplay.errors import Refusal
+from treeplay.facts.refusal import Reason
+from treeplay.wrap.aot.arrange import Arrangement, Noted
+from treeplay.wrap.aot.capture import captured
+from treeplay.wrap.aot.compilers import Compilers
+from treeplay.wrap.aot.node import unchanged
+from treeplay.wrap.aot.opening import plain_gradient
+from treeplay.wrap.aot.plan import KeptInputs, Node, Tangent, WrappedTangent
+from treeplay.wrap.aot.torch_private import Traced, draws_random_numbers, is_base_kept
+
+Flat = Callable[..., Sequence[Any]]
+Repeat = Callable[[Sequence[Any]], contextlib.AbstractContextManager[Flat]]
+"""Gives the flat function once more, for a block, to be traced with tensors like these in the place of its own."""
+
+Wrap = Callable[..., Callable[[list[Any]], list[Any]]]
+_making = threading.RLock()
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a differentiable value is found after a run of the function: an input that was written, a result, or what a result
+    is a view of."""
+
+    written: int | None = None
+    result: int | None = None
+    is_base: bool = False
+
+    def value(self, inputs: Sequence[Any], results: Sequence[Any]) -> torch.Tensor:
+        """The value itself."""
+        if self.written is not None:
+            return inputs[self.written]  # type: ignore[no-any-return]
+        found: torch.Tensor = results[self.result]  # type: ignore[index]
+        return found._base if self.is_base and found._base is not None else found
+
+
+def origins_of(facts: Any, values: Sequence[int]) -> tuple[Origin, ...]:
+    """Where the values that torch's joint graph takes gradients for come from."""
+    written = list(facts.mutated_inp_runtime_indices)
+    count = len(written) + len(facts.output_info)
+    bases = {info.base_idx: k for k, info in enumerate(facts.output_info) if is_base_kept(info)}
+    found = []
+    for value in values:
+        if value < len(written):
+            found.append(Origin(written=written[value]))
+        elif value < count:
+            found.append(Origin(result=value - len(written)))
+        else:
+            found.append(Origin(result=bases[value - count], is_base=True))
+    return tuple(found)
+
+
+def why_not(traced: Traced, node: Node) -> str | None:
+    """What keeps a function's gradients from being computed from its inputs again; None if nothing does."""
+    if traced.subclasses is not None:
+        return "it takes or returns tensors made of other tensors"
+    if node.late:
+        return "its backward writes to tensors"
+    if node.tokens or node.generators or traced.facts.tokens:
+        return "it has side effects, or keeps random generators for its backward"
+    if draws_random_numbers(traced.graph):
+        return "it draws random numbers, and would draw others"
+    if _reads_what_it_overwrites(traced):
+        return "it overwrites an argument that its gradients depend on"
+    return None
+
+
+def _reads_what_it_overwrites(traced: Traced) -> bool:
+    """Whether gradients depend on what an argument held before the call wrote to it, or lead to such an argument."""
+    graph, infos = traced.graph.graph, traced.facts.input_info
+    inputs = graph.find_nodes(op="placeholder")
+    outputs: Any = graph.output_node().args[0]
+    needed = {node for node in outputs[-len(infos) :] if isinstance(node, torch.fx.Node)}
+    for node in reversed(list(graph.nodes)):
+        if node in needed:
+            needed.update(set(node.all_input_nodes) - _statistics(node))
+    return any(
+        info.mutates_data and (info.requires_grad or node in needed)
+        for node, info in zip(inputs, infos, strict=False)  # the gradients of results follow
+    )
+
+
+def _statistics(node: torch.fx.Node) -> set[torch.fx.Node]:
+    """The running statistics among an operator's arguments, if it does not read them but for their new contents: in training,
+    where it computes with those of the batch."""
+    schema = getattr(node.target, "_schema", None)
+    given = {} if schema is None else {a.name: value for a, value in zip(schema.arguments, node.args, strict=False)}
+    if any(given.get(name) is False for name in ("train", "training", "update")):
+        return set()
+    found = (given.get("running_mean"), given.get("running_var"))
+    return {value for value in found if isinstance(value, torch.fx.Node)}
+
+
+def fingerprint(traced: Traced) -> int:
+    """What two traces of a function that does the same have in common."""
+    return hash(str(traced.graph.graph))
+
+
+def kept_inputs(traced: Traced, forward: torch.fx.GraphModule, saved: Sequence[torch.fx.Node]) -> KeptInputs:
+    """How a node keeps its inputs: those that live anyway, because they are leaves or saved, others weakly. What is not
+    saved is compared by its version."""
+    inputs = forward.graph.find_nodes(op="placeholder")
+    infos = traced.facts.input_info
+    tensors = [isinstance(node.meta.get("val"), torch.Tensor) for node in inputs[: len(infos)]]
+    held, versioned = [], []
+    for k, (node, info, is_tensor) in enumerate(zip(inputs, infos, tensors, strict=False)):
+        is_leaf = info.requires_grad and info.is_leaf
+        if not is_tensor or ((is_leaf or node in saved) and not info.mutates_data):
+            held.append(k)
+        if is_tensor and node not in saved and not info.mutates_data:
+            versioned.append(k)
+    return KeptInputs(tuple(held), tuple(versioned), tuple(k for k, info in enumerate(infos) if info.mutates_data))
+
+
+class Again:
+    """The gradients of one wrapped function as functions that can be differentiated: one for each set of gradients that come.
+
+    Owned by the function's node class, like its backward. `mark` is the fingerprint of the function's trace where it may have
+    changed since."""
+
+    def __init__(self, repeat: Repeat, wrap: Wrap, compilers: Compilers, arrangement: Arrangement, *, mark: int | None):
+        self._repeat, self._wrap, self._compilers = repeat, wrap, compilers
+        self._arrangement, self._mark = arrangement, mark
+        self._made: dict[tuple[bool | None, ...], Any] = {}
+
+    def __call__(
+        self, node: Node, origins: Sequence[Origin], inputs: Sequence[Any], gradients: Sequence[Any]
+    ) -> list[Any]:
+        """The gradients of the inputs, with a history; raises `Refusal`."""
+        key = tuple(None if gradient is None else gradient.requires_grad for gradient in gradients)
+        with _making:
+            made = self._made.get(key)
+            if made is None:
+                made = self._made[key] = self._make(node, origins, inputs, gradients)
+        if isinstance(made, Refusal):
+            raise made
+        given = [gradient for gradient in gradients if gradient is not None]
+        return made([*inputs, *given])  # type: ignore[no-any-return]
+
+    def _make(self, node: Node, origins: Sequence[Origin], inputs: Sequence[Any], gradients: Sequence[Any]) -> Any:
+        came = [k for k, gradient in enumerate(gradients) if gradient is not None]
+        count = len(inputs)
+
+        @contextlib.contextmanager
+        def repeat(given: Sequence[Any]) -> Iterator[Flat]:
+            with self._repeat(given[:count]) as function:
+                adapted = self._arrangement.adapted(function, Noted())
+                yield _gradients_of(adapted, node, [origins[k] for k in came], count)
+
+        try:
+            if self._mark is not None:
+                with self._repeat(inputs) as function:
+                    self._check_same(function, inputs)
+            samples = [*inputs, *(gradients[k] for k in came)]
+            with repeat(samples) as function:
+                return self._wrap(function, samples, self._compilers, repeat=repeat)
+        except Refusal as refusal:
+            return refusal
+
+    def _check_same(self, function: Flat, inputs: Sequence[Any]) -> None:
+        """Refuse where the program would do something else by now: a flag may have changed since the call."""
+        adapted = self._arrangement.adapted(function, Noted())
+        with captured(adapted, inputs, self._compilers.decompositions) as (traced, _):
+            if fingerprint(traced) != self._mark:
+                why = "the program would not do the same again as in the call that is differentiated"
+                raise Refusal(Reason("create_graph", why, "change what it depends on after the backward", None))
+
+
+def _gradients_of(function: Flat, node: Node, origins: Sequence[Origin], count: int) -> Flat:
+    """The flat function of inputs and gradients of results that gives the gradients of the inputs."""
+    overwritten = node.inputs.overwritten if node.inputs is not None else ()
+    wanted = [k for k, feed in enumerate(node.feeds) if feed is not None]
+
+    def gradients(*given: Any) -> list[Any]:
+        found: list[Any] = [None] * count
+        with torch.enable_grad():
+            inputs = [value.clone() if k in overwritten else value for k, value in enumerate(given[:count])]
+            results = function(*inputs)
+            values = [origin.value(inputs, results) for origin in origins]
+            ends = [given[k] for k in wanted]
+            made = torch.autograd.grad(values, ends, given[count:], create_graph=True, allow_unused=True)
+        for k, gradient in zip(wanted, made, strict=True):
+            found[k] = gradient
+        return found
+
+    return gradients
+
+
+def _plain(gradient: Any, tangent: Tangent | WrappedTangent, place: int) -> Any:
+    """A gradient as the backward takes it."""
+    if gradient is None or isinstance(tangent, WrappedTangent):
+        return gradient
+    return plain_gradient(gradient, tangent.layout, (place, "", tangent.where))
+
+
+class Onward:
+    """What a node's backward does under create_graph: gradients that lead on, or None with the reason in `ctx.why`."""
+
+    def __init__(self, again: Again | None, why: str | None, node: Node, origins: Sequence[Origin]) -> None:
+        self._again, self._why, self._node, self._origins = again, why, node, tuple(origins)
+        self._places = [
+            node.returned.index(tangent.value) if tangent.value in node.returned else None for tangent in node.tangents
+        ]
+
+    def __call__(self, ctx: Any, gradients: Sequence[Any]) -> tuple[Any, ...] | None:
+        if self._again is None:
+            ctx.why = self._why
+            return None
+        came = [None if at is None else gradients[at] for at in self._places]
+        try:
+            given = [
+                _plain(gradient, tangent, k)
+                for k, (gradient, tangent) in enumerate(zip(came, self._node.tangents, strict=True))
+            ]
+            return tuple(self._again(self._node, self._origins, self._inputs(ctx), given))
+        except Refusal as refusal:
+            ctx.why = refusal.reason.why
+            return None
+
+    def _inputs(self, ctx: Any) -> list[Any]:
+        """The inputs of the call, unchanged since; raises torch's own errors, and `Refusal` where one is gone."""
+        _ = ctx.saved_tensors  # freed, or changed in place
+        inputs = [item() if type(item) is weakref.ref else item for item in ctx.given]
+        for was, item in zip(ctx.given, inputs, strict=True):
+            if item is None and was is not None:
+                why = "an argument is gone that the compiled backward does not need"
+                raise Refusal(Reason("create_graph", why, "keep the arguments until the last backward", None))
+        for k, version in zip(self._node.inputs.versioned, ctx.versions, strict=True):  # type: ignore[union-attr]
+            if version is not None:
+                unchanged(inputs[k], version)
+        return inputs
+
+
+def versions_of(*tensors: torch.Tensor) -> list[int | None]:
+    """How often each tensor was changed; None for inference tensors, which keep no count."""
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:
+        return [None if tensor.is_inference() else tensor._version for tensor in tensors]

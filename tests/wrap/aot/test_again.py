@@ -1,0 +1,164 @@
+"""W+15: a backward that is differentiated: gradients of gradients are eager's, and what cannot be done is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from treeplay.backend.job import plain_compilers
+from wrap.aot.oracle import numbers, wrapped
+
+Function = Callable[..., list[torch.Tensor]]
+
+
+def make() -> list[torch.Tensor]:
+    return [numbers(2, 3, grad=True), numbers(3, grad=True)]
+
+
+def derivatives(function: Function, order: int) -> list[Any]:
+    """Gradients of the arguments, their gradients, and so on."""
+    args = make()
+    values, found = function(*args), []
+    for _ in range(order):
+        total = sum((value * torch.linspace(0.5, 1.5, value.numel()).view_as(value)).sin().sum() for value in values)
+        gradients = torch.autograd.grad(total, args, create_graph=True, allow_unused=True)
+        found += gradients
+        values = [gradient for gradient in gradients if gradient is not None and gradient.requires_grad]
+    return found
+
+
+def both(function: Function, order: int = 2) -> Any:
+    """Compare the derivatives of a function and of its wrapped form, which is returned."""
+    call = wrapped(function, make, plain=plain_compilers)
+    expected = derivatives(function, order)
+    for _ in range(2):
+        for ours, eagers in zip(derivatives(lambda *args: call([*args]), order), expected, strict=True):
+            assert (ours is None) == (eagers is None)
+            if eagers is not None:
+                torch.testing.assert_close(ours, eagers)
+    return call
+
+
+def with_no_grad(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+    with torch.no_grad():
+        mean = (x * w).mean()
+    return [(x * w - mean).exp() * (x * w).detach()]
+
+
+def with_views(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+    y = x * w + x
+    y[0] = x[1].exp()
+    return [y.t(), y[0], x.sin() + w]
+
+
+class Slanted(torch.autograd.Function):
+    """A function whose backward is not its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * ctx.saved_tensors[0] ** 3
+
+
+@pytest.mark.parametrize(
+    "function",
+    [with_no_grad, with_views, lambda x, w: [Slanted.apply(x * w), (x @ w).cos()]],
+    ids=["no_grad", "views", "custom function"],
+)
+def test_second_derivatives_are_eagers(function: Function) -> None:
+    both(function)
+
+
+def test_third_derivatives_are_eagers() -> None:
+    both(lambda x, w: [(x * w).exp() * x.sin()], order=3)
+
+
+def test_first_derivatives_stay_compiled() -> None:
+    compiled = []
+
+    def backward(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        compiled.append(module)
+        return plain_compilers().backward(module, inputs)
+
+    function = lambda x, w: [(x * w).tanh()]  # noqa: E731
+    call = wrapped(function, make, plain=plain_compilers, backward=backward)
+    derivatives(lambda *args: call([*args]), 2)
+    assert not compiled
+    x, w = make()
+    call([x, w])[0].sum().backward()
+    assert len(compiled) == 1 and call.backward.is_compiled
+
+
+def test_a_gradient_of_some_results_leads_on() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        return [x.pow(3), (w * 0).sqrt()]
+
+    call = wrapped(function, make, plain=plain_compilers)
+    x, w = make()
+    (slope,) = torch.autograd.grad(call([x, w])[0].sum(), x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(slope.sum(), x)[0], 6 * x)
+
+
+def test_running_statistics_may_be_written() -> None:
+    mean, variance = torch.zeros(3), torch.ones(3)
+
+    def function(x: torch.Tensor, w: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.nn.functional.batch_norm(x * w, mean, variance, training=True).exp()]
+
+    call = wrapped(function, lambda: [*make(), mean.clone(), variance.clone()], plain=plain_compilers)
+    ours, eagers = [mean.clone(), variance.clone()], [mean.clone(), variance.clone()]
+    found = derivatives(lambda x, w: call([x, w, *ours]), 2)
+    for one, other in zip(found, derivatives(lambda x, w: function(x, w, *eagers), 2), strict=True):
+        torch.testing.assert_close(one, other)
+    for one, other in zip(ours, eagers, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_change_in_place_before_the_backward_is_torchs_own_error() -> None:
+    call = wrapped(lambda x, w: [(x + w).exp()], make, plain=plain_compilers)
+    x, w = make()
+    y = call([x, w])[0].sum()
+    with torch.no_grad():
+        w.add_(1)  # the compiled backward does not need it, the recomputed forward does
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y, x, create_graph=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x, w: [torch.rand_like(x) * (x * w).exp()], "draws random numbers"),
+        (lambda x, w: [x.mul_(w).exp()], "overwrites an argument"),
+    ],
+    ids=["random numbers", "overwritten"],
+)
+def test_what_cannot_be_computed_again_gives_the_first_gradient_and_says_why(function: Function, why: str) -> None:
+    def arguments() -> list[torch.Tensor]:
+        return [numbers(2, 3, grad=True) * 1, numbers(3, grad=True)]
+
+    call = wrapped(function, arguments, plain=plain_compilers)
+    x, w = arguments()
+    (slope,) = torch.autograd.grad(call([x, w])[0].sum(), w, create_graph=True)
+    with pytest.raises(RuntimeError, match=f"differentiated twice: .*{why}"):
+        slope.sum().backward()
+
+
+def test_an_argument_that_nobody_else_needs_is_not_kept() -> None:
+    call = wrapped(lambda x, w: [x + w], lambda: [numbers(3), numbers(3, grad=True)], plain=plain_compilers)
+    assert "ctx.given = (ref(x), w, )" in call.sources[1]  # a leaf lives anyway
+
+
+def test_what_is_kept_goes_with_the_last_backward() -> None:
+    call = wrapped(lambda x, w: [(x * w).exp()], make, plain=plain_compilers)
+    y = call(make())[0]
+    y.sum().backward(retain_graph=True)
+    assert y.grad_fn.given is not None
+    y.sum().backward()
+    assert y.grad_fn.given is None

@@ -147,6 +147,10 @@ class Reach:
         self._of_instances: set[type] = set()
         self._named: dict[type, None] = {}  # torch's classes of which no object was met
 
+    def leave_out(self, value: Any) -> None:
+        """Guard nothing of `value` itself: a container of the arguments, which the call takes apart each time."""
+        self._seen[id(value)] = value
+
     def walk(self, roots: Iterable[tuple[Any, str]]) -> Reach:
         """Enter `roots`, each with its label, and all that follows; raises `TooMuch`."""
         for value, label in (*roots, (torch.Tensor, "Tensor")):

@@ -23,6 +23,7 @@ from treeplay.facts.signature import (
 )
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import DICTS, Leaf, Structure, paths
+from treeplay.trace.given import meetings
 from treeplay.trace.guarded import attributes_of_arguments
 from treeplay.trace.hooks import Hooks, has_hooks
 from treeplay.trace.scaling import idle_scalers
@@ -68,6 +69,7 @@ def make_signature(
         refs=refs,
         writes=writes,
         outputs=outputs,
+        meetings=tuple(meetings(run.found, refs, writes)),
     )
 
 

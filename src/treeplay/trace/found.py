@@ -51,6 +51,8 @@ class Survey:
     container_places: dict[int, Place] = field(default_factory=dict)
     cells: list[tuple[Place, Any]] = field(default_factory=list)
     iterators: list[Place] = field(default_factory=list)
+    given: dict[int, list[Place]] = field(default_factory=dict)
+    """The containers among the arguments, by `id`: their places there, and last that in state."""
     kept: list[Any] = field(default_factory=list)
     is_complete: bool = True
 

@@ -11,7 +11,7 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.facts.place import How, Place
 from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Argument, Kind, Number, Signature, State, Watch
+from treeplay.facts.signature import Argument, Found, Kind, Number, Signature, State, Watch
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import classes_in
 from treeplay.guards.check import Guards
@@ -22,6 +22,7 @@ from treeplay.guards.reach import Reach, TooMuch, spot_of
 from treeplay.guards.reads import Reads
 from treeplay.observe.stand_in import ABSENT
 from treeplay.trace.found import PLAIN, Survey
+from treeplay.trace.given import only_given
 from treeplay.trace.log import Entry
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guard
     """The guards over what a traced run read; raises `Refusal` where that is too much to guard, or cannot be."""
     _check_called(run.reads)
     reach = Reach(run.reads, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
+    for container in only_given(run.found):
+        reach.leave_out(container)
     try:
         reach.walk(roots_of(program, call))
     except TooMuch:
@@ -48,7 +51,8 @@ def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guard
     places = [*_places_of_inputs(signature), *_places_of_numbers(run.numbers)]
     written = [write.place for write in signature.writes]
     reach.asked += settings_asked(run.reads.builtins)
-    reach.guard_the_way([*places, *written])
+    returned = [value.place for value in signature.values if isinstance(value, Found)]
+    reach.guard_the_way([*places, *written, *returned])
     reach.free(_spots(places), _spots(written))
     for tensor in (*call.tensors, *_state_in(signature)):
         reach.tensors.pop(id(tensor), None)

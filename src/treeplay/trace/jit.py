@@ -36,6 +36,7 @@ from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.trace.conditions import make_signature
 from treeplay.trace.differentiable import flat_results, is_differentiable
 from treeplay.trace.found import PLAIN, Survey
+from treeplay.trace.given import find_given
 from treeplay.trace.guarded import called_in, guards_of, stores_of_the_same, stores_unread, with_guards
 from treeplay.trace.hooks import ours
 from treeplay.trace.layouts import Answer, Question
@@ -250,6 +251,7 @@ def survey_to_record(program: Callable[..., Any], call: Call) -> Survey:
     """What a recording can depend on, arguments included; raises `Refusal` where that cannot be followed."""
     found = survey_call(program, call)
     _find_arguments(found, call)
+    find_given(found, call.args, call.kwargs)
     _check_complete(program, found)
     _check_iterators(program, found)
     return found
@@ -353,7 +355,7 @@ def _traced(program: Callable[..., Any], call: Call, run: Run, *, is_shared: boo
         results = Results(run.tracer, run.found)
         run.snapshot.assigned, run.snapshot.unread = list(stores_of_the_same(run)), stores_unread(run)
         # Results first: a tensor that is returned and stored is one output.
-        structure, refs = results.of_call(result)
+        structure, refs = results.of_call(result, run.snapshot.stored())
         writes = find_writes(run.snapshot, results, run.numbers)
         outputs = results.outputs
     tape.graph.output(tuple(outputs))

@@ -61,7 +61,7 @@ class Snapshot:
     """Tensors whose gradient the program assigned, by `id`."""
 
     def __init__(self, found: Survey, arguments: Iterable[torch.Tensor]) -> None:
-        self._found = found
+        self.found = found
         self._containers = [
             (container, found.container_places[key], bare(container)) for key, container in found.containers.items()
         ]
@@ -91,9 +91,13 @@ class Snapshot:
                 yield Change(place, content, now)
         for tensor, grad in self._grads.values():
             if self._is_our_gradient(tensor, grad):
-                owner = self._found.tensor_at(tensor)
+                owner = self.found.tensor_at(tensor)
                 label = f"{owner[0] if owner else 'argument'}.grad"
                 yield Change(Place(How.GRAD, tensor, None, owner[0] if owner else None, label), grad, tensor.grad)
+
+    def stored(self) -> list[Any]:
+        """What is now in the places that hold something else."""
+        return [change.after for change in self.changes()]
 
     def random_source_used(self) -> str | None:
         """The name of a random generator of Python or NumPy that moved, or None."""

@@ -303,6 +303,8 @@ class _Walk:
             return  # globals, which are entered by name, from the functions that use them
         if isinstance(values, (dict, list, set, collections.deque)):
             self._keep(values, place)
+        else:
+            self.found.container_places.setdefault(id(values), place)
         if isinstance(values, dict):
             for key, value in entries(values):
                 shown = repr(key) if isinstance(key, (str, int)) else f"<{type(key).__name__}>"

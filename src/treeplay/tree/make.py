@@ -12,7 +12,7 @@ import torch
 from treeplay.device.protocol import Body, Recorded, Replay, Work
 from treeplay.facts.place import How
 from treeplay.facts.plan import Plan
-from treeplay.facts.signature import Argument, Built, Constant, Fresh, Input, Ref, Signature, State, View
+from treeplay.facts.signature import Argument, Constant, Fresh, Input, Ref, Signature, State, View
 from treeplay.generated import load_source
 from treeplay.lower.lowered import Lowered
 from treeplay.trace.jit import Call, Trace
@@ -55,11 +55,8 @@ def state_of(signature: Signature) -> frozenset[int]:
 def slot_outputs(signature: Signature) -> dict[int, int]:
     """Outputs that only become the gradient of an input, which the graph does not read, and the index of that input."""
     used: Counter[int] = Counter()
-    for ref in signature.refs:
+    for ref in signature.values:
         used.update(_outputs_of(ref))
-    for write in signature.writes:
-        for ref in write.value.refs if isinstance(write.value, Built) else (write.value,):
-            used.update(_outputs_of(ref))
     leaves: dict[int, int] = {}
     read = set()
     for index, item in enumerate(signature.inputs):

@@ -16,7 +16,7 @@ class Writer:
         self.body: list[str] = []
         self.values: dict[tuple[How, int, Any], str] = {}
         self.constants: dict[int, str] = {}
-        self.leaves: dict[int, str] = {}
+        self.leaves: dict[int | str, str] = {}  # of arguments by their index, and their containers by their variable
 
     def require(self, condition: str) -> None:
         """A line that misses unless `condition` holds."""

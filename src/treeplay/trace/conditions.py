@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from treeplay.facts.kinds import is_a
 from treeplay.facts.place import How, Place, root
 from treeplay.facts.signature import (
     Alias,
@@ -91,7 +92,7 @@ def leaves_of_call(call: Call) -> tuple[Any, ...]:
     first: dict[int, int] = {}
     leaves: list[Any] = []
     for index, leaf in enumerate(call.leaves):
-        if not isinstance(leaf, torch.Tensor):
+        if not is_a(leaf, torch.Tensor):
             leaves.append(leaf)
         elif first.setdefault(id(leaf), index) != index:
             leaves.append(Alias(first[id(leaf)]))

@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from treeplay.device.teardown import Teardown
 from treeplay.errors import ProgramRaised, Refusal, TooEarly
+from treeplay.facts.kinds import is_a, is_leaf
 from treeplay.facts.location import Location
 from treeplay.facts.place import How, Place, root
 from treeplay.facts.refusal import Reason
@@ -86,7 +87,7 @@ class Call:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The tensor leaves, each tensor once."""
-        return list({id(leaf): leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)}.values())
+        return list({id(leaf): leaf for leaf in self.leaves if is_a(leaf, torch.Tensor)}.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +239,12 @@ def _with_guards(made: Trace, program: Callable[..., Any], call: Call, run: Run)
 
 
 def _reads_of(found: Survey) -> Reads:
-    return Reads(classes_of(found.kept), (value for value in found.kept if isinstance(value, ModuleType)))
+    return Reads(classes_of(found.kept), (value for value in found.kept if is_a(value, ModuleType)))
 
 
 def survey_call(program: Callable[..., Any], call: Call) -> Survey:
     """What `program` can reach besides the tensors it is given."""
-    objects = [leaf for leaf in call.leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))]
+    objects = [leaf for leaf in call.leaves if not is_a(leaf, (torch.Tensor, *PLAIN))]
     return survey(program, [*objects, *classes_in(call.structure)])
 
 
@@ -378,14 +379,14 @@ def _run(program: Callable[..., Any], call: Call) -> Any:
 def _find_arguments(found: Survey, call: Call) -> None:
     """Make the arguments, and their gradients, tensors that can be found again."""
     for index, leaf in enumerate(call.leaves):
-        if isinstance(leaf, torch.Tensor):
+        if is_a(leaf, torch.Tensor):
             place = Place(How.ARGUMENT, leaf, index, None, f"argument {index}")
             places = found.tensors.setdefault(id(leaf), [])
             if places and places[0].how is How.ARGUMENT:  # the same tensor again
                 continue
             places.insert(0, place)
             found.kept.append(leaf)
-            if leaf.is_leaf and leaf.grad is not None and id(leaf.grad) not in found.tensors:
+            if is_leaf(leaf) and leaf.grad is not None and id(leaf.grad) not in found.tensors:
                 found.tensors[id(leaf.grad)] = [place.child(How.GRAD, leaf, None, f"{place}.grad")]
 
 

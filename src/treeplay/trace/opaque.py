@@ -42,6 +42,7 @@ import torch
 
 from treeplay.device.collection import no_collection
 from treeplay.errors import InternalError, RanOtherwise, Refusal
+from treeplay.facts.kinds import is_leaf
 from treeplay.facts.overlap import overlapping
 from treeplay.facts.place import How, Place
 from treeplay.facts.refusal import Reason
@@ -99,7 +100,7 @@ def _fused_may_be_captured(optimizers: Sequence[torch.optim.Optimizer], device: 
 def _reached(call: Call, found: Survey) -> list[torch.Tensor]:
     """Every tensor that has a place, each once, the arguments first."""
     tensors = [*call.tensors, *(item for item in found.kept if isinstance(item, torch.Tensor))]
-    tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
+    tensors += [tensor.grad for tensor in tensors if is_leaf(tensor) and tensor.grad is not None]
     return [tensor for tensor in {id(item): item for item in tensors}.values() if found.tensor_at(tensor)]
 
 

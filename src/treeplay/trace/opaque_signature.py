@@ -54,7 +54,7 @@ class Arguments:
         if at not in self._tensors:
             return self.leaves[at]
         recorded = self.leaves[at]
-        return tensors[recorded.of if isinstance(recorded, Alias) else at]
+        return tensors[recorded.of if type(recorded) is Alias else at]
 
 
 def inputs_of(value: Any) -> Iterator[int]:

@@ -103,10 +103,10 @@ def _arguments(signature: Signature, call: Call) -> Iterator[Mismatch]:
         return
     names = paths(call.structure)
     for path, leaf, recorded in zip(names, call.leaves, signature.leaves, strict=True):
-        if isinstance(recorded, Alias):
+        if type(recorded) is Alias:
             if leaf is not call.leaves[recorded.of]:
                 yield Mismatch(shown(path), f"the tensor of {shown(names[recorded.of])} again", "another tensor")
-        elif isinstance(recorded, TensorSpec):
+        elif type(recorded) is TensorSpec:
             if not isinstance(leaf, torch.Tensor):
                 yield Mismatch(shown(path), str(recorded), type(leaf).__name__)
             elif TensorSpec.of(leaf) != recorded:

@@ -129,7 +129,7 @@ class _Emitter(Writer):
 
     def kinds(self) -> set[str]:
         """The kinds of device of the tensors that are checked."""
-        specs = [leaf for leaf in self.signature.leaves if isinstance(leaf, TensorSpec)]
+        specs = [leaf for leaf in self.signature.leaves if type(leaf) is TensorSpec]
         specs += [item.spec for item in self.signature.inputs if isinstance(item.source, State)]
         return {spec.device.type for spec in specs}
 
@@ -172,9 +172,9 @@ class _Emitter(Writer):
     def leaf(self, value: str, index: int) -> None:
         recorded = self.signature.leaves[index]
         self.leaves[index] = value
-        if isinstance(recorded, Alias):
+        if type(recorded) is Alias:
             self.require(f"{value} is {self.leaves[recorded.of]}")
-        elif not isinstance(recorded, TensorSpec):
+        elif type(recorded) is not TensorSpec:
             self.require(self.equals(value, recorded))
 
     def equals(self, value: str, recorded: Any) -> str:
@@ -183,7 +183,7 @@ class _Emitter(Writer):
             return f"{value} is {recorded}"
         constant = self.literal(recorded)
         is_usual = type(recorded) is float and recorded != 0 and recorded == recorded
-        if type(recorded) in _EXACT or is_usual:
+        if any(type(recorded) is cls for cls in _EXACT) or is_usual:
             return f"(type({value}) is {self.constant(type(recorded))} and {value} == {constant})"
         if not is_value(recorded):
             return f"{value} is {constant}"
@@ -243,7 +243,7 @@ class _Emitter(Writer):
 
     def distinct(self) -> None:
         """Conditions that arguments which could be one tensor with another, by their specs, are no more so than they were."""
-        own = [(self.leaves[at], leaf) for at, leaf in enumerate(self.signature.leaves) if isinstance(leaf, TensorSpec)]
+        own = [(self.leaves[at], leaf) for at, leaf in enumerate(self.signature.leaves) if type(leaf) is TensorSpec]
         others = [
             (name, item.spec)
             for name, item in zip(self.inputs, self.signature.inputs, strict=True)
@@ -276,7 +276,7 @@ class _Emitter(Writer):
 
     def tensors(self) -> None:
         """One native check of all tensor arguments and all state, and that no argument shares memory it must not."""
-        checked = [self.leaves[i] for i, leaf in enumerate(self.signature.leaves) if isinstance(leaf, TensorSpec)]
+        checked = [self.leaves[i] for i, leaf in enumerate(self.signature.leaves) if type(leaf) is TensorSpec]
         checked += [
             name
             for name, item in zip(self.inputs, self.signature.inputs, strict=True)

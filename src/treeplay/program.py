@@ -79,12 +79,21 @@ class Jitted(Generic[P, R]):
         register(self)
 
     def _make_manager(self) -> Manager:
-        def record(call: Any, log: list[Any]) -> Recording:
-            return driver.record(self.__wrapped__, call, log, lower=self._lower, name=self._name, wrap=_wrap)
+        # Not `self`, which is to go when it is dropped.
+        program, lower, name = self.__wrapped__, self._lower, self._name
 
-        watch = plain_run if self._lower == "capture" else observe
-        gate = Gate(self._lock, is_opaque=self._lower == "capture")
-        return Manager(self.__wrapped__, record, watch, gate=gate, name=self._name, on_refusal=self._on_refusal)
+        def record(call: Any, log: list[Any]) -> Recording:
+            return driver.record(program, call, log, lower=lower, name=name, wrap=_wrap)
+
+        watch = plain_run if lower == "capture" else observe
+        gate = Gate(self._lock, is_opaque=lower == "capture")
+        return Manager(program, record, watch, gate=gate, name=name, on_refusal=self._on_refusal)
+
+    def __del__(self) -> None:
+        """What recordings are made of refers to each other, and need not wait for Python's garbage collector."""
+        manager = self.__dict__.get("_manager")
+        if manager is not None and not sys.is_finalizing():
+            manager.reset()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return cast(R, _call(self, args, kwargs))

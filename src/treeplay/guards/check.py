@@ -77,7 +77,8 @@ class Guards:
         self._loose: list[int] = []  # state that may be replaced without another guard telling of it
         self._state: dict[int, int] = {}  # the `id` of the attributes of the tensor in each of these places
         self._quick: Any = None
-        self.holds: Callable[[], bool] = self.again
+        # Not a method, by which guards that are never asked would keep themselves.
+        self.holds: Callable[[], bool] = functools.partial(Guards.again, weakref.proxy(self))
 
     def again(self) -> bool:
         """Compare values, after the quick check said no."""

@@ -30,7 +30,7 @@ import threading
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -458,18 +458,13 @@ class Reach:
         if asks and cls not in self._of_instances and cls.__module__.partition(".")[0] == "torch":
             self._named[cls] = None
             asks = False
-        matters = functools.partial(self._matters, asks)
+        matters = functools.partial(_matters, self._names, asks)
         table = _real_table(cls)
         self._add_table(Table(table, f"{cls.__qualname__}.", matters=matters))
         for name, entry in list(table.items()):
             is_data = not is_a(entry, (*_WRAPPERS, property, types.FunctionType))
             if matters(name) and (not is_data or asks or name in self._names):
                 self.enter(entry, f"{cls.__qualname__}.{name}")
-
-    def _matters(self, asks: bool, name: Any) -> bool:
-        if is_a(name, str) and name[:2] == "__" and name[-2:] == "__":
-            return name not in _OF_THE_CLASS
-        return (asks or name in self._names) and name[:5] != "_abc_"
 
     def _goes_behind_itself(self, cls: type) -> bool:
         """Whether a method of `cls` that ran asks for attributes of its object in a way that the class is not told of."""
@@ -627,6 +622,13 @@ class Reach:
 
     def _nothing(self, value: Any, label: str) -> None:
         """Nothing to see."""
+
+
+def _matters(names: Collection[str], asks: bool, name: Any) -> bool:
+    """Whether an entry of a class counts, where the run read `names`; `asks`: or computed some."""
+    if is_a(name, str) and name[:2] == "__" and name[-2:] == "__":
+        return name not in _OF_THE_CLASS
+    return (asks or name in names) and name[:5] != "_abc_"
 
 
 def spot_of(place: Place) -> tuple[int, Any] | None:

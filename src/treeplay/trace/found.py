@@ -66,6 +66,10 @@ class Survey:
         for index, group in enumerate(optimizer.param_groups):
             yield place.child(How.ITEM, optimizer.param_groups, index, f"param_groups[{index}]"), group
 
+    def watched_only(self) -> Survey:
+        """The plain values alone: it keeps no tensor alive, such as a gradient that is set to None after the call."""
+        return Survey(watched=self.watched)
+
     def changed(self) -> Place | None:
         """A plain value that the program reads and that is no longer what it was, or None."""
         return next((place for place, value in self.watched if not is_same(place.read_or(GONE), value)), None)

@@ -5,7 +5,10 @@ lowered, signature ─ make_work ▶ Work ─ device ▶ Recorded ─ make_recor
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -115,7 +118,8 @@ def make_recording(
     )
     source = emit_call(signature, ambience, parts, name=f"call {name}")
     call_function = load_source(source)
-    recorded.tell(lambda replay: call_function.__globals__.update(run=replay))
+    run_of = weakref.ref(call_function)  # which holds what is recorded
+    recorded.tell(lambda replay: _set_run(run_of(), replay))
     return Recording(
         call=call_function,
         signature=signature,
@@ -130,3 +134,8 @@ def make_recording(
         details=lowered.details,
         plain_calls=lambda: recorded.plain_calls,
     )
+
+
+def _set_run(call_function: Callable[..., Any] | None, replay: Replay) -> None:
+    if call_function is not None:
+        call_function.__globals__.update(run=replay)

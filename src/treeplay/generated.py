@@ -24,7 +24,7 @@ def load_source(source: Source) -> Callable[..., Any]:
     linecache.cache[file] = (len(source.text), None, source.text.splitlines(keepends=True), file)
     scope = dict(source.names)
     exec(compile(source.text, file, "exec"), scope)
-    function: Callable[..., Any] = scope[source.entry]
+    function: Callable[..., Any] = scope.pop(source.entry)  # whose globals these are: it would keep itself alive
     hide_from_dynamo(function)
     weakref.finalize(function, linecache.cache.pop, file, None).atexit = False
     return function

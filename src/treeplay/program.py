@@ -10,8 +10,10 @@ On a GPU call 2 runs what was lowered as it is, and call 3 captures it and launc
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable
+from types import MethodType
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 import torch
@@ -37,6 +39,21 @@ M = TypeVar("M", bound=torch.nn.Module)
 OnRefusal = Literal["eager", "raise"]
 Lower = Literal["auto", "inductor", "aten", "capture"]
 
+_numbers = itertools.count()
+
+
+class _Bound:
+    """What an object's `__dict__` keeps for one of its jitted methods. A copy of the object finds that it is not its own."""
+
+    __slots__ = ("owner", "program")
+
+    def __init__(self, owner: Any, program: Jitted[..., Any]) -> None:
+        self.owner = owner
+        self.program = program
+
+    def __reduce__(self) -> Any:  # of recordings nothing is copied or pickled
+        return type(None), ()
+
 
 class Jitted(Generic[P, R]):
     """A program that is traced on its second call and replayed from then on; on a GPU from its third.
@@ -53,7 +70,8 @@ class Jitted(Generic[P, R]):
         self._lower = lower
         self._on_refusal = on_refusal
         self._name = str(name or getattr(program, "__qualname__", type(program).__name__))
-        self._attribute = self._name
+        # One for each decorated function: an override and what it overrides are two methods of one object.
+        self._key = f"{self._name} (jitted {next(_numbers)})"
         self._lock = shared_lock()
         self._manager = self._make_manager()
         if not isinstance(program, torch.nn.Module):
@@ -61,33 +79,49 @@ class Jitted(Generic[P, R]):
         register(self)
 
     def _make_manager(self) -> Manager:
-        def record(call: Any, log: list[Any]) -> Recording:
-            return driver.record(self.__wrapped__, call, log, lower=self._lower, name=self._name, wrap=_wrap)
+        # Not `self`, which is to go when it is dropped.
+        program, lower, name = self.__wrapped__, self._lower, self._name
 
-        watch = plain_run if self._lower == "capture" else observe
-        gate = Gate(self._lock, is_opaque=self._lower == "capture")
-        return Manager(self.__wrapped__, record, watch, gate=gate, name=self._name, on_refusal=self._on_refusal)
+        def record(call: Any, log: list[Any]) -> Recording:
+            return driver.record(program, call, log, lower=lower, name=name, wrap=_wrap)
+
+        watch = plain_run if lower == "capture" else observe
+        gate = Gate(self._lock, is_opaque=lower == "capture")
+        return Manager(program, record, watch, gate=gate, name=name, on_refusal=self._on_refusal)
+
+    def __del__(self) -> None:
+        """What recordings are made of refers to each other, and need not wait for Python's garbage collector."""
+        manager = self.__dict__.get("_manager")
+        if manager is not None and not sys.is_finalizing():
+            manager.reset()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return cast(R, _call(self, args, kwargs))
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._attribute = name
-
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Decorating a method: each instance gets a jitted program of its own, kept in its `__dict__` under the same name."""
-        if instance is None:
-            return self
-        method = cast(Any, self.__wrapped__).__get__(instance)
-        bound: Jitted[..., Any] = Jitted(method, lower=self._lower, on_refusal=self._on_refusal, name=self._name)
+        """Decorating a method: each instance gets a jitted program of its own, kept in its `__dict__`. For a class, which
+        has none of its own to write to, it is a method of this program."""
         try:
-            vars(instance)[self._attribute] = bound
-        except TypeError:
+            bound = instance.__dict__[self._key]
+            if bound.owner is instance:
+                return bound.program
+        except (AttributeError, KeyError):
+            pass
+        return self if instance is None else self._bind(instance)
+
+    def _bind(self, instance: Any) -> Any:
+        if isinstance(instance, type):
+            return MethodType(self, instance)
+        method = cast(Any, self.__wrapped__).__get__(instance)
+        program: Jitted[..., Any] = Jitted(method, lower=self._lower, on_refusal=self._on_refusal, name=self._name)
+        try:
+            instance.__dict__[self._key] = _Bound(instance, program)
+        except (AttributeError, TypeError):
             raise ArgumentTypeError(
                 f"jit: {self._name} is a method of {type(instance).__name__}, whose instances have no __dict__ to keep "
                 "recordings in; jit the bound method instead"
             ) from None
-        return bound
+        return program
 
     def statistics(self) -> Statistics:
         """What this program has done so far: a snapshot of plain values."""
@@ -239,11 +273,11 @@ def jit(
 def jit(program: Any = None, *, lower: Lower = "auto", on_refusal: OnRefusal = "eager") -> Any:
     """Record `program` on its second call, on a GPU on its third, and replay it from then on.
 
-    `program` is any callable or module: a whole training step that calls backward and the optimizer itself, inference, or
-    one whose results the caller differentiates, later, in parts, or never. Tensors in its arguments (nested dict, list,
-    tuple, namedtuple, dataclass) may change from call to call; their shapes, strides, dtypes and devices, and all Python
-    values, are part of the key. State it reaches (parameters,
-    buffers, optimizer state, gradients, tensors of its closure) is updated in place, as eager would.
+    `program` is any callable, method or module: a whole training step that calls backward and the optimizer itself,
+    inference, or one whose results the caller differentiates, later, in parts, or never. Tensors in its arguments (nested
+    dict, list, tuple, namedtuple, dataclass) may change from call to call; their shapes, strides, dtypes and devices, and
+    all Python values, are part of the key. State it reaches (parameters, buffers, optimizer state, gradients, tensors of
+    its closure) is updated in place, as eager would.
 
     `lower`: "inductor" compiles, "aten" runs the operators from a static plan, "auto" picks between these. "capture" does not
     trace: the program's own kernels are recorded as it launches them (Triton, extensions, a compiled model inside).
@@ -259,6 +293,8 @@ def jit(program: Any = None, *, lower: Lower = "auto", on_refusal: OnRefusal = "
         raise ArgumentError(f"on_refusal: expected 'eager' or 'raise', found {on_refusal!r}")
     if program is None:
         return functools.partial(jit, lower=lower, on_refusal=on_refusal)
+    if isinstance(program, (classmethod, staticmethod)):
+        return type(program)(jit(program.__func__, lower=lower, on_refusal=on_refusal))
     if not callable(program):
         raise ArgumentTypeError(f"jit: expected a callable or a module, found {type(program).__name__}")
     if isinstance(program, torch.nn.Module):

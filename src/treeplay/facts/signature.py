@@ -7,6 +7,7 @@ numbers ───┘                        └─▶ writes (slots such as `.gr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -121,14 +122,41 @@ class Static:
 
 
 @dataclass(frozen=True, slots=True)
+class Given:
+    """The very container among the call's arguments that a call function has in the variable `name`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The very container that is at a place of state when the call begins."""
+
+    place: Place
+
+    def __repr__(self) -> str:
+        return f"Found({self.place})"
+
+
+@dataclass(frozen=True, slots=True)
 class Built:
-    """A container that the program makes on each call, with tensors in it."""
+    """A container that the program makes on each call, with tensors in it. One that is in several places has a number."""
 
     structure: Leaf | Structure
-    refs: tuple[Fresh | Same | View | Static, ...]
+    refs: tuple[Ref, ...]
+    number: int | None = None
 
 
-Ref = Fresh | Same | View | Static
+Ref = Fresh | Same | View | Static | Given | Found | Built
+
+
+def parts_of(ref: Ref) -> Iterator[Ref]:
+    """A reference, or those that a container is built of."""
+    if isinstance(ref, Built):
+        for part in ref.refs:
+            yield from parts_of(part)
+    else:
+        yield ref
 
 
 class Gone:
@@ -143,7 +171,7 @@ class Write:
     """After a replay, `place` holds `value`."""
 
     place: Place
-    value: Ref | Built
+    value: Ref
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +180,15 @@ class Watch:
 
     place: Place
     value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Two containers of the arguments, by name, or one and a place of state: whether they are one object."""
+
+    name: str
+    other: str | Place
+    are_one: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +210,19 @@ class Signature:
     outputs: int  # how many outputs the graph has
     guarded: Any = None  # the guards over everything that the traced run read
     met: tuple[tuple[Any, TensorSpec], ...] = ()  # tensors that are no inputs, and that an argument could be
+    meetings: tuple[Meeting, ...] = ()  # of containers that are returned, stored or written to
     called: frozenset[str] | None = None  # names of operators and builtin functions that ran; None if that is not known
 
     @property
     def mutated(self) -> tuple[int, ...]:
         """Indices of the inputs that the graph writes to."""
         return tuple(index for index, item in enumerate(self.inputs) if item.is_mutated)
+
+    @property
+    def values(self) -> Iterator[Ref]:
+        """What is returned and stored, containers taken apart."""
+        for ref in (*self.refs, *(write.value for write in self.writes)):
+            yield from parts_of(ref)
 
     def __str__(self) -> str:
         return (

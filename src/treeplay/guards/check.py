@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from treeplay.facts.kinds import has_strides, is_a, is_initialised
 from treeplay.facts.mismatch import Mismatch
 from treeplay.facts.place import How, Place
 from treeplay.facts.same import is_same
@@ -76,7 +77,8 @@ class Guards:
         self._loose: list[int] = []  # state that may be replaced without another guard telling of it
         self._state: dict[int, int] = {}  # the `id` of the attributes of the tensor in each of these places
         self._quick: Any = None
-        self.holds: Callable[[], bool] = self.again
+        # Not a method, by which guards that are never asked would keep themselves.
+        self.holds: Callable[[], bool] = functools.partial(Guards.again, weakref.proxy(self))
 
     def again(self) -> bool:
         """Compare values, after the quick check said no."""
@@ -242,7 +244,7 @@ class Guards:
         """The plain values among what is guarded, each as its place and what it was."""
         lines = {}
         for place, value in self.places():
-            if isinstance(value, _SHOWN) and not _is_within_python(place):
+            if is_a(value, _SHOWN) and not _is_within_python(place):
                 lines[place] = f"{place} = {shown(value)}"
         return tuple(lines.values())
 
@@ -432,14 +434,14 @@ class Guards:
         yield from self._reach.items
 
     def _write_tensors(self, writer: _Writer) -> None:
-        tensors = [tensor for tensor, _ in self._reach.tensors.values() if tensor.layout is torch.strided]
+        tensors = [tensor for tensor, _ in self._reach.tensors.values() if has_strides(tensor)]
         if tensors:
             writer.add(f"{writer.name(tensor_check(tensors))}(*{writer.name(tensors)})")
         may_move = any(guard.free and not (isinstance(guard, Table) and guard.is_steady) for guard in self._movable())
         if may_move or any(asked.is_free for asked in self._reach.asked):
             writer.add(f"{writer.name(self.state_is_alike)}()")
         for tensor, _, facts in self._facts:
-            if tensor.layout is not torch.strided:
+            if not has_strides(tensor):
                 writer.add(f"{writer.name(_facts_of)}({writer.name(tensor)}) == {writer.name(facts)}")
 
 
@@ -505,9 +507,12 @@ def _has_plain_length(holder: Any) -> bool:
 
 
 def _facts_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What can be read of a tensor besides its values."""
-    strides = tensor.stride() if tensor.layout is torch.strided else None
-    return type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, tuple(tensor.shape), strides
+    """What can be read of a tensor besides its values; of one without memory, and of a nested one, nothing is asked that
+    would raise."""
+    with torch._C.DisableTorchFunctionSubclass():
+        strides = tensor.stride() if has_strides(tensor) else None
+        shape = tuple(tensor.shape) if is_initialised(tensor) and not tensor.is_nested else ()
+        return type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, shape, strides
 
 
 def _described(facts: tuple[Any, ...]) -> str:

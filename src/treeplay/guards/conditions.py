@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from treeplay.facts.kinds import has_strides, is_a, items
 from treeplay.facts.mismatch import Mismatch
 from treeplay.facts.same import is_same, is_value
 from treeplay.facts.spec import TensorSpec
@@ -383,7 +384,7 @@ class Data(Guard):
 
 def elements(holder: Any) -> list[Any]:
     """What a list or deque holds, whatever a subclass makes of iteration."""
-    return list(list.__iter__(holder) if isinstance(holder, list) else holder)
+    return items(holder)
 
 
 def _same_keys(before: dict[Any, Any], now: dict[Any, Any]) -> bool:
@@ -392,7 +393,7 @@ def _same_keys(before: dict[Any, Any], now: dict[Any, Any]) -> bool:
 
 def _is_like(before: Any, found: Any) -> bool:
     """Whether a slot that the recording itself fills holds what it put there, or the like."""
-    if isinstance(before, torch.Tensor) and isinstance(found, torch.Tensor):
+    if is_a(before, torch.Tensor) and is_a(found, torch.Tensor):
         if before.layout is not torch.strided or found.layout is not torch.strided:
             return False
         return type(before) is type(found) and TensorSpec.of(before) == TensorSpec.of(found)
@@ -417,8 +418,8 @@ def _is_short(value: Any) -> bool:
 
 def shown(value: Any) -> str:
     """A value as a short text; never a tensor's numbers, which would wait for its device."""
-    if isinstance(value, torch.Tensor):
-        is_plain = value.layout is torch.strided
+    if is_a(value, torch.Tensor):
+        is_plain = has_strides(value)
         return f"a tensor {TensorSpec.of(value)}" if is_plain else f"a {value.layout} tensor"
     if isinstance(value, (bool, int, float, complex, str, bytes, type(None), type(ABSENT))):
         text = repr(value)

@@ -30,12 +30,13 @@ import threading
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from treeplay.facts.kinds import is_a, is_iterator, table_of
 from treeplay.facts.place import How, Place
 from treeplay.facts.same import is_same
 from treeplay.guards.conditions import Asked, Code, Container, Data, Items, Members, Table
@@ -147,6 +148,10 @@ class Reach:
         self._of_instances: set[type] = set()
         self._named: dict[type, None] = {}  # torch's classes of which no object was met
 
+    def leave_out(self, value: Any) -> None:
+        """Guard nothing of `value` itself: a container of the arguments, which the call takes apart each time."""
+        self._seen[id(value)] = value
+
     def walk(self, roots: Iterable[tuple[Any, str]]) -> Reach:
         """Enter `roots`, each with its label, and all that follows; raises `TooMuch`."""
         for value, label in (*roots, (torch.Tensor, "Tensor")):
@@ -181,7 +186,7 @@ class Reach:
 
     def enter(self, value: Any, label: str) -> None:
         """Follow `value`, which the run read at `label`."""
-        if type(value) in _VALUES or isinstance(value, _HARMLESS):
+        if type(value) in _VALUES or is_a(value, _HARMLESS):
             return
         key = id(value)
         if key in self._seen:
@@ -192,7 +197,7 @@ class Reach:
 
     def _visit(self, value: Any, label: str) -> None:
         for kind, visit in _KINDS:
-            if isinstance(value, kind):
+            if is_a(value, kind):
                 visit(self, value, label)
                 return
         self._instance(value, label)
@@ -304,7 +309,7 @@ class Reach:
         has_more = False
         for table, names in list(self._globals.values()):
             builtins = table.get("__builtins__", {})
-            outer = vars(builtins) if isinstance(builtins, types.ModuleType) else builtins
+            outer = vars(builtins) if is_a(builtins, types.ModuleType) else builtins
             for name in names:
                 if (id(table), name) in self._entered:
                     continue
@@ -331,7 +336,7 @@ class Reach:
 
     def _builtin(self, function: types.BuiltinFunctionType, label: str) -> None:
         owner = function.__self__
-        if owner is not None and not isinstance(owner, types.ModuleType):
+        if owner is not None and not is_a(owner, types.ModuleType):
             self.enter(owner, f"{label}.__self__")
 
     def _partial(self, partial: functools.partial[Any], label: str) -> None:
@@ -356,7 +361,7 @@ class Reach:
         if not wanted:
             return
         for found in gc.get_referrers(*wanted):
-            if isinstance(found, types.FunctionType) and id(found.__code__) not in self._functions_seen:
+            if is_a(found, types.FunctionType) and id(found.__code__) not in self._functions_seen:
                 self.enter(found, found.__qualname__)
         self._run()
 
@@ -364,16 +369,16 @@ class Reach:
 
     def _instance(self, value: Any, label: str) -> None:
         cls = type(value)
-        if isinstance(value, _BUILTIN_MUTABLE):
+        if is_a(value, _BUILTIN_MUTABLE):
             self._contents(value, label)
         if cls.__module__ == "typing":
             return
         if str(cls.__module__).startswith("treeplay."):
             self.enter(getattr(value, "__wrapped__", None), label)  # a jitted program inside of this one runs as it is
             return
-        table = _table_of(value)
+        table = table_of(value)
         is_watched = self.reads.is_watched(value) and not self._is_blind and not self._goes_behind_itself(cls)
-        if not cls.__flags__ & _HEAP and not isinstance(value, _BUILTIN_MUTABLE):
+        if not cls.__flags__ & _HEAP and not is_a(value, _BUILTIN_MUTABLE):
             self._foreign(value, label)
             if table is None:
                 return
@@ -384,8 +389,8 @@ class Reach:
             del self._named[base]
             self._data_of_class(base)
         self.enter(cls, cls.__qualname__)
-        if isinstance(value, torch.optim.Optimizer):
-            self._unordered |= {id(group) for group in value.param_groups}
+        if is_a(value, torch.optim.Optimizer):
+            self._unordered |= {id(group) for group in vars(value).get("param_groups", ())}
         names = self.reads.names(value, also_assigned=self.also_assigned) if is_watched else {WHOLE: None}
         self._slots(value, label, None if WHOLE in names else names)
         if table is None:
@@ -398,13 +403,13 @@ class Reach:
             self._add_table(Table(table, f"{label}.", kept))
             for name in kept:
                 if name in table:
-                    is_part = isinstance(value, torch.nn.Module) and name in _TABLES_OF_MODULES
+                    is_part = is_a(value, torch.nn.Module) and name in _TABLES_OF_MODULES
                     self.enter(table[name], f"{label}." if is_part else f"{label}.{name}")
 
     def _slots(self, value: Any, label: str, names: dict[str, None] | None) -> None:
         for cls in type(value).__mro__:
             for name, entry in vars(cls).items() if cls.__flags__ & _HEAP else ():
-                if isinstance(entry, types.MemberDescriptorType) and (names is None or name in names):
+                if is_a(entry, types.MemberDescriptorType) and (names is None or name in names):
                     ask = functools.partial(getattr, value, name, ABSENT)
                     asked = Asked(ask, f"{label}.{name}", (id(value), name), attribute=(value, name))
                     self.asked.append(asked)
@@ -412,14 +417,14 @@ class Reach:
 
     def _foreign(self, value: Any, label: str) -> None:
         """An object of an extension's: what it is made of is entered, as far as it tells the garbage collector."""
-        if isinstance(value, weakref.ProxyTypes):
+        if is_a(value, weakref.ProxyTypes):
             return
-        if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
+        if is_iterator(value) and not is_a(value, io.IOBase):
             self.iterators.append((value, label))
             return
         self.opaque.append((value, label))
         for found in gc.get_referents(value):
-            if not isinstance(found, type):
+            if not is_a(found, type):
                 self.enter(found, label)
 
     def _module(self, module: types.ModuleType, label: str) -> None:
@@ -453,18 +458,13 @@ class Reach:
         if asks and cls not in self._of_instances and cls.__module__.partition(".")[0] == "torch":
             self._named[cls] = None
             asks = False
-        matters = functools.partial(self._matters, asks)
+        matters = functools.partial(_matters, self._names, asks)
         table = _real_table(cls)
         self._add_table(Table(table, f"{cls.__qualname__}.", matters=matters))
         for name, entry in list(table.items()):
-            is_data = not isinstance(entry, (*_WRAPPERS, property, types.FunctionType))
+            is_data = not is_a(entry, (*_WRAPPERS, property, types.FunctionType))
             if matters(name) and (not is_data or asks or name in self._names):
                 self.enter(entry, f"{cls.__qualname__}.{name}")
-
-    def _matters(self, asks: bool, name: Any) -> bool:
-        if isinstance(name, str) and name[:2] == "__" and name[-2:] == "__":
-            return name not in _OF_THE_CLASS
-        return (asks or name in self._names) and name[:5] != "_abc_"
 
     def _goes_behind_itself(self, cls: type) -> bool:
         """Whether a method of `cls` that ran asks for attributes of its object in a way that the class is not told of."""
@@ -477,9 +477,9 @@ class Reach:
     def _enter_unfound_objects(self) -> None:
         """Objects whose attributes were read though no path led to them, unless they were made by the run and are gone."""
         for key, noted in list(self.reads.objects.items()):
-            if key in self._seen or isinstance(noted.object, type) or not noted.read:
+            if key in self._seen or is_a(noted.object, type) or not noted.read:
                 continue
-            if isinstance(noted.object, types.ModuleType):
+            if is_a(noted.object, types.ModuleType):
                 self.enter(noted.object, noted.object.__name__)
             elif sys.getrefcount(noted.object) > _OURS and not _is_of_the_run(noted):
                 self.enter(noted.object, f"a {type(noted.object).__name__}")
@@ -506,7 +506,7 @@ class Reach:
                 self.enter(value, f"{label}{name}")
 
     def _contents(self, value: Any, label: str) -> None:
-        if isinstance(value, dict):
+        if is_a(value, dict):
             if value is sys.modules or dict.keys(value) >= {"__builtins__", "__name__"}:
                 return  # namespaces, which are entered by name
             table = Table(value, label)
@@ -516,22 +516,22 @@ class Reach:
                 self.enter(key, f"a key of {label}")
                 self.enter(item, table.label_of(key))
             table.is_unordered = id(value) in self._unordered
-            if isinstance(value, collections.defaultdict):
+            if is_a(value, collections.defaultdict):
                 self.enter(value.default_factory, f"{label}.default_factory")
-        elif isinstance(value, (list, collections.deque)):
+        elif is_a(value, (list, collections.deque)):
             items = Items(value, label)
             items.may_be_replaced = type(value) in (list, collections.deque)
             self.items.append(items)
             self.containers[id(value)] = items
             self._each(items.recorded, label)
-        elif isinstance(value, set):
+        elif is_a(value, set):
             members = Members(value, label)
             members.may_be_replaced = type(value) is set
             self.members.append(members)
             self.containers[id(value)] = members
             self._each(members.recorded, label)
         else:
-            self._each(tuple.__iter__(value) if isinstance(value, tuple) else frozenset.__iter__(value), label)
+            self._each(tuple.__iter__(value) if is_a(value, tuple) else frozenset.__iter__(value), label)
 
     def _each(self, values: Iterable[Any], label: str) -> None:
         for index, value in enumerate(values):
@@ -547,7 +547,7 @@ class Reach:
         """A function with a cache: what the cache gave must be in it still; what others add to it does not matter."""
         self.enter(function.__wrapped__, label)
         for found in gc.get_referents(function):
-            if type(found) is dict and found is not _table_of(function) and id(found) not in self._seen:
+            if type(found) is dict and found is not table_of(function) and id(found) not in self._seen:
                 self._seen[id(found)] = found
                 cache = Table(found, f"cache of {label}")
                 cache.may_grow = True
@@ -565,7 +565,7 @@ class Reach:
     # --- the rest ---------------------------------------------------------------------------------------------
 
     def _tensor(self, tensor: torch.Tensor, label: str) -> None:
-        if isinstance(tensor, FakeTensor):
+        if is_a(tensor, FakeTensor):
             return
         if id(tensor) not in self._weak:
             self.tensors[id(tensor)] = tensor, label
@@ -624,13 +624,20 @@ class Reach:
         """Nothing to see."""
 
 
+def _matters(names: Collection[str], asks: bool, name: Any) -> bool:
+    """Whether an entry of a class counts, where the run read `names`; `asks`: or computed some."""
+    if is_a(name, str) and name[:2] == "__" and name[-2:] == "__":
+        return name not in _OF_THE_CLASS
+    return (asks or name in names) and name[:5] != "_abc_"
+
+
 def spot_of(place: Place) -> tuple[int, Any] | None:
     """Which entry of which dictionary, list or object a place is; None for a gradient, which is in none."""
     holder, key = place.holder, place.key
     if place.how is How.CELL:
         return id(holder), None
     if place.how is How.ATTRIBUTE:
-        table = _real_table(holder) if isinstance(holder, type) else _table_of(holder)
+        table = _real_table(holder) if is_a(holder, type) else table_of(holder)
         return (id(table), key) if table is not None and key in table else (id(holder), key)
     return (id(holder), _hashed(key)) if place.how is How.ITEM else None
 
@@ -650,7 +657,7 @@ _TRANSIENT = frozenset({"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"})
 
 
 def _is_of_the_program(name: Any) -> bool:
-    return not (isinstance(name, str) and name[:2] == "__" and name[-2:] == "__")
+    return not (is_a(name, str) and name[:2] == "__" and name[-2:] == "__")
 
 
 # What a function names that reads or assigns attributes behind the back of a class.
@@ -689,7 +696,7 @@ def _names_of(local: threading.local) -> tuple[str, ...]:
 
 def _inner(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
+        if is_a(constant, types.CodeType):
             yield constant
             yield from _inner(constant)
 
@@ -698,14 +705,6 @@ def _real_table(cls: type) -> dict[str, Any]:
     """The dictionary behind the view of it that a class shows."""
     table: dict[str, Any] = gc.get_referents(vars(cls))[0]
     return table
-
-
-def _table_of(value: Any) -> dict[str, Any] | None:
-    try:
-        table = object.__getattribute__(value, "__dict__")
-    except (AttributeError, TypeError):
-        return None
-    return table if isinstance(table, dict) else None
 
 
 def _is_found_on(cls: type, name: str) -> bool:
@@ -719,13 +718,13 @@ def _is_found_on(cls: type, name: str) -> bool:
 
 def _is_of_the_run(noted: Noted) -> bool:
     """Whether an object holds nothing but what the run put into it, or something that only the run can have made."""
-    table = _table_of(noted.object) or {}
+    table = table_of(noted.object) or {}
     if table and all(noted.assigned.get(name) is ABSENT for name in table):
         return True
     values = list(table.values())
-    values += [item for value in values if isinstance(value, dict) for item in value.values()]
-    values += [item for value in values if isinstance(value, (list, tuple)) for item in value]
-    return any(isinstance(value, (FakeTensor, torch.SymFloat)) for value in values)
+    values += [item for value in values if is_a(value, dict) for item in value.values()]
+    values += [item for value in values if is_a(value, (list, tuple)) for item in value]
+    return any(is_a(value, (FakeTensor, torch.SymFloat)) for value in values)
 
 
 _CData: type = ctypes.c_int.__mro__[-2]
@@ -737,8 +736,8 @@ def _memories() -> tuple[type, ...]:
 
 
 class _Memories(type):
-    def __instancecheck__(cls, value: Any) -> bool:
-        return isinstance(value, _memories())
+    def __subclasscheck__(cls, other: type) -> bool:
+        return issubclass(other, _memories())
 
 
 class _Memory(metaclass=_Memories):
@@ -746,9 +745,9 @@ class _Memory(metaclass=_Memories):
 
 
 class _Scalars(type):
-    def __instancecheck__(cls, value: Any) -> bool:
+    def __subclasscheck__(cls, other: type) -> bool:
         numpy = sys.modules.get("numpy")
-        return numpy is not None and isinstance(value, numpy.generic)
+        return numpy is not None and issubclass(other, numpy.generic)
 
 
 class _Scalar(metaclass=_Scalars):

@@ -269,7 +269,7 @@ def entry_of(value: Any, name: str) -> Any:
     """What an object's own dictionary of attributes holds, without asking its class; `ABSENT` if nothing."""
     try:
         table = object.__getattribute__(value, "__dict__")
-    except (AttributeError, TypeError):
+    except Exception:  # `__dict__` may be a property of the class's
         return ABSENT
     return table.get(name, ABSENT) if isinstance(table, dict) else ABSENT
 
@@ -277,7 +277,7 @@ def entry_of(value: Any, name: str) -> Any:
 def _attributes(value: Any) -> list[Any]:
     try:
         table = object.__getattribute__(value, "__dict__")
-    except (AttributeError, TypeError):
+    except Exception:  # `__dict__` may be a property of the class's
         return []
     return list(table.values()) if isinstance(table, dict) else []
 

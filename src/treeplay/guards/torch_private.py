@@ -22,11 +22,12 @@ def tensor_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     takes no Dynamo: the class lives in torch's extension module.
     """
     guards: Any = _guards.TensorGuards
-    check: Callable[..., bool] = guards(
-        *tensors,
-        dynamic_dims_sizes=[list(tensor.size()) for tensor in tensors],
-        dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
-    ).check
+    with torch._C.DisableTorchFunctionSubclass():
+        check: Callable[..., bool] = guards(
+            *tensors,
+            dynamic_dims_sizes=[list(tensor.size()) for tensor in tensors],
+            dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+        ).check
     return check
 
 

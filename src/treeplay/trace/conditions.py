@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from treeplay.facts.kinds import is_a
 from treeplay.facts.place import How, Place, root
 from treeplay.facts.signature import (
     Alias,
@@ -23,6 +24,7 @@ from treeplay.facts.signature import (
 )
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import DICTS, Leaf, Structure, paths
+from treeplay.trace.given import meetings
 from treeplay.trace.guarded import attributes_of_arguments
 from treeplay.trace.hooks import Hooks, has_hooks
 from treeplay.trace.scaling import idle_scalers
@@ -68,6 +70,7 @@ def make_signature(
         refs=refs,
         writes=writes,
         outputs=outputs,
+        meetings=tuple(meetings(run.found, refs, writes)),
     )
 
 
@@ -89,7 +92,7 @@ def leaves_of_call(call: Call) -> tuple[Any, ...]:
     first: dict[int, int] = {}
     leaves: list[Any] = []
     for index, leaf in enumerate(call.leaves):
-        if not isinstance(leaf, torch.Tensor):
+        if not is_a(leaf, torch.Tensor):
             leaves.append(leaf)
         elif first.setdefault(id(leaf), index) != index:
             leaves.append(Alias(first[id(leaf)]))

@@ -48,7 +48,7 @@ def flat_results(run: Run, result: Any) -> tuple[Shown, list[torch.fx.Node]]:
 
 def _with_history(run: Run, result: Any) -> Iterator[torch.Tensor]:
     given = {storage_of(seen.value.fake) for seen in run.tracer.tape.inputs}
-    stored = [leaf for change in run.snapshot.changes() for leaf in flatten(change.after)[0]]
+    stored = [leaf for value in run.snapshot.stored() for leaf in flatten(value)[0]]
     for leaf in [*flatten(result)[0], *stored]:
         value = run.tracer.values.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None
         if value is None or value.is_input or leaf.grad_fn is None or run.watch.reaches_consumed(leaf):

@@ -32,5 +32,5 @@ class Flat(References):
 
 def look(flat: Flat, result: Any, snapshot: Snapshot, numbers: list[Any]) -> Shown:
     """What a run returned and stored; `flat.tensors` are the tensors of it."""
-    structure, refs = flat.of_call(result)
+    structure, refs = flat.of_call(result, snapshot.stored())
     return Shown(structure, refs, find_writes(snapshot, flat, numbers), ())

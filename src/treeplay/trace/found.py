@@ -51,6 +51,8 @@ class Survey:
     container_places: dict[int, Place] = field(default_factory=dict)
     cells: list[tuple[Place, Any]] = field(default_factory=list)
     iterators: list[Place] = field(default_factory=list)
+    given: dict[int, list[Place]] = field(default_factory=dict)
+    """The containers among the arguments, by `id`: their places there, and last that in state."""
     kept: list[Any] = field(default_factory=list)
     is_complete: bool = True
 
@@ -63,6 +65,10 @@ class Survey:
         place = self.objects[id(optimizer)].child(How.ITEM, vars(optimizer), "param_groups", "param_groups")
         for index, group in enumerate(optimizer.param_groups):
             yield place.child(How.ITEM, optimizer.param_groups, index, f"param_groups[{index}]"), group
+
+    def watched_only(self) -> Survey:
+        """The plain values alone: it keeps no tensor alive, such as a gradient that is set to None after the call."""
+        return Survey(watched=self.watched)
 
     def changed(self) -> Place | None:
         """A plain value that the program reads and that is no longer what it was, or None."""

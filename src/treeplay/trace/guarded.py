@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from treeplay.errors import Refusal
+from treeplay.facts.kinds import has_strides, is_a
 from treeplay.facts.place import How, Place
 from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Argument, Kind, Number, Signature, State, Watch
+from treeplay.facts.signature import Argument, Found, Kind, Number, Signature, State, Watch
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import classes_in
 from treeplay.guards.check import Guards
@@ -22,6 +23,7 @@ from treeplay.guards.reach import Reach, TooMuch, spot_of
 from treeplay.guards.reads import Reads
 from treeplay.observe.stand_in import ABSENT
 from treeplay.trace.found import PLAIN, Survey
+from treeplay.trace.given import only_given
 from treeplay.trace.log import Entry
 
 if TYPE_CHECKING:
@@ -32,8 +34,11 @@ def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guard
     """The guards over what a traced run read; raises `Refusal` where that is too much to guard, or cannot be."""
     _check_called(run.reads)
     reach = Reach(run.reads, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
+    for container in only_given(run.found):
+        reach.leave_out(container)
     try:
-        reach.walk(roots_of(program, call))
+        with torch._C.DisableTorchFunctionSubclass():  # a tensor's class is not asked what the tensor is
+            reach.walk(roots_of(program, call))
     except TooMuch:
         raise Refusal(
             Reason(
@@ -48,7 +53,8 @@ def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guard
     places = [*_places_of_inputs(signature), *_places_of_numbers(run.numbers)]
     written = [write.place for write in signature.writes]
     reach.asked += settings_asked(run.reads.builtins)
-    reach.guard_the_way([*places, *written])
+    returned = [value.place for value in signature.values if isinstance(value, Found)]
+    reach.guard_the_way([*places, *written, *returned])
     reach.free(_spots(places), _spots(written))
     for tensor in (*call.tensors, *_state_in(signature)):
         reach.tensors.pop(id(tensor), None)
@@ -60,7 +66,7 @@ def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guard
 
 def roots_of(program: Any, call: Call) -> list[tuple[Any, str]]:
     """Where a walk over what a run read begins, with labels."""
-    objects = [leaf for leaf in call.leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))]
+    objects = [leaf for leaf in call.leaves if not is_a(leaf, (torch.Tensor, *PLAIN))]
     roots = [(program, "program"), *((value, f"this {type(value).__name__}") for value in objects)]
     return roots + [(cls, cls.__qualname__) for cls in classes_in(call.structure)]
 
@@ -164,7 +170,7 @@ def attributes_of_arguments(run: Run, call: Call) -> Iterator[Watch]:
     names = {name for noted in run.reads.objects.values() for name in noted.read}
     names.update(*(names_in(code) for code in (run.reads.code or {}).values()))
     for index, leaf in enumerate(call.leaves):
-        for name, value in vars(leaf).items() if isinstance(leaf, torch.Tensor) else ():
+        for name, value in vars(leaf).items() if is_a(leaf, torch.Tensor) else ():
             if name in names:
                 argument = Place(How.ARGUMENT, leaf, index, None, f"argument {index}")
                 yield Watch(argument.child(How.ATTRIBUTE, leaf, name, f"{argument}.{name}"), value)
@@ -181,8 +187,9 @@ def called_in(log: Iterable[Entry], reads: Reads) -> frozenset[str] | None:
 def with_guards(signature: Signature, guards: Guards, called: frozenset[str] | None) -> Signature:
     """A signature with its guards, the operators and builtins that were called, and the tensors that the run met, are no
     inputs, and look like an argument."""
-    arguments = {leaf for leaf in signature.leaves if isinstance(leaf, TensorSpec)}
-    specs = [(tensor, TensorSpec.of(tensor)) for tensor in guards.tensors() if tensor.layout is torch.strided]
+    arguments = {leaf for leaf in signature.leaves if type(leaf) is TensorSpec}
+    with torch._C.DisableTorchFunctionSubclass():
+        specs = [(tensor, TensorSpec.of(tensor)) for tensor in guards.tensors() if has_strides(tensor)]
     met = tuple((tensor, spec) for tensor, spec in specs if spec in arguments)
     return replace(signature, guarded=guards, met=met, called=called)
 

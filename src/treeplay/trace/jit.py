@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from treeplay.device.teardown import Teardown
 from treeplay.errors import ProgramRaised, Refusal, TooEarly
+from treeplay.facts.kinds import is_a, is_leaf
 from treeplay.facts.location import Location
 from treeplay.facts.place import How, Place, root
 from treeplay.facts.refusal import Reason
@@ -36,6 +37,7 @@ from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.trace.conditions import make_signature
 from treeplay.trace.differentiable import flat_results, is_differentiable
 from treeplay.trace.found import PLAIN, Survey
+from treeplay.trace.given import find_given
 from treeplay.trace.guarded import called_in, guards_of, stores_of_the_same, stores_unread, with_guards
 from treeplay.trace.hooks import ours
 from treeplay.trace.layouts import Answer, Question
@@ -85,7 +87,7 @@ class Call:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The tensor leaves, each tensor once."""
-        return list({id(leaf): leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)}.values())
+        return list({id(leaf): leaf for leaf in self.leaves if is_a(leaf, torch.Tensor)}.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,12 +239,12 @@ def _with_guards(made: Trace, program: Callable[..., Any], call: Call, run: Run)
 
 
 def _reads_of(found: Survey) -> Reads:
-    return Reads(classes_of(found.kept), (value for value in found.kept if isinstance(value, ModuleType)))
+    return Reads(classes_of(found.kept), (value for value in found.kept if is_a(value, ModuleType)))
 
 
 def survey_call(program: Callable[..., Any], call: Call) -> Survey:
     """What `program` can reach besides the tensors it is given."""
-    objects = [leaf for leaf in call.leaves if not isinstance(leaf, (torch.Tensor, *PLAIN))]
+    objects = [leaf for leaf in call.leaves if not is_a(leaf, (torch.Tensor, *PLAIN))]
     return survey(program, [*objects, *classes_in(call.structure)])
 
 
@@ -250,6 +252,7 @@ def survey_to_record(program: Callable[..., Any], call: Call) -> Survey:
     """What a recording can depend on, arguments included; raises `Refusal` where that cannot be followed."""
     found = survey_call(program, call)
     _find_arguments(found, call)
+    find_given(found, call.args, call.kwargs)
     _check_complete(program, found)
     _check_iterators(program, found)
     return found
@@ -353,7 +356,7 @@ def _traced(program: Callable[..., Any], call: Call, run: Run, *, is_shared: boo
         results = Results(run.tracer, run.found)
         run.snapshot.assigned, run.snapshot.unread = list(stores_of_the_same(run)), stores_unread(run)
         # Results first: a tensor that is returned and stored is one output.
-        structure, refs = results.of_call(result)
+        structure, refs = results.of_call(result, run.snapshot.stored())
         writes = find_writes(run.snapshot, results, run.numbers)
         outputs = results.outputs
     tape.graph.output(tuple(outputs))
@@ -376,14 +379,14 @@ def _run(program: Callable[..., Any], call: Call) -> Any:
 def _find_arguments(found: Survey, call: Call) -> None:
     """Make the arguments, and their gradients, tensors that can be found again."""
     for index, leaf in enumerate(call.leaves):
-        if isinstance(leaf, torch.Tensor):
+        if is_a(leaf, torch.Tensor):
             place = Place(How.ARGUMENT, leaf, index, None, f"argument {index}")
             places = found.tensors.setdefault(id(leaf), [])
             if places and places[0].how is How.ARGUMENT:  # the same tensor again
                 continue
             places.insert(0, place)
             found.kept.append(leaf)
-            if leaf.is_leaf and leaf.grad is not None and id(leaf.grad) not in found.tensors:
+            if is_leaf(leaf) and leaf.grad is not None and id(leaf.grad) not in found.tensors:
                 found.tensors[id(leaf.grad)] = [place.child(How.GRAD, leaf, None, f"{place}.grad")]
 
 

@@ -42,6 +42,7 @@ import torch
 
 from treeplay.device.collection import no_collection
 from treeplay.errors import InternalError, RanOtherwise, Refusal
+from treeplay.facts.kinds import is_leaf
 from treeplay.facts.overlap import overlapping
 from treeplay.facts.place import How, Place
 from treeplay.facts.refusal import Reason
@@ -49,6 +50,7 @@ from treeplay.facts.signature import Argument, Input, Signature, State
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import paths
 from treeplay.trace.found import Survey
+from treeplay.trace.given import over
 from treeplay.trace.host_tensors import HostState
 from treeplay.trace.jit import Call, home_of, survey_to_record
 from treeplay.trace.log import Entry
@@ -98,7 +100,7 @@ def _fused_may_be_captured(optimizers: Sequence[torch.optim.Optimizer], device: 
 def _reached(call: Call, found: Survey) -> list[torch.Tensor]:
     """Every tensor that has a place, each once, the arguments first."""
     tensors = [*call.tensors, *(item for item in found.kept if isinstance(item, torch.Tensor))]
-    tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
+    tensors += [tensor.grad for tensor in tensors if is_leaf(tensor) and tensor.grad is not None]
     return [tensor for tensor in {id(item): item for item in tensors}.values() if found.tensor_at(tensor)]
 
 
@@ -170,10 +172,11 @@ class Prepared:
             self._host.apart(self._refuse),
             self._in_place(tensors),
         ):
-            snapshot = Snapshot(self._found, tensors)
+            args, kwargs = self._arguments_over(tensors)
+            snapshot = Snapshot(over(self._found, args, kwargs), tensors)
             versions = [version_of(tensor) for tensor in tensors]
             try:
-                outputs, shown = self._look(self._run_over(tensors), snapshot, tensors)
+                outputs, shown = self._look(self._program(*args, **kwargs), snapshot, tensors)
                 counted = tuple(at for at, tensor in enumerate(tensors) if version_of(tensor) != versions[at])
             finally:
                 snapshot.restore()
@@ -190,8 +193,9 @@ class Prepared:
         raises `RanOtherwise`, with its result.
         """
         with self._around.set():
-            snapshot = Snapshot(self._found, tensors)
-            result = self._run_over(tensors)
+            args, kwargs = self._arguments_over(tensors)
+            snapshot = Snapshot(over(self._found, args, kwargs), tensors)
+            result = self._program(*args, **kwargs)
             try:
                 outputs, shown = self._look(result, snapshot, tensors)
                 self._check_like(shown)
@@ -218,14 +222,13 @@ class Prepared:
 
     # --- one run --------------------------------------------------------------------------------------------
 
-    def _run_over(self, tensors: Sequence[torch.Tensor]) -> Any:
+    def _arguments_over(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, Any]:
         given = {
             item.source.index: tensor
             for item, tensor in zip(self.inputs, tensors, strict=True)
             if isinstance(item.source, Argument)
         }
-        args, kwargs = self._call.over(given)
-        return self._program(*args, **kwargs)
+        return self._call.over(given)
 
     @contextlib.contextmanager
     def _in_place(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
@@ -248,9 +251,9 @@ class Prepared:
     ) -> tuple[list[torch.Tensor], Shown]:
         """What a run returned and left behind."""
         self._check_global_state(snapshot)
-        returned = Returned(self._found, self._refuse, tensors)
+        returned = Returned(snapshot.found, self._refuse, tensors)
         # Results first: a tensor that is returned and stored is one output.
-        structure, refs = returned.of_call(result)
+        structure, refs = returned.of_call(result, snapshot.stored())
         writes = find_writes(snapshot, returned, [])
         return returned.outputs, Shown(structure, refs, writes, tuple(map(TensorSpec.of, returned.outputs)))
 
@@ -309,6 +312,7 @@ class Prepared:
         self.tensors = []
         self._found.kept[:] = [item for item in self._found.kept if not isinstance(item, torch.Tensor)]
         self._found.tensors.clear()
+        self._found = over(self._found, (), {})
 
     def _refuse(self, op: str, why: str, advice: str) -> Refusal:
         return Refusal(Reason(op=op, why=why, advice=advice, where=home_of(self._program)))

@@ -9,10 +9,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from treeplay.facts.place import How, Place, root
-from treeplay.facts.signature import Alias, Argument, Built, Input, Kind, Same, Signature, State, View, Watch, Write
+from treeplay.facts.signature import (
+    Alias,
+    Argument,
+    Built,
+    Found,
+    Input,
+    Kind,
+    Same,
+    Signature,
+    State,
+    View,
+    Watch,
+    Write,
+    parts_of,
+)
 from treeplay.facts.structure import unflatten
 from treeplay.trace.conditions import leaves_of_call, on_the_way
 from treeplay.trace.found import PLAIN, Survey
+from treeplay.trace.given import meetings
 from treeplay.trace.hooks import Hooks
 from treeplay.trace.host_tensors import HostState
 
@@ -39,7 +54,7 @@ class Arguments:
         if at not in self._tensors:
             return self.leaves[at]
         recorded = self.leaves[at]
-        return tensors[recorded.of if isinstance(recorded, Alias) else at]
+        return tensors[recorded.of if type(recorded) is Alias else at]
 
 
 def inputs_of(value: Any) -> Iterator[int]:
@@ -66,7 +81,7 @@ def _renumbered(value: Any, kept: Sequence[int]) -> Any:
     if isinstance(value, Write):
         return Write(value.place, _renumbered(value.value, kept))
     if isinstance(value, Built):
-        return Built(value.structure, renumbered(value.refs, kept))
+        return Built(value.structure, renumbered(value.refs, kept), value.number)
     return value
 
 
@@ -87,6 +102,12 @@ def opaque_signature(
     places += [watch.place.parent for watch in watches if watch.place.parent is not None]
     places += [found.objects[key] for key in found.modules if key in found.objects]
     places += [write.place.parent for write in shown.writes if write.place.parent is not None]
+    places += [
+        part.place
+        for ref in (*shown.refs, *(write.value for write in shown.writes))
+        for part in parts_of(ref)
+        if isinstance(part, Found)
+    ]
     identities, lengths = on_the_way(places, found, found.modules, leaves if is_step else ())
     identities += tuple(Watch(found.tensor_at(tensor)[0], tensor) for tensor in host.tensors)
     return Signature(
@@ -103,6 +124,7 @@ def opaque_signature(
         refs=shown.refs,
         writes=shown.writes,
         outputs=len(shown.outputs),
+        meetings=tuple(meetings(found, shown.refs, shown.writes)),
     )
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from treeplay.device.teardown import each
+from treeplay.facts.kinds import is_a
 
 
 def _anybodys(source: Any) -> bool:
@@ -60,16 +61,16 @@ def _own(reached: Iterable[Any]) -> Iterator[Source]:
 
 def _access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], None]] | None:
     """How to read and to set the state of a generator; None for what is none, or has no state."""
-    if isinstance(value, random.Random):
-        return (value.getstate, value.setstate) if not isinstance(value, random.SystemRandom) else None
+    if is_a(value, random.Random):
+        return (value.getstate, value.setstate) if not is_a(value, random.SystemRandom) else None
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return None
-    if isinstance(value, numpy.random.Generator):
+    if is_a(value, numpy.random.Generator):
         return _of_bits(value.bit_generator)
-    if isinstance(value, numpy.random.RandomState):
+    if is_a(value, numpy.random.RandomState):
         return value.get_state, value.set_state
-    return _of_bits(value) if isinstance(value, numpy.random.BitGenerator) else None
+    return _of_bits(value) if is_a(value, numpy.random.BitGenerator) else None
 
 
 def _of_bits(bits: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:

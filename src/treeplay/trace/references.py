@@ -6,19 +6,22 @@ it is).
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.facts.signature import Built, Ref, Static
-from treeplay.facts.structure import Leaf, Structure, classes_in, flatten, unflatten
+from treeplay.facts.place import Place
+from treeplay.facts.signature import Built, Found, Given, Ref, Static
+from treeplay.facts.structure import Leaf, Structure, classes_in, containers, flatten, is_dataclass_value, unflatten
 from treeplay.trace.found import PLAIN, Survey
 
+_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 Refuse = Callable[[str, str, str], Refusal]
 _FROZEN = (*PLAIN, torch.Size, torch.dtype, torch.device, torch.layout, enum.Enum, type, FunctionType, range, frozenset)
 
@@ -31,9 +34,13 @@ class References:
         self.refuse = refuse
         self.lasting = {id(value) for value in found.kept}
         self._refs: dict[int, Ref] = {}
+        self._shared: dict[int, int] = {}  # containers that the program made and put in several places, numbered
+        self._open: set[int] = set()  # of these, those that are taken apart just now
 
     def ref(self, leaf: Any) -> Ref:
         """A reference to a leaf of the program's result, or of what it stored."""
+        if not isinstance(leaf, torch.Tensor) and self._is_one(leaf):
+            return self._one(leaf)
         if not isinstance(leaf, torch.Tensor):
             if isinstance(leaf, (torch.SymFloat, torch.SymBool)):
                 raise self.refuse("result", "returns a hyper-parameter as a number", "read it from the optimizer")
@@ -53,19 +60,63 @@ class References:
             )
         return Static(value)
 
-    def of_call(self, result: Any) -> tuple[Leaf | Structure, tuple[Ref, ...]]:
-        """The structure of the program's result and a reference for each of its leaves."""
+    def of_call(self, result: Any, stored: Iterable[Any]) -> tuple[Leaf | Structure, tuple[Ref, ...]]:
+        """The structure of the program's result and a reference for each of its leaves. `stored` is what the program left in
+        state: a container may be there and among the results."""
+        self._find_shared((result, *stored))
+        if self._is_one(result):
+            return Leaf(0), (self.ref(result),)
         leaves, structure = self._take_apart(result)
         return structure, tuple(self.ref(leaf) for leaf in leaves)
 
-    def value(self, stored: Any) -> Ref | Built:
+    def value(self, stored: Any) -> Ref:
         """A reference to something the program stored: a tensor, or a container with tensors in it."""
+        if self._is_one(stored):
+            return self.ref(stored)
         leaves, structure = self._take_apart(stored)
         refs = tuple(self.ref(leaf) for leaf in leaves)
         return refs[0] if leaves and leaves[0] is stored else Built(structure, refs)
 
+    def is_there(self, value: Any) -> bool:
+        """Whether `value` is a container that was there before the run: in state, or among the arguments."""
+        return id(value) in self.found.given or self._place(value) is not None
+
+    def _is_one(self, value: Any) -> bool:
+        """Whether a container is to be the very object that it is, or the same one in several places."""
+        return id(value) in self._shared or self.is_there(value)
+
+    def _place(self, value: Any) -> Place | None:
+        if not isinstance(value, _CONTAINERS) and not is_dataclass_value(value):
+            return None
+        place = self.found.container_places.get(id(value)) or self.found.objects.get(id(value))
+        return place if place is not None and place.read_or(None) is value else None
+
+    def _one(self, value: Any) -> Ref:
+        known = self._refs.get(id(value))
+        if known is not None:
+            return known
+        place = self._place(value)
+        if id(value) in self.found.given:
+            return Given(self.found.given[id(value)][0].key)
+        if place is not None:
+            return Found(place)
+        if id(value) in self._open:
+            raise self.refuse("result", "returns or stores a container that contains itself", "leave the circle out")
+        self._open.add(id(value))
+        leaves, structure = self._take_apart(value)
+        made = Built(structure, tuple(self.ref(leaf) for leaf in leaves), self._shared[id(value)])
+        self._refs[id(value)] = made
+        return made
+
+    def _find_shared(self, values: tuple[Any, ...]) -> None:
+        met: set[int] = set()
+        for _, value in containers(values, {}):
+            if id(value) in met and not self.is_there(value):
+                self._shared.setdefault(id(value), len(self._shared))
+            met.add(id(value))
+
     def _take_apart(self, value: Any) -> tuple[list[Any], Leaf | Structure]:
-        leaves, structure = flatten(value)
+        leaves, structure = flatten(value, self._is_one)
         for cls in classes_in(structure):
             if dataclasses.is_dataclass(cls) and not _is_made_again(leaves, structure):
                 raise self.refuse(

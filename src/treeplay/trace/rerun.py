@@ -25,6 +25,7 @@ from treeplay.facts.signature import Argument, Signature
 from treeplay.facts.structure import unflatten
 from treeplay.trace.flat import Flat, look
 from treeplay.trace.found import Survey
+from treeplay.trace.given import over
 from treeplay.trace.jit import Call, autocast_cache_apart, home_of, survey_to_record, turn
 from treeplay.trace.location import user_location
 from treeplay.trace.randomness import Generators
@@ -112,12 +113,13 @@ class Rerun:
 
     def __call__(self, *others: torch.Tensor) -> list[torch.Tensor]:
         self._substitution.set(self._tensors, others)
-        snapshot = Snapshot(self._found, self._call.tensors)
+        args, kwargs = self._arguments(others)
+        found = over(self._found, args, kwargs)
+        snapshot = Snapshot(found, self._call.tensors)
         try:
             with self._substitution.mode(), autograd_function_arguments(self._substitution.other):
-                args, kwargs = self._arguments(others)
                 result = self._program(*args, **kwargs)
-            flat = Flat(self._found, self._refuse, lambda tensor: None)
+            flat = Flat(found, self._refuse, lambda tensor: None)
             shown = look(flat, result, snapshot, [])
         finally:
             snapshot.restore()

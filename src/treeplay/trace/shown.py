@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from treeplay.facts.place import How, Place
-from treeplay.facts.signature import Built, Ref, Static, Write
+from treeplay.facts.signature import Built, Found, Ref, Static, Write
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import Leaf, Structure
 from treeplay.trace.found import PLAIN
+from treeplay.trace.given import given_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,17 @@ class Shown:
 
     def _comparable(self) -> tuple[Any, ...]:
         refs = [_comparable(ref) for ref in self.refs]
-        writes = [(key_of(write.place)[::2], _comparable(write.value)) for write in self.writes]
+        writes = [
+            (key_of(write.place)[::2], given_name(write.place), _comparable(write.value)) for write in self.writes
+        ]
         return self.results, refs, writes, self.outputs
 
 
-def _comparable(value: Ref | Built) -> Any:
+def _comparable(value: Ref) -> Any:
     if isinstance(value, Built):
-        return value.structure, [_comparable(ref) for ref in value.refs]
+        return value.structure, [_comparable(ref) for ref in value.refs], value.number
+    if isinstance(value, Found):
+        return key_of(value.place)
     if isinstance(value, Static) and not isinstance(value.value, PLAIN):
         return type(value.value), id(value.value)
     return value

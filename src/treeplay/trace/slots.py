@@ -11,6 +11,7 @@ from treeplay.facts.same import is_value
 from treeplay.facts.signature import Number, Static, Write
 from treeplay.facts.structure import flatten
 from treeplay.trace.found import GONE
+from treeplay.trace.given import given_name
 from treeplay.trace.references import References
 from treeplay.trace.scalars import scalar_of
 from treeplay.trace.scaling import is_bookkeeping
@@ -43,6 +44,8 @@ def _write(change: Change, results: References) -> Write:
     before, after = change.before, change.after
     if after is before and not isinstance(after, torch.Tensor):
         return Write(change.place, Static(after))  # the same again: whoever put something else there meanwhile
+    if results.is_there(after):
+        return Write(change.place, results.value(after))
     if after is GONE and change.place.how is not How.ITEM:
         pass  # a replay removes entries of dictionaries only
     elif after is None or after is GONE:
@@ -50,7 +53,9 @@ def _write(change: Change, results: References) -> Write:
             return Write(change.place, Static(after))
     elif _has_tensors(after):
         return Write(change.place, results.value(after))
-    elif _is_constant(after, results) and (not _is_count(before, after) or change.is_blind):
+    elif _is_constant(after, results) and (
+        not _is_count(before, after) or change.is_blind or given_name(change.place) is not None
+    ):  # what an argument holds is part of the key, also where it is a count
         return Write(change.place, Static(after))
     raise results.refuse(
         str(change.place),

@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from treeplay.device.teardown import Teardown, each
+from treeplay.facts.kinds import is_a, is_leaf
 from treeplay.facts.place import How, Place
 from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.trace.bare import bare, fill
@@ -61,17 +62,18 @@ class Snapshot:
     """Tensors whose gradient the program assigned, by `id`."""
 
     def __init__(self, found: Survey, arguments: Iterable[torch.Tensor]) -> None:
-        self._found = found
+        self.found = found
         self._containers = [
             (container, found.container_places[key], bare(container)) for key, container in found.containers.items()
         ]
         self._cells = [(place, place.read_or(GONE)) for place, _ in found.cells]
         tensors: dict[int, torch.Tensor] = {id(tensor): tensor for tensor in arguments}
-        tensors |= {id(value): value for value in found.kept if isinstance(value, torch.Tensor)}
-        self._grads = {id(tensor): (tensor, tensor.grad) for tensor in tensors.values() if tensor.is_leaf}
-        self.gradients = Gradients(self._grads)
-        tensors |= {id(grad): grad for _, grad in self._grads.values() if grad is not None}
-        self._versions = [(tensor, version_of(tensor)) for tensor in tensors.values()]
+        tensors |= {id(value): value for value in found.kept if is_a(value, torch.Tensor)}
+        with torch._C.DisableTorchFunctionSubclass():
+            self._grads = {id(tensor): (tensor, tensor.grad) for tensor in tensors.values() if is_leaf(tensor)}
+            self.gradients = Gradients(self._grads)
+            tensors |= {id(grad): grad for _, grad in self._grads.values() if grad is not None}
+            self._versions = [(tensor, version_of(tensor)) for tensor in tensors.values()]
         self._grad_mode = torch.is_grad_enabled()
         self._autocast = autocast_state()
         self._random = RandomSources(found.kept)
@@ -89,11 +91,17 @@ class Snapshot:
             now = place.read_or(GONE)
             if now is not content and (self.whose is None or self.whose.may_have_set(place, now)):
                 yield Change(place, content, now)
-        for tensor, grad in self._grads.values():
-            if self._is_our_gradient(tensor, grad):
-                owner = self._found.tensor_at(tensor)
-                label = f"{owner[0] if owner else 'argument'}.grad"
-                yield Change(Place(How.GRAD, tensor, None, owner[0] if owner else None, label), grad, tensor.grad)
+        with torch._C.DisableTorchFunctionSubclass():
+            ours = [item for item in self._grads.values() if self._is_our_gradient(*item)]
+            grads = [(tensor, grad, tensor.grad) for tensor, grad in ours]
+        for tensor, before, now in grads:
+            owner = self.found.tensor_at(tensor)
+            label = f"{owner[0] if owner else 'argument'}.grad"
+            yield Change(Place(How.GRAD, tensor, None, owner[0] if owner else None, label), before, now)
+
+    def stored(self) -> list[Any]:
+        """What is now in the places that hold something else."""
+        return [change.after for change in self.changes()]
 
     def random_source_used(self) -> str | None:
         """The name of a random generator of Python or NumPy that moved, or None."""
@@ -131,12 +139,14 @@ class Snapshot:
             _remove(place) if content is GONE else place.write(content)
 
     def _restore_gradient(self, tensor: torch.Tensor, grad: torch.Tensor | None) -> None:
-        if self._is_our_gradient(tensor, grad):
-            tensor.grad = self.gradients.after(tensor, grad)
+        with torch._C.DisableTorchFunctionSubclass():
+            if self._is_our_gradient(tensor, grad):
+                tensor.grad = self.gradients.after(tensor, grad)
 
     def _restore_versions(self, *, versions: bool) -> None:
-        for tensor, version in self._versions if versions else ():
-            set_version(tensor, version)
+        with torch._C.DisableTorchFunctionSubclass():
+            for tensor, version in self._versions if versions else ():
+                set_version(tensor, version)
 
     def _restore_modes(self) -> None:
         torch.set_grad_enabled(self._grad_mode)

@@ -14,7 +14,8 @@ import enum
 import functools
 import io
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -28,6 +29,7 @@ from typing import Any
 
 import torch
 
+from treeplay.facts.kinds import is_a, is_initialised, is_iterator, is_leaf, items, table_of
 from treeplay.facts.place import How, Place, root
 from treeplay.trace.bare import entries
 from treeplay.trace.found import GONE, PLAIN, Container, Survey
@@ -69,11 +71,12 @@ _NEVER: Names = frozenset({_Mark.NEVER})
 def survey(program: Any, extra: Iterable[Any] = ()) -> Survey:
     """Find all that `program` reaches; `extra` are further objects to start from (arguments that are no tensors)."""
     walk = _Walk()
-    walk.enter(program, root(program, "program"), _ALWAYS)
-    for index, value in enumerate(extra):
-        if id(value) not in walk.seen:
-            walk.enter(value, root(value, f"{type(value).__name__}#{index}"), _ALWAYS)
-    walk.run()
+    with torch._C.DisableTorchFunctionSubclass():  # a tensor's class is not asked either
+        walk.enter(program, root(program, "program"), _ALWAYS)
+        for index, value in enumerate(extra):
+            if id(value) not in walk.seen:
+                walk.enter(value, root(value, f"{type(value).__name__}#{index}"), _ALWAYS)
+        walk.run()
     return walk.found
 
 
@@ -98,21 +101,21 @@ class _Walk:
         self.named: set[type] = set()  # classes that code names, and so may make instances of
 
     def enter(self, value: Any, place: Place, needs: Names) -> None:
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             self._tensor(value, place)
             return
         if _is_watchable(value) and place.how is not How.ROOT:
             self.candidates.append((needs, place, value))
-        if isinstance(value, torch.Generator) and place.how is not How.ROOT:
+        if is_a(value, torch.Generator) and place.how is not How.ROOT:
             self.found.generator_places.append((place, value))
-        elif isinstance(value, BuiltinFunctionType) and is_source(value.__self__):  # `draw = rng.random`
+        elif is_a(value, BuiltinFunctionType) and is_source(value.__self__):  # `draw = rng.random`
             self.enter(value.__self__, root(value.__self__, str(place)), needs)
-        if isinstance(value, type):
+        if is_a(value, type):
             if not _is_users_class(value):
                 return
             if place.how is not How.ROOT:
                 self.named.add(value)
-        if not isinstance(value, (*PLAIN, BuiltinFunctionType)) and id(value) not in self.seen:
+        if not is_a(value, (*PLAIN, BuiltinFunctionType)) and id(value) not in self.seen:
             self.seen.add(id(value))
             self.found.kept.append(value)
             self.waiting.append((value, place, needs))
@@ -130,8 +133,8 @@ class _Walk:
             (place, value)
             for needs, place, value in self.candidates
             # `opt.step()` reads no number of that name, but `self.act(x)` does read the function.
-            if needs - _FOREIGN <= (any_names if isinstance(value, _FUNCTIONS) else self.names)
-            and (isinstance(value, _NUMBERS) or not needs >= _FOREIGN)
+            if needs - _FOREIGN <= (any_names if is_a(value, _FUNCTIONS) else self.names)
+            and (is_a(value, _NUMBERS) or not needs >= _FOREIGN)
         ]
         self.found.iterators = [
             place for needs, place in self.iterators if needs <= any_names or needs - _FOREIGN <= self.own
@@ -141,23 +144,25 @@ class _Walk:
         wrapped = _wrapped_by(value)
         if wrapped is not None:
             self.enter(wrapped, place.child(How.ATTRIBUTE, value, "__wrapped__", str(place)), needs)
-            if isinstance(value, torch.nn.Module):  # a jitted module: its tables are those of the module
+            if is_a(value, torch.nn.Module):  # a jitted module: its tables are those of the module
                 return
         for kind, visit in self._kinds:
-            if isinstance(value, kind):
+            if is_a(value, kind):
                 visit(self, value, place, needs)
                 return
         self._instance(value, place, needs)
 
     def _tensor(self, tensor: torch.Tensor, place: Place) -> None:
+        if not is_initialised(tensor):
+            return  # it has no memory yet, and becomes another tensor when it gets some
         places = self.found.tensors.setdefault(id(tensor), [])
         places.append(place)
         if len(places) == 1:
             self.found.kept.append(tensor)
             for name, value in vars(tensor).items():
-                if isinstance(value, PLAIN):
+                if is_a(value, PLAIN):
                     self.enter(value, place.child(How.ATTRIBUTE, tensor, name, f"{place}.{name}"), frozenset({name}))
-            if tensor.is_leaf and tensor.grad is not None:
+            if is_leaf(tensor) and tensor.grad is not None:
                 self._tensor(tensor.grad, place.child(How.GRAD, tensor, None, f"{place}.grad"))
 
     def _keep(self, container: Container, place: Place) -> None:
@@ -166,7 +171,12 @@ class _Walk:
 
     # --- modules, optimizers and other objects --------------------------------------------------------------
 
-    def _module(self, module: torch.nn.Module, place: Place, _: Names) -> None:
+    def _module(self, module: torch.nn.Module, place: Place, needs: Names) -> None:
+        if is_a(module, torch.jit.ScriptModule):
+            return  # its parameters are in no dictionary of Python's: a trace refuses to use them
+        if not all(is_a(vars(module).get(table), dict) for table in (*_MODULE_TABLES, *_MODULE_HOOKS)):
+            self._instance(module, place, needs)  # made without its constructor
+            return
         needs = _origin(type(module))  # whether its values count depends on whether it is called
         self.found.modules[id(module)] = module
         self.found.objects[id(module)] = place
@@ -214,7 +224,7 @@ class _Walk:
             self.own |= names_in(function.__code__) | strings_in(function.__code__)
 
     def _attributes(self, value: Any, place: Place, needs: Names, skip: Iterable[str] = ()) -> None:
-        table = vars(value)
+        table = table_of(value) or {}
         self._keep(table, place)
         for name, entry in list(table.items()):
             if name not in skip:
@@ -224,19 +234,19 @@ class _Walk:
     def _slots(self, value: Any, place: Place, needs: Names) -> None:
         for cls in type(value).__mro__:
             slots = cls.__dict__.get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
+            for name in (slots,) if is_a(slots, str) else slots:
                 if name not in ("__dict__", "__weakref__"):
                     here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
                     self._single(here, needs | {name})
 
     def _of_class(self, value: Any, place: Place) -> None:
         """Plain values that the user's classes give to their instances."""
-        hidden = set(getattr(value, "__dict__", ()))  # by what is nearer
+        hidden = set(table_of(value) or ())  # by what is nearer
         for cls in type(value).__mro__:
             if _is_users_class(cls):
                 self.enter(cls, root(cls, cls.__qualname__), _ALWAYS)
                 for name, entry in _data_of(cls):
-                    if isinstance(entry, PLAIN) and name not in hidden:
+                    if is_a(entry, PLAIN) and name not in hidden:
                         here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
                         self.enter(entry, here, _origin(cls) | {name})
             hidden |= vars(cls).keys()
@@ -256,6 +266,9 @@ class _Walk:
             self.enter(value, place, needs)
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, place: Place, needs: Names) -> None:
+        if not {"state", "param_groups"} <= vars(optimizer).keys():  # made without its constructor
+            self._instance(optimizer, place, needs)
+            return
         self.found.optimizers.append(optimizer)
         self.found.objects[id(optimizer)] = place
         table = vars(optimizer)
@@ -272,16 +285,16 @@ class _Walk:
 
     def _instance(self, value: Any, place: Place, needs: Names) -> None:
         cls = type(value)
-        if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
+        if is_iterator(value) and not is_a(value, io.IOBase):
             self.iterators.append((needs, place))
-        module = cls.__module__
+        module = str(cls.__module__)
         if module.partition(".")[0] in _LIBRARIES and not module.startswith(_ENTERED):
             return
         self.found.objects[id(value)] = place
         origin = _origin(cls) | (needs & _FOREIGN)
         if callable(value):
             self._methods(cls, "__call__")
-        if hasattr(value, "__dict__"):
+        if table_of(value) is not None:
             self._attributes(value, place, origin)
         else:
             self._of_class(value, place)
@@ -299,22 +312,25 @@ class _Walk:
     # --- containers -----------------------------------------------------------------------------------------
 
     def _container(self, values: Any, place: Place, needs: Names) -> None:
-        if isinstance(values, dict) and dict.keys(values) >= {"__builtins__", "__name__"}:
+        if is_a(values, dict) and dict.keys(values) >= {"__builtins__", "__name__"}:
             return  # globals, which are entered by name, from the functions that use them
-        if isinstance(values, (dict, list, set, collections.deque)):
+        if is_a(values, (dict, list, set, collections.deque)):
             self._keep(values, place)
-        if isinstance(values, dict):
+        else:
+            self.found.container_places.setdefault(id(values), place)
+        if is_a(values, dict):
             for key, value in entries(values):
-                shown = repr(key) if isinstance(key, (str, int)) else f"<{type(key).__name__}>"
-                needed = needs | {key} if isinstance(key, str) and isinstance(value, PLAIN) else needs
+                shown = repr(key) if is_a(key, (str, int)) else f"<{type(key).__name__}>"
+                needed = needs | {key} if is_a(key, str) and is_a(value, PLAIN) else needs
                 self.enter(value, place.child(How.ITEM, values, key, f"{place}[{shown}]"), needed)
-        elif isinstance(values, (list, tuple)):
-            for index, value in enumerate(values):
-                if not isinstance(value, PLAIN) or (isinstance(values, list) and len(values) <= _MOST_WATCHED):
+        elif is_a(values, (list, tuple)):
+            found = items(values)
+            for index, value in enumerate(found):
+                if not is_a(value, PLAIN) or (is_a(values, list) and len(found) <= _MOST_WATCHED):
                     self.enter(value, place.child(How.ITEM, values, index, f"{place}[{index}]"), needs)
         else:
             # Sets and deques have no place that can be read again: only whole objects in them are followed.
-            for value in list(values):
+            for value in items(values):
                 self.enter(value, root(value, f"an item of {place}"), needs)
 
     # --- functions ------------------------------------------------------------------------------------------
@@ -378,6 +394,13 @@ class _Walk:
         for label in ("func", "args", "keywords"):
             self.enter(getattr(partial, label), root(getattr(partial, label), f"{place}.{label}"), needs)
 
+    def _proxy(self, proxy: Any, place: Place, needs: Names) -> None:
+        try:
+            value = proxy.__repr__.__self__
+        except Exception:  # gone, or with a `__repr__` of another kind
+            return
+        self.enter(value, place, needs)
+
     def _nothing(self, value: Any, place: Place, needs: Names) -> None:
         """Python modules are entered by name only, from the functions that use them."""
 
@@ -394,6 +417,7 @@ class _Walk:
         (torch.Generator, _generator),
         (torch.amp.GradScaler, _scaler),
         (ModuleType, _nothing),
+        (weakref.ProxyTypes, _proxy),
     )
 
 
@@ -404,8 +428,8 @@ def _is_users_class(cls: type) -> bool:
 def _is_watchable(value: Any) -> bool:
     """Whether `value` is a constant of the program: it cannot change, only be replaced."""
     if type(value) is tuple:
-        return bool(value) and all(isinstance(item, PLAIN) for item in value)
-    return isinstance(value, (*PLAIN, *_FUNCTIONS, *_CONSTANTS))
+        return bool(value) and all(is_a(item, PLAIN) for item in value)
+    return is_a(value, (*PLAIN, *_FUNCTIONS, *_CONSTANTS))
 
 
 def _origin(cls: type) -> Names:
@@ -418,7 +442,7 @@ def _function_of(entry: Any) -> FunctionType | None:
     """The user's function behind an entry of a class: a method, a property, a static or a jitted method."""
     for name in ("__func__", "fget", "func", "__wrapped__"):
         entry = getattr(entry, name, None) or entry
-    return entry if isinstance(entry, FunctionType) and is_own(entry.__code__.co_filename) else None
+    return entry if is_a(entry, FunctionType) and is_own(entry.__code__.co_filename) else None
 
 
 def _data_of(cls: type) -> list[tuple[str, Any]]:
@@ -432,7 +456,8 @@ def _data_of(cls: type) -> list[tuple[str, Any]]:
 
 def _wrapped_by(value: Any) -> Any:
     """What a decorated function, or a jitted program or module, stands for."""
-    table = getattr(value, "__dict__", None)
-    if isinstance(table, dict) and "__wrapped__" in table:
+    table = table_of(value)
+    if table is not None and "__wrapped__" in table:
         return table["__wrapped__"]
-    return value.__wrapped__ if isinstance(getattr(type(value), "__wrapped__", None), property) else None
+    giving = next((base for base in type(value).__mro__ if "__wrapped__" in vars(base)), None)
+    return value.__wrapped__ if giving is not None and str(giving.__module__).startswith("treeplay.") else None

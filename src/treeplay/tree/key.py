@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from treeplay.errors import Refusal
+from treeplay.facts.kinds import has_strides, is_a, is_initialised
 from treeplay.facts.refusal import Reason
 from treeplay.facts.same import Itself, exact_key
 from treeplay.facts.spec import TensorSpec
@@ -36,14 +37,25 @@ def make_key(call: Call) -> Key:
     return Key((_exact(call.structure), leaves), Ambience.now())
 
 
+_OTHER_LAYOUTS = (torch.sparse_coo, torch.jagged, torch._mkldnn)  # type: ignore[attr-defined]
 _KEYWORD = re.compile(r"^kwargs\['(\w+)'\]")
 
 
 def _is_strided(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+    return is_a(leaf, torch.Tensor) and has_strides(leaf)
 
 
 def _static(leaf: Any, at: int, call: Call) -> Hashable:
+    if is_a(leaf, torch.Tensor) and leaf.layout not in _OTHER_LAYOUTS:
+        nested_or_lazy = "nested tensor" if is_initialised(leaf) else "parameter without memory"
+        kind = nested_or_lazy if leaf.layout is torch.strided else f"tensor of layout {leaf.layout}"
+        raise Refusal(
+            Reason(
+                op=f"argument {shown(paths(call.structure)[at])}",
+                why=f"a {kind} is not described by its shape and strides, so it cannot be part of the key",
+                advice="pass the tensors that it is made of, or call a lazy layer once before",
+            )
+        )
     key = exact_key(leaf)
     if type(key) is Itself and type(leaf).__hash__ is None:
         raise Refusal(
@@ -89,7 +101,7 @@ def as_line(arguments: dict[str, str]) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value) if isinstance(value, PLAIN) else ""
+    text = repr(value) if is_a(value, PLAIN) else ""
     return text if 0 < len(text) <= 30 else f"<{type(value).__name__}>"
 
 

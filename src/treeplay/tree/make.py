@@ -5,14 +5,17 @@ lowered, signature ─ make_work ▶ Work ─ device ▶ Recorded ─ make_recor
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from treeplay.device.protocol import Body, Recorded, Replay, Work
 from treeplay.facts.place import How
 from treeplay.facts.plan import Plan
-from treeplay.facts.signature import Argument, Built, Constant, Fresh, Input, Ref, Signature, State, View
+from treeplay.facts.signature import Argument, Constant, Fresh, Input, Ref, Signature, State, View
 from treeplay.generated import load_source
 from treeplay.lower.lowered import Lowered
 from treeplay.trace.jit import Call, Trace
@@ -55,11 +58,8 @@ def state_of(signature: Signature) -> frozenset[int]:
 def slot_outputs(signature: Signature) -> dict[int, int]:
     """Outputs that only become the gradient of an input, which the graph does not read, and the index of that input."""
     used: Counter[int] = Counter()
-    for ref in signature.refs:
+    for ref in signature.values:
         used.update(_outputs_of(ref))
-    for write in signature.writes:
-        for ref in write.value.refs if isinstance(write.value, Built) else (write.value,):
-            used.update(_outputs_of(ref))
     leaves: dict[int, int] = {}
     read = set()
     for index, item in enumerate(signature.inputs):
@@ -118,7 +118,8 @@ def make_recording(
     )
     source = emit_call(signature, ambience, parts, name=f"call {name}")
     call_function = load_source(source)
-    recorded.tell(lambda replay: call_function.__globals__.update(run=replay))
+    run_of = weakref.ref(call_function)  # which holds what is recorded
+    recorded.tell(lambda replay: _set_run(run_of(), replay))
     return Recording(
         call=call_function,
         signature=signature,
@@ -133,3 +134,8 @@ def make_recording(
         details=lowered.details,
         plain_calls=lambda: recorded.plain_calls,
     )
+
+
+def _set_run(call_function: Callable[..., Any] | None, replay: Replay) -> None:
+    if call_function is not None:
+        call_function.__globals__.update(run=replay)

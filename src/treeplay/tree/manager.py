@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
+from weakref import proxy
 
 import torch
 
@@ -121,7 +123,7 @@ class Manager:
         if out is not MISS:
             self.warm_calls += 1
             if self.warm_calls >= self._due:
-                self.warm = self._audited
+                self.warm = partial(Manager._audited, proxy(self))  # not a method, by which it would keep itself
             return out
         return self._find(args, kwargs)
 
@@ -315,7 +317,7 @@ class Manager:
                 if (failure := getattr(log, "failure", None)) is not None:
                     raise failure
                 # What the program itself counts up is as it leaves it: the trace finds such changes and names their line.
-                return Observation(log, survey_call(self.program, call))
+                return Observation(log, survey_call(self.program, call).watched_only())
         except Refusal as refusal:
             self._note_refusal(entry, refusal.reason)
             if self.on_refusal == "eager":
@@ -350,7 +352,7 @@ class Manager:
                 out = recording.call(call.args, call.kwargs)
                 if out is MISS:
                     # A first compile leaves traces in the process that guards tell of; a second one finds them there.
-                    recording.free()
+                    recording.drop()
                     recording = self._made(call, seen)
                     out = recording.call(call.args, call.kwargs)
                 is_disturbed = out is MISS and (recorders.others(since) or self.gate.entered != entered)
@@ -382,10 +384,12 @@ class Manager:
                 return self._launch_raised(recording, error, call, entry)
             return self._broken(entry, _as_internal(error, "recording a call"), call)
         if is_disturbed:
-            recording.free()
+            recording.drop()
             return self._eager(entry, call, _OTHERS)
         if out is MISS:
-            return self._refused(entry, Refusal(_does_not_fit(first_mismatch(recording.signature, call))), call)
+            mismatch = first_mismatch(recording.signature, call)
+            recording.drop()
+            return self._refused(entry, Refusal(_does_not_fit(mismatch)), call)
         if not self.table.holds(entry):  # it was reset meanwhile
             self.tally.went += 1
             self.table.free([recording])

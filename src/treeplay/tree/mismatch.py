@@ -16,7 +16,7 @@ from treeplay.facts.place import How, Place
 from treeplay.facts.same import is_same
 from treeplay.facts.signature import Alias, Argument, Constant, Input, Signature, State
 from treeplay.facts.spec import TensorSpec
-from treeplay.facts.structure import paths
+from treeplay.facts.structure import containers, paths
 from treeplay.trace.hooks import Hooks
 from treeplay.trace.jit import Call
 from treeplay.trace.scalars import is_float
@@ -103,16 +103,23 @@ def _arguments(signature: Signature, call: Call) -> Iterator[Mismatch]:
         return
     names = paths(call.structure)
     for path, leaf, recorded in zip(names, call.leaves, signature.leaves, strict=True):
-        if isinstance(recorded, Alias):
+        if type(recorded) is Alias:
             if leaf is not call.leaves[recorded.of]:
                 yield Mismatch(shown(path), f"the tensor of {shown(names[recorded.of])} again", "another tensor")
-        elif isinstance(recorded, TensorSpec):
+        elif type(recorded) is TensorSpec:
             if not isinstance(leaf, torch.Tensor):
                 yield Mismatch(shown(path), str(recorded), type(leaf).__name__)
             elif TensorSpec.of(leaf) != recorded:
                 yield Mismatch(shown(path), str(recorded), f"{TensorSpec.of(leaf)} ({_difference(leaf, recorded)})")
         elif not is_same(leaf, recorded):
             yield Mismatch(shown(path), _shown(recorded), _shown(leaf))
+    given = dict(containers(call.args, call.kwargs))
+    for meeting in signature.meetings:
+        is_named = isinstance(meeting.other, str)
+        other = given.get(str(meeting.other)) if is_named else current(meeting.other)  # type: ignore[arg-type]
+        if (given.get(meeting.name) is other) is not meeting.are_one:
+            kinds = {True: "one container", False: "two containers"}
+            yield Mismatch(f"{meeting.name} and {meeting.other}", kinds[meeting.are_one], kinds[not meeting.are_one])
 
 
 def _difference(tensor: torch.Tensor, recorded: TensorSpec) -> str:

@@ -46,6 +46,12 @@ class Recording:
         """The calls that launched it."""
         return self.calls - self.plain_calls().total()
 
+    def drop(self) -> None:
+        """Give back what the device holds for it, and hold nothing of the program any more. It is not called again."""
+        self.free()
+        if self.signature.guarded is not None:
+            self.signature.guarded.forget()
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observation:
@@ -135,7 +141,6 @@ class Table:
                     entry.is_told = True
                     entry.recordings.remove(recording)
                     self.free([recording])
-                    guards.forget()
                     dropped.append(recording)
         return dropped
 
@@ -176,4 +181,4 @@ class Table:
         """Give back what devices hold for recordings that are dropped, and keep their counts."""
         for recording in recordings:
             self.plain_calls += recording.plain_calls()
-            recording.free()
+            recording.drop()

@@ -28,7 +28,9 @@ from treeplay.facts.signature import (
     Argument,
     Built,
     Constant,
+    Found,
     Fresh,
+    Given,
     Gone,
     Kind,
     Ref,
@@ -42,7 +44,7 @@ from treeplay.facts.signature import (
 )
 from treeplay.facts.source import Source
 from treeplay.facts.spec import TensorSpec
-from treeplay.facts.structure import DICTS, Leaf, Structure, is_namedtuple
+from treeplay.facts.structure import DICTS, Leaf, Structure, is_namedtuple, takes_fields_only, with_fields
 from treeplay.trace.scalars import as_float
 from treeplay.wrap.ambience import Ambience as Ambience
 from treeplay.wrap.writer import Writer
@@ -127,7 +129,7 @@ class _Emitter(Writer):
 
     def kinds(self) -> set[str]:
         """The kinds of device of the tensors that are checked."""
-        specs = [leaf for leaf in self.signature.leaves if isinstance(leaf, TensorSpec)]
+        specs = [leaf for leaf in self.signature.leaves if type(leaf) is TensorSpec]
         specs += [item.spec for item in self.signature.inputs if isinstance(item.source, State)]
         return {spec.device.type for spec in specs}
 
@@ -143,6 +145,7 @@ class _Emitter(Writer):
         if isinstance(structure, Leaf):
             self.leaf(value, structure.index)
             return
+        self.leaves[value] = value
         if not is_known:
             self.require(f"type({value}) is {self.constant(structure.cls)}")
         count = len(structure.parts)
@@ -169,9 +172,9 @@ class _Emitter(Writer):
     def leaf(self, value: str, index: int) -> None:
         recorded = self.signature.leaves[index]
         self.leaves[index] = value
-        if isinstance(recorded, Alias):
+        if type(recorded) is Alias:
             self.require(f"{value} is {self.leaves[recorded.of]}")
-        elif not isinstance(recorded, TensorSpec):
+        elif type(recorded) is not TensorSpec:
             self.require(self.equals(value, recorded))
 
     def equals(self, value: str, recorded: Any) -> str:
@@ -180,7 +183,7 @@ class _Emitter(Writer):
             return f"{value} is {recorded}"
         constant = self.literal(recorded)
         is_usual = type(recorded) is float and recorded != 0 and recorded == recorded
-        if type(recorded) in _EXACT or is_usual:
+        if any(type(recorded) is cls for cls in _EXACT) or is_usual:
             return f"(type({value}) is {self.constant(type(recorded))} and {value} == {constant})"
         if not is_value(recorded):
             return f"{value} is {constant}"
@@ -202,6 +205,12 @@ class _Emitter(Writer):
         for watch in self.signature.watches:
             self.watch(watch)
         self.distinct()
+        for meeting in self.signature.meetings:
+            other = meeting.other if isinstance(meeting.other, str) else self.value(meeting.other)
+            self.require(f"{meeting.name} {'is' if meeting.are_one else 'is not'} {other}")
+        for ref in self.signature.values:
+            if isinstance(ref, Found):
+                self.value(ref.place)  # before anything is written there
 
     def keep_state(self, guards: Any) -> None:
         """Find the state that the guards tell of, and compare it where it is in two places, once for all calls."""
@@ -234,7 +243,7 @@ class _Emitter(Writer):
 
     def distinct(self) -> None:
         """Conditions that arguments which could be one tensor with another, by their specs, are no more so than they were."""
-        own = [(self.leaves[at], leaf) for at, leaf in enumerate(self.signature.leaves) if isinstance(leaf, TensorSpec)]
+        own = [(self.leaves[at], leaf) for at, leaf in enumerate(self.signature.leaves) if type(leaf) is TensorSpec]
         others = [
             (name, item.spec)
             for name, item in zip(self.inputs, self.signature.inputs, strict=True)
@@ -267,7 +276,7 @@ class _Emitter(Writer):
 
     def tensors(self) -> None:
         """One native check of all tensor arguments and all state, and that no argument shares memory it must not."""
-        checked = [self.leaves[i] for i, leaf in enumerate(self.signature.leaves) if isinstance(leaf, TensorSpec)]
+        checked = [self.leaves[i] for i, leaf in enumerate(self.signature.leaves) if type(leaf) is TensorSpec]
         checked += [
             name
             for name, item in zip(self.inputs, self.signature.inputs, strict=True)
@@ -333,13 +342,10 @@ class _Emitter(Writer):
 
     def write(self, write: Write) -> None:
         place = write.place
-        if isinstance(write.value, Built):
-            value = self.built(write.value.structure, write.value.refs)
-        elif isinstance(write.value, Static) and isinstance(write.value.value, Gone):
+        if isinstance(write.value, Static) and isinstance(write.value.value, Gone):
             self.body.append(f"{self.base(place)}.pop({self.literal(place.key)}, None)")
             return
-        else:
-            value = self.ref(write.value)
+        value = self.ref(write.value)
         match place.how:
             case How.GRAD:
                 self.body.append(f"{self.owner(place)}.grad = {value}")
@@ -368,6 +374,14 @@ class _Emitter(Writer):
                 return self.inputs[index]
             case Static(value):
                 return self.literal(value)
+            case Given(name):
+                return name
+            case Found(place):
+                return self.value(place)
+            case Built(structure, refs, None):
+                return self.built(structure, refs)
+            case Built(structure, refs, number):
+                return self.shared.get(number) or self.once(number, self.built(structure, refs))
             case View(of, shape, stride, offset, is_detached, requires_grad):
                 base = self.ref(of)
                 start = str(offset) if isinstance(of, Fresh) else f"{base}.storage_offset() + {offset}"
@@ -389,6 +403,9 @@ class _Emitter(Writer):
             return self.ref(refs[structure.index])
         parts = [self.built(part, refs) for part in structure.parts]
         if structure.is_named:
+            if not takes_fields_only(structure.cls):
+                self.names["with_fields"] = with_fields
+                return f"with_fields({self.constant(structure.cls)}, {structure.keys}, {self.tuple(parts)})"
             fields = ", ".join(f"{name}={part}" for name, part in zip(structure.keys, parts, strict=True))
             return f"{self.constant(structure.cls)}({fields})"
         if structure.cls in DICTS:
@@ -398,7 +415,8 @@ class _Emitter(Writer):
         if structure.cls is list:
             return f"[{', '.join(parts)}]"
         if is_namedtuple(structure.cls):
-            return f"{self.constant(structure.cls)}({', '.join(parts)})"
+            self.names["new"] = tuple.__new__  # its own `__new__` has run
+            return f"new({self.constant(structure.cls)}, {self.tuple(parts)})"
         if structure.cls is not tuple:  # one of torch's named results, made of a tuple
             return f"{self.constant(structure.cls)}({self.tuple(parts)})"
         return self.tuple(parts)

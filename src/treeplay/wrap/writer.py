@@ -16,7 +16,7 @@ class Writer:
         self.body: list[str] = []
         self.values: dict[tuple[How, int, Any], str] = {}
         self.constants: dict[int, str] = {}
-        self.leaves: dict[int, str] = {}
+        self.leaves: dict[int | str, str] = {}  # of arguments by their index, and their containers by their variable
 
     def require(self, condition: str) -> None:
         """A line that misses unless `condition` holds."""
@@ -55,7 +55,7 @@ class Writer:
 
     def literal(self, value: Any) -> str:
         """Text for a Python value: itself where that is exact, else a named constant."""
-        if value is None or type(value) in (bool, int, str):
+        if value is None or type(value) is bool or type(value) is int or type(value) is str:
             return repr(value)
         return self.constant(value)
 

@@ -11,6 +11,7 @@ results, and then what they wrote to tensors that were there before, and the ran
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -52,7 +53,7 @@ class Recorder(TorchDispatchMode):
         self._draws = Draws([torch.default_generator, *generators])
         self._saved: list[tuple[torch.Tensor, torch.Tensor]] = []  # bytes of an outside storage, and a copy of them
         self._saved_storages: set[int] = set()
-        self._reads = _HostReads(self)
+        self._reads = _HostReads(weakref.proxy(self))  # what it noted goes with the recording
         self._native = native_layers()  # which a function mode would keep from taking one large operator
         self._refused: Reason | None = None
         self._on_outside = on_outside

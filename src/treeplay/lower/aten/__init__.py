@@ -38,6 +38,8 @@ def lower_aten(graph: torch.fx.Graph, plan: ArenaPlan) -> Lowered:
         if isinstance(error, LoweringError):
             raise
         raise LoweringError(f"the operators cannot be laid out: {error}") from error
+    finally:
+        text.forget_views()
     text.names["arena"] = memory.arena
     source = text.source("aten", "replay")
     homes = [storage.home for storage in layout.storages]

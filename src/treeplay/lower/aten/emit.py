@@ -294,14 +294,16 @@ class Emitter:
             self._note_view(node)
         return name
 
-    def _constant(self, node: Node, op: OpOverload) -> Any:
-        def value(item: Any) -> Any:
-            if isinstance(item, Node):
-                bound = self.text.env[item]
-                return bound.value if bound.is_static else empty_like_spec(item.meta["spec"])
-            return [value(part) for part in item] if isinstance(item, (list, tuple)) else item
+    def _value_of(self, item: Any) -> Any:
+        """What stands for an argument of a constant's: its value, or memory like it."""
+        if isinstance(item, Node):
+            bound = self.text.env[item]
+            return bound.value if bound.is_static else empty_like_spec(item.meta["spec"])
+        return [self._value_of(part) for part in item] if isinstance(item, (list, tuple)) else item
 
-        made = below_autograd(op, *map(value, node.args), **{name: value(item) for name, item in node.kwargs.items()})
+    def _constant(self, node: Node, op: OpOverload) -> Any:
+        kwargs = {name: self._value_of(item) for name, item in node.kwargs.items()}
+        made = below_autograd(op, *map(self._value_of, node.args), **kwargs)
         for part in made if isinstance(made, (list, tuple)) else [made]:
             self.memory.keep(part)
         return made

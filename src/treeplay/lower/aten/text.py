@@ -54,6 +54,11 @@ class Text:
     calls: int = 0
     _named: dict[int, str] = field(default_factory=dict)
 
+    def forget_views(self) -> None:
+        """Views that were never used are not written any more: what would write them holds the emitter and its memory."""
+        for bound in self.env.values():
+            bound.define = None
+
     def source(self, name: str, entry: str) -> Source:
         """The finished text."""
         return Source(name, "\n".join(self.lines) + "\n", self.names, entry)

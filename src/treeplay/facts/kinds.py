@@ -1,0 +1,58 @@
+"""What an object is, by its class alone. No question goes to the object itself, which may be a proxy of something that is gone,
+or answer by raising: whoever looks through everything that a program can reach meets such objects too.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import torch
+
+
+def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """As `isinstance`, without asking `value` for its `__class__`."""
+    return issubclass(type(value), kinds)
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether items can be taken from `value`, and are gone then. Proxies have the methods of all."""
+    return hasattr(type(value), "__next__") and hasattr(type(value), "__iter__")
+
+
+def table_of(value: Any) -> dict[str, Any] | None:
+    """The dictionary of an object's attributes, without asking its class; None if there is none."""
+    try:
+        table = object.__getattribute__(value, "__dict__")
+    except Exception:  # `__dict__` may be a property of the class's
+        return None
+    return table if isinstance(table, dict) else None
+
+
+_SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)
+
+
+def items(values: Any) -> list[Any]:
+    """What a list, tuple, set, frozenset or deque holds, whatever a subclass has made of its methods."""
+    base = next(kind for kind in _SEQUENCES if is_a(values, kind))
+    return list(base.__iter__(values))
+
+
+def is_initialised(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has memory: a lazy layer's parameters have none yet."""
+    return not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]
+
+
+def has_strides(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is described by shape and strides. A nested one calls its layout strided too."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.layout is torch.strided and not tensor.is_nested and is_initialised(tensor)
+
+
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is where a backward ends. A view whose base was written to since may raise when it is asked: it is the
+    result of something."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False

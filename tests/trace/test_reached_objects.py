@@ -1,0 +1,210 @@
+"""Objects in reach that cannot be looked into, or answer questions by raising: a program beside them is recorded."""
+
+from __future__ import annotations
+
+import collections
+import warnings
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import treeplay
+from support import assert_same, jit
+
+CALLS = 4
+
+
+class Thing:
+    pass
+
+
+class RaisesForAttributes:
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class RaisesForItsClass:
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("class")
+
+
+class RaisesForItsTable:
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("table")
+
+
+class RaisesForWhatItWraps:
+    @property
+    def __wrapped__(self) -> Any:
+        raise RuntimeError("wrapped")
+
+
+class ListThatRaises(list[Any]):
+    def __iter__(self) -> Any:
+        raise RuntimeError("iter")
+
+    def __len__(self) -> int:
+        raise RuntimeError("len")
+
+
+class DequeThatRaises(collections.deque[Any]):
+    def __iter__(self) -> Any:
+        raise RuntimeError("iter")
+
+
+class ModuleWithoutItsConstructor(nn.Module):
+    def __init__(self) -> None:
+        pass
+
+
+class OptimizerWithoutItsConstructor(torch.optim.SGD):
+    def __init__(self) -> None:
+        pass
+
+
+class TensorThatRaises(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError(str(func))
+
+
+def dead_proxy() -> Any:
+    return weakref.proxy(Thing())
+
+
+def list_within_itself() -> list[Any]:
+    circle: list[Any] = [torch.ones(2)]
+    circle.append(circle)
+    return circle
+
+
+def view_of_something_written() -> torch.Tensor:
+    whole = torch.ones(6, requires_grad=True).clone()
+    view, _ = whole.split(3)
+    whole.mul_(2)
+    return view  # asked for its history it raises
+
+
+def nested() -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(nn.Linear(2, 2))  # type: ignore[no-any-return]
+
+
+def traced() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.trace(nn.Linear(2, 2), torch.ones(2))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
+
+
+MAKERS: list[Callable[[], Any]] = [
+    scripted,
+    traced,
+    dead_proxy,
+    lazy,
+    nn.UninitializedParameter,
+    nested,
+    list_within_itself,
+    view_of_something_written,
+    RaisesForAttributes,
+    RaisesForItsClass,
+    RaisesForItsTable,
+    RaisesForWhatItWraps,
+    lambda: ListThatRaises([1]),
+    lambda: DequeThatRaises([1]),
+    ModuleWithoutItsConstructor,
+    OptimizerWithoutItsConstructor,
+    lambda: torch.ones(2).as_subclass(TensorThatRaises),
+]
+IDS = [getattr(make, "__name__", "object") for make in MAKERS]
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=IDS)
+def test_what_a_program_does_not_use_is_left_alone(make: Callable[[], Any]) -> None:
+    state = SimpleNamespace(thing=make(), total=torch.zeros(2))
+
+    def add(x: torch.Tensor) -> torch.Tensor:
+        state.total.mul_(2).add_(x)
+        return state.total - (0 if state.thing is None else 1)
+
+    recorded, total = jit(add), torch.zeros(2)
+    for call in range(CALLS):
+        x = torch.full((2,), 1.0 + call)
+        total = total * 2 + x
+        assert_same(recorded(x), total - 1)
+    assert recorded.statistics().replays == CALLS - 1
+
+
+@pytest.mark.parametrize("make", [scripted, traced], ids=["scripted", "traced"])
+def test_a_torchscript_module_runs_eagerly_and_once(make: Callable[[], Any]) -> None:
+    module, total = make(), torch.zeros(1)
+
+    def run(x: torch.Tensor) -> Any:
+        total.add_(1)
+        return module(x) * 2
+
+    recorded = treeplay.jit(run, lower="aten")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for call in range(CALLS):
+            x = torch.full((2,), 1.0 + call)
+            assert_same(recorded(x).detach(), (module(x) * 2).detach())
+    assert total.item() == CALLS
+
+
+def test_state_behind_a_weak_proxy_is_found() -> None:
+    owner = SimpleNamespace(weight=torch.full((2,), 3.0))
+
+    class Part:
+        pass
+
+    owner.part, owner.inner = Part(), nn.Linear(2, 2)
+    owner.part.above = weakref.proxy(owner.inner)
+    recorded = jit(lambda x: owner.part.above(x) * owner.weight)
+    for call in range(CALLS):
+        x = torch.full((2,), 1.0 + call)
+        with torch.no_grad():
+            owner.inner.weight.mul_(2)
+            assert_same(recorded(x), owner.inner(x) * owner.weight)
+    assert recorded.statistics().replays == CALLS - 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [nested, nn.UninitializedParameter, lambda: torch.eye(2).to_sparse_csr(), dead_proxy, list_within_itself],
+    ids=["nested", "uninitialised", "compressed", "dead proxy", "circle"],
+)
+def test_arguments_that_can_be_no_part_of_a_key_are_refused(make: Callable[[], Any]) -> None:
+    recorded, given = treeplay.jit(lambda given, x: x * 2, lower="aten"), make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for call in range(CALLS):
+            assert_same(recorded(given, torch.tensor([1.0 + call])), torch.tensor([2.0 + 2 * call]))
+    assert recorded.statistics().refusals > 0
+
+
+def test_a_generator_that_is_an_argument_is_taken_from_once() -> None:
+    def total(given: Any, x: torch.Tensor) -> torch.Tensor:
+        return sum(given, x)  # type: ignore[no-any-return]
+
+    recorded = treeplay.jit(total, lower="aten")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        given = (value for value in [1, 2, 3])
+        assert [recorded(given, torch.ones(1)).item() for _ in range(CALLS)] == [7.0, 1.0, 1.0, 1.0]
+        assert [recorded(iter([call]), torch.ones(1)).item() for call in range(CALLS)] == [1.0, 2.0, 3.0, 4.0]

@@ -94,10 +94,10 @@ class Snapshot:
         with torch._C.DisableTorchFunctionSubclass():
             ours = [item for item in self._grads.values() if self._is_our_gradient(*item)]
             grads = [(tensor, grad, tensor.grad) for tensor, grad in ours]
-        for tensor, before, now in grads:
+        for tensor, old, now in grads:
             owner = self.found.tensor_at(tensor)
             label = f"{owner[0] if owner else 'argument'}.grad"
-            yield Change(Place(How.GRAD, tensor, None, owner[0] if owner else None, label), before, now)
+            yield Change(Place(How.GRAD, tensor, None, owner[0] if owner else None, label), old, now)
 
     def stored(self) -> list[Any]:
         """What is now in the places that hold something else."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from treeplay.device.teardown import each
-from treeplay.trace.whose import changes_in
+from treeplay.trace.whose import assigned_in, changes_in
 
 
 def reads(d: Any) -> Any:
@@ -18,6 +18,15 @@ def reads(d: Any) -> Any:
 def one_key(d: Any) -> None:
     d["a"] = 1
     del d["b"]
+
+
+def an_attribute(d: Any) -> None:
+    d.name = 1
+    del d.other
+
+
+def a_computed_attribute(d: Any, name: str) -> None:
+    setattr(d, name, 1)
 
 
 def a_computed_key(d: Any, key: str) -> None:
@@ -52,6 +61,11 @@ def in_an_inner_function(d: Any) -> Any:
 )
 def test_the_keys_that_code_may_change(function: Callable[..., Any], keys: set[str] | None) -> None:
     assert changes_in(function.__code__) == keys
+
+
+def test_the_names_that_code_may_assign() -> None:
+    assert assigned_in(an_attribute.__code__) == {"name", "other"}
+    assert assigned_in(a_computed_attribute.__code__) is None and not assigned_in(one_key.__code__)
 
 
 def test_undoing_goes_on_when_a_step_raises() -> None:

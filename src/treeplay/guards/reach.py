@@ -455,7 +455,7 @@ class Reach:
 
     def _data_of_class(self, cls: type) -> None:
         asks = self._asks_classes
-        if asks and cls not in self._of_instances and cls.__module__.partition(".")[0] == "torch":
+        if asks and cls not in self._of_instances and str(cls.__module__).partition(".")[0] == "torch":
             self._named[cls] = None
             asks = False
         matters = functools.partial(_matters, self._names, asks)

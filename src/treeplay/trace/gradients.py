@@ -66,6 +66,7 @@ class Gradients:
             yield
         finally:
             del owner.grad
+            self.getter = self.setter = None  # which refer to this
 
     def _is_hidden(self, tensor: torch.Tensor, raw: Any) -> bool:
         return get_ident() != self._thread and isinstance(raw, FakeTensor) and id(tensor) in self._before

@@ -299,6 +299,9 @@ def home_of(program: Any) -> Location | None:
 def _undo(run: Run, tell_apart: Callable[[], None]) -> None:
     """Put back what the run changed, and let go what it held; each step whatever the others raise."""
     steps = Teardown()
+    steps.add(
+        "forgetting whose changes are whose", partial(setattr, run.snapshot, "whose", None)
+    )  # which refers to the run
     steps.add("forgetting what the run called", run.called.clear)  # a module that the program made may go now
     steps.add("forgetting which optimizers stepped", run.stepped.clear)
     steps.add("forgetting what was watched", run.watch.forget)

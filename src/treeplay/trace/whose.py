@@ -30,7 +30,7 @@ import types
 import typing
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -82,10 +82,14 @@ class Whose:
         if self._run.reads.code is None:
             return True
         if self._is_group(container):  # of which each call reads the numbers anew
-            return self._may_change(place)
+            return self._may(changes_in, place)
         if not self._has_seen(container):
             return False
-        return _of_torch(place) or self._may_change(place) or self._theirs(place, is_read=True)
+        if (
+            _of_torch(place) or self._may(changes_in, place) or self._may(assigned_in, place)
+        ):  # of an object not watched
+            return True
+        return self._theirs(place, is_read=True)
 
     def may_have_set(self, place: Place, after: Any) -> bool:
         """Whether the program may have rebound a cell, a global, a slot or a class's attribute."""
@@ -106,9 +110,9 @@ class Whose:
         is_called = not run.reads.methods.isdisjoint(_DRAWS_OF_PYTHON)
         return is_called or any(one.co_filename == random.__file__ for one in code.values())
 
-    def _may_change(self, place: Place) -> bool:
-        """Whether code that ran may change an entry of a container under this key."""
-        changed = [changes_in(code) for code in self._code()]
+    def _may(self, changed_in: Callable[[CodeType], frozenset[Any] | None], place: Place) -> bool:
+        """Whether code that ran may change what stands under this key or name."""
+        changed = [changed_in(code) for code in self._code()]
         return any(keys is None or place.key in keys for keys in changed)
 
     def _is_group(self, container: Any) -> bool:
@@ -141,7 +145,7 @@ class Whose:
         reach = Reach(self._run.reads)
         try:
             reach.walk([*roots_of(self._program, self._call), *((value, "before") for value in self._gone)])
-        except (TooMuch, Refusal):
+        except (TooMuch, Refusal):  # what cannot be walked counts as seen
             return None
         return reach.seen
 
@@ -193,6 +197,21 @@ def changes_in(code: CodeType) -> frozenset[Any] | None:
     return frozenset(keys)
 
 
+@lru_cache(maxsize=4096)
+def assigned_in(code: CodeType) -> frozenset[Any] | None:
+    """The names that `code`, or a function it defines, may assign as attributes or globals; None for any."""
+    if not _ASSIGNS_ANY.isdisjoint(code.co_names):
+        return None
+    names = {step.argval for step in dis.get_instructions(code) if step.opname in _ASSIGNS}
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            more = assigned_in(inner)
+            if more is None:
+                return None
+            names |= more
+    return frozenset(names)
+
+
 def _of_torch(place: Place) -> bool:
     """Whether a container belongs to an object of torch's, whose code changes it."""
     here: Place | None = place
@@ -227,6 +246,8 @@ _PYTHONS = frozenset(
 )
 _TABLES = ("_parameters", "_buffers", "_modules")
 _STORES = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"})
+_ASSIGNS = frozenset({"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "DELETE_NAME"})
+_ASSIGNS_ANY = frozenset({"setattr", "delattr", "__setattr__", "__delattr__", "vars", "globals", "__dict__"})
 _IN_PLACE = frozenset({"+=", "*=", "|=", "&=", "-=", "^="})
 # fmt: off
 _CHANGES = frozenset({

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from treeplay.tree.table import Entry, Observation, Recording, Table
 
 def recording(name: str = "") -> Recording:
     nothing: Any = None
-    return Recording(nothing, nothing, nothing, "aten", 0, name, {}, nothing, lambda: None)
+    signature: Any = SimpleNamespace(guarded=None)
+    return Recording(nothing, signature, nothing, "aten", 0, name, {}, nothing, lambda: None)
 
 
 def used(table: Table, *keys: str) -> None:

@@ -224,7 +224,9 @@ class _Walk:
             self.own |= names_in(function.__code__) | strings_in(function.__code__)
 
     def _attributes(self, value: Any, place: Place, needs: Names, skip: Iterable[str] = ()) -> None:
-        table = table_of(value) or {}
+        table = table_of(value)
+        if table is None:
+            return
         self._keep(table, place)
         for name, entry in list(table.items()):
             if name not in skip:

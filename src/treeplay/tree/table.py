@@ -49,8 +49,9 @@ class Recording:
     def drop(self) -> None:
         """Give back what the device holds for it, and hold nothing of the program any more. It is not called again."""
         self.free()
-        if self.signature.guarded is not None:
-            self.signature.guarded.forget()
+        guards = self.signature.guarded
+        if guards is not None:
+            guards.forget()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

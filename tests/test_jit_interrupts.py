@@ -117,6 +117,19 @@ def test_an_interrupt_leaves_no_mark(line: int) -> None:
     check("cpu", "aten", line)
 
 
+def test_a_handler_that_raises_nothing_hears_of_the_signal_once_and_the_call_is_recorded() -> None:
+    training, asked, x = Training("cpu"), list[int](), torch.ones(2, 3)
+    program: Any = treeplay.jit(training.step, lower="aten", on_refusal="raise")
+    program(x)
+    signal.signal(signal.SIGINT, lambda number, frame: asked.append(number))
+    try:
+        PressedAtLine(60_000).during(lambda: program(x))
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    program(x)
+    assert asked == [signal.SIGINT] and program.statistics().replays == 2
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("lower", ["aten", "inductor"])

@@ -18,7 +18,7 @@ import treeplay
 from support import assert_same
 from support.faults import raising_once, surroundings
 from treeplay import driver
-from treeplay.errors import InternalError, Refusal
+from treeplay.errors import InternalError, Refusal, UsageError
 from treeplay.facts.refusal import Reason
 from treeplay.observe import counters, internal_errors
 from treeplay.trace import jit as tracing
@@ -301,3 +301,42 @@ def test_an_operators_own_error_is_the_one_that_eager_raises_and_the_recording_s
         else:
             assert_same(jitted(x, torch.tensor([2])), torch.tensor([5.0]))
     assert total[0] == (64 if writes else 1) and jitted.statistics().recordings == 1 and not internal_errors()
+
+
+def test_an_exception_of_eagers_own_at_the_launch_is_no_error_of_ours() -> None:
+    """A differentiable program that writes to a leaf: autograd refuses the write when the recording runs, and in eager."""
+    weight = torch.ones(2)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        weight.mul_(2)
+        return x * weight - 1
+
+    jitted: Any = treeplay.jit(program, lower="aten")
+    for _ in range(3):
+        jitted(torch.ones(2, requires_grad=True))
+    weight.requires_grad_()
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+            jitted(torch.ones(2, requires_grad=True))
+    assert weight.tolist() == [8.0, 8.0] and not internal_errors()
+
+
+def test_a_call_inside_of_somebodys_capture_runs_as_it_is_and_blames_nobody() -> None:
+    total = torch.ones(2)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        total.mul_(2).add_(x)
+        return total - x
+
+    jitted: Any = treeplay.jit(program, lower="aten")
+    jitted(torch.ones(2))
+
+    def nested(*_: Any, **__: Any) -> Any:
+        raise UsageError("captures do not nest")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "device_for", nested)
+        assert_same(jitted(torch.ones(2)), torch.full((2,), 6.0))
+    for expected in (14.0, 30.0):
+        assert_same(jitted(torch.ones(2)), torch.full((2,), expected))
+    assert jitted.statistics().replays == 2 and not internal_errors()

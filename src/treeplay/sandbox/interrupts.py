@@ -11,8 +11,10 @@ signal delivered again soon, and at the end of the stage at the latest.
 
 from __future__ import annotations
 
+import _thread
 import signal
 import threading
+import time
 from collections.abc import Callable
 from enum import Enum
 from types import CodeType, FrameType
@@ -75,7 +77,7 @@ class Interrupts:
     @uninterrupted
     def enter(self) -> bool:
         """Put the handler in front; whether this thread has one, and has to `leave`."""
-        if threading.current_thread() is not threading.main_thread():
+        if threading.get_ident() != threading.main_thread().ident:
             return False
         if self._depth == 0:
             self._is_pending = self._was_raised = False
@@ -107,9 +109,8 @@ class Interrupts:
         if harm is Harm.ENDS_PROCESS or is_patient:
             self._is_pending = True
             self._deferrals += 1
-            again = threading.Timer(_SECONDS_UNTIL_AGAIN, self._once_more)
-            again.daemon = True
-            again.start()
+            # Not by `threading`: a program that is traced just now must not seem to start a thread.
+            _thread.start_new_thread(self._once_more, ())
         else:
             self._is_pending, self._deferrals = False, 0
             self._was_raised = True
@@ -117,6 +118,7 @@ class Interrupts:
             self._was_raised = False
 
     def _once_more(self) -> None:
+        time.sleep(_SECONDS_UNTIL_AGAIN)
         if self._is_pending and self._depth:
             signal.raise_signal(signal.SIGINT)
 

@@ -35,7 +35,7 @@ from treeplay.facts.structure import Leaf, flatten
 from treeplay.observe import counters, warn_once
 from treeplay.observe.internal import tell_internal
 from treeplay.observe.once import warn_here
-from treeplay.sandbox.boundary import Boundary, internal
+from treeplay.sandbox.boundary import Boundary, Whole, internal
 from treeplay.settings import settings
 from treeplay.trace.jit import Busy, Call, program_raised, survey_call
 from treeplay.tree.audit import Audit
@@ -117,7 +117,8 @@ class Manager:
         try:
             out = self.warm(args, kwargs)
         except Exception as error:
-            return self._launch_raised(self._last, error, Call(args, kwargs, *flatten((args, kwargs))))
+            with Whole():
+                return self._launch_raised(self._last, error, Call(args, kwargs, *flatten((args, kwargs))))
         except BaseException:
             self.tally.raised[_REPLAYING] += 1
             raise
@@ -126,11 +127,15 @@ class Manager:
             if self.warm_calls >= self._due:
                 self.warm = partial(Manager._audited, proxy(self))  # not a method, by which it would keep itself
             return out
-        return self._find(args, kwargs)
+        with Whole():
+            return self._find(args, kwargs)
 
     def call_under(self, device: torch.device | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call under a default device. A recording that was made without one does not ask for it."""
-        return self.call(args, kwargs) if device == self._device else self._find(args, kwargs)
+        if device == self._device:
+            return self.call(args, kwargs)
+        with Whole():
+            return self._find(args, kwargs)
 
     def reset(self) -> None:
         """Forget every recording and every refusal."""

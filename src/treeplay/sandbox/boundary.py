@@ -25,6 +25,17 @@ _MARK = "_treeplay_users_own"
 Reasons = tuple[type[BaseException], ...]
 
 
+class Whole:
+    """A block around contexts of ours, with code of the user's in them: Ctrl-C leaves none of these half entered or left."""
+
+    def __enter__(self) -> None:
+        self._has_handler = interrupts.enter()
+
+    def __exit__(self, *_: object) -> None:
+        if self._has_handler:
+            interrupts.leave(is_undisturbed=False)
+
+
 class Unmarked:
     """A block that leaves the modes of this thread as they were, if it raises; Ctrl-C breaks it off where that does no harm."""
 

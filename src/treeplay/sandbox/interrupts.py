@@ -11,20 +11,28 @@ signal delivered again soon, and at the end of the stage at the latest.
 
 from __future__ import annotations
 
-import signal
+# What `signal` is made of, without a look-up in an enumeration at each call.
+import _signal  # type: ignore[import-not-found]
+import _thread
 import threading
+import time
 from collections.abc import Callable
 from enum import Enum
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
+from treeplay.observe.locks import shared_lock
+
 F = TypeVar("F", bound=Callable[..., Any])
 
+SIGINT = int(_signal.SIGINT)
 _SECONDS_UNTIL_AGAIN = 0.001
 _MOST_DEFERRALS = 1000  # a user's context that waits for something when it is entered can be interrupted all the same
 # What enters and leaves contexts: half of it done is worse than none. And what C code calls that may drop exceptions, so that
 # nobody would hear of the signal.
-_WHOLE = frozenset({"__enter__", "__exit__", "__del__", "__getattribute__", "__setattr__", "__delattr__"})
+_WHOLE = frozenset(
+    {"__enter__", "__exit__", "__del__", "__hash__", "__eq__", "__getattribute__", "__setattr__", "__delattr__"}
+)
 _whole_code: set[CodeType] = set()
 
 
@@ -66,25 +74,29 @@ class Interrupts:
     """The handler of a stage, from the outermost stage of the main thread on. Other threads get no signals."""
 
     def __init__(self) -> None:
+        self._lock = shared_lock()  # held to send the signal again, and to end that; never by the handler
         self._depth = 0
         self._theirs: Any = None
-        self._is_pending = False
+        self._is_over = True
+        self._is_pending = False  # a signal waits
+        self._is_sending = False  # a thread is about to send it again
+        self._is_sent = False  # it has: what comes next may be that
         self._was_raised = False
         self._deferrals = 0
 
     @uninterrupted
     def enter(self) -> bool:
         """Put the handler in front; whether this thread has one, and has to `leave`."""
-        if threading.current_thread() is not threading.main_thread():
+        if threading.get_ident() != threading.main_thread().ident:
             return False
         if self._depth == 0:
-            self._is_pending = self._was_raised = False
+            self._is_pending = self._is_sent = self._was_raised = self._is_over = False
             self._deferrals = 0
-            theirs = signal.getsignal(signal.SIGINT)
+            theirs = _signal.getsignal(SIGINT)
             # One that is not Python's, or that ignores, raises nothing.
             self._theirs = theirs if callable(theirs) else None
             if self._theirs is not None:
-                signal.signal(signal.SIGINT, self._on_signal)
+                _signal.signal(SIGINT, self._on_signal)
         self._depth += 1
         return True
 
@@ -93,32 +105,46 @@ class Interrupts:
         """Take it away, and deliver what is still waiting, or was raised and yet the stage `is_undisturbed`: somebody has
         dropped the exception, as Python does in a callback of a weak reference."""
         self._depth -= 1
-        if self._depth or self._theirs is None:
+        if self._theirs is None:
             return
-        if signal.getsignal(signal.SIGINT) == self._on_signal:  # else the program has set one of its own
-            signal.signal(signal.SIGINT, self._theirs)
-        if self._is_pending or (self._was_raised and is_undisturbed):
-            self._is_pending = self._was_raised = False
-            self._theirs(signal.SIGINT, None)
+        is_due, self._was_raised = self._was_raised and is_undisturbed, False
+        if not self._depth:
+            with self._lock:  # what was sent again before comes now, to this handler; nothing is from here on
+                self._is_over = True
+            if _signal.getsignal(SIGINT) == self._on_signal:  # else the program has set one of its own
+                _signal.signal(SIGINT, self._theirs)
+            is_due |= self._is_pending  # last: until here it is this handler's to note
+        if is_due:
+            self._is_pending = False
+            self._theirs(SIGINT, None)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._is_sent:
+            self._is_sent = False
+            if not self._is_pending:  # it has been delivered since
+                return
         harm = harm_in(frame)
         is_patient = harm is Harm.HALF_DONE and self._deferrals < _MOST_DEFERRALS
         if harm is Harm.ENDS_PROCESS or is_patient:
             self._is_pending = True
             self._deferrals += 1
-            again = threading.Timer(_SECONDS_UNTIL_AGAIN, self._once_more)
-            again.daemon = True
-            again.start()
+            if not (self._is_sending or self._is_over):
+                self._is_sending = True
+                # Not by `threading`: a program that is traced just now must not seem to start a thread.
+                _thread.start_new_thread(self._send_again, ())
         else:
             self._is_pending, self._deferrals = False, 0
             self._was_raised = True
             self._theirs(number, frame)
             self._was_raised = False
 
-    def _once_more(self) -> None:
-        if self._is_pending and self._depth:
-            signal.raise_signal(signal.SIGINT)
+    def _send_again(self) -> None:
+        time.sleep(_SECONDS_UNTIL_AGAIN)
+        with self._lock:
+            self._is_sending = False
+            if self._is_pending and not self._is_over:
+                self._is_sent = True
+                _signal.raise_signal(SIGINT)
 
 
 interrupts = Interrupts()

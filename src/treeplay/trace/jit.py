@@ -296,6 +296,7 @@ def home_of(program: Any) -> Location | None:
 
 
 @uninterrupted
+@uninterrupted
 def _undo(run: Run, tell_apart: Callable[[], None]) -> None:
     """Put back what the run changed, and let go what it held; each step whatever the others raise."""
     steps = Teardown()

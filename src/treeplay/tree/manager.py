@@ -27,6 +27,7 @@ from treeplay.errors import (
     Refusal,
     StaleRecordingWarning,
     TooEarly,
+    UsageError,
 )
 from treeplay.facts.mismatch import Mismatch
 from treeplay.facts.refusal import Reason
@@ -34,7 +35,7 @@ from treeplay.facts.structure import Leaf, flatten
 from treeplay.observe import counters, warn_once
 from treeplay.observe.internal import tell_internal
 from treeplay.observe.once import warn_here
-from treeplay.sandbox.boundary import Boundary, internal
+from treeplay.sandbox.boundary import Boundary, Whole, internal
 from treeplay.settings import settings
 from treeplay.trace.jit import Busy, Call, program_raised, survey_call
 from treeplay.tree.audit import Audit
@@ -116,7 +117,8 @@ class Manager:
         try:
             out = self.warm(args, kwargs)
         except Exception as error:
-            return self._launch_raised(self._last, error, Call(args, kwargs, *flatten((args, kwargs))))
+            with Whole():
+                return self._launch_raised(self._last, error, Call(args, kwargs, *flatten((args, kwargs))))
         except BaseException:
             self.tally.raised[_REPLAYING] += 1
             raise
@@ -125,11 +127,15 @@ class Manager:
             if self.warm_calls >= self._due:
                 self.warm = partial(Manager._audited, proxy(self))  # not a method, by which it would keep itself
             return out
-        return self._find(args, kwargs)
+        with Whole():
+            return self._find(args, kwargs)
 
     def call_under(self, device: torch.device | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call under a default device. A recording that was made without one does not ask for it."""
-        return self.call(args, kwargs) if device == self._device else self._find(args, kwargs)
+        if device == self._device:
+            return self.call(args, kwargs)
+        with Whole():
+            return self._find(args, kwargs)
 
     def reset(self) -> None:
         """Forget every recording and every refusal."""
@@ -356,7 +362,7 @@ class Manager:
                     recording = self._made(call, seen)
                     out = recording.call(call.args, call.kwargs)
                 is_disturbed = out is MISS and (recorders.others(since) or self.gate.entered != entered)
-        except Busy:
+        except (Busy, UsageError):  # another call may find nobody in its way
             return self._eager(entry, call, _OTHERS)
         except TooEarly as early:
             entry.waits += 1
@@ -405,10 +411,11 @@ class Manager:
     def _made(self, call: Call, seen: Observation) -> Recording:
         """A recording for `call`, of which nothing has run; raises reasons and errors of our own alone.
 
-        Made without the lock; then nobody is inside of the program, or someone stays there.
+        Made without the lock; then nobody is inside of the program, or someone stays there. `UsageError`: somebody captures in
+        this thread, and captures do not nest.
         """
         self._use(None)  # other threads' calls come to the gate
-        with self.gate.let_go(), Boundary("recording a call", reasons=(Busy,)):
+        with self.gate.let_go(), Boundary("recording a call", reasons=(Busy, UsageError)):
             recording = self.record(call, seen.log)
         self.gate.drain()
         return recording
@@ -455,27 +462,35 @@ class Manager:
             case Reached.OPERATORS if recording.signature.mutated or recording.draws:
                 self.tally.raised[_REPLAYING] += 1
                 raise error
-            case Reached.OPERATORS:
-                out = self._eager(entry, call, _BROKEN)  # what the program raises, too, is its own
-                self._drop(entry, recording)
-                self._note_broken(entry, _as_internal(error, "replaying a call"))
-                return out
             case Reached.RESULTS:
-                try:
-                    out = finish(recording, error)
-                except Exception as again:
-                    self._drop(entry, recording)
-                    self.tally.raised[_REPLAYING] += 1
-                    raise internal(again, "putting the results of a replay together") from again
-                self._replayed(recording)
-                self._note_broken(entry, _as_internal(error, "putting the results of a replay together"))
-                return out
-        self._drop(entry, recording)
+                return self._finished(recording, error, entry)
         if isinstance(error, Refusal):
+            self._drop(entry, recording)
             return self._refused(entry, error, call)
         if recording.lowering == "capture":  # the user's code was being recorded
             return self._run_to_tell(entry, program_raised(error, "being recorded"), call)
-        return self._broken(entry, _as_internal(error, "launching a recording"), call)
+        out = self._eager(entry, call, _BROKEN)  # what the program raises as it is, too, is its own
+        if not isinstance(error, UsageError):  # then somebody captures in this thread
+            self._drop(entry, recording)
+            self._note_broken(entry, _as_internal(error, "launching a recording"))
+        return out
+
+    def _finished(self, recording: Recording, error: Exception, entry: Entry) -> Any:
+        """The result of a call that raised after its launch."""
+        doing = "putting the results of a replay together"
+        try:
+            out = finish(recording, error)
+        except Exception as again:
+            self._drop(entry, recording)
+            self.tally.raised[_REPLAYING] += 1
+            raise internal(again, doing) from again
+        if recording in entry.recordings:
+            self._replayed(recording)
+        else:  # it was the first launch: another call makes it anew
+            self.tally.went += 1
+            recording.free()
+        self._note_broken(entry, _as_internal(error, doing))
+        return out
 
     def _drop(self, entry: Entry, recording: Recording) -> None:
         """Forget a recording, so that a later call makes another one."""

@@ -12,6 +12,7 @@ from treeplay.facts.mismatch import Mismatch
 from treeplay.facts.plan import Plan
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Input, Signature
+from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.trace.found import Survey
 from treeplay.tree.audit import Audit
 from treeplay.tree.decide import Phase
@@ -103,6 +104,7 @@ class Table:
         self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
         self.plain_calls: Counter[str] = Counter()  # of recordings that are gone
 
+    @uninterrupted  # an ordered dictionary that is left in the middle of a step raises at every later one
     def entry(self, key: Hashable, arguments: Callable[[], dict[str, str]]) -> Entry:
         """The entry of `key`, made if it is new, and now the most recently used."""
         found = self._entries.get(key)
@@ -145,6 +147,7 @@ class Table:
                     dropped.append(recording)
         return dropped
 
+    @uninterrupted
     def evict(self, most: int) -> list[Entry]:
         """Drop entries, least recently used first, until at most `most` keys and `most` recordings are left."""
         dropped = []

@@ -148,6 +148,9 @@ class CudaRecording:
         ):  # the work as it is may need less, or raises the same
             counters.add("not launched", "out of memory")
             return self._as_it_is("out of memory", tensors, numbers)
+        if isinstance(error, Explained):
+            self._give_up(error)
+            return self._given_up(tensors, numbers)
         return self._broken(error, tensors, numbers)
 
     def _capture(self, tensors: Tensors, numbers: Sequence[float]) -> Captured:

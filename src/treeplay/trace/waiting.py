@@ -7,6 +7,7 @@ more. What waits in Python waits at a barrier or a condition: events, queues, se
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 from threading import get_ident
@@ -30,7 +31,8 @@ def _refusing(tracer: Tracer, owner: Any) -> Any:
     original, thread = owner.wait, get_ident()
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if get_ident() == thread and tracer.reads.is_noting:  # else it is ours, or torch's
+        is_new_thread = sys._getframe(1).f_code is threading.Thread.start.__code__  # which is refused by that name
+        if get_ident() == thread and tracer.reads.is_noting and not is_new_thread:  # else it is ours, or torch's
             raise tracer.refuse(
                 f"{owner.__name__}.wait",
                 "waits for another thread, which no replay would do",

@@ -504,3 +504,128 @@ def test_a_custom_function_may_change_an_argument_where_gradients_are_off() -> N
             assert_same(program(x, nn.Parameter(torch.full((3,), 3.0))), torch.full((3,), 7.0))
         assert_same(x, torch.full((3,), 6.0))
     assert program.statistics().replays == 2
+
+
+def _in_a_loop(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    out = torch.zeros(2, 4, 3)
+    for at in range(4):
+        out[:, at] = x[:, at] @ w - at
+    return out
+
+
+def _rotated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    out, y = torch.empty_like(x), x @ w
+    out[..., :1], out[..., 1:] = y[..., 2:] * 2 - y[..., :1], y[..., :2] + y[..., 1:] * 3
+    return out
+
+
+def _padded(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return nn.functional.pad(x @ w, (1, 2), mode="circular") * 2
+
+
+@pytest.mark.parametrize("program", [_in_a_loop, _rotated, _padded])
+def test_parts_of_a_new_tensor_may_be_written_from_one_line(program: Any) -> None:
+    w = torch.randn(3, 3, requires_grad=True)
+    jitted = jit(program)
+    for _ in range(4):
+        x = torch.randn(2, 4, 3)
+        found, expected = jitted(x, w), program(x, w)
+        assert_same(found, expected)
+        torch.testing.assert_close(*(torch.autograd.grad((y * y).sum(), w) for y in (found, expected)))
+    assert jitted.statistics().replays == 3
+
+
+def test_a_step_may_write_parts_of_a_new_tensor_from_one_line() -> None:
+    w = nn.Parameter(torch.eye(3))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        w.grad = None
+        loss = (_in_a_loop(x, w) ** 2).sum()
+        loss.backward()
+        return loss.detach()
+
+    jitted = jit(step)
+    for _ in range(4):
+        x = torch.randn(2, 4, 3)
+        found, gradient = jitted(x), w.grad
+        assert_same(found, step(x))
+        assert_same(gradient, w.grad)
+    assert jitted.statistics().replays == 3
+
+
+HISTORIES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "added": lambda x, w: x.add_(w),
+    "multiplied": lambda x, w: (x.mul_(w), (x**2).sum())[1],
+    "copied": lambda x, w: (x.copy_(w * 2), None)[1],
+    "a part": lambda x, w: (x[1:].mul_(w[1:]), x.sum())[1],
+    "a view": lambda x, w: (x.view(3, 1).add_(w[:, None]), x * 2)[1],
+    "an element": lambda x, w: (x.__setitem__(0, w[1]), x)[1],
+    "by an operator over lists": lambda x, w: (torch._foreach_add_([x], [w]), x * 3)[1],  # type: ignore[func-returns-value]
+    "not returned": lambda x, w: (x.add_(w), x.detach().sum() * 2)[1],
+}
+
+
+@pytest.mark.parametrize("what", HISTORIES)
+def test_an_argument_may_become_part_of_a_graph(what: str) -> None:
+    program = HISTORIES[what]
+    jitted = jit(program)
+    for _ in range(4):
+        w = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+        given = torch.randn(3)
+        sides = []
+        for run in (jitted, program):
+            x = given.clone()
+            result = run(x, w)
+            (gradient,) = torch.autograd.grad((x * x).sum(), w)
+            sides.append((result if result is not x else None, x, gradient))
+            assert x.requires_grad and not x.is_leaf
+        assert_same(*sides)
+    statistics = jitted.statistics()
+    assert (statistics.replays, statistics.refusals) == (3, 0)
+
+
+def test_a_trace_leaves_an_argument_without_the_history_it_gave() -> None:
+    w = torch.ones(3, requires_grad=True)
+    jitted = jit(lambda x: (x.add_(w), x.nonzero())[1], on_refusal="eager")
+    jitted(torch.ones(3))
+    x = torch.ones(3)
+    with pytest.warns(UserWarning, match="nonzero"):
+        jitted(x)
+    assert x.grad_fn is not None and torch.equal(x.detach(), torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("what", ["state", "a backward inside"])
+def test_what_would_keep_a_graph_is_refused_as_such(what: str) -> None:
+    w, kept = torch.ones(3, requires_grad=True), torch.zeros(3)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        target = kept if what == "state" else x
+        target.add_(w * 2)  # HERE
+        if what != "state":
+            (target**2).sum().backward()
+        return x.detach() * 2
+
+    jitted = jit(program)
+    jitted(torch.ones(3))
+    kept = kept.detach()
+    with pytest.raises(treeplay.Refusal, match="part of a gradient graph") as caught:
+        jitted(torch.ones(3))
+    assert caught.value.where is not None and "HERE" in caught.value.where.source
+
+
+def test_a_parameter_written_by_an_operator_over_lists_is_known_to_have_changed() -> None:
+    weights = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        loss = sum((w * w * x).sum() for w in weights)
+        with torch.no_grad():
+            torch._foreach_mul_(weights, 2.0)
+        loss.backward()  # type: ignore[union-attr]
+        return x
+
+    jitted = jit(program)
+    for call in range(4):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            jitted(torch.ones(3))
+        assert [w._version for w in weights] == [call + 1] * 2
+        assert weights[0][0] == 2.0 ** (call + 1)

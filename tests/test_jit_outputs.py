@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -346,3 +347,108 @@ def test_a_dataclass_with_more_than_its_fields_is_refused() -> None:
     jitted(torch.ones(2))
     with pytest.raises(treeplay.Refusal, match="a Tagged that the program makes"):
         jitted(torch.ones(2))
+
+
+CASTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "integers": lambda x: (x * 2).view(torch.int32),
+    "bytes": lambda x: (x * 2).view(torch.uint8)[:, 3:7],
+    "halves of a few": lambda x: (x * 2)[1:, :].view(torch.int16)[0, 1:3],
+    "wider": lambda x: (x * 2).view(torch.float64),
+    "real and imaginary": lambda x: (torch.complex(x, x - 1).real, torch.complex(x, x - 1).imag),
+    "pairs": lambda x: torch.view_as_real(torch.complex(x, x - 1))[1],
+    "complex": lambda x: torch.view_as_complex((x * 3).view(3, 2, 2))[1:],
+    "of the argument": lambda x: (x.view(torch.int32)[1], x * 2),
+    "pairs of the argument": lambda x: torch.view_as_complex(x.view(3, 2, 2)),
+    "beside what it is of": lambda x: [y := x * 2, y.view(torch.int32)[:, 1]],
+}
+
+
+@pytest.mark.parametrize("what", CASTS)
+@pytest.mark.parametrize("offset", [0, 2])
+def test_a_view_of_another_type_is_one_of_the_same_memory(what: str, offset: int) -> None:
+    program = CASTS[what]
+    jitted = jit(program)
+    for call in range(4):
+        x = (torch.arange(16.0) + call)[offset : offset + 12].view(3, 4)
+        found, expected = jitted(x), program(x)
+        assert_same(found, expected)
+        for one, other in zip(_leaves(found), _leaves(expected), strict=True):
+            assert one.stride() == other.stride()
+            shares_argument = one.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+            assert shares_argument == (other.untyped_storage().data_ptr() == x.untyped_storage().data_ptr())
+    if what == "beside what it is of":
+        found[0].fill_(0.0)
+        assert not found[1].any()
+    assert jitted.statistics().replays == 3
+
+
+def _leaves(value: Any) -> list[torch.Tensor]:
+    return list(value) if isinstance(value, (tuple, list)) else [value]
+
+
+def test_a_stored_view_of_another_type_is_stored_anew() -> None:
+    box = {"bits": torch.zeros(2, dtype=torch.int32)}
+
+    def store(x: torch.Tensor) -> torch.Tensor:
+        box["bits"] = (x * 2).view(torch.int32)
+        return x + 1
+
+    jitted = jit(store)
+    for call in range(4):
+        x = torch.full((2,), float(call))
+        jitted(x)
+        assert_same(box["bits"], (x * 2).view(torch.int32))
+
+
+def test_a_complex_view_of_a_parameter_is_differentiated() -> None:
+    weight = nn.Parameter(torch.randn(3, 2))
+    jitted = jit(lambda x: torch.view_as_complex(weight) * x)
+    for _ in range(4):
+        x = torch.randn(3, dtype=torch.complex64)
+        found, expected = jitted(x), torch.view_as_complex(weight) * x
+        assert_same(found, expected)
+        gradients = [torch.autograd.grad(y.abs().sum(), weight) for y in (found, expected)]
+        torch.testing.assert_close(*gradients)
+
+
+PLACES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "read": lambda x: x.as_strided((2, 2), (1, 2), 5) * 2,
+    "from a view": lambda x: x[2:].as_strided((2,), (1,), 4) - 1,
+    "returned": lambda x: (x.as_strided((2,), (3,), 4), x * 2),
+    "written": lambda x: (x.as_strided((2,), (2,), 5).mul_(3.0), x * 2)[1],
+    "of what it makes": lambda x: (x * 2).as_strided((2, 2), (1, 2), 1),
+    "copied": lambda x: torch.as_strided_copy(x * 2, (2, 2), (1, 2), 1),
+}
+
+
+@pytest.mark.parametrize("what", PLACES)
+def test_a_place_in_memory_counts_from_where_it_begins(what: str) -> None:
+    program = PLACES[what]
+    jitted = jit(program)
+    for call in range(7):
+        start = 2 if call > 3 else 3  # an argument that begins elsewhere in its own memory
+        first, second = (torch.arange(12.0) + call for _ in range(2))
+        assert_same(jitted(first[start : start + 8]), program(second[start : start + 8]))
+        assert_same(first, second)
+    statistics = jitted.statistics()
+    is_of_argument = what not in ("of what it makes", "copied")
+    assert statistics.recordings == 1 + is_of_argument
+    assert not is_of_argument or "storage offset of $[0][0]" in statistics.keys[0].rerecorded_because[0]
+
+
+def test_a_place_outside_of_the_argument_is_refused() -> None:
+    jitted = jit(lambda x: x.as_strided((4,), (1,), 0) * 2)
+    jitted(torch.ones(8)[2:6])
+    with pytest.raises(treeplay.Refusal, match="takes what lies outside of the argument"):
+        jitted(torch.ones(8)[2:6])
+
+
+@pytest.mark.parametrize("lower", ["aten", pytest.param("inductor", marks=pytest.mark.soak)])
+def test_a_place_in_a_parameter_is_differentiated(lower: str) -> None:
+    weight = nn.Parameter(torch.randn(12)[2:10])
+    jitted = jit(lambda x: weight.as_strided((2, 2), (1, 2), 3) * x, lower=lower)
+    for _ in range(4):
+        x = torch.randn(2, 2)
+        found, expected = jitted(x), weight.as_strided((2, 2), (1, 2), 3) * x
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(*(torch.autograd.grad((y * y).sum(), weight) for y in (found, expected)))

@@ -12,6 +12,8 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import checkpoint
 
 import treeplay
@@ -72,10 +74,6 @@ def _python_random(x: torch.Tensor) -> torch.Tensor:
     return x * random.random()  # HERE
 
 
-def _other_type_view(x: torch.Tensor) -> torch.Tensor:
-    return (x * 2).view(torch.int32)  # HERE
-
-
 def _data_set(x: torch.Tensor) -> torch.Tensor:
     _parameter.data = torch.ones(3) * 2  # HERE
     return x * _parameter.detach()
@@ -93,8 +91,6 @@ PROGRAMS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
     "bool()": ("", lambda x: x * bool(x[0] > 0)),
     "a branch": ("", _branch),
     "assert": ("", _assert),
-    "a place in memory": ("as_strided", lambda x: x.as_strided((2,), (1,), x.storage_offset() + 1) * 2),
-    "a place in a view's memory": ("as_strided", lambda x: torch.as_strided(x[1:], (1,), (1,), 0) * 2),
     "print": ("print", _printed),
     "an f-string": ("print", lambda x: (x * 2, f"{x}")),
     "repr": ("print", lambda x: (x * 2, repr(x))),
@@ -118,9 +114,9 @@ PROGRAMS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
     "register_hook": ("register_hook", _hooked),
     "requires_grad_": ("requires_grad", lambda x: x.requires_grad_().detach() * 2),
     "t_ of an argument": ("", lambda x: x.unsqueeze_(0) * 2),
-    "a view of another type": ("result", _other_type_view),
     "a conjugate view": ("", lambda x: torch.complex(x, x * 2).conj()),
-    "a sparse result": ("", lambda x: x.to_sparse()),
+    "a sparse result": ("_to_sparse", lambda x: x.to_sparse()),
+    "a product by a sparse one": ("_to_sparse", lambda x: torch.diag(x).to_sparse() @ x),
     "a generator object": ("result", lambda x: (part for part in [x * 2])),
     "a set": ("result", lambda x: (x * 2, {1, 2})),
     "a foreign object": ("result", lambda x: (x * 2, collections.Counter("aab"))),
@@ -338,3 +334,49 @@ def test_a_program_that_reaches_too_much_to_watch_is_refused(monkeypatch: pytest
     with pytest.raises(treeplay.Refusal, match="too many objects") as caught:
         jitted(torch.ones(2))
     assert caught.value.where is not None and caught.value.where.function == "program"
+
+
+@pytest.mark.parametrize("convert", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
+@pytest.mark.parametrize("program", [lambda a, x: a @ x, lambda a, x: x * 2])
+def test_a_sparse_argument_is_refused_once_whichever_it_is(program: Any, convert: Any) -> None:
+    jitted = jit(program, on_refusal="eager")
+    with pytest.warns(UserWarning, match=r"(?s)argument .*layout sparse_.*indices and values") as warned:
+        for value in (1.0, 2.0, 3.0, 4.0):
+            assert_same(
+                jitted(convert(torch.eye(3) * value), torch.ones(3)), program(torch.eye(3) * value, torch.ones(3))
+            )
+    assert sum("treeplay" in str(item.message) for item in warned) == 1
+    statistics = jitted.statistics()
+    assert (statistics.calls, statistics.replays, statistics.refusals, len(statistics.keys)) == (4, 0, 1, 1)
+
+
+def test_an_embedding_with_sparse_gradients_is_refused_as_such() -> None:
+    model = nn.Embedding(4, 2, sparse=True)
+
+    def step(tokens: torch.Tensor) -> torch.Tensor:
+        model.weight.grad = None
+        model(tokens).sum().backward()  # HERE
+        return tokens * 2
+
+    jitted = jit(step)
+    jitted(torch.tensor([1, 2]))
+    with pytest.raises(treeplay.Refusal, match="layout sparse_coo") as caught:
+        jitted(torch.tensor([1, 2]))
+    assert caught.value.where is not None and "HERE" in caught.value.where.source
+
+
+def _fakes() -> list[torch.Tensor]:
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    return [mode.from_tensor(torch.ones(4, 3)), mode.from_tensor(torch.ones(4, 3), static_shapes=True)]
+
+
+@pytest.mark.parametrize("lower", ["aten", "capture"])
+def test_fake_arguments_run_eagerly_and_keep_nothing_from_being_recorded(lower: str) -> None:
+    jitted = jit(lambda x: x * 2 - 1, lower=lower)
+    fakes = _fakes()
+    for _ in range(4):
+        assert [type(jitted(fake)) for fake in fakes] == [FakeTensor, FakeTensor]
+        assert_same(jitted(torch.ones(4, 3)), torch.ones(4, 3))
+    statistics = jitted.statistics()
+    assert (statistics.recordings, statistics.refusals) == (1, 0)
+    assert any("no data to compute with" in str(key.refusal) for key in statistics.keys)

@@ -37,12 +37,14 @@ from treeplay.observe import compile_records, counters, phase
 from treeplay.plan.arena import plan_arena
 from treeplay.plan.choose import choose
 from treeplay.plan.devices import CPU, check_stays, device_of, move_state, settle
+from treeplay.plan.failing import MOST_BYTES, bytes_to_keep, to_keep, uncompiled
 from treeplay.plan.work import is_small
 from treeplay.sandbox.boundary import Boundary
 from treeplay.settings import settings
 from treeplay.trace.jit import Call, Trace, program_raised, trace
 from treeplay.trace.log import Entry, first_difference
 from treeplay.trace.opaque import Prepared, prepare
+from treeplay.trace.prune import acts
 from treeplay.trace.randomness import is_own
 from treeplay.trace.torch_private import without_function_modes
 from treeplay.tree.audit import Audit
@@ -50,6 +52,7 @@ from treeplay.tree.key import label_of
 from treeplay.tree.make import current_inputs, make_recording, make_work, slot_outputs, state_of
 from treeplay.tree.table import Recording
 from treeplay.wrap.differentiable import Wrap, Wrapped, emit_around, of_tensors_only, wrap_program
+from treeplay.wrap.take_back import TakeBack
 
 if TYPE_CHECKING:
     from treeplay.backend.options import Options
@@ -110,7 +113,8 @@ def run_back(
         signature = front.traced.signature
         inputs = move_state(signature, front.moving, front.inputs, front.device)
         moved = tuple(signature.inputs[index] for index in front.moving)
-        return make_recording(signature, front.plan, lowered, recorded, call, inputs, seconds, name, moved)
+        back = take_back(front, inputs, is_in_order=lowered.name == "aten")
+        return make_recording(signature, front.plan, lowered, recorded, call, inputs, seconds, name, moved, back)
 
 
 def run_differentiable(
@@ -123,7 +127,8 @@ def run_differentiable(
     with _timed("wrap", seconds):
         operators = sum(node.op == "call_function" for node in front.traced.graph.nodes)
         on_the_host = LaunchFacts(str(front.device), "bound")
-        source = emit_around(signature, call, tensors, wrapped, shared=front.plan.shared, name=name)
+        back = take_back(front, (), is_in_order=False)
+        source = emit_around(signature, call, tensors, wrapped, shared=front.plan.shared, name=name, back=back)
         return Recording(
             call=load_source(source),
             signature=signature,
@@ -144,8 +149,12 @@ def run_wrap(
 ) -> tuple[Signature, tuple[torch.Tensor, ...], Wrapped]:
     """The wrap stage of a differentiable program; raises `Refusal`."""
     check_stays(front.traced.signature, front.moving, front.device)
+    from treeplay.backend.acting import acting_in, kept
+
     signature, tensors = of_tensors_only(front.traced.signature, front.inputs)
-    return signature, tensors, wrap_program(program, call, signature, tensors, wrap, lowering=front.plan.lowerings[0])
+    with kept(acting_in(front.traced.graph)):
+        wrapped = wrap_program(program, call, signature, tensors, wrap, lowering=front.plan.lowerings[0])
+    return signature, tensors, wrapped
 
 
 def compile_captured(program: Program, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
@@ -173,6 +182,7 @@ def compile_captured(program: Program, inputs: Sequence[Any], options: Options) 
 
 def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     """The stages of a program with flat inputs and a flat tuple of results."""
+    from treeplay.backend.acting import acting_in, kept
     from treeplay.backend.options import using
     from treeplay.backend.passes import run_before_autograd
     from treeplay.backend.patterns import with_patterns
@@ -182,16 +192,25 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
 
     if isinstance(program, torch.fx.GraphModule):
         program = run_before_autograd(program, inputs, options.before_autograd)
+    acting = acting_in(program.graph) if isinstance(program, torch.fx.GraphModule) else frozenset()
     is_dynamic = has_symbols(inputs)
+    # It is compiled for each of their values.
+    numbers = [at for at, value in enumerate(inputs) if has_symbols([value]) and not isinstance(value, torch.Tensor)]
 
     def compile_sized(inputs: Sequence[Any]) -> Callable[..., Any]:
-        with undisturbed(), using(options):
-            return wrapped(program, inputs, options, is_dynamic=is_dynamic)
+        with undisturbed(), using(options), kept(acting):
+            return wrapped(program, inputs, options, is_dynamic=is_dynamic, numbers=numbers)
 
     def compile_patterns(inputs: Sequence[Any]) -> Callable[..., Any]:
         return with_patterns(inputs, compile_sized)
 
-    return with_known_sizes(inputs, compile_patterns, most=options.most_sizes, changing=changing_sizes(program))
+    return with_known_sizes(
+        inputs,
+        compile_patterns,
+        lambda *args: program(*args),
+        most=options.most_sizes,
+        changing=changing_sizes(program),
+    )
 
 
 def run_opaque(program: Callable[..., Any], call: Call, seconds: dict[str, float], *, name: str) -> Recording:
@@ -294,7 +313,32 @@ def make_plan(traced: Trace, inputs: list[torch.Tensor], lower: str, device: tor
         shared=overlapping(inputs, signature.mutated),
         folded=[index for index in signature.mutated if overlaps_itself(inputs[index])],
         is_small=is_small(traced.graph),
+        uncompiled=_why_uncompiled(traced.graph, device),
     )
+
+
+def _why_uncompiled(graph: torch.fx.Graph, device: torch.device) -> str | None:
+    """Why compiled code would not fail, or leave things, as the operators of a graph do; None if it does."""
+    node = uncompiled(graph)
+    if node is not None and (device == CPU or acts(node)):
+        return f"{node.target} checks or does something that compiled code leaves out"
+    keep = to_keep(graph, is_in_order=False)
+    if device == CPU and keep is not None and not keep.unless and bytes_to_keep(graph, keep) > MOST_BYTES:
+        return "an operator may fail on values, and too much is written to be taken back: operators run in order"
+    return None
+
+
+def take_back(front: Front, inputs: Sequence[torch.Tensor], *, is_in_order: bool) -> TakeBack | None:
+    """What ends a call on the CPU whose operators fail; None where nothing can be taken back. On a GPU a failure of an
+    operator is met after the launch, if at all, and not by the call."""
+    keep = to_keep(front.traced.graph, is_in_order=is_in_order)
+    if front.device != CPU or keep is None:
+        return None
+    if front.traced.signature.kind is Kind.DIFFERENTIABLE:  # arguments are written after the graph
+        keep = replace(keep, written=())
+    if any(overlaps_itself(inputs[at]) for at in keep.written):
+        return None
+    return TakeBack(keep, front.traced.generators)
 
 
 def make_lowered(front: Front) -> Lowered:

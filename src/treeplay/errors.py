@@ -89,6 +89,10 @@ class RanOtherwise(Refusal):
         self.result = result
 
 
+class TakenBack(TreeplayError, RuntimeError):
+    """A replay raised, and everything is as it was before it: the call runs eagerly instead. Nobody else sees this."""
+
+
 class StaleRecordingWarning(UserWarning):
     """A recording was replayed that its program had moved on from, by something that no guard can see; see `settings.audit`."""
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from treeplay.backend.inner import boxed
+from treeplay.backend.options import Options
 from treeplay.backend.torch_private import _mark_of_changing_sizes
+from treeplay.driver import compile_captured
 from treeplay.settings import settings
 from treeplay.torch_compile import backend
 
@@ -89,3 +93,41 @@ def test_W28_a_following_graph_keeps_them_dynamic():
 def test_W28_known_sizes_are_not_noted():
     run = torch.compile(lambda x: x * 2, backend=backend, options={"inner": "aten"}, dynamic=False)
     assert marks(run(torch.randn(3, 4))) == set()
+
+
+LOSSES = {
+    "size": lambda y: y.sum() / y.size(0),
+    "len": lambda y: (y**2).sum() / len(y),
+    "shape": lambda y: (y**2).sum() * y.shape[0],
+    "a root": lambda y: (y**2).sum() / y.size(0) ** 0.5,
+    "a tensor of it": lambda y: y.sum() / torch.tensor(y.size(0)),
+    "a tensor of it and another": lambda y: y.sum() / torch.tensor([y.size(0), 2.0]).sum(),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_that_knows_the_size_is_compiled_for_each(loss, recwarn):
+    w = torch.randn(4, 2, requires_grad=True)
+    run = torch.compile(lambda x, w: LOSSES[loss](x @ w), backend=backend, options={"inner": "aten"}, dynamic=True)
+    for rows in (3, 5, 3):
+        x = torch.randn(rows, 4)
+        (mine,) = torch.autograd.grad(run(x, w), w)
+        (wanted,) = torch.autograd.grad(LOSSES[loss](x @ w), w)
+        torch.testing.assert_close(mine, wanted)
+    assert not [str(item.message) for item in recwarn if "uncompiled" in str(item.message)]
+
+
+def test_a_tensor_of_a_number_argument_is_compiled(recwarn):
+    run = torch.compile(lambda x, n: x * torch.tensor(n), backend=backend, options={"inner": "aten"})
+    for n in (2, 3, 5):
+        torch.testing.assert_close(run(torch.ones(2), n), torch.full((2,), float(n)))
+    assert not [str(item.message) for item in recwarn if "uncompiled" in str(item.message)]
+
+
+def test_fakes_of_symbolic_sizes_run_as_they_are():
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    fake = mode.from_tensor(torch.ones(4, 3))
+    run = compile_captured(torch.fx.symbolic_trace(lambda x: (x * 2 - 1,)), [fake], Options(inner="aten"))
+    for rows in (4, 5):
+        torch.testing.assert_close(run(torch.ones(rows, 3))[0], torch.ones(rows, 3))
+    assert isinstance(run(fake)[0], FakeTensor)

@@ -43,6 +43,22 @@ def test_operators_that_only_one_run_has_are_skipped() -> None:
     assert reason is not None and reason.op == "add"
 
 
+def test_a_line_that_one_run_calls_more_often_is_found_among_the_others() -> None:
+    """Autograd takes views of fakes anew after a write, by their own operator."""
+    first = [entry("select", 1, number) for number in (0, 0, 1, 1)]
+    second = [entry("select", 1, number) for number in (0, 0, 0, 1, 1, 1)]
+    assert first_difference(first, second) is None and first_difference(second, first) is None
+    reason = first_difference(first, [entry("select", 1, number) for number in (0, 0, 0, 2, 2, 2)])
+    assert reason is not None and "1 in the first call and 0 in the second" in reason.why
+
+
+def test_a_number_that_moves_on_is_found_where_one_run_has_more_of_another_line() -> None:
+    first = [entry("select", 1, 0), *(entry("mul", 2, float(number)) for number in (1, 2, 3))]
+    second = [entry("select", 1, 0)] * 2 + [entry("mul", 2, float(number)) for number in (2, 3, 4)]
+    reason = first_difference(first, second)
+    assert reason is not None and reason.op == "mul"
+
+
 def test_numbers_are_found_in_nested_arguments() -> None:
     assert list(numbers_in(((1, [2.5, None]), {"a": True, "b": "text"}))) == [1, 2.5, True]
 

@@ -104,7 +104,7 @@ def test_what_cannot_be_hashed_is_named() -> None:
 
 def test_sparse_tensors_and_large_objects_have_short_names() -> None:
     text = label_of(call(torch.eye(2).to_sparse(), x=torch.ones(2, 3), y="a" * 100, z=None))
-    assert text == "args[0]=<Tensor>, x=float32[2, 3], y=<str>, z=None"
+    assert text == "args[0]=sparse_coo, x=float32[2, 3], y=<str>, z=None"
     assert label_of(call()) == "no arguments"
 
 

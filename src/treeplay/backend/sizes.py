@@ -22,9 +22,15 @@ Compile = Callable[[Sequence[Any]], Call]
 
 
 def with_known_sizes(
-    inputs: Sequence[Any], compile_next: Compile, *, most: int = 8, changing: Sequence[frozenset[int]] = ()
+    inputs: Sequence[Any],
+    compile_next: Compile,
+    plain: Call,
+    *,
+    most: int = 8,
+    changing: Sequence[frozenset[int]] = (),
 ) -> Call:
-    """Compile through `compile_next`, which is given inputs without symbolic numbers.
+    """Compile through `compile_next`, which is given inputs without symbolic numbers. A call that brings sizes which are
+    symbols itself, as fake tensors may have, is for `plain`: the program as it is.
 
     `changing` are the dimensions of each result whose sizes change with the inputs': they are noted at the results, for a
     following graph of Dynamo's to expect the same.
@@ -52,7 +58,10 @@ def with_known_sizes(
 
     def call(*args: Any) -> Any:
         key = tuple([_sizes(args[at]) for at in symbolic])
-        compiled = known.get(key)
+        try:
+            compiled = known.get(key)
+        except TypeError:  # symbols have no hash
+            return plain(*args)
         if compiled is None:
             compiled = compile_for(key, args)
         elif len(known) >= settings.max_recordings_per_program:  # the order matters only where one may be dropped

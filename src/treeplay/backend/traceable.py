@@ -8,7 +8,7 @@ are ordinary, and known to stay where they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,19 @@ def traceable(program: torch.fx.GraphModule | Callable[..., Any]) -> Traceable:
         tuple(names.values()),
         tuple(name.removeprefix(_PREFIX) for name in names),
     )
+
+
+def with_numbers(function: Callable[..., Any], numbers: Mapping[int, Any]) -> Callable[..., Any]:
+    """`function` with the arguments at some positions known: what is given there is not looked at.
+
+    A trace would take them for values that it does not know, and a backward that needs one could not have it."""
+    if not numbers:
+        return function
+
+    def known(*args: Any) -> Any:
+        return function(*(numbers.get(at, arg) for at, arg in enumerate(args)))
+
+    return known
 
 
 def _tensors_of(program: torch.fx.GraphModule) -> dict[str, torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from treeplay.backend.examine import has_custom_functions
@@ -12,16 +12,21 @@ from treeplay.backend.job import Job
 from treeplay.backend.options import Options
 from treeplay.backend.roles import argument_names, argument_roles
 from treeplay.backend.shapes import Program
-from treeplay.backend.traceable import traceable
+from treeplay.backend.traceable import traceable, with_numbers
 from treeplay.errors import InternalError, Refusal, TreeplayError, Unrecorded
 from treeplay.generated import hide_from_dynamo
 from treeplay.sandbox.boundary import Boundary
 from treeplay.wrap.aot import wrap_function
 
 
-def wrapped(program: Program, inputs: Sequence[Any], options: Options, *, is_dynamic: bool) -> Callable[..., Any]:
-    """The program behind its wrapper; one that cannot be wrapped runs as it is, and the reason is warned."""
+def wrapped(
+    program: Program, inputs: Sequence[Any], options: Options, *, is_dynamic: bool, numbers: Collection[int] = ()
+) -> Callable[..., Any]:
+    """The program behind its wrapper; one that cannot be wrapped runs as it is, and the reason is warned.
+
+    `numbers`: positions of inputs that are numbers, which calls of the result do not change."""
     source = traceable(program)
+    function = with_numbers(source.function, {len(source.held) + at: inputs[at] for at in numbers})
     roles = argument_roles(program, inputs, held=len(source.held))
     names = argument_names(program, inputs, held=source.names)
     job = Job(options, roles, names, is_dynamic=is_dynamic)
@@ -32,9 +37,7 @@ def wrapped(program: Program, inputs: Sequence[Any], options: Options, *, is_dyn
     try:
         is_checked = options.inner == "aten"
         with Boundary("compiling a graph", reasons=(TreeplayError,)):
-            compiled = wrap_function(
-                source.function, [*source.held, *inputs], compilers, is_checked=is_checked, names=names
-            )
+            compiled = wrap_function(function, [*source.held, *inputs], compilers, is_checked=is_checked, names=names)
     except Unrecorded:
         raise
     except Refusal as refusal:

@@ -67,6 +67,7 @@ class Input:
     spec: TensorSpec
     is_mutated: bool
     is_leaf: bool | None = None  # of a differentiable program: whether it is where a backward ends
+    begins: int | None = None  # its storage offset, where the program counts from the start of the storage
 
     def __str__(self) -> str:
         mark = "!" if self.is_mutated else ""
@@ -100,10 +101,24 @@ class Same:
 
 
 @dataclass(frozen=True, slots=True)
+class Cast:
+    """A piece of memory read as `dtype`: `length` elements of what it is a view of, from `start` on."""
+
+    dtype: Any
+    start: int
+    length: int
+    is_complex: bool  # from complex to real numbers or back, which autograd follows
+
+    def __str__(self) -> str:
+        return str(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """A view of another result or input: shape, stride and offset in elements of the storage's start.
 
     `is_detached`: it has no part in the graph of what it is a view of. `requires_grad`: it is a leaf of its own.
+    `cast`: it reads the memory as another dtype.
     """
 
     of: Fresh | Same
@@ -112,6 +127,7 @@ class View:
     offset: int
     is_detached: bool = False
     requires_grad: bool = False
+    cast: Cast | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,17 +16,21 @@ def choose(
     shared: Sequence[tuple[int, int]] = (),
     folded: Sequence[int] = (),
     is_small: bool = False,
+    uncompiled: str | None = None,
 ) -> Plan:
     """The plan for a graph.
 
     `wanted` is the user's choice; `compiler` the C++ compiler's path or None; `shared` pairs of inputs that share memory
-    of which one is written; `folded` written inputs whose own elements overlap; `is_small` is passed on.
+    of which one is written; `folded` written inputs whose own elements overlap; `is_small` is passed on; `uncompiled` says why
+    compiled code would not do what the operators do, if it would not.
     """
-    lowerings, why = _lowerings(wanted, compiler, bool(shared), bool(folded))
+    lowerings, why = _lowerings(wanted, compiler, bool(shared), bool(folded), uncompiled)
     return Plan(lowerings, why, tuple(shared), is_small)
 
 
-def _lowerings(wanted: str, compiler: str | None, is_shared: bool, is_folded: bool) -> tuple[tuple[str, ...], str]:
+def _lowerings(
+    wanted: str, compiler: str | None, is_shared: bool, is_folded: bool, uncompiled: str | None
+) -> tuple[tuple[str, ...], str]:
     if wanted == "aten":
         return ("aten",), "asked for"
     # A compiled graph takes what it writes to be apart from all else: no choice of the user's makes that true.
@@ -34,6 +38,8 @@ def _lowerings(wanted: str, compiler: str | None, is_shared: bool, is_folded: bo
         return ("aten",), "inputs share memory that is written: operators run in the program's order"
     if is_folded:
         return ("aten",), "an input that is written overlaps itself: operators run as they are"
+    if uncompiled is not None:
+        return ("aten",), uncompiled
     if wanted == "inductor":
         return ("inductor",), "asked for"
     if compiler is None:

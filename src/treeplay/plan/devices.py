@@ -19,8 +19,10 @@ from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Argument, Constant, Input, Signature, State
 from treeplay.facts.spec import TensorSpec
 from treeplay.trace.jit import Trace
+from treeplay.trace.prune import acts
 
 CPU = torch.device("cpu")
+_CHECKS_ERRORS = torch.ops.aten._linalg_check_errors.default
 
 
 def device_of(traced: Trace) -> torch.device:
@@ -55,6 +57,7 @@ def settle(traced: Trace, device: torch.device) -> tuple[Trace, tuple[int, ...]]
         return traced, ()
     signature = traced.signature
     for node in traced.graph.nodes:
+        _check_acts(node)
         _check_may_move(node, signature.inputs, traced)
     moving = []
     inputs = list(signature.inputs)
@@ -120,6 +123,19 @@ def _check_may_move(node: torch.fx.Node, inputs: tuple[Input, ...], traced: Trac
         raise _refusal(
             node, "draws random numbers on the CPU in a program that computes on a GPU", "pass device= to it"
         )
+
+
+def _check_acts(node: torch.fx.Node) -> None:
+    """Refuse what happens on the host, where a replay on a GPU launches kernels and nothing else."""
+    if node.target is _CHECKS_ERRORS:
+        call = str(node.args[1]).removeprefix("torch.")
+        why = f"{call} asks on the host whether it succeeded, which a recording cannot wait for"
+        raise _refusal(node, why, f"use torch.{call}_ex, which leaves that to you")
+    if acts(node) and node.target.namespace != "aten":  # type: ignore[union-attr]
+        why = (
+            "its results are not used, so it is called for what it does beside them, and a replay repeats only kernels"
+        )
+        raise _refusal(node, why, "return its result, declare what it writes (mutates_args=), or call it outside")
 
 
 def _is_of_optimizer(place: Place) -> bool:

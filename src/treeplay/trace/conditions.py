@@ -83,8 +83,8 @@ def _input(seen: InputSeen, index: int, call: Call, names: list[str], run: Run) 
     places = run.found.tensor_at(tensor)
     first = places[0]
     if first.how is How.ARGUMENT:
-        return Input(names[first.key], Argument(first.key, tuple(places[1:])), spec, mutated)
-    return Input(str(first), State(first, tuple(places[1:])), spec, mutated)
+        return Input(names[first.key], Argument(first.key, tuple(places[1:])), spec, mutated, begins=seen.begins)
+    return Input(str(first), State(first, tuple(places[1:])), spec, mutated, begins=seen.begins)
 
 
 def leaves_of_call(call: Call) -> tuple[Any, ...]:

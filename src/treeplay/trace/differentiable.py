@@ -30,8 +30,13 @@ def is_differentiable(run: Run, result: Any) -> bool:
     Raises `Refusal` where the program has one, and does something that cannot be repeated by a wrapper.
     """
     unfinished = next(_with_history(run, result), None)
-    if unfinished is None:
+    given = run.tracer.given_history
+    if given and (run.tracer.tape.fills_gradients or run.stepped):
+        raise Refusal(given[0][1])
+    if unfinished is None and not given:
         return False
+    if unfinished is None:
+        unfinished = given[0][0]
     where = run.tracer.values[id(unfinished)].node.meta.get("where")
     reason = _why_not(run, where)
     if reason is not None:

@@ -30,7 +30,7 @@ from treeplay.facts.location import Location
 from treeplay.facts.place import How, Place, root
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Kind, Number, Signature
-from treeplay.facts.structure import Leaf, Structure, classes_in
+from treeplay.facts.structure import Leaf, Structure, classes_in, paths
 from treeplay.guards.reads import Reads, classes_of
 from treeplay.observe.locks import TimedLock
 from treeplay.sandbox.interrupts import uninterrupted
@@ -250,12 +250,27 @@ def survey_call(program: Callable[..., Any], call: Call) -> Survey:
 
 def survey_to_record(program: Callable[..., Any], call: Call) -> Survey:
     """What a recording can depend on, arguments included; raises `Refusal` where that cannot be followed."""
+    _check_strided(program, call)
     found = survey_call(program, call)
     _find_arguments(found, call)
     find_given(found, call.args, call.kwargs)
     _check_complete(program, found)
     _check_iterators(program, found)
     return found
+
+
+def _check_strided(program: Callable[..., Any], call: Call) -> None:
+    for path, leaf in zip(paths(call.structure), call.leaves, strict=True):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
+            layout = str(leaf.layout).removeprefix("torch.")
+            raise Refusal(
+                Reason(
+                    op=f"argument {path}",
+                    why=f"is a tensor of layout {layout}, and a recording reads plain memory with a shape and strides",
+                    advice="pass what it is made of (its indices and values), or a plain tensor (.to_dense())",
+                    where=home_of(program),
+                )
+            )
 
 
 def _check_complete(program: Callable[..., Any], found: Survey) -> None:
@@ -308,6 +323,7 @@ def _undo(run: Run, tell_apart: Callable[[], None]) -> None:
     steps.add("forgetting what was watched", run.watch.forget)
     steps.add("forgetting tensors", run.tracer.forget)
     steps.add("putting back what the program changed", run.snapshot.restore)
+    steps.add("taking back the histories of arguments", run.tracer.take_history_back)
     steps.add("telling whose changes are whose", tell_apart)
     error = steps.run()
     if error is not None:
@@ -343,6 +359,7 @@ def _traced(program: Callable[..., Any], call: Call, run: Run, *, is_shared: boo
         run.reads,
     ):
         result = _run(program, call)
+    run.tracer.take_history_back()  # or it would count as what the arguments were
     _tell_apart(program, call, run, is_shared=is_shared)
     run.grads_read.update(run.watch.grads_read)
     run.tracer.home = home_of(program)

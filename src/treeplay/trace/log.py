@@ -2,8 +2,10 @@
 
 A number that was 3.0 in one run and 4.0 in the next (a step counter, a Python random number) would freeze in a recording.
 The first run is eager and the second is the trace, so their graphs need not be equal (an optimizer makes its state in the
-first, and some libraries take another way where they see that they are traced); lines are matched by operator and source line
-before numbers are compared.
+first, and some libraries take another way where they see that they are traced); calls are matched by operator and source line
+before numbers are compared. Where one run has more calls from a line than the other, those of the other must be among them in
+their order: autograd takes a view anew after a part of its memory was written, with a fake by the view's own operator and
+otherwise without one (`out[:, t] = f(x[:, t])` in a loop).
 
 Operators that autograd's own nodes call in a backward are all of one line, and would be matched wrongly where the two runs
 differ. Their numbers follow from those of the forward, so they are left out; hooks and functions of the user's are not.
@@ -11,9 +13,9 @@ differ. Their numbers follow from those of the forward, so they are left out; ho
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +26,6 @@ from treeplay.facts.refusal import Reason
 from treeplay.facts.structure import flatten
 from treeplay.trace.layouts import Answer, Question
 
-_MOST_ALIGNED = 6000
 _ENGINE = inspect.getfile(torch.autograd.graph)
 """Where Python's side of a backward waits for autograd's engine."""
 
@@ -66,7 +67,7 @@ class Entry:
     @property
     def key(self) -> tuple[Any, ...]:
         """What identifies the call in another run."""
-        return self.op, self.where, self.site, self.given
+        return self.op, self.where, self.site, self.given, len(self.numbers)
 
 
 def result_entry(result: Any) -> Entry:
@@ -97,11 +98,9 @@ _CALLS = "in the first call", "in the second"
 
 def first_difference(before: list[Entry], after: list[Entry], when: tuple[str, str] = _CALLS) -> Reason | None:
     """The first number that differs between two runs of one program, as a reason to refuse, or None. `when` they were."""
-    for old, new in _aligned(before, after):
-        if len(old.numbers) != len(new.numbers):
-            continue
+    for old, new in _matched(before, after):
         for was, now in zip(old.numbers, new.numbers, strict=True):
-            if was is SYMBOLIC or now is SYMBOLIC or _is_alike(was, now):
+            if _may_be(was, now):
                 continue
             if new.op == "result":
                 return _changing_result(was, now, when)
@@ -112,6 +111,10 @@ def first_difference(before: list[Entry], after: list[Entry], when: tuple[str, s
                 where=new.where,
             )
     return None
+
+
+def _may_be(was: Any, now: Any) -> bool:
+    return was is SYMBOLIC or now is SYMBOLIC or _is_alike(was, now)
 
 
 def _is_alike(was: Any, now: Any) -> bool:
@@ -128,12 +131,31 @@ def _changing_result(was: Any, now: Any, when: tuple[str, str]) -> Reason:
     )
 
 
-def _aligned(before: list[Entry], after: list[Entry]) -> Iterator[tuple[Entry, Entry]]:
+def _matched(before: Sequence[Entry], after: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:
+    """The calls of two runs that have to be given the same numbers, in the order of the second run."""
     before, after = [entry for entry in before if entry.numbers], [entry for entry in after if entry.numbers]
-    old_keys, new_keys = [entry.key for entry in before], [entry.key for entry in after]
-    if old_keys == new_keys:
+    if [entry.key for entry in before] == [entry.key for entry in after]:
         yield from zip(before, after, strict=True)
         return
-    matcher = difflib.SequenceMatcher(None, old_keys[:_MOST_ALIGNED], new_keys[:_MOST_ALIGNED], autojunk=False)
-    for start_old, start_new, length in matcher.get_matching_blocks():
-        yield from zip(before[start_old : start_old + length], after[start_new : start_new + length], strict=True)
+    pairs: dict[int, Entry] = {}
+    earlier, later = _by_key(before), _by_key(after)
+    for key, positions in later.items():
+        old, new = [before[at] for at in earlier.get(key, ())], [after[at] for at in positions]
+        if len(old) == len(new) or not (_is_among(old, new) or _is_among(new, old)):
+            pairs.update(zip(positions, old, strict=False))
+    for at in sorted(pairs):
+        yield pairs[at], after[at]
+
+
+def _by_key(entries: Sequence[Entry]) -> dict[Any, list[int]]:
+    """The positions of the entries of each key."""
+    found: dict[Any, list[int]] = defaultdict(list)
+    for at, entry in enumerate(entries):
+        found[entry.key].append(at)
+    return found
+
+
+def _is_among(few: Sequence[Entry], many: Sequence[Entry]) -> bool:
+    """Whether the numbers of `few` are those of some of `many`, in their order."""
+    rest = iter(many)
+    return all(any(all(map(_may_be, one.numbers, other.numbers)) for other in rest) for one in few)

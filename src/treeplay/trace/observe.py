@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from treeplay.device.host.operators import is_foreach_write, tell_autograd
 from treeplay.sandbox.boundary import NoModesLeft
 from treeplay.trace.jit import Call
 from treeplay.trace.layouts import Question, answer, question
@@ -45,6 +46,8 @@ class Observer(TorchDispatchMode):
             self.log.failure = error
             asked, position = None, 0
         out = func(*args, **kwargs)
+        if is_foreach_write(func):
+            tell_autograd(func, args)
         if asked is not None:
             try:
                 self.log[position] = replace(self.log[position], layout=(asked, answer(out)))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 import torch.fx
 
-from treeplay.errors import Refusal
-from treeplay.facts.signature import Fresh, Ref, Same, View
+from treeplay.facts.signature import Cast, Fresh, Ref, Same, View
 from treeplay.facts.spec import TensorSpec
 from treeplay.trace.found import Survey
 from treeplay.trace.references import References
@@ -58,11 +57,9 @@ class Results(References):
         index = next((i for i in owners if _contains(self.tracer.tape.inputs[i].value.fake, value.fake)), owners[0])
         seen = self.tracer.tape.inputs[index]
         base = seen.value
-        if base.fake.dtype != value.fake.dtype:
-            raise self._dtype_view(value)
         is_apart = not tensor.requires_grad or tensor.grad_fn is None
         is_detached = seen.tensor.requires_grad and torch.is_grad_enabled() and is_apart
-        return _view(Same(index), value.fake, base.node, is_detached=is_detached, requires_grad=_is_new_leaf(tensor))
+        return self._view(Same(index), value, base.node, is_detached=is_detached, requires_grad=_is_new_leaf(tensor))
 
     def _fresh(self, tensor: torch.Tensor, value: Value) -> Ref:
         birth = self.tracer.births[storage_of(value.fake)]
@@ -73,8 +70,6 @@ class Results(References):
             value.fake.dtype,
             value.fake.storage_offset(),
         )
-        if spec.dtype != value.fake.dtype:
-            raise self._dtype_view(value)
         is_first = birth not in self._bases
         index = self._bases.setdefault(birth, len(self.outputs))
         if is_first:
@@ -84,29 +79,52 @@ class Results(References):
             self._leaves |= {index} if requires_grad else set()
             return Fresh(index, requires_grad)
         is_detached = index in self._leaves
-        return _view(Fresh(index), value.fake, birth, is_detached=is_detached, requires_grad=requires_grad)
+        return self._view(Fresh(index), value, birth, is_detached=is_detached, requires_grad=requires_grad)
 
-    def _dtype_view(self, value: Value) -> Refusal:
-        return self.tracer.refuse(
-            "result",
-            "returns a view of another dtype than its memory",
-            "return a copy of it (.clone())",
-            value.node.meta.get("where"),
-        )
+    def _view(
+        self, of: Fresh | Same, value: Value, base: torch.fx.Node, *, is_detached: bool, requires_grad: bool
+    ) -> View:
+        fake, layout = value.fake, (tuple(value.fake.shape), tuple(value.fake.stride()))
+        if fake.dtype == base.meta["spec"].dtype:
+            offset = fake.storage_offset() - base.meta["offset"]
+            return View(of, *layout, offset, is_detached, requires_grad)
+        found = cast_of(fake, base.meta["spec"], base.meta["offset"])
+        if found is None:
+            raise self.tracer.refuse(
+                "result",
+                "returns a view of another dtype, of memory that lies outside of the tensor it was taken from",
+                "return a copy of it (.clone())",
+                value.node.meta.get("where"),
+            )
+        cast, offset = found
+        return View(of, *layout, offset, is_detached, requires_grad, cast)
 
 
 def _contains(base: torch.Tensor, view: torch.Tensor) -> bool:
-    start, end = base.storage_offset(), base.storage_offset() + TensorSpec.of(base).nbytes // base.dtype.itemsize
-    size = TensorSpec.of(view).nbytes // view.dtype.itemsize
-    return start <= view.storage_offset() and view.storage_offset() + size <= end
+    (start, end), (first, last) = _bytes_of(base), _bytes_of(view)
+    return start <= first and last <= end
+
+
+def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where in its storage a tensor begins and ends, in bytes."""
+    start = int(tensor.storage_offset()) * tensor.dtype.itemsize
+    return start, start + TensorSpec.of(tensor).nbytes
+
+
+def cast_of(view: torch.Tensor, base: TensorSpec, base_offset: int) -> tuple[Cast, int] | None:
+    """How a view reads the memory of a tensor of another dtype, and where in what is read so it begins. None if it reads
+    outside of that tensor."""
+    first, last = (place - base_offset * base.dtype.itemsize for place in _bytes_of(view))
+    # What is read anew has to begin and end where elements of both dtypes do.
+    unit = max(base.dtype.itemsize, view.dtype.itemsize)
+    start, end = first // unit * unit, -(-last // unit) * unit
+    if start < 0 or end > base.nbytes:
+        return None
+    size = base.dtype.itemsize
+    is_complex = base.dtype.is_complex != view.dtype.is_complex and base.dtype.to_real() == view.dtype.to_real()
+    cast = Cast(view.dtype, start // size, (end - start) // size, is_complex)
+    return cast, (first - start) // view.dtype.itemsize
 
 
 def _is_new_leaf(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad and tensor.grad_fn is None
-
-
-def _view(
-    of: Fresh | Same, fake: torch.Tensor, base: torch.fx.Node, *, is_detached: bool = False, requires_grad: bool = False
-) -> View:
-    offset = fake.storage_offset() - base.meta["offset"]
-    return View(of, tuple(fake.shape), tuple(fake.stride()), offset, is_detached, requires_grad)

@@ -30,6 +30,7 @@ class InputSeen:
     tensor: torch.Tensor
     value: Value
     is_constant: bool = False
+    begins: int | None = None  # where in its memory, if the program said where in that memory something else begins
 
 
 @dataclass(slots=True)

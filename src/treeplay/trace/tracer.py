@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from treeplay.device.host.operators import is_foreach_write, tell_autograd
 from treeplay.errors import Refusal
 from treeplay.facts.location import Location
 from treeplay.facts.refusal import Reason
@@ -60,8 +61,8 @@ _HOST_READS = frozenset(
 )
 # What `make_dual` asks first; neither can run on fakes.
 _FORWARD_MODE = frozenset({aten.is_same_size.default, aten._make_dual.default})
-# Where in its arguments an operator is told where in the memory of its first one to begin.
-_BEGINS = {aten.as_strided.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
+# Operators that are told where in the memory of their first argument to begin.
+_BEGINS = frozenset({aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default})
 _LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
 
 
@@ -78,6 +79,7 @@ class Tracer(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.layouts = layouts or {}
         self.generators = generators
+        self.given_history: list[tuple[torch.Tensor, Reason]] = []  # arguments without one, and why they may not get it
         self.home: Location | None = None  # of the program as a whole, once it has run
         self.tape = Tape(torch.fx.Graph())
         self.world = ScalarWorld(self.tape.graph)
@@ -175,9 +177,10 @@ class Tracer(TorchDispatchMode):
         self._check_lasting(func, args, kwargs, where)
         asked = question(func, asked_of(func, args), kwargs) if self.layouts else None
         func, args, kwargs = self._settle(func, args, kwargs)
+        if func in _BEGINS:
+            args, kwargs = self._from_start(func, args, kwargs, where)
         node_args, node_kwargs = tree_map(self._to_node(func, where), (args, dict(kwargs)))
         fake_args, fake_kwargs = tree_map(self._to_fake, (args, dict(kwargs)))
-        self._check_place(func, fake_args, fake_kwargs, where)
         out = self._run_fake(func, fake_args, fake_kwargs, where)
         if asked is not None and asked in self.layouts:
             with self.fake_mode:
@@ -185,6 +188,8 @@ class Tracer(TorchDispatchMode):
         node = self.tape.graph.call_function(func, node_args, node_kwargs)
         node.meta["where"] = where
         self._note_writes(func, args, kwargs)
+        if is_foreach_write(func):
+            tell_autograd(func, args)
         return self._wrap(func, out, node, args, kwargs, fake_args, fake_kwargs)
 
     def _put_together(
@@ -245,13 +250,11 @@ class Tracer(TorchDispatchMode):
         if torch.is_grad_enabled() and any(wants_grad(leaf) for leaf in leaves_of((args, kwargs))):
             for target in differentiable_targets(func, args):
                 owner = target._base if target._base is not None else target
-                if not isinstance(owner, FakeTensor):
-                    raise self.refuse(
-                        _name(func),
-                        "makes a tensor that outlives the call part of a gradient graph",
-                        "write the detached value, or write under torch.no_grad()",
-                        where,
-                    )
+                if isinstance(owner, FakeTensor) or any(owner is known for known, _ in self.given_history):
+                    continue
+                if id(owner) not in self.arguments or owner.requires_grad or owner._is_view():
+                    raise self.refuse(_name(func), *_GIVES_HISTORY, where)
+                self.given_history.append((owner, Reason(_name(func), *_GIVES_HISTORY, where)))
 
     def check_history(self, tensor: torch.Tensor) -> None:
         """Refuse a custom function that gives a history to a tensor which outlives the call."""
@@ -263,19 +266,51 @@ class Tracer(TorchDispatchMode):
                 "let the function return a new tensor, or call it on a clone",
             )
 
-    def _check_place(self, func: Any, args: Any, kwargs: Any, where: Location | None) -> None:
-        """Refuse to freeze where in an argument's memory something lies: the next argument may begin elsewhere in its own."""
-        at = _BEGINS.get(func)
-        if at is None or (args[at] if len(args) > at else kwargs.get("storage_offset")) is None:
-            return
-        node = self.births.get(storage_of(args[0]))
-        if any(seen.value.node is node and id(seen.tensor) in self.arguments for seen in self.tape.inputs):
-            raise self.refuse(
-                _name(func),
-                "is told where in an argument's memory to begin, and another call's argument may begin elsewhere in its own",
-                "leave storage_offset out and slice the argument first: it then begins where that does",
-                where,
-            )
+    def take_history_back(self) -> None:
+        """Make arguments that the program made part of a gradient graph what they were. Safe to call more than once."""
+        for owner, _ in self.given_history:
+            if owner.grad_fn is not None:
+                owner.detach_()
+
+    def _from_start(
+        self, func: Any, args: Any, kwargs: dict[str, Any], where: Location | None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of an operator that is told where in the memory of an input to begin, counted from where that input
+        begins: so the graph holds for inputs that begin elsewhere, and lowerings need not know where."""
+        given = dict(zip(("self", "size", "stride", "storage_offset"), args, strict=False)) | kwargs
+        offset, value = given.get("storage_offset"), self._value(given["self"], func, where)
+        owners = [
+            seen for seen in self.tape.inputs if seen.value.fake.untyped_storage()._cdata == storage_of(value.fake)
+        ]
+        if offset is None or not owners:
+            return args, kwargs
+        first, last = _span_of(given["size"], given["stride"], offset)
+        for seen in owners:
+            start, end = _span_of(*_layout_of(seen.value.fake))
+            if (
+                func is aten.as_strided.default
+                and seen.value.fake.dtype == value.fake.dtype
+                and start <= first
+                and last <= end
+            ):
+                seen.begins = start
+                return (self._piece(seen, first - start, end - start), given["size"], given["stride"]), {}
+        raise self.refuse(
+            _name(func),
+            "is told where in an argument's memory to begin, and takes what lies outside of the argument",
+            "pass the tensor that all of it lies in",
+            where,
+        )
+
+    def _piece(self, seen: InputSeen, first: int, length: int) -> torch.Tensor:
+        """The memory of an input from its element `first` on, in one dimension."""
+        graph, piece, node = self.tape.graph, seen.value.fake, seen.value.node
+        with self.fake_mode:
+            for op, rest in ((aten.as_strided.default, ((length,), (1,))), (aten.slice.Tensor, (0, first, length))):
+                piece, node = op(piece, *rest), graph.call_function(op, (node, *rest))
+                node.meta["where"] = None
+                self._wrap_tensor(piece, node, {})
+        return piece
 
     def _draw(self, func: Any, arguments: tuple[Any, ...], where: Location | None) -> None:
         generator = generator_in(leaves_of(list(arguments)), _device_of(arguments))
@@ -413,6 +448,14 @@ class Tracer(TorchDispatchMode):
 
     def _wrap_tensor(self, fake: torch.Tensor, node: torch.fx.Node, handles: dict[int, torch.Tensor]) -> torch.Tensor:
         handle = handles.get(id(fake))
+        if fake.layout is not torch.strided:
+            layout = str(fake.layout).removeprefix("torch.")
+            raise self.refuse(
+                _name(node.target),
+                f"makes a tensor of layout {layout}, and a recording has plain memory with a shape and strides",
+                "use the form for plain tensors (an embedding without sparse=True), or keep this part outside",
+                node.meta["where"],
+            )
         self._describe(node, fake)
         if handle is not None:  # written in place: Python gets back the very tensor it passed
             return handle
@@ -469,6 +512,16 @@ def _with_plain_numbers(value: Any) -> Any:
     return tree_map(lambda leaf: float(leaf) if scalar_of(leaf) is not None else leaf, value)
 
 
+def _layout_of(tensor: torch.Tensor) -> tuple[Sequence[int], Sequence[int], int]:
+    return tensor.shape, tensor.stride(), int(tensor.storage_offset())
+
+
+def _span_of(shape: Sequence[int], stride: Sequence[int], offset: int) -> tuple[int, int]:
+    """The first element of a layout in its storage, and the one after its last."""
+    last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else -1
+    return offset, offset + last + 1
+
+
 def _device_of(arguments: Iterable[Any]) -> torch.device:
     """Where an operator with these arguments computes: on a device that it is given, else with its first tensor."""
     leaves = leaves_of(list(arguments))
@@ -478,6 +531,10 @@ def _device_of(arguments: Iterable[Any]) -> torch.device:
     )
 
 
+_GIVES_HISTORY = (
+    "makes a tensor that outlives the call part of a gradient graph",
+    "write the detached value, or write under torch.no_grad()",
+)
 _KEEP_ON_DEVICE = "return the tensor and read it after the call, or keep the computation in tensors (torch.where)"
 
 

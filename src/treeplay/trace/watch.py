@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from treeplay.errors import Refusal
 from treeplay.facts.location import Location
 from treeplay.trace.fused import with_symbolic_rate
 from treeplay.trace.gradients import Gradients
@@ -173,6 +174,10 @@ class WatchFunctions(TorchFunctionMode):
         reached: dict[int, Any] = {}
         for tensor in roots:
             mark_upstream(tensor.grad_fn, reached)
+        for tensor, reason in self.tracer.given_history:
+            if id(tensor.grad_fn) in reached:  # it would be left with a graph that is used up
+                self.tracer.tape.refusal = self.tracer.tape.refusal or reason
+                raise Refusal(reason)
         if any(id(node) in reached for node in foreign):
             raise self.tracer.refuse(
                 "backward",

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from treeplay.errors import Refusal
 from treeplay.facts.kinds import has_strides, is_a, is_initialised
@@ -37,16 +38,24 @@ def make_key(call: Call) -> Key:
     return Key((_exact(call.structure), leaves), Ambience.now())
 
 
-_OTHER_LAYOUTS = (torch.sparse_coo, torch.jagged, torch._mkldnn)  # type: ignore[attr-defined]
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+_OTHER_LAYOUTS = (torch.sparse_coo, *_COMPRESSED, torch.jagged, torch._mkldnn)  # type: ignore[attr-defined]
 _KEYWORD = re.compile(r"^kwargs\['(\w+)'\]")
 
 
 def _is_strided(leaf: Any) -> bool:
-    return is_a(leaf, torch.Tensor) and has_strides(leaf)
+    return is_a(leaf, torch.Tensor) and has_strides(leaf) and not is_a(leaf, FakeTensor)
+
+
+def has_fakes(call: Call) -> bool:
+    """Whether a tensor among the arguments has no data."""
+    return any(is_a(leaf, FakeTensor) for leaf in call.leaves)
 
 
 def _static(leaf: Any, at: int, call: Call) -> Hashable:
-    if is_a(leaf, torch.Tensor) and leaf.layout not in _OTHER_LAYOUTS:
+    if is_a(leaf, FakeTensor) or (is_a(leaf, torch.Tensor) and leaf.layout in _OTHER_LAYOUTS):
+        return type(leaf), leaf.layout, leaf.dtype, leaf.device  # refused, or run eagerly, whichever of its kind it is
+    if is_a(leaf, torch.Tensor):
         nested_or_lazy = "nested tensor" if is_initialised(leaf) else "parameter without memory"
         kind = nested_or_lazy if leaf.layout is torch.strided else f"tensor of layout {leaf.layout}"
         raise Refusal(
@@ -86,7 +95,8 @@ def describe(call: Call) -> dict[str, str]:
     """The call's arguments by name, as text."""
     parts = {}
     for path, leaf in zip(paths(call.structure), call.leaves, strict=True):
-        parts[_KEYWORD.sub(r"\1", shown(path))] = str(TensorSpec.of(leaf)) if _is_strided(leaf) else _short(leaf)
+        text = str(TensorSpec.of(leaf)) if _is_strided(leaf) else _short(leaf)
+        parts[_KEYWORD.sub(r"\1", shown(path))] = text
     return parts
 
 
@@ -101,6 +111,10 @@ def as_line(arguments: dict[str, str]) -> str:
 
 
 def _short(value: Any) -> str:
+    if is_a(value, FakeTensor):
+        return "fake tensor"
+    if is_a(value, torch.Tensor) and value.layout in _OTHER_LAYOUTS:
+        return str(value.layout).removeprefix("torch.")
     text = repr(value) if is_a(value, PLAIN) else ""
     return text if 0 < len(text) <= 30 else f"<{type(value).__name__}>"
 

@@ -25,6 +25,7 @@ from treeplay.tree.table import Recording
 from treeplay.wrap import torch_private
 from treeplay.wrap.apart import Apart, ApartArguments
 from treeplay.wrap.emit import Ambience, Parts, emit_call
+from treeplay.wrap.take_back import TakeBack
 
 _BUMPED = ("inductor", "capture")  # lowerings that write behind autograd's back, which has to be told
 
@@ -97,6 +98,7 @@ def make_recording(
     seconds: dict[str, float],
     name: str,
     moved: tuple[Input, ...] = (),
+    back: TakeBack | None = None,
 ) -> Recording:
     """Write the call function around what was recorded."""
     ambience = Ambience.now()
@@ -115,6 +117,7 @@ def make_recording(
         increment_version=torch_private.increment_version if lowered.name in _BUMPED else None,
         set_grad_enabled=torch_private.set_grad_enabled,
         disable_autocast=torch_private.DisableAutocast,
+        back=back,
     )
     source = emit_call(signature, ambience, parts, name=f"call {name}")
     call_function = load_source(source)

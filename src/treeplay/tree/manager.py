@@ -26,6 +26,7 @@ from treeplay.errors import (
     RanOtherwise,
     Refusal,
     StaleRecordingWarning,
+    TakenBack,
     TooEarly,
     UsageError,
 )
@@ -41,7 +42,7 @@ from treeplay.trace.jit import Busy, Call, program_raised, survey_call
 from treeplay.tree.audit import Audit
 from treeplay.tree.decide import Action, CallFacts, Phase, decide
 from treeplay.tree.gate import Gate
-from treeplay.tree.key import Key, describe, make_key, varying
+from treeplay.tree.key import Key, describe, has_fakes, make_key, varying
 from treeplay.tree.launching import Reached, finish, reached
 from treeplay.tree.mismatch import first_mismatch, key_mismatches, memory_mismatch, nearest_mismatches
 from treeplay.tree.moved import bring_back
@@ -197,6 +198,9 @@ class Manager:
         mode = key.ambience.only_eagerly
         if mode is not None:
             entry.phase, entry.reason = Phase.EAGER, _eager_under(mode)
+            return
+        if has_fakes(call):
+            entry.phase, entry.reason = Phase.EAGER, _OF_FAKES
             return
         others = [(other, at) for other, at in self.table.items() if isinstance(other, Key) and at.recordings]
         differing = [
@@ -452,6 +456,12 @@ class Manager:
             raise error
         own = (known for known in self.table if recording in known.recordings)
         entry = entry or next(own, None) or Entry({"unknown": ""})
+        if isinstance(error, TakenBack):
+            cause = error.__cause__
+            if isinstance(cause, Refusal):
+                self._drop(entry, recording)
+                return self._refused(entry, cause, call)
+            return self._ran_instead(entry, recording, cause if isinstance(cause, Exception) else error, call)
         if isinstance(error, RanOtherwise):
             self._drop(entry, recording)
             return self._ran_otherwise(entry, error)
@@ -490,6 +500,13 @@ class Manager:
             self.tally.went += 1
             recording.free()
         self._note_broken(entry, _as_internal(error, doing))
+        return out
+
+    def _ran_instead(self, entry: Entry, recording: Recording, error: Exception, call: Call) -> Any:
+        """Run the program for a replay that raised and left no mark."""
+        out = self._eager(entry, call, _REPLAYING)  # what the program raises, too, is its own
+        self._drop(entry, recording)
+        self._note_broken(entry, _as_internal(error, "replaying a call"))
         return out
 
     def _drop(self, entry: Entry, recording: Recording) -> None:
@@ -569,6 +586,13 @@ def _too_often(name: str, entry: Entry) -> Reason:
         advice="keep the state in place (p.copy_(...) under torch.no_grad()) instead of reassigning it, "
         "or raise treeplay.settings.max_rerecordings",
     )
+
+
+_OF_FAKES = Reason(
+    op="fake tensor",
+    why="has no data to compute with, so calls with fake tensors among their arguments run eagerly",
+    advice="pass tensors with data",
+)
 
 
 def _as_internal(error: Exception, doing: str) -> InternalError:

@@ -150,14 +150,20 @@ def _state(signature: Signature, call: Call) -> Iterator[Mismatch]:
 
 
 def _leaves(signature: Signature, call: Call) -> Iterator[Mismatch]:
-    """Tensors that were leaves of autograd and are results of something now, or the other way round."""
+    """Tensors that were leaves of autograd and are results of something now, or the other way round; and those that begin
+    elsewhere in their memory, where that counts."""
     named = {True: "a leaf of autograd", False: "the result of something differentiable"}
     for item in signature.inputs:
         source = item.source
-        if item.is_leaf is not None and not isinstance(source, Constant):
-            tensor = call.leaves[source.index] if isinstance(source, Argument) else current(source.place)
-            if isinstance(tensor, torch.Tensor) and tensor.is_leaf is not item.is_leaf:
-                yield Mismatch(item.name, named[item.is_leaf], named[tensor.is_leaf])
+        if isinstance(source, Constant) or (item.is_leaf is None and item.begins is None):
+            continue
+        tensor = call.leaves[source.index] if isinstance(source, Argument) else current(source.place)
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if item.is_leaf is not None and tensor.is_leaf is not item.is_leaf:
+            yield Mismatch(item.name, named[item.is_leaf], named[tensor.is_leaf])
+        if item.begins is not None and tensor.storage_offset() != item.begins:
+            yield Mismatch(f"storage offset of {item.name}", str(item.begins), str(tensor.storage_offset()))
 
 
 def _numbers(signature: Signature) -> Iterator[Mismatch]:

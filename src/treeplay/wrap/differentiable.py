@@ -22,6 +22,7 @@ from treeplay.trace.rerun import Rerun
 from treeplay.wrap import torch_private
 from treeplay.wrap.apart import Apart
 from treeplay.wrap.emit import Ambience, Parts, emit_call
+from treeplay.wrap.take_back import TakeBack
 
 Boxed = Callable[[list[Any]], list[Any]]
 Wrap = Callable[[Callable[..., Any], Sequence[torch.Tensor], str, Sequence[Input]], Any]
@@ -101,6 +102,7 @@ def emit_around(
     *,
     shared: Sequence[tuple[int, int]],
     name: str,
+    back: TakeBack | None = None,
 ) -> Source:
     """The call function: conditions, the wrapped call, slots and results."""
     state = [tensor for item, tensor in zip(signature.inputs, tensors, strict=True) if isinstance(item.source, State)]
@@ -112,6 +114,7 @@ def emit_around(
         increment_version=None,
         set_grad_enabled=torch_private.set_grad_enabled,
         disable_autocast=torch_private.DisableAutocast,
+        back=back,
     )
     return emit_call(signature, Ambience.now(), parts, name=f"call {name}")
 

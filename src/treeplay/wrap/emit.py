@@ -20,13 +20,16 @@ from dataclasses import dataclass
 from types import BuiltinFunctionType, MethodType
 from typing import Any
 
-from treeplay.errors import InternalError
+import torch
+
+from treeplay.errors import InternalError, TakenBack
 from treeplay.facts.place import How, Place
 from treeplay.facts.same import is_same, is_value
 from treeplay.facts.signature import (
     Alias,
     Argument,
     Built,
+    Cast,
     Constant,
     Found,
     Fresh,
@@ -47,6 +50,7 @@ from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import DICTS, Leaf, Structure, is_namedtuple, takes_fields_only, with_fields
 from treeplay.trace.scalars import as_float
 from treeplay.wrap.ambience import Ambience as Ambience
+from treeplay.wrap.take_back import TakeBack
 from treeplay.wrap.writer import Writer
 
 
@@ -74,6 +78,7 @@ class Parts:
     increment_version: Any | None
     set_grad_enabled: Any
     disable_autocast: Any
+    back: TakeBack | None = None  # takes a call back whose operators failed
 
 
 def emit_call(signature: Signature, ambience: Ambience, parts: Parts, *, name: str) -> Source:
@@ -286,6 +291,9 @@ class _Emitter(Writer):
             self.require(f"check({', '.join(checked)})")
         if self.signature.kind is Kind.DIFFERENTIABLE:
             self.leaves_of_autograd()
+        for name, item in zip(self.inputs, self.signature.inputs, strict=True):
+            if item.begins is not None:
+                self.require(f"{name}.storage_offset() == {item.begins}")
         if self.parts.is_apart is not None:
             self.names["is_apart"] = self.parts.is_apart
             given = self.tuple(
@@ -316,7 +324,7 @@ class _Emitter(Writer):
 
     def call(self) -> None:
         if self.signature.kind is Kind.DIFFERENTIABLE:  # its wrapper sees to modes, versions and autograd
-            self.body.append(f"out = run([{', '.join(self.inputs)}])")
+            self.body += self.taken_back([f"out = run([{', '.join(self.inputs)}])"])
             return
         numbers = self.tuple(number.name for number in self.signature.numbers if number.is_input)
         call = f"out = run([{', '.join(self.inputs)}], {numbers})"
@@ -330,11 +338,24 @@ class _Emitter(Writer):
             # Inside of `try`: Ctrl-C may come right after it.
             lines = ["try:", "    set_grad_enabled(False)", *(f"    {line}" for line in lines)]
             lines += ["finally:", "    set_grad_enabled(True)"]
-        self.body += lines
+        self.body += self.taken_back(lines)
         written = [self.inputs[index] for index in self.signature.mutated]
         if self.parts.increment_version is not None and written and not self.ambience.inference:
             self.names["increment_version"] = self.parts.increment_version
             self.body.append(f"increment_version({self.tuple(written)})")
+
+    def taken_back(self, lines: list[str]) -> list[str]:
+        """`lines`, which run the recording, and what puts everything back if they fail."""
+        back = self.parts.back
+        if back is None:
+            return lines
+        self.names["TakenBack"] = TakenBack
+        before, after = [], ["except Exception as error:", "    raise TakenBack from error"]
+        if not back.keep.is_nothing:
+            self.names |= {"kept": back.kept, "put_back": back.put_back}
+            before = [f"before = kept({self.tuple(self.inputs)})"]
+            after.insert(1, "    put_back(before)")
+        return [*before, "try:", *(f"    {line}" for line in lines), *after]
 
     def writes(self) -> None:
         for write in self.signature.writes:
@@ -382,12 +403,29 @@ class _Emitter(Writer):
                 return self.built(structure, refs)
             case Built(structure, refs, number):
                 return self.shared.get(number) or self.once(number, self.built(structure, refs))
-            case View(of, shape, stride, offset, is_detached, requires_grad):
+            case View(of, shape, stride, offset, is_detached, requires_grad, cast):
                 base = self.ref(of)
-                start = str(offset) if isinstance(of, Fresh) else f"{base}.storage_offset() + {offset}"
-                source = f"{base}.detach()" if is_detached else base
                 mark = ".requires_grad_()" if requires_grad else ""
+                if cast is not None:
+                    base = self.cast(base, cast, is_input=isinstance(of, Same))
+                is_whole = isinstance(of, Fresh) and cast is None  # it begins where its memory does
+                start = str(offset) if is_whole else f"{base}.storage_offset() + {offset}"
+                source = f"{base}.detach()" if is_detached else base
                 return self.once(key, f"{source}.as_strided({shape}, {stride}, {start}){mark}")
+
+    def cast(self, base: str, cast: Cast, *, is_input: bool) -> str:
+        """A variable for a piece of memory read as another dtype."""
+        begin = f"{base}.storage_offset() + {cast.start}" if is_input else str(cast.start)
+        piece = f"{base}.as_strided(({cast.length},), (1,), {begin})"
+        if not cast.is_complex:
+            expression = f"{piece}.view({self.constant(cast.dtype)})"
+        elif cast.dtype.is_complex:
+            self.names["view_as_complex"] = torch.view_as_complex
+            expression = f"view_as_complex({piece}.view(-1, 2))"
+        else:
+            self.names["view_as_real"] = torch.view_as_real
+            expression = f"view_as_real({piece}).view(-1)"
+        return self.once((base, cast), expression)
 
     def once(self, key: Any, expression: str) -> str:
         """A variable for an expression that must give one object however often it is used."""

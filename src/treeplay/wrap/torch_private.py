@@ -15,6 +15,7 @@ from treeplay.guards.torch_private import tensor_check as tensor_check
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 DisableAutocast: Any = torch._C._DisableAutocast
 increment_version = torch.autograd.graph.increment_version
+preserving_version: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
 # Modes that have no public function, or one that takes several times as long.
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled

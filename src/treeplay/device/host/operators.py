@@ -74,6 +74,20 @@ def is_inplace_view(op: Any) -> bool:
 
 
 @lru_cache(maxsize=4096)
+def is_foreach_write(op: OpOverload) -> bool:
+    """Whether an operator writes to lists of tensors. What tells autograd of these writes is inside of its kernel, and is off
+    while a dispatch mode runs it: the mode has to."""
+    return op._schema.name.startswith("aten::_foreach_") and op._schema.is_mutable
+
+
+def tell_autograd(op: OpOverload, args: tuple[Any, ...]) -> None:
+    """Move the versions of the tensors that an operator with `is_foreach_write` was given to write."""
+    for argument, given in zip(op._schema.arguments, args, strict=False):
+        if is_written(argument):
+            torch.autograd.graph.increment_version([tensor for tensor in given if not tensor.is_inference()])
+
+
+@lru_cache(maxsize=4096)
 def out_form(op: OpOverload) -> OutForm | None:
     """The `out` overload that does the same work as `op` without allocating, if there is one.
 

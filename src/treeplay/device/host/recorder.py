@@ -21,7 +21,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeplay.device.host.draws import Draws
-from treeplay.device.host.operators import EMPTY, aten, is_inplace_view, is_written
+from treeplay.device.host.operators import (
+    EMPTY,
+    aten,
+    is_foreach_write,
+    is_inplace_view,
+    is_written,
+    tell_autograd,
+)
 from treeplay.device.host.rules import refusal_of, refusal_of_method, refusal_of_tensors
 from treeplay.device.host.tape import Tape, leaves_of
 from treeplay.device.host.torch_private import DisableTorchFunction, is_innermost_mode, native_layers, storage_of
@@ -107,6 +114,8 @@ class Recorder(TorchDispatchMode):
         # Aliases from before the call: it may change the shape of the very tensors it is given.
         aliased = self.tape.aliased((args, kwargs))
         result = op(*args, **kwargs)
+        if is_foreach_write(op):
+            tell_autograd(op, args)
         self._check_result(op, result)
         if not is_inplace_view(op):
             self._note(op, aliased[0], _with_dtype(op, aliased[1], result), given, result)

@@ -145,6 +145,8 @@ class Emitter:
             self._write_reshape(node, op)
         elif any(written_by(node)):
             self._write_writer(node, op)
+        elif not op._schema.returns:  # it checks something
+            self._write_call(node, op)
         elif op not in EMPTY:  # else its only use is a settled copy, which gives it another's memory
             self._write_view(node, op)
 

@@ -1,0 +1,36 @@
+"""Operators that are called for what they do, not for what they give: torch's ways to compile take them for dead code.
+
+torch.ops.mine.log(x)            a custom operator may print, count, send or check
+aten._linalg_check_errors(info)  raises where a factorization failed
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.fx
+
+from treeplay.backend import torch_private
+from treeplay.trace.prune import TORCHS_OWN, acts
+
+_CHECKS = (torch.ops.aten._linalg_check_errors.default, torch.ops.aten._assert_async.default)
+
+
+def acting_in(graph: torch.fx.Graph) -> frozenset[Any]:
+    """The operators of a graph, as traced or as captured by Dynamo, that act."""
+    found = {node.target for node in graph.nodes if acts(node)}
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverloadPacket) and not node.users:
+            overloads = (getattr(node.target, name) for name in node.target.overloads())
+            found.update(overload for overload in overloads if overload.namespace not in TORCHS_OWN)
+    return frozenset(found)
+
+
+@contextlib.contextmanager
+def kept(operators: frozenset[Any]) -> Iterator[None]:
+    """While this lasts, nothing takes these operators, nor torch's checks, for dead code."""
+    with torch_private.kept_operators({*operators, *_CHECKS}):
+        yield

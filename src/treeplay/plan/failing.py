@@ -1,0 +1,241 @@
+"""Which operators of a graph fail on some values, and what their failure leaves behind. Pure.
+
+    embedding(weight, tokens)       fails on an index that is out of range
+    _linalg_check_errors(info)      fails where a factorization did; has no result that anybody could use
+    bernoulli(p)                    fails on what is no probability; compiled code draws all the same
+
+A call whose operators fail must end as the program itself would: with its exception, and with what it had written by then. So
+a replay that fails is taken back, and the program runs eagerly. Nothing has to be kept for that where no input was written.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch._ops import OpOverload
+
+from treeplay.facts.failing import InRange, ToKeep
+from treeplay.lower.aten.storage import written_by
+from treeplay.trace.prune import acts
+
+Node = torch.fx.Node
+aten = torch.ops.aten
+MOST_BYTES = 2**24
+"""What each call of a compiled graph may copy so that it can be taken back; a larger one runs as operators in order."""
+
+_UNCOMPILED = frozenset(
+    {
+        aten.bernoulli.default,
+        aten.bernoulli.Tensor,
+        aten.binary_cross_entropy.default,
+        aten.normal.float_Tensor,
+        aten.normal.Tensor_Tensor,
+        aten.repeat_interleave.Tensor,
+    }
+)
+"""Operators that compilers write out without the check of values that torch's kernel makes."""
+_FAILING = frozenset(
+    (
+        *("bernoulli_", "binary_cross_entropy", "multinomial", "poisson", "binomial", "repeat_interleave", "histc"),
+        *("segment_reduce", "_ctc_loss"),
+        *("multi_margin_loss", "multilabel_margin_loss_forward", "max_unpool2d", "max_unpool3d"),
+    )
+)
+_DIVISIONS = frozenset(("div", "div_", "floor_divide", "floor_divide_", "remainder", "remainder_", "fmod", "fmod_"))
+_KEEP_VALUES = frozenset(
+    (
+        *("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "t", "transpose", "permute", "expand", "detach"),
+        *("alias", "clone", "select", "slice", "_to_copy", "unfold", "split", "chunk", "unbind", "contiguous"),
+    )
+)
+"""Operators whose results hold none but values of their first argument."""
+
+
+_POSITIONS = {"argmax": 1, "argmin": 1, "argsort": 1, "sort": 1, "max": 1, "min": 1, "topk": 2}
+"""Operators that give positions of elements, and where among their arguments the dimension is."""
+
+
+def uncompiled(graph: torch.fx.Graph) -> Node | None:
+    """The first operator that compiled code would leave out, or whose check it would: None if there is none."""
+    return next((node for node in graph.nodes if acts(node) or node.target in _UNCOMPILED), None)
+
+
+def to_keep(graph: torch.fx.Graph, *, is_in_order: bool) -> ToKeep | None:
+    """What a call has to keep; None if no operator can fail.
+
+    `is_in_order`: operators run in the graph's order, so what comes after the last one that can fail needs no thought."""
+    nodes = list(graph.nodes)
+    varying = _varying(nodes)
+    everywhere = {target.meta["storage"] for node in nodes for target in written_by(node) if "storage" in target.meta}
+    asked = [(at, _ranges(node, everywhere, varying)) for at, node in enumerate(nodes) if can_fail(node)]
+    known = {at: ranges for at, ranges in asked if ranges is None or ranges}
+    if not known:
+        return None
+    reached = nodes[: max(known)] if is_in_order else nodes
+    places = {target.meta["storage"] for node in reached for target in written_by(node) if "storage" in target.meta}
+    written = tuple(
+        _position(node)
+        for node in nodes
+        if node.op == "placeholder" and "spec" in node.meta and node.meta["storage"] in places
+    )
+    draws = any(map(_is_random, reached))
+    unless = dict.fromkeys(item for ranges in known.values() if ranges for item in ranges)
+    return ToKeep(written, draws, tuple(unless) if None not in known.values() else ())
+
+
+def bytes_to_keep(graph: torch.fx.Graph, keep: ToKeep) -> int:
+    """How much a call copies that keeps all of it."""
+    written = set(keep.written)
+    nodes = (node for node in graph.nodes if node.op == "placeholder" and "spec" in node.meta)
+    return sum(node.meta["spec"].nbytes for node in nodes if _position(node) in written)
+
+
+def can_fail(node: Node) -> bool:
+    """Whether an operator fails on some values of its arguments."""
+    op = node.target
+    if not isinstance(op, OpOverload):
+        return False
+    name = op._schema.name.partition("::")[2]
+    if op.namespace != "aten" or op in _UNCOMPILED or name in _FAILING or not op._schema.returns:
+        return op.namespace not in ("prims", "prim", "profiler")
+    if name.startswith(("linalg_", "_linalg_")):
+        return True
+    if name in _DIVISIONS:
+        spec, divisor = node.meta.get("spec"), node.args[1]
+        if isinstance(divisor, (int, float)) and divisor != 0:
+            return False
+        return spec is not None and not (spec.dtype.is_floating_point or spec.dtype.is_complex)
+    if name == "searchsorted":
+        return node.kwargs.get("sorter") is not None
+    return name in _INDICES
+
+
+def _position(node: Node) -> int:
+    return int(node.name.removeprefix("in"))
+
+
+# --- indices ------------------------------------------------------------------------------------------------
+
+
+def _varying(nodes: Sequence[Node]) -> set[Any]:
+    """The storages whose values may be other ones in another call, and the nodes without a storage of which that holds. What is
+    made of plain numbers alone, such as positions, is the same in each, and did not fail in the first."""
+    found: set[Any] = {node.meta.get("storage", node) for node in nodes if node.op == "placeholder"}
+    count = -1
+    while count != len(found):  # what is written late may be read early, through a view
+        count = len(found)
+        for node in nodes:
+            if node.op == "call_function" and (_varies(node, found) or _is_random(node)):
+                found.add(node.meta.get("storage", node))
+                found.update(target.meta["storage"] for target in written_by(node) if "storage" in target.meta)
+    return found
+
+
+def _varies(node: Node, varying: Collection[Any]) -> bool:
+    return any(argument.meta.get("storage", argument) in varying for argument in node.all_input_nodes)
+
+
+def _is_random(node: Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _ranges(node: Node, written: Collection[int], varying: Collection[Any]) -> tuple[InRange, ...] | None:
+    """What has to hold of inputs for an operator not to fail; None if that is not known from inputs."""
+    if not _varies(node, varying):
+        return ()
+    found = _INDICES.get(str(node.target._schema.name).partition("::")[2])  # type: ignore[union-attr]
+    if found is None:
+        return None
+    ranges: list[InRange] = []
+    for index, size, ignored in found(node):
+        if isinstance(index, Node) and index.meta.get("storage", index) not in varying:
+            continue
+        root = _root(index, written)
+        if root is None:
+            return None
+        if root.op == "placeholder":
+            ranges.append(InRange(_position(root), size, ignored))
+        elif _bound(root) > size:
+            return None
+    return tuple(ranges)
+
+
+def _root(node: Any, written: Collection[int]) -> Node | None:
+    """What a tensor of indices takes its values from; None for a mask, and where an operator writes on the way."""
+    while isinstance(node, Node) and isinstance(node.target, OpOverload):
+        if node.meta.get("storage") in written:
+            return None
+        if node.target._schema.name.partition("::")[2] not in _KEEP_VALUES or not isinstance(node.args[0], Node):
+            break
+        node = node.args[0]
+    spec = node.meta.get("spec") if isinstance(node, Node) and node.meta.get("storage") not in written else None
+    return node if spec is not None and spec.dtype in (torch.int64, torch.int32) else None
+
+
+def _bound(node: Node) -> float:
+    """A number that all indices which an operator gives are below; infinity if that is not known."""
+    is_second = node.target is operator.getitem and node.args[1] == 1
+    maker: Any = node.args[0] if is_second else node
+    name = maker.target._schema.name.partition("::")[2] if isinstance(maker.target, OpOverload) else ""
+    at = _POSITIONS.get(name) if is_second is not name.startswith("arg") else None
+    if at is None:
+        return math.inf
+    shape, dimension = _shape(maker.args[0]), maker.args[at] if len(maker.args) > at else None
+    if dimension is None:
+        return math.prod(shape)
+    return shape[dimension] if shape else 1
+
+
+Indices = Iterator[tuple[Any, int, int | None]]
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    return tuple(node.meta["spec"].shape)
+
+
+def _of_each(node: Node) -> Indices:
+    indices: Any = node.args[1]
+    sizes = zip(indices, _shape(node.args[0]), strict=False)
+    yield from ((index, size, None) for index, size in sizes if index is not None)
+
+
+def _of_rows(node: Node) -> Indices:
+    yield node.args[1], _shape(node.args[0])[0], None
+
+
+def _of_bags(node: Node) -> Indices:
+    count: Any = _shape(node.args[1])[0]
+    yield from ((node.args[1], _shape(node.args[0])[0], None), (node.args[2], count + 1, None))
+
+
+def _along(node: Node) -> Indices:
+    shape: Any = _shape(node.args[0])
+    yield node.args[2], shape[node.args[1]] if shape else 1, None
+
+
+def _of_all(node: Node) -> Indices:
+    yield node.args[1], math.prod(_shape(node.args[0])), None
+
+
+def _of_classes(node: Node) -> Indices:
+    shape, ignored = _shape(node.args[0]), node.args[4] if len(node.args) > 4 else -100
+    yield node.args[1], shape[1 if len(shape) > 1 else 0], ignored  # type: ignore[misc]
+
+
+_ALONG = (
+    *("gather", "index_select", "index_add", "index_copy", "index_fill", "index_reduce"),
+    *("scatter", "scatter_add", "scatter_reduce"),
+)
+_INDICES: dict[str, Callable[[Node], Indices]] = {
+    **dict.fromkeys(("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"), _of_each),
+    "embedding": _of_rows,
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _of_bags),
+    **dict.fromkeys((*_ALONG, *(f"{name}_" for name in _ALONG)), _along),
+    **dict.fromkeys(("take", "put", "put_"), _of_all),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _of_classes),
+}

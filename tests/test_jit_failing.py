@@ -1,0 +1,202 @@
+"""Operators that fail on values: a replay raises what eager raises, and leaves what eager leaves."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from support import assert_same, assert_same_state, jit
+
+
+def positive() -> torch.Tensor:
+    x = torch.randn(3, 3)
+    return x @ x.T + 3 * torch.eye(3)
+
+
+def outcome(program: Callable[..., Any], *args: Any) -> Any:
+    """What a call gives, or the type and the text of what it raises."""
+    try:
+        return program(*args)
+    except Exception as error:
+        return type(error), str(error)
+
+
+FAILING: dict[str, tuple[Callable[..., Any], Callable[[], Any], Any]] = {
+    "cholesky": (lambda x: torch.linalg.cholesky(x) * 2, positive, -torch.eye(3)),
+    "inv": (lambda x: torch.linalg.inv(x) - 1, positive, torch.zeros(3, 3)),
+    "solve": (lambda x: torch.linalg.solve(x, x[0]) - 1, positive, torch.zeros(3, 3)),
+    "lu_factor": (lambda x: torch.linalg.lu_factor(x)[0] - 1, positive, torch.zeros(3, 3)),
+    "eigh": (lambda x: torch.linalg.eigh(x)[0] - 1, positive, torch.full((3, 3), float("nan"))),
+    "_assert_async": (
+        lambda x: (torch._assert_async(x.sum() > 0, "not positive"), x * 2)[1],  # type: ignore[func-returns-value]
+        lambda: torch.rand(3),
+        -torch.ones(3),
+    ),
+    "bernoulli": (lambda x: torch.bernoulli(x) - x, lambda: torch.rand(3), torch.full((3,), 1.5)),
+    "binary_cross_entropy": (lambda x: F.binary_cross_entropy(x, x) * 2, lambda: torch.rand(3), torch.full((3,), 1.5)),
+    "normal": (lambda x: torch.normal(x, x) - 1, lambda: torch.rand(3), -torch.ones(3)),
+    "indexing": (lambda x: torch.arange(3.0)[x] * 2, lambda: torch.tensor([1, 2]), torch.tensor([0, 3])),
+    "embedding": (lambda x: F.embedding(x, torch.ones(3, 2)) * 2, lambda: torch.tensor([1, 2]), torch.tensor([0, 3])),
+    "division": (lambda x: 7 // x, lambda: torch.tensor([1, 2]), torch.tensor([1, 0])),
+}
+
+
+@pytest.mark.parametrize("what", FAILING)
+def test_a_replay_raises_what_eager_raises(what: str) -> None:
+    program, good, bad = FAILING[what]
+    jitted = jit(program)
+    for value in (good(), good(), good(), bad, good()):
+        torch.manual_seed(3)
+        expected, after = outcome(program, value), torch.get_rng_state()
+        torch.manual_seed(3)
+        found = outcome(jitted, value)
+        assert_same(found, expected) if isinstance(expected, torch.Tensor) else None
+        assert isinstance(expected, torch.Tensor) or found == expected
+        assert torch.equal(torch.get_rng_state(), after)
+    statistics = jitted.statistics()
+    assert (statistics.recordings, statistics.refusals, statistics.replays) == (1, 0, 3)
+
+
+@pytest.mark.soak
+def test_compiled_code_raises_what_eager_raises() -> None:
+    table = torch.randn(5)
+
+    def program(index: torch.Tensor) -> torch.Tensor:
+        return table[index] * 2 - 1
+
+    jitted = jit(program, lower="inductor")
+    for index in ([1, 2], [3, 4], [0, 9], [2, 0]):
+        found, expected = outcome(jitted, torch.tensor(index)), outcome(program, torch.tensor(index))
+        assert found == expected if isinstance(expected, tuple) else torch.allclose(found, expected)
+    assert jitted.statistics().keys[0].recordings[0].lowering == "inductor"
+
+
+@pytest.mark.parametrize("what", ["cholesky", "_assert_async", "bernoulli"])
+def test_compiled_code_would_not_raise_so_operators_run_as_they_are(what: str) -> None:
+    program, good, bad = FAILING[what]
+    jitted = jit(program, lower="auto")
+    for _ in range(3):
+        jitted(good())
+    assert outcome(jitted, bad) == outcome(program, bad)
+    assert jitted.statistics().keys[0].recordings[0].lowering == "aten"
+
+
+class Model(nn.Module):
+    """Statistics that are written in the forward, and a place that may fail after them."""
+
+    def __init__(self, fail: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.norm, self.linear = nn.Embedding(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 5)
+        self.fail = fail
+        self.last: torch.Tensor | None = None
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = F.dropout(self.norm(self.embedding(tokens)), 0.1)
+        out: torch.Tensor = self.linear(self.fail(hidden, tokens))
+        return out
+
+
+def step_of(model: Model, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
+    def step(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens), targets)
+        model.last = loss.detach()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def _cholesky(hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return hidden @ torch.linalg.cholesky(torch.diag((tokens.float().mean() - 2).expand(4)))
+
+
+FAILURES: dict[str, tuple[Any, tuple[torch.Tensor, torch.Tensor]]] = {
+    "the first index": (lambda hidden, _: hidden, (torch.tensor([1, 2, 9, 3]), torch.tensor([0, 1, 2, 3]))),
+    "the last index": (lambda hidden, _: hidden, (torch.tensor([1, 2, 5, 3]), torch.tensor([0, 1, 2, 9]))),
+    "a factorization": (_cholesky, (torch.tensor([0, 0, 1, 0]), torch.tensor([0, 1, 2, 3]))),
+}
+
+
+@pytest.mark.parametrize("what", FAILURES)
+@pytest.mark.parametrize("lower", ["aten", pytest.param("auto", marks=pytest.mark.soak)])
+def test_a_step_that_fails_leaves_what_eager_leaves(what: str, lower: str) -> None:
+    fail, bad = FAILURES[what]
+    model = Model(fail)
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.Adam(each.parameters(), lr=0.1) for each in (model, twin)]
+    jitted, eager = jit(step_of(model, optimizers[0]), lower=lower), step_of(twin, optimizers[1])
+    good = torch.tensor([3, 5, 4, 2]), torch.tensor([0, 1, 2, -100])
+    for seed, args in enumerate([good, good, good, bad, good]):
+        found, states = [], []
+        for each in (jitted, eager):
+            torch.manual_seed(seed)
+            found.append(outcome(each, *args))
+            states.append(torch.get_rng_state())
+        assert found[0] == found[1] if isinstance(found[1], tuple) else torch.allclose(found[0], found[1], atol=1e-5)
+        if lower == "aten":
+            assert torch.equal(*states)
+            assert_same((model.last,), (twin.last,))
+            assert_same_state((model, optimizers[0]), (twin, optimizers[1]))
+        for one, other in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    assert jitted.statistics().replays == 3
+
+
+def test_what_was_written_before_a_failure_is_written_once() -> None:
+    table = torch.randn(3)
+
+    def program(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        x.mul_(2.0)
+        return x[0] - table[index + 1]
+
+    jitted = jit(program)
+    for index in ([0], [1], [1], [5], [0]):
+        x, y = torch.ones(2), torch.ones(2)
+        expected = outcome(program, x, torch.tensor(index))
+        found = outcome(jitted, y, torch.tensor(index))
+        assert found == expected if isinstance(expected, tuple) else torch.equal(found, expected)
+        assert torch.equal(x, y) and y[0] == 2
+    assert jitted.statistics().refusals == 0
+
+
+def test_an_index_that_is_out_of_range_takes_a_compiled_step_back() -> None:
+    weight, count = nn.Parameter(torch.arange(5.0)), torch.zeros(())
+
+    def program(index: torch.Tensor) -> torch.Tensor:
+        count.add_(1)
+        with torch.no_grad():
+            weight.add_(0.5)
+        return (weight[index] * 3).sum().detach()
+
+    jitted = jit(program, lower="inductor")
+    for index in ([1, 2], [3, 4], [0, 1]):
+        jitted(torch.tensor(index))
+    with pytest.raises(IndexError, match="index 9 is out of bounds for dimension 0 with size 5"):
+        jitted(torch.tensor([1, 9]))
+    assert count == 4 and torch.equal(weight.detach(), torch.arange(5.0) + 2)
+    torch.testing.assert_close(jitted(torch.tensor([1, 2])), (torch.arange(5.0) + 2.5)[1:3].sum() * 3)
+    assert jitted.statistics().keys[0].recordings[0].lowering == "inductor"
+
+
+@pytest.mark.parametrize("what", ["cholesky", "embedding", "_assert_async"])
+def test_a_differentiable_program_raises_what_eager_raises(what: str) -> None:
+    program, good, bad = FAILING[what]
+    weight = nn.Parameter(torch.tensor(1.5))
+    jitted = jit(lambda x: program(x) * weight)
+    for value in (good(), good(), good(), bad, good()):
+        expected, found = outcome(lambda x: program(x) * weight, value), outcome(jitted, value)
+        if isinstance(expected, tuple):
+            assert found == expected
+        else:
+            assert_same(found, expected)
+            assert_same(torch.autograd.grad(found.sum(), weight), torch.autograd.grad(expected.sum(), weight))
+    assert jitted.statistics().refusals == 0

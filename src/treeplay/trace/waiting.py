@@ -31,7 +31,8 @@ def _refusing(tracer: Tracer, owner: Any) -> Any:
     original, thread = owner.wait, get_ident()
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        is_new_thread = sys._getframe(1).f_code is threading.Thread.start.__code__  # which is refused by that name
+        asking = sys._getframe(1).f_back  # who waits for the event of this condition
+        is_new_thread = asking is not None and asking.f_code is threading.Thread.start.__code__  # refused by that name
         if get_ident() == thread and tracer.reads.is_noting and not is_new_thread:  # else it is ours, or torch's
             raise tracer.refuse(
                 f"{owner.__name__}.wait",

@@ -1,0 +1,192 @@
+"""Behind `torch.compile` on a GPU: what is recorded and what is not, why, and that the results are eager's in each case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.traceback import annotate
+
+from treeplay.backend.account import graph_reports
+from treeplay.observe import counters
+from treeplay.settings import settings
+from treeplay.torch_compile import backend
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+
+OLDER: set[int] = set()
+"""Graphs of other tests that are still alive."""
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    OLDER.update(report.graph_id for report in graph_reports())
+    yield
+    torch._dynamo.reset()
+
+
+def reports() -> list[Any]:
+    return [report for report in graph_reports() if report.graph_id not in OLDER]
+
+
+def numbers(*size: int) -> torch.Tensor:
+    return torch.arange(1.0, torch.Size(size).numel() + 1, device="cuda").reshape(size) / 4 - 0.7
+
+
+def compiled(program: Callable[..., Any], *, dynamic: bool | None = False, **options: Any) -> Any:
+    return torch.compile(program, backend=backend, options={"inner": "aten", **options}, dynamic=dynamic)
+
+
+def outcomes() -> list[str]:
+    return [report.outcome for report in reports()]
+
+
+def test_D22_an_offset_that_changes_compiles_nothing_anew() -> None:
+    run = compiled(lambda x: x.sin() * 2 - x)
+    base = numbers(64)
+    for offset in (0, 4, 1, 3, 0, 2):
+        x = base[offset : offset + 32]
+        torch.testing.assert_close(run(x), x.sin() * 2 - x)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1 and outcomes() == ["recorded"]
+
+
+@pytest.mark.parametrize("inner", ["aten", "inductor"])
+def test_D23_a_misaligned_argument_that_is_written_is_changed_after_an_aligned_compile(inner: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+    run = compiled(program, inner=inner)
+    run(numbers(32))
+    for _ in range(3):
+        base, twin = numbers(33), numbers(33)
+        torch.testing.assert_close(run(base[1:]), program(twin[1:]))
+        assert torch.equal(base, twin)
+
+
+def test_D21_the_result_of_one_recording_is_the_input_of_the_next() -> None:
+    first, second = compiled(lambda x: x * 2 + 1), compiled(lambda y: y.sin() - y)
+    for k in range(6):
+        x = numbers(8) + k
+        torch.testing.assert_close(second(first(x)), (x * 2 + 1).sin() - (x * 2 + 1))
+    assert outcomes() == ["recorded", "recorded"]
+
+
+def written(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return x * 2
+
+
+def on_the_host(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 + torch.ones(3).sum().to(x.device)
+
+
+def read(x: torch.Tensor) -> torch.Tensor:
+    return x[torch.nonzero(x > 1).squeeze(-1)] * 2
+
+
+def marked(x: torch.Tensor) -> torch.Tensor:
+    with annotate({"treeplay": "unrecorded"}):
+        return x.sin() - 1
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() - x
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "reasons"),
+    [
+        (on_the_host, {}, {"cpu_tensor"}),
+        (marked, {}, {"annotation"}),
+        (plain, {"record": False}, {"off"}),
+        (marked, {"record": False}, {"annotation", "off"}),
+    ],
+)
+def test_D29_each_reason_on_a_gpu(program: Callable[..., Any], options: dict[str, Any], reasons: set[str]) -> None:
+    run = compiled(program, **options)
+    for k in range(4):
+        x = numbers(8) + k
+        torch.testing.assert_close(run(x.clone()), program(x.clone()))
+    assert "recorded" not in outcomes()
+    report = next(report for report in reports() if report.skips)
+    assert {skip.name for skip in report.skips} >= reasons
+    assert counters["skips"]["total"] >= 1
+
+
+def test_D29_sizes_that_depend_on_the_data_are_right() -> None:
+    run = compiled(read)
+    for k in range(4):
+        x = numbers(8) + k / 3
+        torch.testing.assert_close(run(x), read(x))
+
+
+def test_D29_sizes_that_change_are_not_recorded_where_that_is_forbidden() -> None:
+    run = compiled(plain, dynamic=True, record_dynamic=False)
+    for rows in (4, 5, 4, 5):
+        x = numbers(rows, 2)
+        torch.testing.assert_close(run(x), plain(x))
+    assert "recorded" not in outcomes()
+
+
+def test_D28_sizes_that_come_again_have_a_recording_each() -> None:
+    run = compiled(plain, dynamic=True)
+    for rows in (4, 5, 4, 5, 4, 5):
+        x = numbers(rows, 2)
+        torch.testing.assert_close(run(x), plain(x))
+    assert counters["sizes"]["compiled"] == 2 and outcomes() == ["recorded", "recorded"]
+
+
+def test_D30_a_written_argument_on_a_gpu_is_told_or_right() -> None:
+    run = compiled(written)
+    for k in range(4):
+        x, twin = numbers(8) + k, numbers(8) + k
+        torch.testing.assert_close(run(x), written(twin))
+        assert torch.equal(x, twin)
+
+
+def test_D32_the_first_call_draws_what_an_unrecorded_one_draws() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x, 0.4) * 2
+
+    drawn = []
+    for is_recorded in (False, True):
+        torch._dynamo.reset()
+        run = compiled(program, record=is_recorded)
+        torch.manual_seed(0)
+        drawn.append([run(numbers(64)) for _ in range(4)] + [torch.cuda.get_rng_state()])
+    for unrecorded, recorded in zip(*drawn, strict=True):
+        assert torch.equal(unrecorded, recorded)
+
+
+@pytest.mark.parametrize("inner", ["aten", "inductor"])
+def test_Dplus3_an_input_that_overlaps_itself_is_recorded(inner: str) -> None:
+    run = compiled(lambda x: (x * 2).sin() - x.sum(0), inner=inner)
+    for k in range(5):
+        x = (numbers(5) + k).as_strided((3, 3), (1, 1))
+        torch.testing.assert_close(run(x), (x * 2).sin() - x.sum(0))
+    assert outcomes() == ["recorded"]
+
+
+def test_Dplus5_memory_is_flat_over_many_sizes() -> None:
+    run, held = compiled(plain, dynamic=True, most_sizes=100), []
+    with settings.changed(max_recordings_per_program=4):
+        for rows in range(3, 53):
+            x = numbers(rows, 1024)
+            for _ in range(3):
+                torch.testing.assert_close(run(x), plain(x))
+            held.append(torch.cuda.memory_allocated())
+    assert max(held[10:]) <= held[9] + 50 * 1024 * 4 * 8, held
+
+
+def test_O1_a_compile_and_three_calls_are_counted() -> None:
+    run = compiled(plain)
+    for _ in range(5):
+        run(numbers(8))
+    assert counters["graphs"]["recorded"] == 1 and outcomes() == ["recorded"]
+    assert "total" not in counters["skips"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from treeplay.device.generators import moving
+from treeplay.device.generators import default_generators, moving
 from treeplay.trace.torch_private import address_of
 
 _SEED = 0x7EEB1A7
@@ -21,7 +21,7 @@ class Generators:
     """Generators that outlive the call. `restore` puts them back as they were before the trace."""
 
     def __init__(self, known: Iterable[torch.Generator]) -> None:
-        every = [torch.default_generator, *_of_gpus(), *known]
+        every = [*default_generators(), *known]
         with moving:
             self._before = {address_of(generator): (generator, generator.get_state()) for generator in every}
         self._expected: dict[int, int] = {}
@@ -56,11 +56,6 @@ class Generators:
                 generator.set_state(state)
 
 
-def _of_gpus() -> Iterable[torch.Generator]:
-    """The default generators of the GPUs, if this process uses any."""
-    return torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-
-
 def generator_in(arguments: Iterable[Any], device: torch.device) -> torch.Generator:
     """The generator that an operator with these arguments draws from for a result on `device`."""
     given = (leaf for leaf in arguments if isinstance(leaf, torch.Generator))
@@ -72,4 +67,4 @@ def generator_in(arguments: Iterable[Any], device: torch.device) -> torch.Genera
 
 def is_own(generator: torch.Generator) -> bool:
     """Whether a generator is the user's, not one that torch has for a device."""
-    return all(address_of(generator) != address_of(known) for known in (torch.default_generator, *_of_gpus()))
+    return all(address_of(generator) != address_of(known) for known in default_generators())

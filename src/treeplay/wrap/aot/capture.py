@@ -11,6 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from treeplay.errors import Refusal
+from treeplay.facts.lists import one_by_one, writes_shared
 from treeplay.facts.location import Location
 from treeplay.facts.refusal import Reason
 from treeplay.observe.lines import failed_call, location_in, user_location
@@ -109,6 +110,8 @@ class _Watch(TorchFunctionMode):
             self.seen.writes.append((name, where))
             if args and isinstance(args[0], torch.Tensor):
                 self._touch(name, args[0], where)
+        if name.startswith("_foreach_") and name.endswith("_"):
+            return _run_list(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
             self._note(func, args, result)
@@ -160,6 +163,16 @@ class _Watch(TorchFunctionMode):
         # In a trace arguments are no leaves themselves, so autograd does not raise what it would in eager mode.
         if is_tracked and any(leaf is target or (target._is_view() and leaf is target._base) for leaf in self.leaves):
             raise refusal("write", f"{name}: {_LEAF}", where, "write to it under torch.no_grad()")
+
+
+def _run_list(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Write the tensors of a list, one after the other where some share memory."""
+    given = [*args, *kwargs.values()]
+    if not isinstance(given[0], (list, tuple)) or not writes_shared(given, torch_private.shares_storage):
+        return func(*args, **kwargs)
+    for one, named in one_by_one(args, kwargs):
+        result = func(*one, **named)
+    return result if result is None else given[0]
 
 
 def _taken(tensor: torch.Tensor) -> Taken:

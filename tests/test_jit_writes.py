@@ -88,6 +88,16 @@ def test_arguments_made_of_one_array_are_recorded_as_sharing_memory() -> None:
     check(replace(program, events=(*[None] * 4, shared, *[None] * 4)), "auto")
 
 
+@pytest.mark.parametrize("front", ["aten", "capture"])
+def test_views_are_of_the_input_they_were_taken_of_where_inputs_no_longer_share_memory(front: str) -> None:
+    apart = "x, y = new(3, 3), new(3, 3)"
+    program = program_of(
+        "v = x * 2 - 1", results="v, y.t(), state.q.t(), y[1:]", state="p = new(3, 3); q = p.t()", calls=0
+    )
+    events = (*[None] * 3, apart, *[None] * 3, "state.p.data = state.p.data.clone()", *[None] * 3)
+    check(replace(program, arguments="base = new(4, 3); x, y = base[:3], base[1:]", events=events), front)
+
+
 DRAWS = (
     lambda t: t.exponential_(1.5),
     lambda t: t.cauchy_(0.5, 2.0),

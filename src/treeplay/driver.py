@@ -121,7 +121,7 @@ def run_differentiable(
     with _timed("wrap", seconds):
         operators = sum(node.op == "call_function" for node in front.traced.graph.nodes)
         on_the_host = LaunchFacts(str(front.device), "bound")
-        source = emit_around(signature, call, tensors, wrapped, shared=front.plan.shared, name=name)
+        source = emit_around(signature, call, tensors, wrapped, name=name)
         return Recording(
             call=load_source(source),
             signature=signature,

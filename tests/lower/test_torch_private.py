@@ -110,7 +110,7 @@ def test_lists_that_inductor_hands_on_are_not_called_from_cpp(dtype: torch.dtype
 
     with FakeTensorMode():
         fakes = [torch.ones(3, dtype=dtype)]
-        module = make_fx(lambda x: [x - 1, *torch._foreach_zero([x])], tracing_mode="real")(*fakes)
+        module = make_fx(lambda x: [x - 1, *torch.ops.aten._foreach_zero([x])], tracing_mode="real")(*fakes)
         added = make_fx(lambda x: [*torch._foreach_add([x.exp()], 1.5), x.real - 1], tracing_mode="real")(*fakes)
     assert not torch_private.is_worth_cpp(module.graph)
     assert torch_private.is_worth_cpp(added.graph) == (not dtype.is_complex)

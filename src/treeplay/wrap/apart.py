@@ -34,22 +34,16 @@ class Apart:
         self._addresses: list[int] | None = None
 
     @classmethod
-    def of(
-        cls,
-        signature: Signature,
-        inputs: Sequence[torch.Tensor],
-        *,
-        is_compiled: bool,
-        shared: Sequence[tuple[int, int]],
-    ) -> Apart | None:
+    def of(cls, signature: Signature, inputs: Sequence[torch.Tensor], *, is_compiled: bool) -> Apart | None:
         """The question to ask on each call, or None where the answer does not matter."""
+        if overlapping(inputs, range(len(inputs))):
+            # A view among the results may be of either: of which one it is, the memory told that they shared.
+            return cls(range(len(inputs)), overlapping(inputs, range(len(inputs))))
         given = any(isinstance(item.source, Argument) for item in signature.inputs)
         state = [index for index, item in enumerate(signature.inputs) if isinstance(item.source, State)]
-        if len(state) < 2 or not is_compiled or set(state).isdisjoint(signature.mutated):
+        if len(state) < 2 or set(state).isdisjoint(signature.mutated):
             state = []
-        if not (given or state) or not signature.mutated or not (is_compiled or shared):
-            return None
-        return cls(signature.mutated, shared, state)
+        return cls(signature.mutated, (), state) if is_compiled and signature.mutated and (given or state) else None
 
     def __call__(self, arguments: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
         if self._state_of is not None:
@@ -66,9 +60,10 @@ class Apart:
             return True
         if overlapping(inputs, self._written) != self._shared:
             return False
-        # Storages that hold an argument and nothing that is written stay apart whatever slice of them comes next.
-        written = {inputs[index].untyped_storage()._cdata for index in self._written}
-        if len(set(storages)) == len(storages) and written.isdisjoint(storages) and all(map(owns_memory, arguments)):
+        # Storages that hold an argument and nothing else stay apart whatever slice of them comes next.
+        given = set(map(id, arguments))
+        others = {tensor.untyped_storage()._cdata for tensor in inputs if id(tensor) not in given}
+        if len(set(storages)) == len(storages) and others.isdisjoint(storages) and all(map(owns_memory, arguments)):
             self._known = now
         return True
 

@@ -128,7 +128,7 @@ def run_differentiable(
         operators = sum(node.op == "call_function" for node in front.traced.graph.nodes)
         on_the_host = LaunchFacts(str(front.device), "bound")
         back = take_back(front, (), is_in_order=False)
-        source = emit_around(signature, call, tensors, wrapped, shared=front.plan.shared, name=name, back=back)
+        source = emit_around(signature, call, tensors, wrapped, name=name, back=back)
         return Recording(
             call=load_source(source),
             signature=signature,

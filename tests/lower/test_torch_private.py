@@ -50,7 +50,9 @@ def test_inductor_compiles_a_graph_of_fakes() -> None:
 
     with FakeTensorMode(), torch.no_grad():
         fakes = [torch.ones(4)]
-        module = make_fx(lambda x: (x * 2 - 1,), torch_private.decompositions(), tracing_mode="real")(*fakes)
+        module = make_fx(lambda x: (x * 2 - 1,), torch_private.decompositions(eager_random=False), tracing_mode="real")(
+            *fakes
+        )
     with torch_private.compile_lock:
         run = torch_private.compile_graph(module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True)
     assert torch.equal(run([torch.full((4,), 3.0)])[0], torch.full((4,), 5.0))
@@ -87,7 +89,9 @@ def test_inductors_cache_knows_which_results_are_seen() -> None:
 
     def compile_for(visible: tuple[int, ...] | None) -> tuple[int, int]:
         spec = TensorSpec((4, 5), (5, 1), torch.float32, torch.device("cpu"))
-        module, fakes = make_functional(lambda x: [x.sin().t() * 2, x - 1], [spec], torch_private.decompositions())
+        module, fakes = make_functional(
+            lambda x: [x.sin().t() * 2, x - 1], [spec], torch_private.decompositions(eager_random=False)
+        )
         counters["inductor"].clear()
         torch_private.compile_graph(
             module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True, visible=visible
@@ -98,3 +102,15 @@ def test_inductors_cache_knows_which_results_are_seen() -> None:
         assert compile_for(None) == (1, 0)
         assert compile_for(()) == (1, 0)
         assert compile_for(None) == (0, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_lists_that_inductor_hands_on_are_not_called_from_cpp(dtype: torch.dtype) -> None:
+    from treeplay.lower import torch_private
+
+    with FakeTensorMode():
+        fakes = [torch.ones(3, dtype=dtype)]
+        module = make_fx(lambda x: [x - 1, *torch.ops.aten._foreach_zero([x])], tracing_mode="real")(*fakes)
+        added = make_fx(lambda x: [*torch._foreach_add([x.exp()], 1.5), x.real - 1], tracing_mode="real")(*fakes)
+    assert not torch_private.is_worth_cpp(module.graph)
+    assert torch_private.is_worth_cpp(added.graph) == (not dtype.is_complex)

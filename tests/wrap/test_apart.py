@@ -90,3 +90,22 @@ def test_overlapping_pairs_agree_with_brute_force(spans, written):
 )
 def test_a_tensor_that_overlaps_itself(shape, stride, expected):
     assert overlaps_itself(torch.zeros(16).as_strided(shape, stride)) is expected
+
+
+def test_state_that_comes_to_share_memory_with_written_state_is_noticed():
+    argument, state, other = torch.randn(4), torch.randn(4), torch.randn(4)
+    apart = Apart([1], [], [1, 2])
+    assert apart((argument,), (argument, state, other)) and apart((argument,), (argument, state, other))
+    other.data = torch.randn(4)
+    assert apart((argument,), (argument, state, other))
+    other.data = state.data
+    assert not apart((argument,), (argument, state, other))
+
+
+def test_arguments_made_of_one_array_are_not_apart():
+    array = torch.randn(6).numpy()
+    one, other = torch.from_numpy(array[:4]), torch.from_numpy(array[2:])
+    apart = Apart([1], [])
+    assert not apart((one, other), (one, other))
+    far = torch.from_numpy(array[4:])
+    assert apart((one, far), (one, far)) and not apart((one, other), (one, other))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -42,13 +43,15 @@ def test_the_native_check_compares_the_dispatch_state() -> None:
     assert check(BASE)
 
 
-def test_the_users_of_a_storage_are_counted() -> None:
+def test_memory_that_others_share_or_that_is_not_torchs_is_told() -> None:
     tensor = torch.ones(4)
-    assert torch_private.storage_users(tensor) == 1
+    assert torch_private.is_alone(tensor)
     view = tensor[1:]
-    assert torch_private.storage_users(tensor) == torch_private.storage_users(view) == 2
+    assert not torch_private.is_alone(tensor) and not torch_private.is_alone(view) and torch_private.owns_memory(view)
     del view
-    assert torch_private.storage_users(tensor) == 1
+    assert torch_private.is_alone(tensor)
+    foreign = torch.from_numpy(np.ones(4))
+    assert not torch_private.is_alone(foreign) and not torch_private.owns_memory(foreign)
 
 
 def test_modes_can_be_set_and_versions_moved() -> None:

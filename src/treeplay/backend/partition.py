@@ -59,4 +59,4 @@ def decompositions(options: Options) -> dict[Any, Callable[..., Any]] | None:
         return None
     from treeplay.lower import torch_private as inductor  # imports Inductor: seconds, so only when it is needed
 
-    return inductor.decompositions()
+    return inductor.decompositions(eager_random=options.eager_random)

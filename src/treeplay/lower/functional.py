@@ -30,6 +30,10 @@ _library.define("settled(Tensor value) -> Tensor")
 _library.impl("settled", torch.clone, "CompositeExplicitAutograd")
 settled: Any = torch.ops.treeplay.settled.default
 """A number that is to be computed once: the identity, which the compiler may not look through."""
+_library.define("fresh(Tensor value) -> Tensor")
+_library.impl("fresh", torch.clone, "CompositeExplicitAutograd")
+fresh: Any = torch.ops.treeplay.fresh.default
+"""A copy in memory of its own, which the compiler may not leave out."""
 
 
 class Tensors(torch.fx.Interpreter):
@@ -49,7 +53,7 @@ class Tensors(torch.fx.Interpreter):
         formulas: Mapping[Any, Callable[..., Any]] | None = None,
         forgets: bool = False,
     ) -> None:
-        super().__init__(torch.fx.GraphModule({}, graph), garbage_collect_values=forgets)
+        super().__init__(torch.nn.Module(), garbage_collect_values=forgets, graph=graph)
         self._elements: dict[int, torch.Tensor] = {}
         # The interpreter walks a copy of the graph: sets of nodes are kept by name.
         self.scalars = {node.name for node in scalars}
@@ -138,7 +142,12 @@ def make_functional(
         functional = torch.func.functionalize(run, remove="mutations")
         try:
             module = make_fx(functional, decomposition_table=decompositions, tracing_mode="real")(*inputs)
-        except (RuntimeError, NotImplementedError, TypeError) as error:
+        except (
+            RuntimeError,
+            NotImplementedError,
+            TypeError,
+            SyntaxError,
+        ) as error:  # the last: an operator called `from`
             raise LoweringError(f"the graph cannot be made functional: {error}") from error
     module.graph.eliminate_dead_code()
     module.recompile()

@@ -18,9 +18,10 @@ from treeplay.errors import LoweringError
 from treeplay.facts.spec import TensorSpec
 from treeplay.graph_check import check_graph, check_module
 from treeplay.lower.functional import Tensors, make_functional
-from treeplay.lower.layouts import check_layouts, has_convolutions_both_ways
+from treeplay.lower.layouts import check_layouts, has_convolutions_both_ways, lay_out_results
 from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.numbers import Numbers, Vector, split_numbers
+from treeplay.lower.shared_lists import with_shared_lists_apart
 from treeplay.lower.written_out import WRITTEN_OUT
 
 
@@ -35,12 +36,17 @@ def lower_inductor(
     check_graph(graph, "the trace")
     _check_keeping(graph)
     check_layouts(graph)
+    graph = with_shared_lists_apart(graph)
+    results = [node.meta["spec"] for node in graph.output_node().args[0]]  # type: ignore[union-attr]
     numbers = split_numbers(graph)
     specs = _specs(graph, numbers, device)
     interpreter = Tensors(graph, numbers.scalars, numbers.known, numbers.slots, formulas=WRITTEN_OUT)
     with torch_private.compile_lock:  # one compilation at a time in the process, torch's own included
-        module, fakes = make_functional(interpreter.with_vector, specs, torch_private.decompositions())
+        module, fakes = make_functional(
+            interpreter.with_vector, specs, torch_private.decompositions(eager_random=eager_random)
+        )
         check_module(module, "it was made functional")
+        lay_out_results(module, [spec.stride for spec in results], torch_private.force_stride_order)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -51,6 +57,7 @@ def lower_inductor(
                     eager_random=eager_random,
                     is_small=is_small,
                     is_inference=not has_convolutions_both_ways(module),
+                    groups=tuple(range(len(results))),
                 )
         except Exception as error:
             raise LoweringError(f"Inductor could not compile the graph: {error}") from error

@@ -9,7 +9,7 @@ what the forward saved. In one graph of both it asks the metadata, which is eage
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -61,6 +61,27 @@ def put_channels_last(module: torch.fx.GraphModule, keep_stride: Callable[..., A
     graph.lint()
     check_graph(graph, "convolutions got channels last")
     module.recompile()
+
+
+def lay_out_results(
+    module: torch.fx.GraphModule, strides: Sequence[Sequence[int]], keep_stride: Callable[..., Any]
+) -> None:
+    """Lay results out as the program did: a functional graph makes a new tensor for each write, which lies as its operator
+    likes."""
+    results: Any = module.graph.output_node().args[0]
+    wanted = [
+        list(stride) if _lies_otherwise(result.meta["val"], stride) else None
+        for result, stride in zip(results, strides, strict=True)
+    ]
+    if any(wanted):
+        _keep_strides_of_results(module.graph, wanted, keep_stride)
+        module.recompile()
+
+
+def _lies_otherwise(value: torch.Tensor, stride: Sequence[int]) -> bool:
+    return any(
+        size > 1 and mine != wanted for size, mine, wanted in zip(value.shape, value.stride(), stride, strict=True)
+    )
 
 
 def _all_but(one: Node) -> Callable[[Node], bool]:

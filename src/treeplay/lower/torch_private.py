@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import keyword
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
@@ -13,34 +14,42 @@ import torch._higher_order_ops.effects
 import torch._inductor.config as inductor_config
 import torch._prims.rng_prims
 import torch.fx
+import torch.utils._pytree as pytree
 from torch._dynamo.convert_frame import compile_lock as compile_lock
 from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.graph import GraphLowering
-from torch._inductor.inductor_prims import force_stride_order
+from torch._inductor.inductor_prims import force_stride_order as force_stride_order
 from torch._inductor.lowering import fallbacks, lowerings, register_lowering
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from treeplay.device.generators import unmoved
+from treeplay.device.host.operators import is_random
 from treeplay.device.protocol import Births
+from treeplay.lower import memory
 from treeplay.lower.births import ResultsTold
-from treeplay.lower.functional import settled
+from treeplay.lower.functional import fresh, settled
 from treeplay.lower.layouts import check_layouts as check_layouts
 from treeplay.lower.layouts import has_convolutions_both_ways, put_channels_last
+from treeplay.lower.memory import Groups, groups_of, keep_apart
 
 _OPTIONS: dict[str, Any] = {
     "triton.cudagraphs": False,
     # The call function has checked every tensor by then; in the artifact each check costs a string stream.
     "size_asserts": False,
     "alignment_asserts": False,
+    # It leaves out `x + zeros`, which is not x where that is a negative zero.
+    "joint_graph_constant_folding": False,
 }
 _HOST_OPTIONS: dict[str, Any] = {
     "cpp_wrapper": True,
     # The wrapper is compiled beside the kernels, with less optimization: a fifth less time, at the same speed.
     "cpp_wrapper_build_separate": True,
 }
-_EMITS = 1  # to be raised when our own lowerings emit something else: cached artifacts are of what they emitted
+_EMITS = 2  # to be raised when our own lowerings emit something else: cached artifacts are of what they emitted
 _GPU_OPTIONS: dict[str, Any] = {
     # The allocator does that as well, and then memory that a result lies in was the result's alone.
     "allow_buffer_reuse": False,
@@ -55,9 +64,16 @@ _PYTHON_ONLY = frozenset(
 """What Inductor's C++ wrapper cannot call."""
 
 
-def decompositions() -> dict[Any, Any]:
-    """Operators that Inductor wants taken apart before it sees them."""
-    return dict(select_decomp_table())
+def decompositions(*, eager_random: bool) -> dict[Any, Any]:
+    """Operators that Inductor wants taken apart before it sees them. Where they are to draw eager's random numbers, those that
+    draw any stay whole: in parts they would draw others."""
+    table = dict(select_decomp_table())
+    return {op: parts for op, parts in table.items() if not (eager_random and _draws_whole(op))}
+
+
+def _draws_whole(op: Any) -> bool:
+    # `random.from` cannot stand in a graph's code; taken apart it draws as `randint` does, and so as itself.
+    return isinstance(op, torch._ops.OpOverload) and is_random(op) and not keyword.iskeyword(op._overloadname)
 
 
 @register_lowering(settled, type_promotion_kind=None)
@@ -65,6 +81,40 @@ def _settled(value: Any) -> Any:
     # A number that each element of a loop would compute anew (a power, say) is computed once and stored.
     value.realize()
     return value
+
+
+@register_lowering(fresh, type_promotion_kind=None)
+def _fresh(value: Any) -> Any:
+    made = lowerings[torch.ops.aten.clone.default](value)
+    made.realize()
+    return made
+
+
+class _KeepApart(CustomGraphPass):
+    """Runs behind Inductor's own passes, the last of which leave out no-ops; and behind the user's."""
+
+    def __init__(self, others: Sequence[Any]) -> None:
+        self._others = others
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        for other in self._others:
+            other(graph)
+        groups = graph.output_node().meta.get(_GROUPS)
+        if groups is not None:  # else it is a child graph, which writes nothing
+            keep_apart(graph, groups)
+
+    def uuid(self) -> Any:
+        """What Inductor's cache knows it by; None if it cannot know the user's."""
+        told = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self._others]
+        return None if None in told else (get_hash_for_files((memory.__file__,)), *told)
+
+
+_GROUPS = "treeplay_groups"
+
+
+def _last_pass() -> _KeepApart:
+    found: Any = inductor_config.post_grad_custom_post_pass
+    return _KeepApart(found if isinstance(found, (list, tuple)) else [found] if found is not None else [])
 
 
 def compile_graph(
@@ -78,10 +128,12 @@ def compile_graph(
     is_backward: bool = False,
     visible: Sequence[int] | None = None,
     strides: list[Any] | None = None,
+    groups: Groups | None = None,
 ) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
     """Inductor's artifact for a functional graph, without the layers that torch puts around it.
 
     The results at `visible` (None: all) get the strides noted in the graph, others the strides that Inductor likes best.
+    `groups` says which results may share memory; without it, those that do in the graph.
     A step of training, whole, is no inference. An empty list `strides` is filled with what each result has; None for one
     that is no tensor.
     """
@@ -90,22 +142,25 @@ def compile_graph(
     wanted = _OPTIONS | (_HOST_OPTIONS if in_cpp else {} if device.type == "cpu" else _GPU_OPTIONS)
     options = {name: value for name, value in wanted.items() if name in known}
     options["fallback_random"] = eager_random
+    options["post_grad_custom_post_pass"] = _last_pass()
     if is_small:
         options["cpp.threads"] = 1
     mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None) or FakeTensorMode()
     context = torch._guards.TracingContext(mode)
     context.output_strides = strides
     with (
+        unmoved(),  # padding and tuning are measured on random inputs
         inductor_config.patch(options),
         V.set_fake_mode(mode),
         torch._guards.tracing(context),
         torch._C._DisableAutocast(),
         torch.no_grad(),
     ):
+        groups = groups or groups_of(module)
         module = joint_graph_passes(module)
         if _wants_channels_last(module, is_inference):
             put_channels_last(module, force_stride_order)
-        _mark_visible(module, visible)
+        _mark_results(module, visible, groups)
         compiled = compile_fx_inner(
             module, fakes, cpp_wrapper=in_cpp, is_inference=is_inference, is_backward=is_backward
         )
@@ -118,14 +173,34 @@ def is_worth_cpp(graph: torch.fx.Graph) -> bool:
 
     It saves what Python takes between kernels. Where each operator is one that Inductor hands on to torch, there are none.
     """
-    targets = [node.target for node in graph.nodes if node.op == "call_function"]
-    return not any(target in _PYTHON_ONLY for target in targets) and not all(map(_is_handed_on, targets))
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    return not any(map(_is_python_only, nodes)) and not all(map(_is_handed_on, nodes))
 
 
-def _is_handed_on(target: Any) -> bool:
+def _is_python_only(node: torch.fx.Node) -> bool:
+    """Whether the C++ wrapper cannot call an operator, or would take the list that it gives for a tensor."""
+    target = node.target
+    if target in _PYTHON_ONLY:
+        return True
+    if not isinstance(target, torch._ops.OpOverload) or target.is_view or not _is_handed_on(node):
+        return False
+    return any(str(item.type) != "Tensor" for item in target._schema.returns)
+
+
+def _is_handed_on(node: torch.fx.Node) -> bool:
+    target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return target is operator.getitem
-    return target.is_view or target not in lowerings or target in fallbacks
+    return target.is_view or target not in lowerings or target in fallbacks or any(map(_is_complex, (*node.args, node)))
+
+
+def _is_complex(argument: Any) -> bool:
+    # Inductor has no kernels for complex numbers.
+    nodes = pytree.arg_tree_leaves(argument)
+    values = [
+        leaf for node in nodes if isinstance(node, torch.fx.Node) for leaf in pytree.tree_leaves(node.meta.get("val"))
+    ]
+    return any(isinstance(value, torch.Tensor) and value.is_complex() for value in values)
 
 
 def _wants_channels_last(module: torch.fx.GraphModule, is_inference: bool) -> bool:
@@ -136,13 +211,15 @@ def _wants_channels_last(module: torch.fx.GraphModule, is_inference: bool) -> bo
     )
 
 
-def _mark_visible(module: torch.fx.GraphModule, visible: Sequence[int] | None) -> None:
-    results: Any = module.graph.output_node().args[0]
+def _mark_results(module: torch.fx.GraphModule, visible: Sequence[int] | None, groups: Groups) -> None:
+    output = module.graph.output_node()
+    results: Any = output.args[0]
     chosen = [
         at for at in (range(len(results)) if visible is None else visible) if isinstance(results[at], torch.fx.Node)
     ]
-    module.graph.output_node().meta["user_visible_output_idxs"] = chosen
-    module.meta["treeplay"] = (_EMITS, *chosen)  # Inductor's cache looks at this, and not at the node's
+    output.meta["user_visible_output_idxs"] = chosen
+    output.meta[_GROUPS] = groups
+    module.meta["treeplay"] = (_EMITS, groups, *chosen)  # Inductor's cache looks at this, and not at the node's
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from treeplay.device.generators import moving
+from treeplay.device.generators import default_generators, moving
 from treeplay.device.teardown import each
 from treeplay.trace.torch_private import address_of
 
@@ -38,7 +38,7 @@ class Generators:
         self.is_used = is_marking
         """Whether there is anything to put back."""
         self._base = int.from_bytes(os.urandom(6), "little")  # what another thread draws meanwhile is drawn once
-        every = [torch.default_generator, *_of_gpus(), *known]
+        every = [*default_generators(), *known]
         with moving:
             self._before = {address_of(generator): (generator, generator.get_state()) for generator in every}
         self._expected: dict[int, int] = {}
@@ -86,11 +86,6 @@ class Generators:
             each(self._before.values(), lambda generator, state: generator.set_state(state))
 
 
-def _of_gpus() -> Iterable[torch.Generator]:
-    """The default generators of the GPUs, if this process uses any."""
-    return torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-
-
 def generator_in(arguments: Iterable[Any], device: torch.device) -> torch.Generator:
     """The generator that an operator with these arguments draws from for a result on `device`."""
     given = (leaf for leaf in arguments if isinstance(leaf, torch.Generator))
@@ -102,4 +97,4 @@ def generator_in(arguments: Iterable[Any], device: torch.device) -> torch.Genera
 
 def is_own(generator: torch.Generator) -> bool:
     """Whether a generator is the user's, not one that torch has for a device."""
-    return all(address_of(generator) != address_of(known) for known in (torch.default_generator, *_of_gpus()))
+    return all(address_of(generator) != address_of(known) for known in default_generators())

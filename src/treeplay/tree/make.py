@@ -113,7 +113,7 @@ def make_recording(
         check=torch_private.tensor_check(checked) if checked else None,
         is_apart=ApartArguments.of(signature, inputs)
         if lowered.name == "capture"
-        else Apart.of(signature, inputs, is_compiled=is_compiled, shared=plan.shared),
+        else Apart.of(signature, inputs, is_compiled=is_compiled),
         increment_version=torch_private.increment_version if lowered.name in _BUMPED else None,
         set_grad_enabled=torch_private.set_grad_enabled,
         disable_autocast=torch_private.DisableAutocast,

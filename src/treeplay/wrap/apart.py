@@ -1,48 +1,58 @@
 """Do a call's tensors share memory as they did when the program was recorded?
 
 A compiled graph takes each input to be apart from what it writes. Most arguments own their memory, which one native
-question settles; only a slice of something larger is compared with the written state.
+question settles; only a slice of something larger, or memory that is not torch's, is compared with the written state. State
+that lies where it lay in the call before is apart as it was then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
 
 from treeplay.facts.overlap import overlapping
-from treeplay.facts.signature import Argument, Signature
-from treeplay.wrap.torch_private import storage_users
+from treeplay.facts.signature import Argument, Signature, State
+from treeplay.wrap.torch_private import is_alone, owns_memory
 
 _data_ptr = torch.Tensor.data_ptr
 
 
 class Apart:
-    """Callable (arguments, inputs) -> bool: whether the pairs that share written memory are those recorded."""
+    """Callable (arguments, inputs) -> bool: whether the pairs that share written memory are those recorded.
 
-    def __init__(self, written: Sequence[int], shared: Sequence[tuple[int, int]]) -> None:
+    `state` are indices of inputs that are no arguments, at least two, where some of them are written: `t.data = s.data` gives
+    two of them one memory."""
+
+    def __init__(self, written: Sequence[int], shared: Sequence[tuple[int, int]], state: Sequence[int] = ()) -> None:
         self._written = tuple(written)
         self._shared = list(shared)
         self._known: Any = None
+        self._state_of = itemgetter(*state) if state else None
+        self._addresses: list[int] | None = None
 
     @classmethod
-    def of(
-        cls,
-        signature: Signature,
-        inputs: Sequence[torch.Tensor],
-        *,
-        is_compiled: bool,
-        shared: Sequence[tuple[int, int]],
-    ) -> Apart | None:
+    def of(cls, signature: Signature, inputs: Sequence[torch.Tensor], *, is_compiled: bool) -> Apart | None:
         """The question to ask on each call, or None where the answer does not matter."""
+        if overlapping(inputs, range(len(inputs))):
+            # A view among the results may be of either: of which one it is, the memory told that they shared.
+            return cls(range(len(inputs)), overlapping(inputs, range(len(inputs))))
         given = any(isinstance(item.source, Argument) for item in signature.inputs)
-        if not given or not signature.mutated or not (is_compiled or shared):
-            return None
-        return cls(signature.mutated, shared)
+        state = [index for index, item in enumerate(signature.inputs) if isinstance(item.source, State)]
+        if len(state) < 2 or set(state).isdisjoint(signature.mutated):
+            state = []
+        return cls(signature.mutated, (), state) if is_compiled and signature.mutated and (given or state) else None
 
     def __call__(self, arguments: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
-        if not self._shared and all(storage_users(tensor) == 1 for tensor in arguments):
+        if self._state_of is not None:
+            addresses = [*map(_data_ptr, self._state_of(inputs))]
+            if addresses != self._addresses:
+                if overlapping(inputs, self._written) != self._shared:
+                    return False
+                self._addresses = addresses
+        if not self._shared and all(map(is_alone, arguments)):
             return True
         storages = [tensor.untyped_storage()._cdata for tensor in arguments]
         now = (storages, [_data_ptr(inputs[index]) for index in self._written])
@@ -50,9 +60,10 @@ class Apart:
             return True
         if overlapping(inputs, self._written) != self._shared:
             return False
-        # Storages that hold an argument and nothing that is written stay apart whatever slice of them comes next.
-        written = {inputs[index].untyped_storage()._cdata for index in self._written}
-        if len(set(storages)) == len(storages) and written.isdisjoint(storages):
+        # Storages that hold an argument and nothing else stay apart whatever slice of them comes next.
+        given = set(map(id, arguments))
+        others = {tensor.untyped_storage()._cdata for tensor in inputs if id(tensor) not in given}
+        if len(set(storages)) == len(storages) and others.isdisjoint(storages) and all(map(owns_memory, arguments)):
             self._known = now
         return True
 
@@ -77,7 +88,7 @@ class ApartArguments:
         return made
 
     def __call__(self, arguments: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
-        if not self._shared and all(storage_users(tensor) == 1 for tensor in arguments):
+        if not self._shared and all(map(is_alone, arguments)):
             return True
         storages = [tensor.untyped_storage()._cdata for tensor in arguments]
         state = [item for at, item in enumerate(inputs) if at not in self._arguments]
@@ -86,8 +97,10 @@ class ApartArguments:
             return True
         if self._pairs(inputs) != self._shared:
             return False
-        if len(set(storages)) == len(storages) and {item.untyped_storage()._cdata for item in state}.isdisjoint(
-            storages
+        if (
+            len(set(storages)) == len(storages)
+            and {item.untyped_storage()._cdata for item in state}.isdisjoint(storages)
+            and all(map(owns_memory, arguments))
         ):
             self._known = now  # any slice of them will do
         return True

@@ -100,7 +100,6 @@ def emit_around(
     tensors: Sequence[torch.Tensor],
     wrapped: Wrapped,
     *,
-    shared: Sequence[tuple[int, int]],
     name: str,
     back: TakeBack | None = None,
 ) -> Source:
@@ -110,7 +109,7 @@ def emit_around(
     parts = Parts(
         run=wrapped.run,
         check=torch_private.tensor_check(checked) if checked else None,
-        is_apart=Apart.of(signature, tensors, is_compiled=True, shared=shared),
+        is_apart=Apart.of(signature, tensors, is_compiled=True),
         increment_version=None,
         set_grad_enabled=torch_private.set_grad_enabled,
         disable_autocast=torch_private.DisableAutocast,

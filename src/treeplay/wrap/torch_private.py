@@ -107,7 +107,14 @@ def default_device() -> torch.device | None:
     return None
 
 
-def storage_users(tensor: torch.Tensor) -> int:
-    """How many tensors share the memory of `tensor`, itself included."""
+def is_alone(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor shares the memory of `tensor`. Of memory that is not torch's own (a NumPy array's) that
+    cannot be known: it may be in several storages."""
     storage = tensor.untyped_storage()
-    return int(torch._C._storage_Use_Count(storage._cdata)) - 1  # less the wrapper just made
+    users = int(torch._C._storage_Use_Count(storage._cdata)) - 1  # less the wrapper just made
+    return users == 1 and storage.resizable()
+
+
+def owns_memory(tensor: torch.Tensor) -> bool:
+    """Whether torch allocated the memory of `tensor`: then it is in no other storage."""
+    return tensor.untyped_storage().resizable()

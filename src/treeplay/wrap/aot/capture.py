@@ -12,6 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from treeplay.errors import Refusal
+from treeplay.facts.lists import one_by_one, writes_shared
 from treeplay.facts.location import Location
 from treeplay.facts.refusal import Reason
 from treeplay.observe.lines import failed_call, location_in, user_location
@@ -119,6 +120,8 @@ class _Watch(TorchFunctionMode):
             self.seen.writes.append((name, where))
             if args and isinstance(args[0], torch.Tensor):
                 self._touch(name, args[0], where)
+        if name.startswith("_foreach_") and name.endswith("_"):
+            return _run_list(func, args, kwargs or {})
         result = done_as_eager(func, args, kwargs or {})
         if result is None:
             result = func(*args, **(kwargs or {}))
@@ -179,6 +182,16 @@ class _Watch(TorchFunctionMode):
 
 def _history(value: Any) -> Any:
     return value.grad_fn if isinstance(value, torch.Tensor) else None
+
+
+def _run_list(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Write the tensors of a list, one after the other where some share memory."""
+    given = [*args, *kwargs.values()]
+    if not isinstance(given[0], (list, tuple)) or not writes_shared(given, torch_private.shares_storage):
+        return func(*args, **kwargs)
+    for one, named in one_by_one(args, kwargs):
+        result = func(*one, **named)
+    return result if result is None else given[0]
 
 
 def _taken(tensor: torch.Tensor) -> Taken:

@@ -1,0 +1,135 @@
+"""What a compiler must not put into one memory: a last rewrite of a functional graph, when nothing is left out any more.
+
+    clone = x.clone()                                                        fresh = fresh(x)
+    copy_(x, y)            ─ a no-op is left out ─▶  copy_(x, y)    ─▶       copy_(x, y)
+    copy_(y, clone)                                  copy_(y, x)             copy_(y, fresh)
+
+A functional graph ends in copies to the inputs that the program writes. As values they all happen at once; a compiler makes
+them one after the other, and by then a source that is an input, or a view of one, may have been overwritten. So it is with
+results: a value that a no-op stood for would be the very memory of an input, or of another result.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch.fx import Node
+
+from treeplay.lower.functional import fresh
+
+aten = torch.ops.aten
+
+Groups = tuple[int | None, ...]
+"""For each result the memory that it may lie in: results of one number may share it, those of a negative one may lie in an
+input. None for what is no tensor."""
+
+# Compiled as views, though their schemas do not say so.
+_VIEWS = frozenset({aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default})
+
+
+def groups_of(module: torch.fx.GraphModule) -> Groups:
+    """Which results share memory in a graph as it was traced, by its fakes."""
+    inputs = {_storage(node) for node in module.graph.find_nodes(op="placeholder")}
+    numbers: dict[int, int] = {}
+    found: list[int | None] = []
+    for result in _results(module.graph):
+        storage = _storage(result)
+        if storage is None:
+            found.append(None)
+        else:
+            number = numbers.setdefault(storage, len(numbers))
+            found.append(-1 - number if storage in inputs else number)
+    return tuple(found)
+
+
+def keep_apart(graph: torch.fx.Graph, groups: Sequence[int | None]) -> None:
+    """Give sources of final copies, and results, memory of their own where they would lie in another's."""
+    copies = [node for node in graph.find_nodes(op="call_function", target=aten.copy_.default) if _is_final(node)]
+    _keep_results(graph, groups, copies)
+    _keep_sources(graph, copies)
+
+
+def _is_final(node: Node) -> bool:
+    target = node.args[0]
+    return isinstance(target, Node) and target.op == "placeholder"
+
+
+def _keep_sources(graph: torch.fx.Graph, copies: Sequence[Node]) -> None:
+    written: set[Any] = set()
+    made: dict[Node, Node] = {}
+    for node in copies:
+        target, source = node.args[0], node.args[1]
+        if isinstance(source, Node):
+            base = _base(source)
+            # A view of the target itself: the kernel that copies it would read what it has written.
+            if base in written or (base is target and source is not target):
+                if source not in made:
+                    made[source] = _fresh(graph, source, before=copies[0])
+                node.update_arg(1, made[source])
+        written.add(target)
+
+
+def _keep_results(graph: torch.fx.Graph, groups: Sequence[int | None], copies: Sequence[Node]) -> None:
+    output, results = graph.output_node(), _results(graph)
+    owners: dict[Node, int] = {}
+    bases: dict[tuple[Node, int], Node] = {}
+    kept = list(results)
+    for at, (result, group) in enumerate(zip(results, groups, strict=True)):
+        if not isinstance(result, Node) or group is None:
+            continue
+        base = _base(result)
+        if owners.setdefault(base, group) == group and (base.op != "placeholder" or group < 0):
+            continue
+        # What an input held before it is written.
+        before = copies[0] if copies and base.op == "placeholder" else output
+        if groups.count(group) == 1:
+            kept[at] = _fresh(graph, result, before=before)
+            continue
+        if (base, group) not in bases:
+            bases[base, group] = _fresh(graph, base, before=before)
+        kept[at] = _again(graph, result, base, bases[base, group], before=before)
+    output.args = (tuple(kept),)
+
+
+def _again(graph: torch.fx.Graph, view: Node, base: Node, other: Node, *, before: Node) -> Node:
+    """The view of `other` that `view` is of `base`."""
+    if view is base:
+        return other
+    source: Any = view.args[0]
+    source_again = _again(graph, source, base, other, before=before)
+    with graph.inserting_before(before):
+        return graph.node_copy(view, lambda item: source_again if item is source else item)
+
+
+def _fresh(graph: torch.fx.Graph, source: Node, *, before: Node) -> Node:
+    with graph.inserting_before(before):
+        made = graph.call_function(fresh, (source,))
+    made.meta.update(source.meta)
+    made.meta["val"] = torch.empty_like(source.meta["val"])
+    return made
+
+
+def _base(node: Node) -> Node:
+    """The node in whose memory the value of `node` lies."""
+    while _is_view(node) and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
+
+
+def _is_view(node: Node) -> bool:
+    if node.target is operator.getitem:  # of several views at once
+        return _is_view(node.args[0])  # type: ignore[arg-type]
+    return node.target in _VIEWS or (isinstance(node.target, torch._ops.OpOverload) and node.target.is_view)
+
+
+def _results(graph: torch.fx.Graph) -> Any:
+    return graph.output_node().args[0]
+
+
+def _storage(node: Any) -> int | None:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return int(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else None

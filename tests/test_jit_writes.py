@@ -1,0 +1,136 @@
+"""Programs that write, permute, exchange and alias, against eager: values, signs of zeros, strides and shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import treeplay
+from support import assert_same, jit
+from support.writes import Writes, make_writes, run
+from treeplay.lower.compiler import find_compiler
+
+needs_compiler = pytest.mark.skipif(find_compiler().path is None, reason="there is no C++ compiler")
+COMPILED = pytest.mark.parametrize("front", ["inductor", "compile"])
+DEVICES = pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+        ),
+    ],
+)
+_BLOCK = 20
+
+
+def check(program: Writes, front: str, device: str = "cpu") -> None:
+    outcome = run(program, front, device=device)
+    assert outcome.difference is None, f"{program}\n{outcome.difference}"
+    if front != "compile":
+        assert outcome.replays and set(outcome.stages) <= {"bound", "recorded"}
+
+
+def program_of(*body: str, results: str, state: str = "p, q = new(3, 3), new(3, 3)", calls: int = 4) -> Writes:
+    arguments = "x, y = new(3, 3), new(3, 3)"
+    return Writes(0, state, arguments, body, tuple(results.split(", ")), (None,) * calls)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_random_programs_of_writes_are_eagers(block: int) -> None:
+    replayed = 0
+    for seed in range(block * _BLOCK, (block + 1) * _BLOCK):
+        program = make_writes(seed)
+        outcome = run(program, "aten")
+        assert outcome.difference is None, f"{program}\n{outcome.difference}"
+        replayed += outcome.replays > 0
+    assert replayed >= 0.7 * _BLOCK
+
+
+@needs_compiler
+@pytest.mark.parametrize("seed", [20, 25])
+def test_compiled_random_programs_of_writes_are_eagers(seed: int) -> None:
+    check(make_writes(seed, lines=14), "inductor")
+
+
+EVERYTHING = program_of(
+    "t = x.clone(); x.copy_(y); y.copy_(t)",
+    "t = state.p + 0; state.p.copy_(state.q.flip(0)); state.q.copy_(t.t())",
+    "torch._foreach_mul_([x, x[1:]], 2.0)",
+    "v = x * 0.5",
+    "w = v + 0",
+    "z = torch.zeros_like(v).add_(v * -0.0)",
+    "u = v.t().clone()",
+    results="v, w, z, u, v.clone(), state.p.clone(), v.t(), v * 1, torch.complex(v, w).conj().imag + 0, torch._neg_view(v) * 1",
+)
+
+
+@needs_compiler
+@COMPILED
+@DEVICES
+def test_exchanges_no_ops_and_signs_of_zero_are_eagers(front: str, device: str) -> None:
+    check(EVERYTHING, front, device)
+
+
+@needs_compiler
+@DEVICES
+def test_state_that_comes_to_share_memory_is_recorded_anew(device: str) -> None:
+    program = program_of("state.p.mul_(0.5)", "state.q.sub_(state.p)", results="state.q * 2, x - state.p")
+    check(replace(program, events=(*[None] * 4, "state.q.data = state.p.data", *[None] * 4)), "auto", device)
+
+
+@needs_compiler
+def test_arguments_made_of_one_array_are_recorded_as_sharing_memory() -> None:
+    shared = "array = new(4, 3).numpy(); x, y = torch.from_numpy(array[1:]), torch.from_numpy(array[:-1])"
+    program = program_of("x.mul_(0.5)", "y.sub_(x)", results="y * 2")
+    check(replace(program, events=(*[None] * 4, shared, *[None] * 4)), "auto")
+
+
+@pytest.mark.parametrize("front", ["aten", "capture"])
+def test_views_are_of_the_input_they_were_taken_of_where_inputs_no_longer_share_memory(front: str) -> None:
+    apart = "x, y = new(3, 3), new(3, 3)"
+    program = program_of(
+        "v = x * 2 - 1", results="v, y.t(), state.q.t(), y[1:]", state="p = new(3, 3); q = p.t()", calls=0
+    )
+    events = (*[None] * 3, apart, *[None] * 3, "state.p.data = state.p.data.clone()", *[None] * 3)
+    check(replace(program, arguments="base = new(4, 3); x, y = base[:3], base[1:]", events=events), front)
+
+
+DRAWS = (
+    lambda t: t.exponential_(1.5),
+    lambda t: t.cauchy_(0.5, 2.0),
+    lambda t: t.geometric_(0.3),
+    lambda t: t.log_normal_(0.2, 0.5),
+)
+
+
+@needs_compiler
+@DEVICES
+@pytest.mark.parametrize("front", ["jit", "compile"])
+def test_compiled_programs_draw_eagers_numbers_if_asked(
+    front: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        drawn = [draw(x.clone()) * 2 - 1 for draw in DRAWS]
+        return [*drawn, torch.nn.functional.rrelu(x, training=True), torch.nn.functional.dropout(x, 0.5) - x]
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(treeplay.settings, "eager_random", True)
+    if front == "jit":
+        run = jit(program, lower="inductor")
+    else:
+        run = torch.compile(program, backend="treeplay", options={"eager_random": True})
+    generators = [torch.default_generator, *(torch.cuda.default_generators if device == "cuda" else ())]
+    for _ in range(4):
+        x = torch.randn(3, 3, device=device)
+        before = [generator.get_state() for generator in generators]
+        with torch.no_grad():
+            expected = program(x)
+            after = [generator.get_state() for generator in generators]
+            for generator, state in zip(generators, before, strict=True):
+                generator.set_state(state)
+            found = run(x)
+        torch.testing.assert_close(found, expected)
+        assert_same([generator.get_state() for generator in generators], after, "generators")

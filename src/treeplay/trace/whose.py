@@ -83,8 +83,10 @@ class Whose:
             return True
         if self._is_group(container):  # of which each call reads the numbers anew
             return self._may(changes_in, place)
-        if not self._has_seen(container):
+        if id(container) not in self._run.found.given and not self._has_seen(container):
             return False
+        if hasattr(type(container), "__missing__"):  # which makes an entry where one is asked for
+            return True
         if (
             _of_torch(place) or self._may(changes_in, place) or self._may(assigned_in, place)
         ):  # of an object not watched

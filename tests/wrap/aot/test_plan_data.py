@@ -79,12 +79,13 @@ def act(plans: bytes) -> list[tuple[str, ...]]:
     for name, plan in pickle.loads(plans).items():
         fresh, runs = made(name)
         assert plan == fresh.plan and hash(plan) == hash(fresh.plan)
-        call = load_call(
-            plan, *(runs[direction] for direction in ("inference", "forward", "backward") if direction in runs)
-        )
+        graphs = [runs[direction] for direction in ("inference", "forward", "backward") if direction in runs]
+        call = load_call(plan, *graphs)
         compare(CASES[name][0], call, CASES[name][1])
-        assert call.sources == fresh.sources
-        found.append(call.sources)
+        assert (
+            call.sources == load_call(fresh.plan, *graphs).sources
+        )  # without the program there are no second derivatives
+        found.append(fresh.sources)
     return found
 
 

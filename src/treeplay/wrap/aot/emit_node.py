@@ -116,7 +116,7 @@ def emit_backward(
         text.add("grads = grads[0] if type(grads[0]) is list else [*grads]")
     if plan.opened is not None:
         text.use("differentiated_again", helpers.differentiated_again)
-        text.add("if is_grad_enabled(): return differentiated_again(backward, ctx, grads)")
+        text.add("if is_grad_enabled(): return differentiated_again(ctx, grads)")
     elif onward is not None:
         text.use("onward", onward)
         text.add("if is_grad_enabled() and (found := onward(ctx, grads)) is not None: return found")

@@ -151,10 +151,11 @@ def differentiated(run: Boxed, values: list[Any], why: str | None) -> Any:
     return _Differentiated.apply(call, why, *tensors)  # type: ignore[no-untyped-call]
 
 
-def differentiated_again(backward: Callable[..., Any], ctx: Any, gradients: Sequence[Any]) -> Any:
+def differentiated_again(ctx: Any, gradients: Sequence[Any]) -> Any:
     """The same for a backward that opens and builds tensors: the whole of it is run."""
     saved = (torch.empty(0, requires_grad=True), *ctx.saved_tensors, *gradients)  # the first as above
     tensors = tuple(value for value in saved if isinstance(value, torch.Tensor))
+    backward = ctx._forward_cls.backward
     return _Differentiated.apply(lambda: backward(ctx, *gradients), None, *tensors)  # type: ignore[no-untyped-call]
 
 

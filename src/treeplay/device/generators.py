@@ -19,9 +19,11 @@ moving = shared_lock()
 
 @contextmanager
 def unmoved() -> Iterator[None]:
-    """When this ends, torch's default generators stand where they stood: what is measured inside may draw its inputs."""
+    """When this ends, the default generators of GPUs stand where they stood: what is measured inside may draw its inputs.
+
+    The CPU's is left alone: nothing is measured there, and other threads may draw from it."""
     with moving:
-        before = [(generator, generator.get_state()) for generator in default_generators()]
+        before = [(generator, generator.get_state()) for generator in default_generators()[1:]]
     try:
         yield
     finally:

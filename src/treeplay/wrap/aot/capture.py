@@ -120,9 +120,9 @@ class _Watch(TorchFunctionMode):
             self.seen.writes.append((name, where))
             if args and isinstance(args[0], torch.Tensor):
                 self._touch(name, args[0], where)
-        if name.startswith("_foreach_") and name.endswith("_"):
-            return _run_list(func, args, kwargs or {})
         result = done_as_eager(func, args, kwargs or {})
+        if result is None and name.startswith("_foreach_") and name.endswith("_"):
+            return _run_list(func, args, kwargs or {})
         if result is None:
             result = func(*args, **(kwargs or {}))
         if kwargs and torch_private.is_outgrown(kwargs.get("out")):

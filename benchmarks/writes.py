@@ -1,0 +1,210 @@
+"""Random programs of writes, permutations, no-ops and aliases against eager: `python -m benchmarks.writes --runs 20000`.
+
+Each program (`tests/support/writes.py`) is called a few times, its state and its arguments come to lie elsewhere in between,
+and everything it may have changed is compared with an eager twin: bit for bit with `--front aten`, to rounding with `inductor`
+and `compile` (`torch.compile`). `--front mixed` takes the three in turn. The result lies in benchmarks/results/writes; the exit
+status is 1 if anything differed or crashed.
+
+Each block of programs runs in a process of its own, which tells of every program as it is done: a crash is one of the results.
+The file is written as it goes, so that a run that is stopped has told what it knows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from benchmarks import machine
+
+RESULTS = machine.ROOT / "benchmarks" / "results" / "writes"
+FRONTS = ("aten", "inductor", "compile")
+_COUNTS = ("calls", "replays", "recordings", "refusals")
+_MOST_KEPT = 200
+"""So many differences are told by seed."""
+_MOST_SECONDS_OF_A_PROGRAM = 300
+
+
+def run_block(first: int, end: int, front: str, device: str, lines: int) -> None:
+    """Run the programs of a block, and print one line of JSON before and after each."""
+    sys.path.insert(0, str(machine.ROOT / "tests"))
+    import torch
+
+    from support.writes import run_writes
+
+    torch.set_num_threads(1)
+    logging.disable()
+    for seed in range(first, end):
+        chosen = front if front != "mixed" else FRONTS[seed % len(FRONTS)]
+        print(json.dumps({"begins": seed, "front": chosen}), flush=True)
+        print(json.dumps(asdict(run_writes(seed, chosen, lines=lines, device=device)) | {"front": chosen}), flush=True)
+
+
+@dataclass
+class Tally:
+    """How the runs came out so far."""
+
+    seed: int
+    front: str
+    device: str
+    lines: int
+    counts: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    wrong: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    lock: Any = field(default_factory=threading.Lock)
+
+    def add(self, outcome: dict[str, Any]) -> None:
+        """Count one program."""
+        with self.lock:
+            self.counts.update({name: outcome.get(name, 0) for name in _COUNTS}, programs=1)
+            self.counts[f"programs of {outcome['front']}"] += 1
+            self.counts["never replayed"] += outcome["front"] != "compile" and not outcome.get("replays")
+            if outcome.get("refusal"):
+                self.refused[outcome["refusal"].partition(":")[0]] += 1
+            if outcome["difference"] is not None:
+                told = {name: outcome[name] for name in ("seed", "front", "difference")}
+                self.wrong.append(told | {"difference": told["difference"][:500]})
+                print(f"differs: {told}", file=sys.stderr, flush=True)
+
+    def line(self, runs: int) -> str:
+        """Where it stands."""
+        done = self.counts["programs"]
+        speed = done / max(self.seconds, 1e-9)
+        return (
+            f"{done:,} of {runs:,} programs, {self.counts['replays']:,} replays, {len(self.wrong)} wrong, {speed:.1f}/s"
+        )
+
+    def told(self) -> dict[str, Any]:
+        """All of it, as it stands in the file."""
+        with self.lock:
+            return {
+                "environment": machine.facts(),
+                **{name: getattr(self, name) for name in ("seed", "front", "device", "lines")},
+                **self.counts,
+                "refused by operation": dict(self.refused.most_common(30)),
+                "wrong": len(self.wrong),
+                "wrong programs": sorted(self.wrong, key=lambda item: item["seed"])[:_MOST_KEPT],
+                "seconds": round(self.seconds),
+            }
+
+
+def watch_block(first: int, end: int, tally: Tally, stop: float) -> None:
+    """Run a block in a process, and go on behind a program that ends it."""
+    while first < end and monotonic() < stop:
+        block = f"{first}:{end}"
+        command = [sys.executable, "-m", "benchmarks.writes", "--block", block, "--front", tally.front]
+        command += ["--device", tally.device, "--lines", str(tally.lines)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=machine.ROOT, env=environment
+        )
+        limit = _Limit(process, stop)
+        begun = {"begins": first, "front": tally.front}
+        for line in process.stdout or ():
+            limit.begin()
+            told = json.loads(line)
+            if "begins" in told:
+                begun = told
+            else:
+                tally.add(told)
+                first = told["seed"] + 1
+        limit.end()
+        if process.wait() != 0 and not limit.was_stopped:
+            tally.add(
+                {"seed": begun["begins"], "front": begun["front"], "difference": f"ended with {process.returncode}"}
+            )
+            first = int(begun["begins"]) + 1
+        elif limit.was_stopped:
+            return
+
+
+class _Limit:
+    """Ends a process whose program takes too long, or when all time is up."""
+
+    def __init__(self, process: subprocess.Popen[str], stop: float) -> None:
+        self._process, self._stop = process, stop
+        self.was_stopped = False
+        self._timer: threading.Timer | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        self.end()
+        left = self._stop - monotonic()
+        self._timer = threading.Timer(max(0.0, min(left, _MOST_SECONDS_OF_A_PROGRAM)), self._kill)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _kill(self) -> None:
+        self.was_stopped = monotonic() >= self._stop
+        self._process.kill()
+
+
+def sweep(tally: Tally, runs: int, out: Path, *, workers: int, block: int, seconds: float) -> None:
+    """Run block by block until all are done or the time is up; the file is there after the first seconds."""
+    start, ends = monotonic(), tally.seed + runs
+    with ThreadPoolExecutor(workers) as pool:
+        blocks = [
+            pool.submit(watch_block, first, min(first + block, ends), tally, start + seconds)
+            for first in range(tally.seed, ends, block)
+        ]
+        while not all(one.done() for one in blocks):
+            threading.Event().wait(5)
+            tally.seconds = monotonic() - start
+            print(tally.line(runs), file=sys.stderr, flush=True)
+            write(tally, out)
+    for one in blocks:
+        one.result()
+    tally.seconds = monotonic() - start
+
+
+def write(tally: Tally, out: Path) -> None:
+    """Put the tally into a file, as a whole or not at all."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    fresh = out.with_suffix(".new")
+    fresh.write_text(json.dumps(tally.told(), indent=2, ensure_ascii=False) + "\n")
+    fresh.replace(out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Random programs of writes, permutations, no-ops and aliases.")
+    parser.add_argument("--runs", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0, help="the first; the others follow it")
+    parser.add_argument("--front", choices=(*FRONTS, "mixed"), default="mixed")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--lines", type=int, default=10, help="of each program")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--per-process", type=int, default=100, help="programs that run in one process")
+    parser.add_argument("--seconds", type=float, default=10.0**9)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--block", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.block is not None:
+        first, end = map(int, chosen.block.split(":"))
+        run_block(first, end, chosen.front, chosen.device, chosen.lines)
+        return
+    tally = Tally(chosen.seed, chosen.front, chosen.device, chosen.lines)
+    day = str(machine.facts()["date"])[:10]
+    out = chosen.out or RESULTS / f"writes-{chosen.front}-{chosen.device}-{day}.json"
+    sweep(tally, chosen.runs, out, workers=chosen.workers, block=chosen.per_process, seconds=chosen.seconds)
+    write(tally, out)
+    print(tally.line(chosen.runs))
+    sys.exit(1 if tally.wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

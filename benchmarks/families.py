@@ -231,7 +231,9 @@ def as_markdown(results: Sequence[Result], environment: Result) -> str:
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     at_a_time = f"{environment['workers']} programs at a time, so that times are upper bounds"
     version = f"treeplay {environment['treeplay']}{uncommitted(environment['treeplay'])}"
-    where = f"{environment['gpu']}, torch {environment['torch']}, {version}, {str(environment['date'])[:10]}, {at_a_time}"
+    where = (
+        f"{environment['gpu']}, torch {environment['torch']}, {version}, {str(environment['date'])[:10]}, {at_a_time}"
+    )
     return f"{len(results)} programs: {summary}. {where}.\n\n{table}"
 
 

@@ -19,7 +19,13 @@ from treeplay.wrap.aot.random_states import Generators, draw_seeds
 
 
 def emit_forward(
-    plan: CallPlan, node: Node, run: Callable[..., Any], *, is_donating: bool, is_boxed: bool = True
+    plan: CallPlan,
+    node: Node,
+    run: Callable[..., Any],
+    onward: Onward | None = None,
+    *,
+    is_donating: bool,
+    is_boxed: bool = True,
 ) -> Source:
     """The node's forward: runs the graph, saves for the backward, marks what needs no gradient."""
     text = Text()
@@ -32,6 +38,11 @@ def emit_forward(
         text.add(f"ctx.later = ({later})")
     if node.inputs is not None:
         _keep_inputs(text, node.inputs, given)
+    if onward is not None and plan.opened is None:
+        # It leads to the program. The node's class is a cycle, as every class is, and would keep that until garbage is
+        # collected: whoever calls keeps it, and each result until its backward.
+        text.use("onward", weakref.ref(onward))
+        text.add("ctx.onward = onward()")
     text.add(
         f"args = {subclasses.open_arguments(plan, given) or f'[{names}]'}",
         f"del {names}",
@@ -118,8 +129,7 @@ def emit_backward(
         text.use("differentiated_again", helpers.differentiated_again)
         text.add("if is_grad_enabled(): return differentiated_again(ctx, grads)")
     elif onward is not None:
-        text.use("onward", onward)
-        text.add("if is_grad_enabled() and (found := onward(ctx, grads)) is not None: return found")
+        text.add("if is_grad_enabled() and (found := ctx.onward(ctx, grads)) is not None: return found")
     # Autograd's own reference to each gradient must go too, so that it can die inside the graph.
     text.add(f"{''.join(f'{name}, ' for name in names)} = grads" if len(names) > 1 else f"{names[0]}, = grads")
     text.add("grads.clear()" if torch_private.GRADIENTS_COME_IN_A_LIST else "del grads")

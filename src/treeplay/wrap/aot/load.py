@@ -43,6 +43,7 @@ def load_call(
     if instead is not None:
         on_first_call(call, instead, is_boxed=is_boxed)
     call.source, call.plan, call.sources, call.backward = source.text, plan, (source.text, *sources), None
+    call.onward = onward  # kept by nothing else but results that wait for their backward
     return call
 
 
@@ -58,7 +59,7 @@ def _node_class(
 ) -> Any:
     """The plan's autograd function: nothing but the two generated functions."""
     first, second = (
-        emit_forward(plan, node, forward, is_donating=last is not None, is_boxed=is_boxed),
+        emit_forward(plan, node, forward, onward, is_donating=last is not None, is_boxed=is_boxed),
         emit_backward(plan, node, backward, last, onward),
     )
     run_backward = load_source(second)

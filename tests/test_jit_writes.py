@@ -11,6 +11,7 @@ import treeplay
 from support import assert_same, jit
 from support.writes import Writes, make_writes, run
 from treeplay.lower.compiler import find_compiler
+from treeplay.torch_compile import backend
 
 needs_compiler = pytest.mark.skipif(find_compiler().path is None, reason="there is no C++ compiler")
 COMPILED = pytest.mark.parametrize("front", ["inductor", "compile"])
@@ -98,6 +99,8 @@ def test_views_are_of_the_input_they_were_taken_of_where_inputs_no_longer_share_
     check(replace(program, arguments="base = new(4, 3); x, y = base[:3], base[1:]", events=events), front)
 
 
+# Inductor of older releases takes this one apart itself, or not at all.
+HAS_WHOLE_RRELU = torch.__version__ >= (2, 13)
 DRAWS = (
     lambda t: t.exponential_(1.5),
     lambda t: t.cauchy_(0.5, 2.0),
@@ -114,14 +117,16 @@ def test_compiled_programs_draw_eagers_numbers_if_asked(
 ) -> None:
     def program(x: torch.Tensor) -> list[torch.Tensor]:
         drawn = [draw(x.clone()) * 2 - 1 for draw in DRAWS]
-        return [*drawn, torch.nn.functional.rrelu(x, training=True), torch.nn.functional.dropout(x, 0.5) - x]
+        if HAS_WHOLE_RRELU:
+            drawn.append(torch.nn.functional.rrelu(x, training=True))
+        return [*drawn, torch.nn.functional.dropout(x, 0.5) - x]
 
     torch._dynamo.reset()
     monkeypatch.setattr(treeplay.settings, "eager_random", True)
     if front == "jit":
         run = jit(program, lower="inductor")
     else:
-        run = torch.compile(program, backend="treeplay", options={"eager_random": True})
+        run = torch.compile(program, backend=backend, options={"eager_random": True})
     generators = [torch.default_generator, *(torch.cuda.default_generators if device == "cuda" else ())]
     for _ in range(4):
         x = torch.randn(3, 3, device=device)

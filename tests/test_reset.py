@@ -17,6 +17,7 @@ from treeplay.backend import job
 from treeplay.backend.account import graph_reports
 from treeplay.backend.recorded import recorded_on
 from treeplay.device.host import HostDevice
+from treeplay.torch_compile import backend
 
 GPU = pytest.param(
     "cuda",
@@ -97,7 +98,7 @@ def test_graphs_of_torch_compile(device: str, monkeypatch: pytest.MonkeyPatch) -
     recording_on(device, monkeypatch)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(device)
     twin = copy.deepcopy(model)
-    compiled = torch.compile(model, backend="treeplay", options={"inner": "aten"})
+    compiled = torch.compile(model, backend=backend, options={"inner": "aten"})
     kept = []
     for call in range(9):
         x = torch.randn(4, 3, device=device)

@@ -172,7 +172,7 @@ def test_some_thousand_replays_while_recordings_are_made_and_dropped() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(260)
 def test_a_million_replays_from_four_threads_are_right_and_memory_is_flat(request: pytest.FixtureRequest) -> None:
     if "soak" not in request.config.getoption("-m"):
         pytest.skip("runs with -m soak")

@@ -11,6 +11,7 @@ import torch
 
 import treeplay
 from support import jit
+from treeplay.torch_compile import backend
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
@@ -98,7 +99,7 @@ def test_a_fresh_thread_moves_state_first_of_all() -> None:
 
 def test_a_backward_in_a_fresh_thread_replays() -> None:
     layer = torch.nn.Linear(WIDTH, WIDTH, device="cuda")
-    compiled = torch.compile(layer, backend="treeplay")
+    compiled = torch.compile(layer, backend=backend)
     given = inputs(8)
     for x in given[:4]:
         compiled(x).sum().backward()
@@ -120,7 +121,7 @@ def test_compiled_inference_replays_in_fresh_threads() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return torch.cumsum(x * 3 - 1, dim=1)
 
-    compiled, given = torch.compile(program, backend="treeplay", fullgraph=True), inputs(8)
+    compiled, given = torch.compile(program, backend=backend, fullgraph=True), inputs(8)
     expected = [program(x) for x in given]
     for x in given[:4]:
         compiled(x)

@@ -24,6 +24,7 @@ import torch
 
 import treeplay
 from treeplay.facts.overlap import overlaps_itself
+from treeplay.torch_compile import backend
 
 _PRELUDE = "import numpy as np\nimport torch\nimport torch.nn.functional as F\nfrom types import SimpleNamespace\n"
 _MOST_ELEMENTS = 40
@@ -353,7 +354,7 @@ def _run(program: Writes, front: str, device: str) -> Outcome:
     expected_of = eager.names["program"]
     if front == "compile":
         torch._dynamo.reset()
-        found_of = torch.compile(ours.names["program"], backend="treeplay")
+        found_of = torch.compile(ours.names["program"], backend=backend)
     else:
         found_of = treeplay.jit(ours.names["program"], lower=front)
     arguments, calls, difference = program.arguments, 0, None

@@ -8,6 +8,7 @@ Nothing is recorded before there are real tensors, and the call that records run
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -131,13 +132,17 @@ class Replayed:
         recorded = self.device.record(_work(self.graph, places, fixed, returns))
         source = emit_call(self.graph.name, len(given), places, fixed, returns)
         source.names.update(
-            plain=counted(self.graph.run, self._plain_calls, _OTHER), replay=self._locked(recorded.replay)
+            plain=counted(self.graph.run, self._plain_calls, _OTHER), replay=_locked(self._lock, recorded.replay)
         )
         call: Any = load_source(source)
 
+        first, lock, call_of = type(recorded.replay), self._lock, weakref.ref(call)  # neither keeps a recording alive
+
         def told(replay: Replay) -> None:
-            is_launch = replay is not recorded.replay  # which has a lock of its own
-            call.__globals__["replay"] = replay if is_launch else self._locked(replay)
+            function: Any = call_of()
+            is_launch = type(replay) is not first  # which has a lock of its own
+            if function is not None:
+                function.__globals__["replay"] = replay if is_launch else _locked(lock, replay)
 
         recorded.tell(told)
         self._recorded, self.source = recorded, source.text
@@ -146,12 +151,15 @@ class Replayed:
         boxed: Boxed = call
         return boxed
 
-    def _locked(self, replay: Replay) -> Replay:
-        def locked(tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
-            with self._lock:
-                return replay(tensors, numbers)
 
-        return locked
+def _locked(lock: Any, replay: Replay) -> Replay:
+    """`replay`, one call at a time."""
+
+    def locked(tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        with lock:
+            return replay(tensors, numbers)
+
+    return locked
 
 
 def counted(run: Boxed, calls: Counter[str], why: str) -> Boxed:

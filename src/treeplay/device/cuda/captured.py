@@ -30,6 +30,7 @@ from treeplay.device.cuda.launch import (
     disable,
     emit_launch,
     launches_of,
+    weakly,
 )
 from treeplay.device.cuda.node_calls import is_available
 from treeplay.device.cuda.nodes import Shapes
@@ -45,7 +46,7 @@ from treeplay.relocate import Relocation, Row, relocate
 
 _MOST_ROUNDS = 8  # each shows what cannot move; the last is made with a copy of everything
 _BYTES_PER_NODE = 2048
-_MOST_BYTES_KEPT = 64 << 20
+_MOST_BYTES_KEPT = 16 << 20
 _NEVER_SETTLED = "captures went on showing other inputs and outputs that cannot move"
 
 
@@ -251,8 +252,10 @@ def _capture_and_prove(
     except BaseException:
         made.drop()
         raise
-    if torch.cuda.memory_reserved(lane.device) - held_before > _MOST_BYTES_KEPT:
-        torch.cuda.empty_cache()  # what the proof has used is of no use to anybody else
+    lane.kept_bytes += max(0, torch.cuda.memory_reserved(lane.device) - held_before)
+    if lane.kept_bytes > _MOST_BYTES_KEPT:
+        torch.cuda.empty_cache()  # what proofs have used is of no use to anybody else
+        lane.kept_bytes = 0
     seconds["proof"] = time.perf_counter() - before - seconds["capture"]
     return made
 
@@ -360,7 +363,7 @@ def _parts(
         vector=work.vector,
         steady=steady,
         addresses=captured.addresses,
-        moved=captured.move_state,
+        moved=weakly(captured.move_state),
         patched=tuple(
             Patched(at, row.address, mover(row), row.alignment, row.residue, at in work.mutated)
             for at, row in rows.items()

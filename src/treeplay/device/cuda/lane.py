@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from treeplay.device.cuda import torch_private
 from treeplay.facts.nodes import Block
 from treeplay.observe import counters
 from treeplay.observe.locks import shared_lock
@@ -47,6 +48,7 @@ class Lane:
         self.device = device
         self.lock = shared_lock()
         self.stream: int | None = None  # of the last replay, as the driver's handle
+        self.kept_bytes = 0  # what the allocator keeps of pools that proofs of recordings have used
         self._token: Token | None = None
         self._users = 0
         self._held: list[weakref.ref[Held]] = []
@@ -114,7 +116,9 @@ class Lane:
     def keep_for_last_replay(self, tensor: torch.Tensor) -> None:
         """Keep the memory of a tensor that is let go from being used anew before the last replay is done with it."""
         if self.stream is not None:
-            tensor.record_stream(stream_at(self.stream, self.device))
+            # A program may be dropped while another one is traced in this thread: that trace is not to see it.
+            with torch_private.unobserved():
+                tensor.record_stream(stream_at(self.stream, self.device))
 
 
 def union_bytes(blocks: Iterable[Block]) -> int:

@@ -18,6 +18,7 @@ Where there are many arguments or results, one native question comes first: most
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ import torch
 from treeplay.device.cuda import torch_private
 from treeplay.device.cuda.lane import Lane, Unplaced
 from treeplay.device.protocol import Fill, Replay
+from treeplay.errors import InternalError
 from treeplay.facts.overlap import overlaps_itself
 from treeplay.facts.source import Source
 from treeplay.facts.spec import TensorSpec
@@ -44,6 +46,19 @@ def disable(launch: Replay) -> None:
         raise Unplaced
 
     launch.__globals__["current_stream"] = gone  # the first thing it asks with the lock in its hands
+
+
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A bound method that does not keep its object alive, for a launch function which that object keeps."""
+    found = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> Any:
+        bound = found()
+        if bound is None:
+            raise InternalError("a recording was launched that is gone")
+        return bound(*args)
+
+    return call
 
 
 def launches_of(launch: Replay) -> int:

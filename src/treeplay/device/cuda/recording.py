@@ -19,6 +19,7 @@ from torch.cuda import is_current_stream_capturing as is_capturing
 from treeplay.device.collection import no_collection
 from treeplay.device.cuda.captured import Captured, capture_work
 from treeplay.device.cuda.lane import Lane
+from treeplay.device.cuda.launch import weakly
 from treeplay.device.cuda.poisoned import differences
 from treeplay.device.protocol import Replay, Work
 from treeplay.errors import Explained, InternalError, UsageError
@@ -29,6 +30,7 @@ from treeplay.sandbox.boundary import Unmarked, internal
 from treeplay.settings import settings
 
 Tensors = list[torch.Tensor]
+_Stage = Callable[..., Sequence[torch.Tensor]]
 UNPLACED = "a tensor lies where the graph cannot read it"
 _CAPTURING = "inside of a capture"
 _EVICTED = "its graph was let go to make room; the next call captures it again"
@@ -43,13 +45,14 @@ class CudaRecording:
         self._captured: Captured | None = None
         self._listener: Callable[[Replay], None] = lambda replay: None
         self._unplaced_calls = 0
-        self._stage: Replay = self._record if work.has_run else self._warm
+        # Not bound: a recording that refers to itself would wait for the garbage collector with all that it holds.
+        self._stage: _Stage = CudaRecording._record if work.has_run else CudaRecording._warm
         self._facts = LaunchFacts(str(lane.device), "warming")
         self._past = LaunchFacts(str(lane.device), "warming")  # counts of captured graphs that are gone
         self.plain_calls: Counter[str] = Counter()
 
     def __call__(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
-        return self._stage(tensors, numbers)
+        return self._stage(self, tensors, numbers)
 
     def tell(self, listener: Callable[[Replay], None]) -> None:
         """Have `listener` told whenever there is another way to replay: the recording itself, or its launch function."""
@@ -75,14 +78,18 @@ class CudaRecording:
         if self._captured is not None:
             self._captured.free()
             self._leave()
-        self._stage = self._record
+        self._stage = CudaRecording._record
         self._listener(self)
         self._facts = replace(self._facts, stage="warming")
 
     def _warm(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         out = self._as_it_is("warm-up", tensors, numbers)
-        self._stage = self._record
+        self._stage = CudaRecording._record
         return out
+
+    def _launch(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        captured = self._captured
+        return captured.launch(tensors, numbers) if captured is not None else self._record(tensors, numbers)
 
     def _leave(self) -> None:
         """Count on without the captured graph."""
@@ -128,7 +135,7 @@ class CudaRecording:
             return self._given_up(tensors, numbers)
         except Exception as error:
             return self._broken(error, tensors, numbers)
-        self._stage = self._captured.launch
+        self._stage = CudaRecording._launch
         self._listener(self._captured.launch)
         return self._captured.launch(tensors, numbers)
 
@@ -155,12 +162,13 @@ class CudaRecording:
 
     def _capture(self, tensors: Tensors, numbers: Sequence[float]) -> Captured:
         with no_collection():
+            unplaced, not_launched = weakly(self._unplaced), weakly(self._not_launched)
             try:
-                captured = capture_work(self._work, tensors, self._lane, self._unplaced, self._not_launched)
+                captured = capture_work(self._work, tensors, self._lane, unplaced, not_launched)
             except torch.OutOfMemoryError:
                 if not self._lane.make_room():
                     raise
-                captured = capture_work(self._work, tensors, self._lane, self._unplaced, self._not_launched)
+                captured = capture_work(self._work, tensors, self._lane, unplaced, not_launched)
         if settings.verify:
             try:
                 wrong = differences(self._work, captured.launch, tensors, numbers)
@@ -199,7 +207,7 @@ class CudaRecording:
         if self._captured is not None:
             self._captured.free()
             self._leave()
-        self._stage = self._given_up
+        self._stage = CudaRecording._given_up
         self._listener(self._given_up)
         self._facts = replace(self._facts, stage="not recorded", why=why)
         counters.add("not recorded", type(error).__name__)

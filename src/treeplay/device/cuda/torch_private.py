@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from treeplay.errors import InternalError
 
@@ -19,6 +21,13 @@ from treeplay.errors import InternalError
 def is_built() -> bool:
     """Whether this torch was built with CUDA."""
     return bool(torch.backends.cuda.is_built())
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """For a block, no mode of this thread sees what operators are called."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
 
 
 def clear_library_workspaces() -> None:

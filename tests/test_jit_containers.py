@@ -143,7 +143,10 @@ def test_containers_that_come_back_are_the_objects_that_eager_gives(program: Any
             seen.append((places, plain([result, state, given])))
         assert seen[0][0] == seen[1][0]
         assert_same(seen[0][1], seen[1][1])
-    assert_recorded(recorded)
+    if program is stored_argument:  # a call may find the object of the last one there, and be recorded for it
+        assert recorded.statistics().replays >= 2 or "recorded anew: " in recorded.explain()
+    else:
+        assert_recorded(recorded)
 
 
 # Each writes to what it was given.

@@ -39,7 +39,7 @@ def program_of(*body: str, results: str, state: str = "p, q = new(3, 3), new(3, 
     return Writes(0, state, arguments, body, tuple(results.split(", ")), (None,) * calls)
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(5))
 def test_random_programs_of_writes_are_eagers(block: int) -> None:
     replayed = 0
     for seed in range(block * _BLOCK, (block + 1) * _BLOCK):

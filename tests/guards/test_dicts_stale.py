@@ -245,6 +245,15 @@ def test_what_is_equal_but_not_the_same_in_a_dict_that_keeps_changing(kind: Any,
             table[True if what == "key" else 1] = 1 if what == "key" else 1.0
 
 
+@follows()
+@pytest.mark.parametrize("kind", [dict, collections.OrderedDict, lambda d: collections.defaultdict(torch.Tensor, d)])
+def test_a_dict_with_state_that_is_cleared(kind: Any) -> Story:
+    table = kind({"gain": torch.full((3,), 3.0)})
+    yield lambda x: x * 2 - len(table) - sum(table.get(name, x) for name in ("gain",))
+    table.clear()
+    yield
+
+
 class Defaults(dict):  # type: ignore[type-arg]
     def __missing__(self, key: str) -> float:
         return 0.25 * len(key)

@@ -195,6 +195,8 @@ def current(place: Place) -> Any:
             owner = current(place.parent)
             match place.how:
                 case How.ITEM:
+                    if isinstance(owner, dict) and place.key not in owner:
+                        return _NOTHING  # a defaultdict would make an entry
                     return owner[place.key]
                 case How.GRAD:
                     return owner.grad

@@ -316,7 +316,7 @@ def both(work: Callable[[int], Any], count: int = 2) -> list[Any]:
 
 @on_both
 @pytest.mark.filterwarnings("ignore:treeplay runs")
-def test_threads_meet_at_a_barrier_inside_a_refused_program(device: str) -> None:
+def test_T39_threads_meet_at_a_barrier_inside_a_refused_program(device: str) -> None:
     barrier = threading.Barrier(2, timeout=20)
 
     def program(x: torch.Tensor) -> float:

@@ -45,7 +45,7 @@ def warm_up(device: str) -> dict[str, int]:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("lower", ["aten", "capture"])
-def test_replays_are_launches_of_a_recording(device: str, lower: str) -> None:
+def test_T43_replays_are_launches_of_a_recording(device: str, lower: str) -> None:
     total = torch.ones(2, device=device)
     jitted = jit(lambda x: total.mul_(2).sub_(x) * 3, lower=lower)
     for call in range(1, 7):
@@ -59,7 +59,7 @@ def test_replays_are_launches_of_a_recording(device: str, lower: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_calls_of_a_program_that_the_caller_differentiates(device: str) -> None:
+def test_T43_calls_of_a_program_that_the_caller_differentiates(device: str) -> None:
     model = nn.Linear(3, 2).to(device)
     jitted = jit(model)
     for _ in range(5):
@@ -69,7 +69,7 @@ def test_calls_of_a_program_that_the_caller_differentiates(device: str) -> None:
     assert statistics.not_replayed == {"observed": 1, **warm_up(device)}
 
 
-def test_refused_calls() -> None:
+def test_T43_refused_calls() -> None:
     jitted = jit(lambda x: x * x.sum().item(), on_refusal="eager")
     with pytest.warns(UserWarning, match="item"):
         for _ in range(4):
@@ -194,7 +194,7 @@ def test_calls_after_recording_was_given_up_are_no_replays(monkeypatch: pytest.M
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_evictions_captures_and_warm_ups_on_a_gpu() -> None:
+def test_T43_evictions_captures_and_warm_ups_on_a_gpu() -> None:
     first, second = jit(lambda x: x * 3 - 1), jit(lambda x: x * 5 - 2)
     x = torch.randn(64, device="cuda")
     with treeplay.settings.changed(memory_budget_bytes=1):

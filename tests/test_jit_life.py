@@ -153,7 +153,7 @@ def evict(program: Any) -> None:
 
 
 @pytest.mark.parametrize("end", [drop, reset, reset_all, evict], ids=lambda end: end.__name__)
-def test_T_14_results_outlive_what_made_them(
+def test_Tplus14_results_outlive_what_made_them(
     end: Callable[[Any], None], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(treeplay.settings, "max_recordings_per_program", 2)
@@ -190,7 +190,7 @@ last.kept, last.expected = kept, (net(x) * 2 - x).clone()
 """
 
 
-def test_T_14_results_outlive_the_interpreters_modules(device: str, tmp_path: pathlib.Path) -> None:
+def test_Tplus14_results_outlive_the_interpreters_modules(device: str, tmp_path: pathlib.Path) -> None:
     script = tmp_path / "at_shutdown.py"
     script.write_text(_AT_SHUTDOWN.format(device=device))
     found = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)

@@ -73,7 +73,7 @@ CHANGES: dict[str, tuple[Callable[[World], Any], str]] = {
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("what", CHANGES)
-def test_one_change_is_named_alone(what: str, device: str) -> None:
+def test_T25_one_change_is_named_alone(what: str, device: str) -> None:
     change, text = CHANGES[what]
     world = World(device)
     change(world)
@@ -86,7 +86,7 @@ def test_one_change_is_named_alone(what: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_one_reshaped_argument_is_named_alone(device: str) -> None:
+def test_T25_one_reshaped_argument_is_named_alone(device: str) -> None:
     world = World(device)
     world.run(targets=1)
     first, second = world.keys()
@@ -97,7 +97,7 @@ def test_one_reshaped_argument_is_named_alone(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_nearest_recording_is_compared_not_the_last(device: str) -> None:
+def test_T25_the_nearest_recording_is_compared_not_the_last(device: str) -> None:
     world = World(device)
     world.run(rows=1, targets=1)
     world.run(rows=5, targets=1)
@@ -134,7 +134,7 @@ def test_arguments_that_come_to_share_memory_are_named(device: str) -> None:
     assert cause == "args[0] and args[1]: shared memory, recorded with memory of their own"
 
 
-def test_a_limit_is_for_each_key_and_named_when_it_is_reached() -> None:
+def test_T25_a_limit_is_for_each_key_and_named_when_it_is_reached() -> None:
     options = {"scale": 0.0}
     jitted = jit(lambda x: x * options["scale"], on_refusal="eager")
     with treeplay.settings.changed(max_rerecordings=2), pytest.warns(UserWarning, match="max_rerecordings"):

@@ -44,7 +44,7 @@ def held() -> int:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("lower", ["aten", "capture"])
-def test_jitted_programs(device: str, lower: str) -> None:
+def test_T3_jitted_programs(device: str, lower: str) -> None:
     model = nn.Linear(3, 2).to(device).eval()
     jitted, x = jit(model, lower=lower), torch.randn(4, 3, device=device)
     with torch.no_grad():
@@ -94,7 +94,7 @@ def recording_on(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_graphs_of_torch_compile(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_T3_graphs_of_torch_compile(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recording_on(device, monkeypatch)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(device)
     twin = copy.deepcopy(model)
@@ -122,7 +122,7 @@ def test_graphs_of_torch_compile(device: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_graphed_callables(device: str) -> None:
+def test_T3_graphed_callables(device: str) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(device)
     twin = copy.deepcopy(model)
     treeplay.graphs.make_graphed_callables(model, (torch.randn(4, 3, device=device),))

@@ -51,7 +51,7 @@ def launch_of(program: Any) -> Any:
 
 
 @pytest.mark.parametrize("lower", ["aten", "inductor"])
-def test_fresh_threads_replay_with_tensors_that_were_made_elsewhere(lower: str) -> None:
+def test_T38_fresh_threads_replay_with_tensors_that_were_made_elsewhere(lower: str) -> None:
     weight = torch.randint(-2, 3, (WIDTH, WIDTH), device="cuda").float()
 
     def program(x: torch.Tensor) -> torch.Tensor:
@@ -164,7 +164,7 @@ def test_a_graphed_callable_is_called_in_fresh_threads() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_a_fresh_thread_stays_on_its_device() -> None:
+def test_T38_a_fresh_thread_stays_on_its_device() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return x * 3 - 1
 

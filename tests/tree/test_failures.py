@@ -213,21 +213,21 @@ STEPS = ("observe", "reach", "begin", "trace", "operator", "lower", "record", "l
 @pytest.mark.parametrize("kind", ERRORS)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-def test_every_error_at_every_step(device: str, step: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_Tplus6_every_error_at_every_step(device: str, step: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(step, kind, device, monkeypatch)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", ["RuntimeError", "KeyError", "MemoryError"])
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-def test_every_error_while_results_are_built(device: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_Tplus6_every_error_while_results_are_built(device: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check("results", kind, device, monkeypatch)
 
 
 @pytest.mark.gpu
 @NO_GPU
 @pytest.mark.parametrize("kind", ["RuntimeError", "KeyError", "MemoryError", "KeyboardInterrupt"])
-def test_every_error_while_capturing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_Tplus6_every_error_while_capturing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world, twin = World("cuda"), World("cuda")
     program: Any = treeplay.jit(world.step, lower="aten")
     for call in range(1, CALLS + 1):

@@ -72,7 +72,7 @@ class Slanted(torch.autograd.Function):
     [with_no_grad, with_views, lambda x, w: [Slanted.apply(x * w), (x @ w).cos()]],
     ids=["no_grad", "views", "custom function"],
 )
-def test_second_derivatives_are_eagers(function: Function) -> None:
+def test_Wplus15_second_derivatives_are_eagers(function: Function) -> None:
     both(function)
 
 
@@ -80,7 +80,7 @@ def test_third_derivatives_are_eagers() -> None:
     both(lambda x, w: [(x * w).exp() * x.sin()], order=3)
 
 
-def test_first_derivatives_stay_compiled() -> None:
+def test_Wplus15_first_derivatives_stay_compiled() -> None:
     compiled = []
 
     def backward(module: torch.fx.GraphModule, inputs: Any) -> Any:

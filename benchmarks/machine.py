@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,6 +29,14 @@ def facts() -> dict[str, str | int | None]:
         "python": platform.python_version(),
         "treeplay": _git_describe() or treeplay.__version__,
     }
+
+
+def write_whole(result: dict[str, Any], file: Path) -> None:
+    """Put a result into a file, as a whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_suffix(".new")
+    fresh.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    fresh.replace(file)
 
 
 def resident_bytes() -> int:

@@ -10,7 +10,6 @@ The file is written as it goes, so that a run that is stopped has told what it k
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import multiprocessing
 import sys
@@ -113,18 +112,10 @@ def sweep(tally: Tally, runs: int, out: Path, *, workers: int, seconds: float) -
             if tally.seconds - last > 5:
                 last = tally.seconds
                 print(tally.line(runs), file=sys.stderr, flush=True)
-                write(tally, out)
+                machine.write_whole(tally.told(), out)
             if tally.seconds > seconds:
                 for other in blocks:
                     other.cancel()
-
-
-def write(tally: Tally, out: Path) -> None:
-    """Put the tally into a file, as a whole or not at all."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    fresh = out.with_suffix(".new")
-    fresh.write_text(json.dumps(tally.told(), indent=2, ensure_ascii=False) + "\n")
-    fresh.replace(out)
 
 
 def show_first(tally: Tally) -> None:
@@ -149,7 +140,7 @@ def main() -> None:
     day = str(machine.facts()["date"])[:10]
     out = chosen.out or RESULTS / f"worlds-cpu-{day}.json"
     sweep(tally, chosen.runs, out, workers=chosen.workers, seconds=chosen.seconds)
-    write(tally, out)
+    machine.write_whole(tally.told(), out)
     print(tally.line(chosen.runs))
     show_first(tally)
     sys.exit(1 if tally.stale else 0)

@@ -137,20 +137,12 @@ def sweep(tally: Tally, seeds: Range, *, workers: int, seconds: float, out: Path
             tally.add(blocks[block], *block.result())
             tally.seconds = before + monotonic() - start
             if out is not None and number % _SAVED_AFTER == 0:
-                write(tally, out)
+                machine.write_whole(tally.told(), out)
             if monotonic() - start > seconds:
                 for other in blocks:
                     other.cancel()
     if out is not None:
-        write(tally, out)
-
-
-def write(tally: Tally, out: Path) -> None:
-    """Put the tally into a file, as a whole or not at all."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    fresh = out.with_suffix(".new")
-    fresh.write_text(json.dumps(tally.told(), indent=2, ensure_ascii=False) + "\n")
-    fresh.replace(out)
+        machine.write_whole(tally.told(), out)
 
 
 def main() -> None:

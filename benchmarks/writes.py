@@ -166,18 +166,10 @@ def sweep(tally: Tally, runs: int, out: Path, *, workers: int, block: int, secon
             threading.Event().wait(5)
             tally.seconds = monotonic() - start
             print(tally.line(runs), file=sys.stderr, flush=True)
-            write(tally, out)
+            machine.write_whole(tally.told(), out)
     for one in blocks:
         one.result()
     tally.seconds = monotonic() - start
-
-
-def write(tally: Tally, out: Path) -> None:
-    """Put the tally into a file, as a whole or not at all."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    fresh = out.with_suffix(".new")
-    fresh.write_text(json.dumps(tally.told(), indent=2, ensure_ascii=False) + "\n")
-    fresh.replace(out)
 
 
 def main() -> None:
@@ -201,7 +193,7 @@ def main() -> None:
     day = str(machine.facts()["date"])[:10]
     out = chosen.out or RESULTS / f"writes-{chosen.front}-{chosen.device}-{day}.json"
     sweep(tally, chosen.runs, out, workers=chosen.workers, block=chosen.per_process, seconds=chosen.seconds)
-    write(tally, out)
+    machine.write_whole(tally.told(), out)
     print(tally.line(chosen.runs))
     sys.exit(1 if tally.wrong else 0)
 

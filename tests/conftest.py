@@ -26,3 +26,13 @@ def fresh_process_state(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     observe.reset()
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Each device that there is."""
+    import torch
+
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return str(request.param)

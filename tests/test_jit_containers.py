@@ -17,14 +17,6 @@ import treeplay
 from support import assert_same, jit
 
 CALLS = 4
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    return str(request.param)
 
 
 def assert_recorded(program: Any) -> None:
@@ -284,7 +276,7 @@ class DoublingFields:
 @pytest.mark.parametrize("cls", [Doubling, DoublingFields])
 def test_constructors_of_arguments_do_not_run_again(cls: Any, kind: str) -> None:
     recorded = jit(lambda given: given.x * 3 - given.n, **({"lower": "capture"} if kind == "capture" else {}))
-    for call in range(CALLS + 3 * (device == "cuda")):  # where a program is run unrecorded once before it is captured
+    for call in range(CALLS):
         x = torch.full((2,), 1.0 + call, requires_grad=kind == "differentiable")
         given, made = cls(x, 1), cls.made
         assert_same(recorded(given), x * 6 - 1)
@@ -311,7 +303,7 @@ class TriplingFields:
 def test_results_are_what_their_constructors_made_of_them(cls: Any, kind: str) -> None:
     make: Callable[[torch.Tensor], Any] = lambda x: cls(x - 1, 3)  # noqa: E731
     recorded = jit(make, **({"lower": "capture"} if kind == "capture" else {}))
-    for call in range(CALLS + 3 * (device == "cuda")):  # where a program is run unrecorded once before it is captured
+    for call in range(CALLS):
         x = torch.full((2,), 1.0 + call, requires_grad=kind == "differentiable")
         found, expected = recorded(x), make(x)
         assert type(found) is cls and found.n == 3
@@ -337,7 +329,7 @@ class Batch:
 def test_a_dataclass_that_is_filled_anew_for_each_call_is_recorded_once() -> None:
     recorded = jit(lambda batch: batch.x * 2 - batch.n)
     batch = Batch(torch.zeros(1))
-    for call in range(CALLS + 3 * (device == "cuda")):  # where a program is run unrecorded once before it is captured
+    for call in range(CALLS):
         batch.x = torch.tensor([1.0 + call])
         assert_same(recorded(batch), batch.x * 2 - 1)
     assert recorded.statistics().recordings == 1

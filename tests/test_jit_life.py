@@ -17,15 +17,7 @@ from torch import nn
 import treeplay
 from support import assert_same, training
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 CALLS = 5
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    return str(request.param)
 
 
 @pytest.fixture

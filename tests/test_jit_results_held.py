@@ -11,15 +11,7 @@ import torch
 import treeplay
 from support import assert_same
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 CALLS = 6
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    return str(request.param)
 
 
 def assert_recorded(program: Any) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import Protocol
+
+from treeplay.observe.locks import shared_lock
 
 
 class Holder(Protocol):
@@ -15,7 +16,7 @@ class Holder(Protocol):
 
 
 _holders: weakref.WeakSet[Holder] = weakref.WeakSet()
-_lock = threading.Lock()
+_lock = shared_lock()
 
 
 def register(holder: Holder) -> None:

@@ -190,13 +190,7 @@ def changes_in(code: CodeType) -> frozenset[Any] | None:
             return None
         if step.opname not in ("CACHE", "EXTENDED_ARG"):
             before = step
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            more = changes_in(inner)
-            if more is None:
-                return None
-            keys |= more
-    return frozenset(keys)
+    return _and_within(changes_in, code, keys)
 
 
 @lru_cache(maxsize=4096)
@@ -205,13 +199,15 @@ def assigned_in(code: CodeType) -> frozenset[Any] | None:
     if not _ASSIGNS_ANY.isdisjoint(code.co_names):
         return None
     names = {step.argval for step in dis.get_instructions(code) if step.opname in _ASSIGNS}
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            more = assigned_in(inner)
-            if more is None:
-                return None
-            names |= more
-    return frozenset(names)
+    return _and_within(assigned_in, code, names)
+
+
+def _and_within(
+    ask: Callable[[CodeType], frozenset[Any] | None], code: CodeType, own: set[Any]
+) -> frozenset[Any] | None:
+    """What `ask` says of the functions that `code` defines, added to what is its own; None if that is None for any."""
+    within = [ask(inner) for inner in code.co_consts if isinstance(inner, CodeType)]
+    return None if None in within else frozenset(own).union(*(found for found in within if found is not None))
 
 
 def _of_torch(place: Place) -> bool:

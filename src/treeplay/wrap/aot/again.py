@@ -12,7 +12,6 @@ backward of that has a backward of its own in the same way, and so on. First der
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.facts.refusal import Reason
+from treeplay.observe.locks import shared_lock
 from treeplay.wrap.aot.arrange import Arrangement, Noted
 from treeplay.wrap.aot.capture import captured
 from treeplay.wrap.aot.compilers import Compilers
@@ -35,7 +35,7 @@ Repeat = Callable[[Sequence[Any]], contextlib.AbstractContextManager[Flat]]
 """Gives the flat function once more, for a block, to be traced with tensors like these in the place of its own."""
 
 Wrap = Callable[..., Callable[[list[Any]], list[Any]]]
-_making = threading.RLock()
+_making = shared_lock()
 
 
 @dataclass(frozen=True, slots=True)

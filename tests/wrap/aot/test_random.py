@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.wrap_programs import Tally, write
+from benchmarks import machine
+from benchmarks.wrap_programs import Tally
 
 from treeplay.wrap.aot.torch_private import is_view_replay_enabled, set_view_replay
 from wrap.aot.oracle import compare, grown, numbers, wrapped
@@ -159,7 +160,7 @@ def test_Wplus14_a_run_is_taken_up_where_it_stopped(tmp_path: Path, monkeypatch:
     tally.add((0, 50), Counter({"right": 50}), [])
     assert tally.seeds == [(0, 100)] and tally.left(0, 120) == [(100, 120)]
     out = tmp_path / "found.json"
-    write(tally, out)
+    machine.write_whole(tally.told(), out)
     again = Tally.read(out)
     assert again.told() | {"environment": None} == tally.told() | {"environment": None}
     assert again.told()["refused share"] == round(4 / 95, 4) and again.left(90, 110) == [(100, 110)]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from treeplay.guards.reads import WHOLE, Reads, classes_of, entry_of, is_machinery
+from treeplay.guards.reads import WHOLE, Hooks, Reads, classes_of, entry_of, hooks_of_modules, is_machinery
 from treeplay.observe.stand_in import without_stand_in
 
 
@@ -376,24 +376,53 @@ def test_objects_are_forgotten() -> None:
     assert not reads.objects and not reads.names(value)
 
 
-def test_classes_in_reach_are_those_of_objects_of_what_they_hold_and_of_what_modules_hold() -> None:
+def test_classes_in_reach_are_those_of_objects_and_of_what_they_hold() -> None:
     class Held:
-        pass
-
-    class InModule:
         pass
 
     value = Plain()
     value.a = Held()  # type: ignore[assignment]
+    found = classes_of([value, 1.0, [2.0]])
+    assert {Plain, Held} <= set(found) and float not in found and list not in found
+
+
+def test_what_modules_hold_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    class InModule:
+        a = 1.0
+
     made = ModuleType("test_reads_holding")
     made.value = InModule()  # type: ignore[attr-defined]
-    sys.modules[made.__name__] = made
-    try:
-        found = classes_of([value, 1.0, [2.0]])
-    finally:
-        del sys.modules[made.__name__]
-    assert {Plain, Held, InModule, torch.nn.Module, torch.optim.Optimizer} <= set(found)
-    assert float not in found and list not in found
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    before = _state()
+    for _ in range(2):  # hooks are made once, and put in again
+        with Reads([Plain], standing=hooks_of_modules()) as reads:
+            assert made.value.a == 1.0
+        assert _state() == before
+        assert list(reads.names(made.value)) == ["a"] and reads.is_watched(made.value)
+        assert reads.watched >= {Plain, InModule, torch.nn.Module, torch.optim.Optimizer}
+
+
+def test_hooks_are_made_anew_for_a_class_that_has_other_methods_since() -> None:
+    class Parent:
+        a = 1.0
+
+    class Child(Parent):
+        pass
+
+    hooks, value, asked = Hooks([Child]), Child(), []
+    with Reads([], standing=hooks):
+        pass
+
+    def __getattribute__(self: Any, name: str) -> Any:
+        asked.append(name)
+        return super(Child, self).__getattribute__("b" if name == "a" else name)
+
+    Child.__getattribute__ = __getattribute__  # type: ignore[method-assign]
+    Parent.b = 2.0  # type: ignore[attr-defined]
+    with Reads([], standing=hooks) as reads:
+        assert value.a == 2.0
+    assert asked == ["a"] and "a" in reads.names(value)
+    assert Child.__getattribute__ is __getattribute__ and "__setattr__" not in vars(Parent)
 
 
 def test_an_entry_is_looked_up_without_asking_the_class() -> None:

@@ -446,7 +446,7 @@ def _call(jitted: Any, sides: tuple[_Side, _Side], number: int, is_training: boo
     x = torch.randn(2, 2, generator=torch.Generator().manual_seed(number))
     found = []
     for program in (sides[1].table["program"], jitted):
-        torch.manual_seed(number)
+        torch.default_generator.manual_seed(number)
         with torch.set_grad_enabled(is_training):
             try:
                 found.append((program(x.clone()), torch.get_rng_state()))

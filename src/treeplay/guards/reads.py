@@ -55,14 +55,16 @@ class Noted:
 class Reads:
     """A context: inside it, this thread's reads and stores of attributes are noted, and the code that runs."""
 
-    def __init__(self, classes: Iterable[type], modules: Iterable[ModuleType] = ()) -> None:
+    def __init__(
+        self, classes: Iterable[type], modules: Iterable[ModuleType] = (), standing: Hooks | None = None
+    ) -> None:
         self.objects: dict[int, Noted] = {}
         self.code: dict[int, CodeType] | None = {}  # None: not known, so that any may have run
         self.builtins: dict[str, list[CodeType]] = {}  # builtin functions that were called, with their callers
         self.methods: set[str] = set()  # of classes in C, as `Random.random`, that were called
         self.watched: set[type] = set()
-        self._classes = list(classes)
-        self._changed: list[tuple[type, str, Any]] = []
+        self._hooks = [hooks for hooks in (standing, Hooks(classes)) if hooks is not None]
+        self._changed: list[Hook] = []
         self._modules: list[ModuleType] = []
         self._further = list(modules)  # which may be among those that are loaded
         self._watched_modules: set[int] = set()
@@ -74,8 +76,8 @@ class Reads:
     def __enter__(self) -> Reads:
         self._thread = get_ident()
         try:
-            for cls in self._classes:
-                self._watch(cls)
+            for hooks in self._hooks:
+                self.watched |= hooks.put_in(self._changed)
             self._watch_modules()
         except BaseException:
             self._put_back()
@@ -83,10 +85,12 @@ class Reads:
         self._callbacks, gc.callbacks[:] = gc.callbacks[:], []  # run at any moment, and are none of the program's
         self._ran.start()
         self._is_on = True
+        _watching.append(self)
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._is_on = False
+        _watching.remove(self)
         steps = Teardown()
         steps.add("putting classes and modules back", self._put_back)
         steps.add("putting the collector's callbacks back", self._put_callbacks_back)
@@ -175,34 +179,9 @@ class Reads:
 
     # --- classes and modules ----------------------------------------------------------------------------------
 
-    def _watch(self, cls: type) -> None:
-        if issubclass(cls, _LEFT_ALONE) or cls is ModuleType or cls.__module__.startswith("treeplay."):
-            return
-        own = [base for base in cls.__mro__ if base.__flags__ & _HEAP and not base.__flags__ & _IMMUTABLE]
-        if not own:
-            return
-        for name in _HOOKED:
-            definers = [base for base in own if name in vars(base)]
-            if not self._hook(definers[0] if definers else own[-1], name):
-                return
-        self.watched.add(cls)
-
-    def _hook(self, cls: type, name: str) -> bool:
-        before = vars(cls).get(name, ABSENT)
-        if getattr(before, "is_treeplays", False):
-            return True
-        hook = _reader(self, cls, before) if name == "__getattribute__" else _storer(self, cls, name, before)
-        stand_in(hook, before)
-        try:
-            type.__setattr__(cls, name, hook)
-        except TypeError:  # the class is of an extension's own kind
-            return False
-        self._changed.append((cls, name, before))
-        return True
-
     def _watch_modules(self) -> None:
         class Watched(ModuleType):
-            __getattribute__ = _reader(self, ModuleType, ModuleType.__getattribute__)
+            __getattribute__ = _reader(ModuleType, ModuleType.__getattribute__)
 
         for module in (*sys.modules.values(), *self._further):
             if type(module) is ModuleType:
@@ -214,7 +193,7 @@ class Reads:
         modules, self._modules = self._modules, []
         changed, self._changed = self._changed[::-1], []
         steps = Teardown()
-        steps.add("putting classes back", lambda: each(changed, _put_class_back))
+        steps.add("putting classes back", lambda: each(changed, _take_out))
         steps.add("putting modules back", lambda: each(((module,) for module in modules), _put_module_back))
         error = steps.run()
         if error is not None:
@@ -228,29 +207,99 @@ def _put_module_back(module: ModuleType) -> None:
     ModuleType.__setattr__(module, "__class__", ModuleType)
 
 
-def _put_class_back(cls: type, name: str, before: Any) -> None:
+Hook = tuple[type, str, Any, Any]
+"""A class, the name of the method that is replaced, what is there in the class itself (`ABSENT`: nothing), what notes."""
+
+
+class Hooks:
+    """What has to be replaced so that all reads and stores of these classes' instances are noted. Made once, put in often."""
+
+    def __init__(self, classes: Iterable[type]) -> None:
+        self._classes = list(classes)
+        self._places: dict[type, list[tuple[type, str]]] | None = None
+        self._hooks: dict[tuple[type, str], Hook] = {}
+        self._found: list[Any] = []
+
+    def put_in(self, changed: list[Hook]) -> set[type]:
+        """Replace the methods, and add to `changed` what was replaced. The classes that are watched from now on."""
+        if (
+            self._places is None or self._found != self._resolved()
+        ):  # a class has other methods than when hooks were made
+            self._make()
+        failed = set()
+        for place, hook in self._hooks.items():
+            cls, name, _, note = hook
+            try:
+                type.__setattr__(cls, name, note)
+            except TypeError:  # the class is of an extension's own kind
+                failed.add(place)
+            else:
+                changed.append(hook)
+        assert self._places is not None
+        if not failed:
+            return set(self._places)
+        return {cls for cls, places in self._places.items() if failed.isdisjoint(places)}
+
+    def _make(self) -> None:
+        self._places, self._hooks = {}, {}
+        for cls in self._classes:
+            places = _places_of_hooks(cls)
+            if places:
+                self._places[cls] = places
+                for owner, name in places:
+                    before = vars(owner).get(name, ABSENT)
+                    if not getattr(before, "is_treeplays", False):  # else other hooks are in that class
+                        self._hooks[owner, name] = owner, name, before, _noting(owner, name, before)
+        self._found = self._resolved()
+
+    def _resolved(self) -> list[Any]:
+        return [type.__getattribute__(cls, name) for cls in self._places or () for name in _HOOKED]
+
+
+def _places_of_hooks(cls: type) -> list[tuple[type, str]]:
+    if issubclass(cls, _LEFT_ALONE) or cls is ModuleType or cls.__module__.startswith("treeplay."):
+        return []
+    own = [base for base in cls.__mro__ if base.__flags__ & _HEAP and not base.__flags__ & _IMMUTABLE]
+    return [(next((base for base in own if name in vars(base)), own[-1]), name) for name in _HOOKED] if own else []
+
+
+def _noting(cls: type, name: str, before: Any) -> Any:
+    hook = _reader(cls, before) if name == "__getattribute__" else _storer(cls, name, before)
+    stand_in(hook, before)
+    return hook
+
+
+def _take_out(cls: type, name: str, before: Any, _: Any) -> None:
     if before is ABSENT:
         type.__delattr__(cls, name)
     else:
         type.__setattr__(cls, name, before)
 
 
+@lru_cache(maxsize=1)
+def _standing(_: int) -> Hooks:
+    return Hooks(_classes_in_modules())
+
+
+def hooks_of_modules() -> Hooks:
+    """Hooks for the classes of the objects that loaded modules hold."""
+    return _standing(len(sys.modules))
+
+
 def classes_of(objects: Iterable[Any]) -> list[type]:
-    """The classes of these objects, of what their attributes hold, and of the objects that loaded modules hold."""
-    found: dict[type, None] = {torch.nn.Module: None, torch.optim.Optimizer: None}
+    """The classes of these objects and of what their attributes hold."""
+    found: dict[type, None] = {}
     for value in objects:
         found[type(value)] = None
         found |= dict.fromkeys(map(type, _attributes(value)))
-    found |= dict.fromkeys(_classes_in_modules(len(sys.modules)))
     return [cls for cls in found if cls.__flags__ & _HEAP]
 
 
-@lru_cache(maxsize=1)
-def _classes_in_modules(_: int) -> tuple[type, ...]:
+def _classes_in_modules() -> tuple[type, ...]:
     """Classes whose instances loaded modules hold, or their instances hold, three steps deep."""
     modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
     layer: list[Any] = [value for module in modules for value in (module, *vars(module).values())]
-    found: dict[type, None] = {}
+    found: dict[type, None] = {torch.nn.Module: None, torch.optim.Optimizer: None}
     for _step in range(3):
         fresh: list[Any] = []
         for value in layer:
@@ -282,28 +331,31 @@ def _attributes(value: Any) -> list[Any]:
     return list(table.values()) if isinstance(table, dict) else []
 
 
-def _reader(reads: Reads, cls: Any, before: Any) -> Callable[[Any, str], Any]:
-    note = reads._note
+_watching: list[Reads] = []  # the innermost last; one thread traces at a time
+
+
+def _reader(cls: Any, before: Any) -> Callable[[Any, str], Any]:
     if before is ABSENT:
 
         def __getattribute__(self: Any, name: str) -> Any:
-            note(self, name)
+            if _watching:
+                _watching[-1]._note(self, name)
             return super(cls, self).__getattribute__(name)
 
     else:
 
         def __getattribute__(self: Any, name: str) -> Any:
-            note(self, name)
+            if _watching:
+                _watching[-1]._note(self, name)
             return before(self, name)
 
     return __getattribute__
 
 
-def _storer(reads: Reads, cls: Any, kind: str, before: Any) -> Callable[..., None]:
-    note = reads._note_store
-
+def _storer(cls: Any, kind: str, before: Any) -> Callable[..., None]:
     def store(self: Any, name: str, *value: Any) -> None:
-        note(self, name)
+        if _watching:
+            _watching[-1]._note_store(self, name)
         if before is ABSENT:
             getattr(super(cls, self), kind)(name, *value)
         else:

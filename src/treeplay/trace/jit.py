@@ -31,7 +31,7 @@ from treeplay.facts.place import How, Place, root
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Kind, Number, Signature
 from treeplay.facts.structure import Leaf, Structure, classes_in, paths
-from treeplay.guards.reads import Reads, classes_of
+from treeplay.guards.reads import Reads, classes_of, hooks_of_modules
 from treeplay.observe.locks import TimedLock
 from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.trace.conditions import make_signature
@@ -239,7 +239,8 @@ def _with_guards(made: Trace, program: Callable[..., Any], call: Call, run: Run)
 
 
 def _reads_of(found: Survey) -> Reads:
-    return Reads(classes_of(found.kept), (value for value in found.kept if is_a(value, ModuleType)))
+    modules = [value for value in found.kept if is_a(value, ModuleType)]
+    return Reads(classes_of(found.kept), modules, hooks_of_modules())
 
 
 def survey_call(program: Callable[..., Any], call: Call) -> Survey:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import cProfile
 import re
 import sys
+from functools import lru_cache
 from threading import get_ident
-from types import BuiltinFunctionType, CodeType, MethodDescriptorType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, ModuleType
 from typing import Any, Protocol
 
 
@@ -178,6 +179,28 @@ class _Monitored:
             callers = self._builtins.setdefault(name, [])
             if code not in callers:
                 callers.append(code)
+
+
+def function_of(code: CodeType) -> FunctionType | None:
+    """The function with this code that is found by its qualified name in the module of its file; None if none is."""
+    found: Any = _modules_by_file(len(sys.modules)).get(code.co_filename)
+    for name in code.co_qualname.split("."):
+        try:
+            found = object.__getattribute__(found, "__dict__")[name] if found is not None else None
+        except (AttributeError, KeyError):
+            return None
+    if isinstance(found, (staticmethod, classmethod)):
+        found = found.__func__
+    for function in (found.fget, found.fset, found.fdel) if isinstance(found, property) else (found,):
+        if type(function) is FunctionType and function.__code__ is code:
+            return function
+    return None
+
+
+@lru_cache(maxsize=1)
+def _modules_by_file(_: int) -> dict[str, ModuleType]:
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    return {str(vars(module).get("__file__")): module for module in modules}
 
 
 _TOOL = 4  # one of the numbers that Python gives to nobody

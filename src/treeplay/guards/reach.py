@@ -41,6 +41,7 @@ from treeplay.facts.place import How, Place
 from treeplay.facts.same import is_same
 from treeplay.guards.conditions import Asked, Code, Container, Data, Items, Members, Table
 from treeplay.guards.names import BEHIND, computes_names, globals_in, imports_in, names_in, passes_to_super
+from treeplay.guards.ran import function_of
 from treeplay.guards.reads import WHOLE, Noted, Reads, entry_of
 from treeplay.observe.stand_in import ABSENT
 
@@ -358,11 +359,15 @@ class Reach:
         wanted = [code for key, code in (self.reads.code or {}).items() if key not in self._functions_seen]
         wanted = [code for code in wanted if not code.co_filename.startswith(("<treeplay", "<frozen"))]
         wanted = [code for code in wanted if code.co_name not in _TRANSIENT and code.co_filename != typing.__file__]
-        if not wanted:
-            return
-        for found in gc.get_referrers(*wanted):
-            if is_a(found, types.FunctionType) and id(found.__code__) not in self._functions_seen:
-                self.enter(found, found.__qualname__)
+        functions = [(code, function_of(code)) for code in wanted]
+        for _, function in functions:
+            if function is not None:
+                self.enter(function, function.__qualname__)
+        wanted = [code for code, function in functions if function is None]
+        if wanted:  # nested in others, or made of text: all functions there are have to be looked at
+            for found in gc.get_referrers(*wanted):
+                if is_a(found, types.FunctionType) and id(found.__code__) not in self._functions_seen:
+                    self.enter(found, found.__qualname__)
         self._run()
 
     # --- objects ----------------------------------------------------------------------------------------------

@@ -62,7 +62,11 @@ class ScalarWorld:
 
     def guard(self, text: str, expected: bool | float) -> None:
         """Remember that `text` was decided to be `expected`."""
-        self.guards.setdefault(text, Guard(text, expected))
+        if text not in self.guards:
+            was_noting = self.reads is not None and self.reads.pause()
+            self.guards[text] = Guard(text, expected)
+            if self.reads is not None and was_noting:
+                self.reads.resume()
 
 
 class Scalar:

@@ -7,6 +7,7 @@ Until the last step nothing that the caller can see has changed.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,7 @@ from treeplay.graphs.recorded import Gradients, Outputs, Recorded
 from treeplay.graphs.roster import Roster
 from treeplay.graphs.samples import Claims, claim, own_copy
 from treeplay.graphs.warmup import warm_up
-from treeplay.graphs.wrapped import Entry, GraphedCallable, OnMismatch, Original, original_of
+from treeplay.graphs.wrapped import Entry, GraphedCallable, OnMismatch, Original, original_of, own_forward
 from treeplay.sandbox.boundary import Boundary
 
 
@@ -111,13 +112,14 @@ def _make(requests: Sequence[Request], device: torch.device, options: Options) -
 
 
 def _original(request: Request, ambience: Ambience) -> Original:
-    module = request.module
-    modules = request.modules
+    module, modules = request.module, request.modules
+    # The graphed callable becomes an attribute of the module, so it must not keep it.
+    seen: list[Any] = [weakref.proxy(part) if part is module else part for part in modules]
     return Original(
         label=request.label,
-        function=original_of(module.forward if module is not None else request.function),
-        module=module,
-        roster=Roster(modules),
+        function=original_of(request.function) if module is None else own_forward(module),
+        module_of=weakref.ref(module) if module is not None else None,
+        roster=Roster(seen),
         is_training=[part.training for part in modules],
         ambience=ambience,
     )

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import types
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -47,18 +49,26 @@ OnMismatch = Literal["raise", "eager"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Original:
-    """What was wrapped: the function or the module's forward, and the state that it reaches."""
+    """What was wrapped: the function or the module's forward, and the state that it reaches. A module is referred to weakly."""
 
     label: str
     function: Callable[..., Any]
-    module: torch.nn.Module | None
+    module_of: Callable[[], torch.nn.Module | None] | None
     roster: Roster
     is_training: list[bool]  # of the modules themselves, as they were wrapped
     ambience: Ambience
 
+    @property
+    def module(self) -> torch.nn.Module | None:
+        """The module, if it was one and is still there."""
+        return self.module_of() if self.module_of is not None else None
+
     def is_in_other_mode(self) -> bool:
         """Whether a module's `training` flag is not what it was."""
-        return [*map(_training, self.roster.modules)] != self.is_training
+        try:
+            return [*map(_training, self.roster.modules)] != self.is_training
+        except ReferenceError:  # somebody has kept the module's forward, and not the module
+            return False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,6 +268,25 @@ hide_from_dynamo(GraphedCallable.__call__, with_callees=True)
 def original_of(function: Callable[..., Any]) -> Callable[..., Any]:
     """What a graphed callable was made from; any other function as it is."""
     return function.original.function if isinstance(function, GraphedCallable) else function
+
+
+def own_forward(module: torch.nn.Module) -> Callable[..., Any]:
+    """A module's forward as it was before it was graphed, which does not keep the module."""
+    method = original_of(module.forward)
+    if getattr(method, "__self__", None) is not module:
+        return method
+    found, name = weakref.WeakMethod(method), type(module).__name__
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        bound = found()
+        if bound is None:
+            raise UsageError(f"the forward of a {name} was called that is gone: keep the module, not its forward alone")
+        return bound(*args, **kwargs)
+
+    functools.update_wrapper(forward, method, updated=())
+    forward.__wrapped__ = forward.__func__ = method.__func__  # type: ignore[attr-defined]
+    forward.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
+    return forward
 
 
 def _forward_of(module: torch.nn.Module) -> Callable[..., Any]:

@@ -24,7 +24,6 @@ UNTRIED = {
     "is_last": "lets saved tensors go",
     "if is_last": "lets saved tensors go",
     "if is_grad_enabled()": "keeps a history of the gradients",
-    "ctx.onward": "finds the program again for second derivatives",
 }
 """Lines with tests of their own, by what they do: here every call fits, and nobody looks at memory."""
 

@@ -12,8 +12,9 @@ from treeplay.facts.source import Source
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
 from treeplay.wrap.aot import opening, surroundings, torch_private
-from treeplay.wrap.aot.again import Onward, versions_of
+from treeplay.wrap.aot.again import versions_of
 from treeplay.wrap.aot.emit_text import Text, count_values, run_graph, take_random_values, tokens
+from treeplay.wrap.aot.node import Needs
 from treeplay.wrap.aot.plan import CallPlan, KeptInputs, Node, Tangent, WrappedTangent
 from treeplay.wrap.aot.random_states import Generators, draw_seeds
 
@@ -22,14 +23,15 @@ def emit_forward(
     plan: CallPlan,
     node: Node,
     run: Callable[..., Any],
-    onward: Onward | None = None,
+    needs: Needs,
     *,
-    is_donating: bool,
     is_boxed: bool = True,
 ) -> Source:
     """The node's forward: runs the graph, saves for the backward, marks what needs no gradient."""
     text = Text()
     text.use("run", run)
+    text.use("needs", weakref.ref(needs))
+    text.add("ctx.needs = needs()")
     given = [plan.name(k) for k in plan.inputs]
     names = ", ".join(given)
     count = plan.returned_values + node.saved
@@ -38,11 +40,6 @@ def emit_forward(
         text.add(f"ctx.later = ({later})")
     if node.inputs is not None:
         _keep_inputs(text, node.inputs, given)
-    if onward is not None and plan.opened is None:
-        # It leads to the program. The node's class is a cycle, as every class is, and would keep that until garbage is
-        # collected: whoever calls keeps it, and each result until its backward.
-        text.use("onward", weakref.ref(onward))
-        text.add("ctx.onward = onward()")
     text.add(
         f"args = {subclasses.open_arguments(plan, given) or f'[{names}]'}",
         f"del {names}",
@@ -61,7 +58,7 @@ def emit_forward(
     if plan.has_functional_random:
         text.add(f"set_random_offset(values[{plan.flat_values}])")
     _save(text, plan, node)
-    if is_donating:  # what the user's hooks give back may be the user's own
+    if needs.run_last is not None:  # what the user's hooks give back may be the user's own
         text.use("saving_hooks", torch_private.saving_hooks)
         text.add("ctx.is_hooked = saving_hooks(True) is not None")
     subclasses.rebuild_values(text, plan, node.returned)
@@ -110,14 +107,11 @@ def _save(text: Text, plan: CallPlan, node: Node) -> None:
         text.add(f"ctx.unchecked = [{', '.join(unchecked)}]")
 
 
-def emit_backward(
-    plan: CallPlan, node: Node, run: Callable[..., Any], run_last: Callable[..., Any] | None, onward: Onward | None
-) -> Source:
+def emit_backward(plan: CallPlan, node: Node, needs: Needs) -> Source:
     """The node's backward: gradients in the expected layout, the graph, and a gradient only where eager has one.
 
-    `run_last` may overwrite saved values: it runs where the graph is not kept for another backward."""
+    What it calls it finds in `ctx.needs`."""
     text = Text()
-    text.use("run", run)
     text.use("is_grad_enabled", torch.is_grad_enabled)
     text.use("differentiated", helpers.differentiated)
     arriving = {tangent.value: f"grad{k}" for k, tangent in enumerate(node.tangents)}
@@ -128,8 +122,8 @@ def emit_backward(
     if plan.opened is not None:
         text.use("differentiated_again", helpers.differentiated_again)
         text.add("if is_grad_enabled(): return differentiated_again(ctx, grads)")
-    elif onward is not None:
-        text.add("if is_grad_enabled() and (found := ctx.onward(ctx, grads)) is not None: return found")
+    elif needs.onward is not None:
+        text.add("if is_grad_enabled() and (found := ctx.needs.onward(ctx, grads)) is not None: return found")
     # Autograd's own reference to each gradient must go too, so that it can die inside the graph.
     text.add(f"{''.join(f'{name}, ' for name in names)} = grads" if len(names) > 1 else f"{names[0]}, = grads")
     text.add("grads.clear()" if torch_private.GRADIENTS_COME_IN_A_LIST else "del grads")
@@ -159,8 +153,9 @@ def emit_backward(
         text.use("generators", Generators(node.generators))
         text.add("args += generators.seeded(ctx.seeds)")
     text.add(f"del {', '.join(dict.fromkeys([*names, *arriving.values(), *parts]))}")
-    chosen = _release(text, node, run_last)
-    why = "None" if onward is None else "ctx.why"
+    text.add("run = ctx.needs.run")
+    chosen = _release(text, node, has_last=needs.run_last is not None)
+    why = "None" if needs.onward is None else "ctx.why"
     again = f"differentiated(run, args, {why}) if is_grad_enabled() else " if plan.opened is None else ""
     text.add(f"grads = {again}{run_graph(text, run=chosen)}")
     gradients = plan.flat_gradients(node)
@@ -177,7 +172,7 @@ def emit_backward(
     return Source("node backward", text.text("def backward(ctx, *grads):"), text.names, entry="backward")
 
 
-def _release(text: Text, node: Node, run_last: Callable[..., Any] | None) -> str:
+def _release(text: Text, node: Node, *, has_last: bool) -> str:
     """Let go of saved tensors that no other backward will read; the name of what runs the graph."""
     if node.saved == node.unchecked:
         return "run"
@@ -185,10 +180,9 @@ def _release(text: Text, node: Node, run_last: Callable[..., Any] | None) -> str
     text.add("is_last = not keeps_graph()", "if is_last: ctx.maybe_clear_saved_tensors()")
     if node.inputs is not None:
         text.add("if is_last: ctx.given = None")
-    if run_last is None:
+    if not has_last:
         return "run"
-    text.use("run_last", run_last)
-    text.add("chosen = run_last if is_last and not ctx.is_hooked else run")
+    text.add("chosen = ctx.needs.run_last if is_last and not ctx.is_hooked else run")
     return "chosen"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from treeplay.errors import InternalError
 from treeplay.facts.source import Source
 from treeplay.generated import hide_from_dynamo, load_source
 from treeplay.wrap.aot import torch_private
@@ -15,6 +16,7 @@ from treeplay.wrap.aot.compilers import Boxed
 from treeplay.wrap.aot.emit import emit_call
 from treeplay.wrap.aot.emit_node import emit_backward, emit_forward
 from treeplay.wrap.aot.first_call import Instead, on_first_call
+from treeplay.wrap.aot.node import Needs
 from treeplay.wrap.aot.plan import CallPlan, Node
 
 
@@ -33,35 +35,45 @@ def load_call(
     `last` is a backward that may overwrite what was saved, `onward` what a backward does under create_graph; `instead` is what
     the first call does in place of `run`."""
     sources: tuple[str, ...] = ()
+    kept: tuple[Any, ...] = ()
     if plan.node is not None:
-        node_class = _node_class(plan, plan.node, run, backward, last, onward, is_boxed=is_boxed)
+        if backward is None:
+            raise InternalError("a plan with a node was loaded without a backward")
+        needs = Needs(backward, last, onward)
+        node_class = _node_class(plan, plan.node, run, needs, is_boxed=is_boxed)
         if instead is not None:
             on_first_call(node_class.forward, instead, is_boxed=is_boxed)
+        kept = (needs, _End(node_class.forward.__globals__))
         run, sources, instead = torch_private.apply_of(node_class), node_class.sources, None
     source: Source = emit_call(plan, run, is_boxed=is_boxed)
     call: Any = load_source(source)
     if instead is not None:
         on_first_call(call, instead, is_boxed=is_boxed)
     call.source, call.plan, call.sources, call.backward = source.text, plan, (source.text, *sources), None
-    call.onward = onward  # kept by nothing else but results that wait for their backward
+    call.kept = kept
     return call
+
+
+class _End:
+    """Empties a node's forward when the call function goes, which alone calls it: see `Needs`."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self._names = names
+
+    def __del__(self) -> None:
+        self._names.clear()
 
 
 def _node_class(
     plan: CallPlan,
     node: Node,
     forward: Callable[..., Any],
-    backward: Any,
-    last: Boxed | None,
-    onward: Onward | None,
+    needs: Needs,
     *,
     is_boxed: bool,
 ) -> Any:
     """The plan's autograd function: nothing but the two generated functions."""
-    first, second = (
-        emit_forward(plan, node, forward, onward, is_donating=last is not None, is_boxed=is_boxed),
-        emit_backward(plan, node, backward, last, onward),
-    )
+    first, second = emit_forward(plan, node, forward, needs, is_boxed=is_boxed), emit_backward(plan, node, needs)
     run_backward = load_source(second)
     # Autograd may call it inside of a frame that Dynamo watches; what it calls, the compile above all, is not to be traced.
     hide_from_dynamo(run_backward, with_callees=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,19 @@ _is_none = functools.partial(operator.is_, None)
 
 Compiled = tuple[Boxed, tuple[int, ...]]  # a backward, and which of the saved values and gradients it takes
 _MOST_PARTIAL = 16  # backwards that are kept for calls which bring gradients for some results only
+
+
+@dataclass(frozen=True, eq=False)
+class Needs:
+    """What a result needs for its backward: what runs the graph, what runs it where saved values may be overwritten, and what
+    gives gradients that lead on.
+
+    Kept by the call function, and by each result on its own. The node's class only refers to it: a class is a cycle, and what
+    it keeps waits for the garbage collector."""
+
+    run: Boxed
+    run_last: Boxed | None
+    onward: Callable[..., Any] | None
 
 
 class _Fitted:

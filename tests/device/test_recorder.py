@@ -329,6 +329,22 @@ def test_a_random_state_that_the_body_sets_is_refused(change: Callable[[], Any])
         record(body)
 
 
+def forks() -> torch.Tensor:
+    with torch.random.fork_rng():
+        return torch.rand(3) * 2
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [(forks, "rand: draws from a generator whose state was set"), (lambda: torch.manual_seed(5), "seeds a generator")],
+)
+def test_a_generator_that_is_set_after_the_last_draw_or_without_one_is_refused(body: Any, message: str) -> None:
+    state = torch.get_rng_state()
+    with pytest.raises(CaptureFailed, match=message):
+        record(body)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_a_checkpoint_that_restores_the_random_state_is_refused() -> None:
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(CaptureFailed, match="preserve_rng_state=False"):

@@ -1,7 +1,7 @@
 """The random generators of a recording on the host: which may be drawn from, and whether a replay draws the same way.
 
-A replay runs the operators that draw, and nothing in between: a generator whose state the body sets between two draws
-(`torch.manual_seed`, a checkpoint that restores it) would go on differently.
+A replay runs the operators that draw, and nothing in between: a generator whose state the body sets before or after a draw
+(`torch.manual_seed`, `fork_rng`, a checkpoint that restores it) would go on differently.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from treeplay.device.host.operators import is_random
-from treeplay.device.host.rules import state_was_set, unregistered
+from treeplay.device.host.rules import seed_was_set, state_was_set, unregistered
 from treeplay.device.host.tape import leaves_of
 from treeplay.device.host.torch_private import address_of
 from treeplay.facts.refusal import Reason
@@ -27,11 +27,21 @@ class Draws:
         self._default = address_of(generators[0])
         self._before: dict[int, torch.Tensor] = {}
         self._latest: dict[int, torch.Tensor] = {}
+        self._after: dict[int, torch.Tensor] = {}
+        self._seeds: dict[int, tuple[int, int]] = {}
+        self._drawn: dict[int, Reason] = {}  # what is said of the last draw if the generator is set after it
 
     def begin(self) -> None:
         """Note the states, to be put back at the end."""
         self._before = {address: generator.get_state() for address, generator in self._generators.items()}
         self._latest = dict(self._before)
+        self._seeds = {address: (generator.initial_seed(), 0) for address, generator in self._generators.items()}
+
+    def end(self) -> None:
+        """Note where they stand before they are put back."""
+        for address, generator in self._generators.items():
+            self._after[address] = generator.get_state()
+            self._seeds[address] = self._seeds[address][0], generator.initial_seed()
 
     def refusal_of(self, op: Any, args: Any, kwargs: Any) -> Reason | None:
         """Why an operator cannot draw what a replay would draw, or None."""
@@ -46,6 +56,18 @@ class Draws:
         """An operator has drawn."""
         for address in self._drawn_by(op, args, kwargs):
             self._latest[address] = self._generators[address].get_state()
+            self._drawn[address] = state_was_set(op)
+
+    def refusal_at_end(self) -> Reason | None:
+        """Why generators would not stand after a replay where they stood at the end, or None. One that was not drawn from may
+        have moved because another thread draws."""
+        for address, (before, after) in self._seeds.items():
+            drawn = self._drawn.get(address)
+            if drawn is not None and not torch.equal(self._after[address], self._latest[address]):
+                return drawn
+            if drawn is None and before != after:
+                return seed_was_set()
+        return None
 
     def restorers(self) -> list[Callable[[], object]]:
         """What puts each generator back."""

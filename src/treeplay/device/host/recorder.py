@@ -76,9 +76,11 @@ class Recorder(TorchDispatchMode):
     def end(self) -> Tape:
         """Stop, and put back what the body wrote; `CaptureFailed` if it did something that cannot be recorded."""
         self.check_ends_here()
+        self._draws.end()
         first = self._leave(None)
         if first is not None:
             raise first
+        self._refused = self._refused or self._draws.refusal_at_end()
         if self._refused is not None:
             raise CaptureFailed(self._refused)
         return self.tape

@@ -88,6 +88,13 @@ def state_was_set(op: Any) -> Reason:
     )
 
 
+def seed_was_set() -> Reason:
+    """The refusal of a body that seeds a generator and draws nothing from it."""
+    return _reason(
+        "manual_seed", "seeds a generator inside of the capture, and a replay does not", "seed before the replay"
+    )
+
+
 def _has_fixed_shape(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if op is aten.index.Tensor:
         return not _has_mask(args[1])

@@ -19,7 +19,7 @@ from treeplay.backend import wrapped as wrapped_module
 from treeplay.backend.account import graph_reports
 from treeplay.backend.inner import boxed
 from treeplay.backend.options import current
-from treeplay.errors import ArgumentError, Refusal, UsageError
+from treeplay.errors import ArgumentError, InternalError, Refusal, UsageError
 from treeplay.facts.refusal import Reason
 from treeplay.torch_compile import backend, compile_graph
 
@@ -101,6 +101,36 @@ def test_D2_options_hold_for_the_backward_that_is_compiled_later():
     assert current().eager_random is False
     loss.backward()
     assert seen == [True, True] and current().eager_random is False
+
+
+KEEPS_PLACES = torch.fx.symbolic_trace(lambda x, y: (x * 2 - y, None, 3))
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_T6_results_keep_places_and_a_wrong_type_is_named_by_position(record, device):
+    x = torch.arange(3.0, device=device)
+    run = compile_graph(KEEPS_PLACES, [x, x], options={"inner": "aten", "record": record})
+    for call in range(5):
+        for bad, message in (
+            ((x, "a"), r"argument 1 \(`y`\) was a tensor that needs no gradient .* and is now str"),
+            (([1.0], x), r"argument 0 \(`x`\) .* is now list"),
+            ((x, None), r"argument 1 \(`y`\) .* is now NoneType"),
+            ((x,), "expected 2 arguments"),
+        ):
+            with pytest.raises(UsageError, match=message):
+                run(*bad)
+        first, nothing, number = run(x + call, x)
+        assert first.tolist() == ((x + call) * 2 - x).tolist() and (nothing, number) == (None, 3)
+    if device == "cuda":
+        report = graph_reports()[-1]
+        assert (report.launch is not None and report.launch.stage == "recorded") is record
+
+
+def test_T6_an_inner_compiler_whose_callable_leaves_its_list_full_is_told():
+    inner = lambda module, inputs: lambda args: module(*args)  # noqa: E731
+    run = compile_graph(KEEPS_PLACES, [torch.ones(3)] * 2, inner=inner)
+    with pytest.raises(InternalError, match="left 2 values in the list of its arguments"):
+        run(torch.ones(3), torch.ones(3))
 
 
 def test_D2_an_unknown_option_is_refused():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from treeplay.backend import wrapped as wrapped_module
+from treeplay.backend.inner import boxed
 from treeplay.torch_compile import compile_graph
 from wrap.aot.oracle import numbers
 
@@ -64,7 +65,7 @@ def test_Wplus1_each_pattern_is_compiled_once() -> None:
 
     def inner(module: Any, inputs: Any) -> Any:
         compiled.append(module)
-        return lambda args: module(*args)
+        return boxed(module)
 
     call = compile_graph(torch.fx.symbolic_trace(function), PATTERNS["distinct"](), inner=inner)
     for _ in range(3):

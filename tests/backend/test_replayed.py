@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +14,10 @@ import torch
 from treeplay.backend import job
 from treeplay.backend.account import graph_reports
 from treeplay.backend.recorded import recorded_on
-from treeplay.backend.replayed import Graph, Replayed
+from treeplay.backend.replayed import Graph, Replayed, checked_run, counted
+from treeplay.device.cuda.device import CudaDevice
 from treeplay.device.host import HostDevice
+from treeplay.errors import InternalError, UsageError
 from treeplay.facts.refusal import Reason
 
 
@@ -34,10 +38,11 @@ class Counted:
         return self.run(args)
 
 
-def make(run: Any = body, **facts: Any) -> tuple[Replayed, Counted, list[Reason]]:
+def make(run: Any = body, *, device: str = "cpu", **facts: Any) -> tuple[Replayed, Counted, list[Reason]]:
     counted, reasons = Counted(run), []
     graph = Graph(counted, "graph 0", ("x", "w", "size", "nothing"), **facts)
-    return Replayed(graph, HostDevice(), lambda: None, reasons.append), counted, reasons
+    on = HostDevice() if device == "cpu" else CudaDevice(torch.device("cuda", 0))
+    return Replayed(graph, on, lambda: None, reasons.append), counted, reasons
 
 
 def assert_equal(found: Any, expected: Any) -> None:
@@ -169,3 +174,79 @@ def test_a_graph_of_torch_compile_is_recorded_forward_and_backward(monkeypatch: 
     reports = [report for report in graph_reports() if "recorded" in report.outcome]
     assert {report.direction for report in reports} >= {"forward", "backward"}
     torch.compiler.reset()
+
+
+def keeps_places(args: list[Any]) -> list[Any]:
+    x, w, _, _ = args
+    args.clear()
+    return [x @ w - 1, None, 3]
+
+
+PATHS = ["warm", "recorded", "replayed", "with another number", "given up"]
+
+
+def on(path: str, run: Any, device: str = "cpu") -> tuple[Replayed, list[Any]]:
+    """A graph whose next call takes a path, and the arguments of that call."""
+    replayed, _, _ = make(run, device=device)
+    x, w = torch.randn(3, 4, device=device), torch.randn(4, 4, device=device)
+    calls = {"warm": 0, "recorded": 1, "given up": 0}
+    for _ in range(calls.get(path, 4)):
+        replayed([x.clone(), w, 2, None])
+    if path == "given up":
+        replayed._call = counted(partial(checked_run, replayed.graph), Counter(), "given up")
+    return replayed, [x, w, 5 if path == "with another number" else 2, None]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_T6_the_list_is_emptied_and_results_keep_places_and_types(path: str, device: str) -> None:
+    replayed, args = on(path, keeps_places, device)
+    expected = [args[0] @ args[1] - 1, None, 3]
+    found = replayed(args)
+    assert args == [] and [type(item) for item in found] == [torch.Tensor, type(None), int]
+    assert_equal(found, expected)
+    if path in ("recorded", "replayed"):
+        facts = replayed.facts()
+        assert facts is not None and facts.stage == "recorded" and facts.launches > 0
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_T6_a_graph_that_does_not_empty_its_list_is_an_error_of_treeplays(path: str) -> None:
+    wrong: list[bool] = []
+
+    def leaves(args: list[Any]) -> list[Any]:
+        found = keeps_places(args[:])
+        if not wrong:
+            args.clear()
+        return found
+
+    replayed, args = on(path, leaves)
+    wrong.append(True)
+    if path == "replayed":  # which runs no graph
+        assert len(replayed(args)) == 3 and args == []
+        return
+    with pytest.raises(InternalError, match="left 4 values in the list"):
+        replayed(args)
+
+
+@pytest.mark.parametrize("path", ["recorded", "with another number"])
+def test_T6_another_number_of_results_is_an_error_of_treeplays(path: str) -> None:
+    count: list[int] = []
+    replayed, args = on(path, lambda args: [*keeps_places(args), *count])
+    count.append(1)
+    with pytest.raises(InternalError, match="gave 4 results, and 3"):
+        replayed(args)
+
+
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("path", ["recorded", "replayed", "with another number"])
+def test_T6_a_value_of_a_wrong_type_is_refused_by_position_before_anything_runs(
+    path: str, at: int, device: str
+) -> None:
+    replayed, args = on(path, keeps_places, device)
+    good, before = list(args), replayed.graph.run.calls
+    args[at] = [1.0] if at == 0 else torch.ones(2, device=device)
+    found, name = ("list", "x") if at == 0 else ("Tensor", "size")
+    with pytest.raises(UsageError, match=rf"argument {at} \(`{name}`\): expected (a|no) tensor, found {found}"):
+        replayed(args)
+    assert replayed.graph.run.calls == before and args == []
+    assert_equal(replayed([*good[:2], 2, None]), [good[0] @ good[1] - 1, None, 3])

@@ -17,7 +17,7 @@ from treeplay.backend import torch_private
 from treeplay.backend.metadata import mode_of
 from treeplay.backend.options import Options
 from treeplay.backend.strides import noted_strides, visible_strides, with_strides
-from treeplay.errors import LoweringError
+from treeplay.errors import InternalError, LoweringError
 from treeplay.facts.captured import Direction
 from treeplay.graph_check import check_module
 from treeplay.lower.compiler import find_compiler, find_gpu_compiler
@@ -67,7 +67,7 @@ def compile_inner(
     with torch_private.without_autocast():  # its casts are written out, and must not be made twice
         if callable(options.inner):
             with users_own():
-                run: Boxed = options.inner(module, inputs, **_asked_for(options.inner, flat))
+                run: Boxed = _emptying(options.inner(module, inputs, **_asked_for(options.inner, flat)))
         elif options.inner == "aten":
             run = boxed(without_views(module))
         else:
@@ -113,6 +113,20 @@ def boxed(module: torch.fx.GraphModule) -> Boxed:
         return run(args)
 
     call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def _emptying(run: Boxed) -> Boxed:
+    """What a user's own compiler gave, which has to empty the list of its arguments so that each can die at its last use."""
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        results = run(args)
+        if args:
+            raise InternalError(
+                f"what the inner compiler gave left {len(args)} values in the list of its arguments, which it has to empty"
+            )
+        return results
+
     return call
 
 

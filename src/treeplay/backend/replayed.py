@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ import torch
 from treeplay.backend.returns import Returns, emit_results, survey_returns
 from treeplay.device.holders import register
 from treeplay.device.protocol import Births, Device, Recorded, Replay, Work
-from treeplay.errors import InternalError, TreeplayError
+from treeplay.errors import InternalError, TreeplayError, UsageError
 from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.refusal import Reason
 from treeplay.facts.source import Source
@@ -30,6 +31,7 @@ from treeplay.observe.locks import shared_lock
 from treeplay.sandbox.boundary import Boundary
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
+WrongKind = Callable[[Sequence[Any]], UsageError | None]
 
 _MOST_LOOKS = 3
 _OTHER = "other numbers than those recorded"
@@ -103,13 +105,13 @@ class Replayed:
             if self._call is not None:
                 return self._call(args)
             given = list(args)
-            results = self.graph.run(args)
+            results = checked_run(self.graph, args)
             self._plain_calls["warm-up"] += 1
             try:
                 with Boundary("recording a graph", reasons=(TreeplayError,)):
                     self._look(given, results)
             except InternalError as error:  # the graph has run: its results are what the caller gets
-                self._call = counted(self.graph.run, self._plain_calls, "given up")
+                self._call = counted(partial(checked_run, self.graph), self._plain_calls, "given up")
                 tell_internal(error, self.graph.name)
                 self.given_up(Reason(self.graph.name, f"an error of treeplay's own: {error}", "report it"))
             return results
@@ -121,7 +123,7 @@ class Replayed:
         if not isinstance(returns, str):
             self._call = self._made(given, returns)
         elif self._looks == _MOST_LOOKS:
-            self._call = counted(self.graph.run, self._plain_calls, "given up")
+            self._call = counted(partial(checked_run, self.graph), self._plain_calls, "given up")
             advice = "pass tensors that share no memory, or copies of them"
             self.given_up(Reason(op=self.graph.name, why=returns, advice=advice))
 
@@ -131,8 +133,12 @@ class Replayed:
         fixed = {at: arg for at, arg in enumerate(given) if not isinstance(arg, torch.Tensor)}
         recorded = self.device.record(_work(self.graph, places, fixed, returns))
         source = emit_call(self.graph.name, len(given), places, fixed, returns)
+        wrong_kind = partial(_wrong_kind, self.graph.names[: len(given)], frozenset(places))
+        run = partial(checked_run, self.graph, count=len(returns.parts), wrong_kind=wrong_kind)
         source.names.update(
-            plain=counted(self.graph.run, self._plain_calls, _OTHER), replay=_locked(self._lock, recorded.replay)
+            plain=counted(run, self._plain_calls, _OTHER),
+            replay=_locked(self._lock, recorded.replay),
+            wrong_kind=wrong_kind,
         )
         call: Any = load_source(source)
 
@@ -162,6 +168,31 @@ def _locked(lock: Any, replay: Replay) -> Replay:
     return locked
 
 
+def checked_run(
+    graph: Graph, args: list[Any], *, count: int | None = None, wrong_kind: WrongKind | None = None
+) -> Sequence[Any]:
+    """Run a graph as it is compiled: what compiled it owes an empty list and, where that is known, `count` results."""
+    if wrong_kind is not None and (told := wrong_kind(args)) is not None:
+        raise told
+    results = graph.run(args)
+    if args:
+        raise InternalError(f"{graph.name} left {len(args)} values in the list of its arguments, which it has to empty")
+    if count is not None and len(results) != count:
+        raise InternalError(f"{graph.name} gave {len(results)} results, and {count} when it was recorded")
+    return results
+
+
+def _wrong_kind(names: Sequence[str], tensors: frozenset[int], given: Sequence[Any]) -> UsageError | None:
+    """What to say of arguments of which one is a tensor, or is none, as it was not when the graph was recorded; else None."""
+    if len(given) != len(names):
+        return UsageError(f"expected {len(names)} arguments ({', '.join(names)}), found {len(given)}")
+    for at, (name, value) in enumerate(zip(names, given, strict=True)):
+        if isinstance(value, torch.Tensor) is not (at in tensors):
+            expected = "a tensor" if at in tensors else "no tensor"
+            return UsageError(f"argument {at} (`{name}`): expected {expected}, found {type(value).__name__}")
+    return None
+
+
 def counted(run: Boxed, calls: Counter[str], why: str) -> Boxed:
     """`run`, whose calls count under `why`."""
 
@@ -176,14 +207,16 @@ def counted(run: Boxed, calls: Counter[str], why: str) -> Boxed:
 def emit_call(name: str, count: int, places: Sequence[int], fixed: dict[int, Any], returns: Returns) -> Source:
     """`call(args)` for `count` arguments with tensors at `places`; with other numbers than `fixed` the graph runs plainly."""
     names: dict[str, Any] = {}
-    lines = ["def call(args):", "    given = args[:]"]
+    lines = ["def call(args):", "    given = args[:]", "    args.clear()", "    try:"]
     for at, value in fixed.items():
         names[f"value{at}"] = value
         test = "is not" if value is None else "!="
-        lines.append(f"    if given[{at}] {test} value{at}: return plain(args)")
-    lines.append("    args.clear()")
+        lines.append(f"        if given[{at}] {test} value{at}: return plain(given)")
     tensors = "given" if len(places) == count else f"[{', '.join(f'given[{at}]' for at in places)}]"
-    lines.append(f"    made = replay({tensors}, ())")
+    lines.append(f"        made = replay({tensors}, ())")
+    # Whoever calls compares types, mostly. They are asked for here when something has failed, as it does before a launch.
+    lines += ["    except Exception as error:"]
+    lines += ["        if given and (told := wrong_kind(given)) is not None: raise told from error", "        raise"]
     result, more = emit_results(returns, "given", "made")
     lines.append(f"    return {result}")
     return Source(f"replay of {name}", "\n".join(lines) + "\n", names | more, entry="call")
@@ -192,10 +225,11 @@ def emit_call(name: str, count: int, places: Sequence[int], fixed: dict[int, Any
 def _work(graph: Graph, places: Sequence[int], fixed: dict[int, Any], returns: Returns) -> Work:
     """The graph as work over its tensors alone, which gives new memory alone."""
     count, tensor_at = len(places) + len(fixed), {place: at for at, place in enumerate(places)}
+    wrong_kind = partial(_wrong_kind, graph.names[:count], frozenset(places))
 
     def body(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         args = [fixed[at] if at in fixed else tensors[tensor_at[at]] for at in range(count)]
-        return returns.bases_of(graph.run(args))
+        return returns.bases_of(checked_run(graph, args, count=len(returns.parts), wrong_kind=wrong_kind))
 
     def run(tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         return body(tensors)

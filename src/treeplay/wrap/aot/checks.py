@@ -25,7 +25,9 @@ def check_of(sample: Any) -> Check:
 
 def check_arguments(args: Sequence[Any], checks: Sequence[Check], names: Sequence[str]) -> None:
     """Refuse a call with a tensor where none was at the trace, the reverse, or one that needs a gradient only now."""
-    for value, check, name in zip(args, checks, names, strict=True):
+    if len(args) != len(checks):
+        raise UsageError(f"expected {len(checks)} arguments ({', '.join(names[: len(checks)])}), found {len(args)}")
+    for at, (value, check, name) in enumerate(zip(args, checks, names, strict=True)):
         found = check_of(value)
         if found is check or (check is Check.NEEDS_GRADIENT and found is Check.TENSOR):
             continue
@@ -33,7 +35,7 @@ def check_arguments(args: Sequence[Any], checks: Sequence[Check], names: Sequenc
             continue
         told = found.value if found is not Check.OTHER else type(value).__name__
         raise UsageError(
-            f"argument `{name}` was {check.value} when this was traced, and is now {told}. "
+            f"argument {at} (`{name}`) was {check.value} when this was traced, and is now {told}. "
             "To mend: wrap the function again for arguments like these, or pass what it was traced with"
         )
 

@@ -17,7 +17,9 @@ from treeplay.backend.recorded import recorded_on
 from treeplay.backend.replayed import Graph, Replayed, checked_run, counted
 from treeplay.device.cuda.device import CudaDevice
 from treeplay.device.host import HostDevice
+from treeplay.device.protocol import Recorded, Work
 from treeplay.errors import InternalError, UsageError
+from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.refusal import Reason
 
 
@@ -250,3 +252,37 @@ def test_T6_a_value_of_a_wrong_type_is_refused_by_position_before_anything_runs(
         replayed(args)
     assert replayed.graph.run.calls == before and args == []
     assert_equal(replayed([*good[:2], 2, None]), [good[0] @ good[1] - 1, None, 3])
+
+
+class Capturing:
+    """A device that captures, or fails to, when the work is first replayed, as a GPU does."""
+
+    name = "a GPU"
+
+    def __init__(self, stage: Any) -> None:
+        self.stage: Any = "warming"
+        self.becomes = stage
+
+    def record(self, work: Work) -> Recorded:
+        def tell(listener: Any) -> None:
+            self.listener = listener
+
+        def replay(tensors: list[torch.Tensor], numbers: Any) -> Any:
+            if self.stage == "warming":
+                self.stage = self.becomes
+                self.listener(work.run)
+            return work.run(tensors, numbers)
+
+        return Recorded(replay, lambda: LaunchFacts(self.name, self.stage, why="no"), lambda: None, tell)
+
+
+@pytest.mark.parametrize("stage", ["recorded", "not recorded"])
+def test_D32_a_graph_counts_as_recorded_once_it_is_captured_and_else_says_why(stage: str) -> None:
+    told: list[Any] = []
+    graph = Graph(keeps_places, "graph 0", ("x", "w", "size", "nothing"))
+    replayed = Replayed(graph, Capturing(stage), lambda: told.append("recorded"), told.append)  # type: ignore[arg-type]
+    x, w = torch.randn(3, 4), torch.randn(4, 4)
+    for call in range(5):
+        assert_equal(replayed([x, w, 2, None]), [x @ w - 1, None, 3])
+        assert len(told) == min(call, 1)
+    assert told == ["recorded"] if stage == "recorded" else "could not be captured: no" in told[0].why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.fx.traceback import annotate
 
 from treeplay.backend.account import graph_reports
+from treeplay.backend.inner import boxed
 from treeplay.observe import counters
 from treeplay.settings import settings
 from treeplay.torch_compile import backend
@@ -162,6 +164,32 @@ def test_D32_the_first_call_draws_what_an_unrecorded_one_draws() -> None:
         drawn.append([run(numbers(64)) for _ in range(4)] + [torch.cuda.get_rng_state()])
     for unrecorded, recorded in zip(*drawn, strict=True):
         assert torch.equal(unrecorded, recorded)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_D32_a_body_that_raises_only_under_capture_is_right_and_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    def inner(module: Any, inputs: Any) -> Any:
+        run = boxed(module)
+
+        def call(args: list[Any]) -> Any:
+            if torch.cuda.is_current_stream_capturing():
+                raise RuntimeError("only under capture")
+            return run(args)
+
+        return call
+
+    with caplog.at_level(logging.INFO, "treeplay.backend"):
+        run = compiled(plain, inner=inner)
+        for k in range(5):
+            x = numbers(8) + k
+            torch.testing.assert_close(run(x), plain(x))
+    assert len(caplog.records) == 1 and "only under capture" in caplog.text
+    assert outcomes() == ["skipped"] and dict(counters["skips"]) == {"total": 1, "failed": 1}
+    with pytest.raises(Exception, match="only under capture"):
+        torch._dynamo.reset()
+        run = compiled(plain, inner=inner, record_or_fail=True)
+        for _ in range(3):
+            run(numbers(8))
 
 
 @pytest.mark.parametrize("inner", ["aten", "inductor"])

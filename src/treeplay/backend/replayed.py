@@ -100,6 +100,14 @@ class Replayed:
                 recorded.free()
                 self.forgotten()
 
+    def _tell(self) -> None:
+        """A GPU has captured the graph, or given that up."""
+        facts = self.facts()
+        if facts is not None and facts.stage == "recorded":
+            self.made()
+        elif facts is not None and facts.stage == "not recorded":
+            self.given_up(Reason(self.graph.name, f"it could not be captured: {facts.why}", "see the warning"))
+
     def _first(self, args: list[Any]) -> Sequence[Any]:
         with self._lock:
             if self._call is not None:
@@ -142,17 +150,22 @@ class Replayed:
         )
         call: Any = load_source(source)
 
-        first, lock, call_of = type(recorded.replay), self._lock, weakref.ref(call)  # neither keeps a recording alive
+        # Weak: what a recording tells must not keep it.
+        first, lock, call_of, owner_of = type(recorded.replay), self._lock, weakref.ref(call), weakref.ref(self)
 
         def told(replay: Replay) -> None:
             function: Any = call_of()
             is_launch = type(replay) is not first  # which has a lock of its own
             if function is not None:
                 function.__globals__["replay"] = replay if is_launch else _locked(lock, replay)
+            owner = owner_of()
+            if owner is not None:
+                owner._tell()
 
-        recorded.tell(told)
         self._recorded, self.source = recorded, source.text
-        self.made()
+        recorded.tell(told)
+        if self.device.name == "cpu":  # which records at once, or when it is first replayed, and tells nobody
+            self.made()
         hide_from_dynamo(call, with_callees=True)
         boxed: Boxed = call
         return boxed

@@ -79,8 +79,8 @@ class CudaRecording:
             self._captured.free()
             self._leave()
         self._stage = CudaRecording._record
-        self._listener(self)
         self._facts = replace(self._facts, stage="warming")
+        self._listener(self)
 
     def _warm(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         out = self._as_it_is("warm-up", tensors, numbers)
@@ -208,8 +208,8 @@ class CudaRecording:
             self._captured.free()
             self._leave()
         self._stage = CudaRecording._given_up
-        self._listener(self._given_up)
         self._facts = replace(self._facts, stage="not recorded", why=why)
         counters.add("not recorded", type(error).__name__)
         if not isinstance(error, InternalError):  # which is told as what it is
             warn_once(f"treeplay runs {self._work.name} unrecorded: {why}")
+        self._listener(self._given_up)

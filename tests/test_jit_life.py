@@ -17,10 +17,8 @@ from torch import nn
 
 import treeplay
 from support import assert_same, training
-from treeplay.backend import job
+from support.recordings import on_a_tape
 from treeplay.backend.account import graph_reports
-from treeplay.backend.recorded import recorded_on
-from treeplay.device.host import HostDevice
 from treeplay.torch_compile import compile_graph
 
 CALLS = 5
@@ -162,22 +160,12 @@ def blocks() -> tuple[int, Counter[int]]:
     return torch.cuda.memory_reserved(), Counter(item["size"] for item in found if item["state"] == "active_allocated")
 
 
-@pytest.fixture
-def host_records_graphs(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU a tape stands in for a CUDA graph."""
-    if device == "cpu":
-
-        def on_a_tape(run: Any, module: Any, inputs: Any, roles: Any, report: Any) -> Any:
-            return recorded_on(HostDevice(), run, module, roles, report)
-
-        monkeypatch.setattr(job, "recorded", on_a_tape)
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
 def test_T2_what_is_dropped_is_freed_without_the_garbage_collector(
-    make: Callable[[nn.Module], Any], device: str, host_records_graphs: None, no_collector: None
+    make: Callable[[nn.Module], Any], device: str, monkeypatch: pytest.MonkeyPatch, no_collector: None
 ) -> None:
+    on_a_tape(device, monkeypatch)
     settle = Settle(device)
     for _ in range(
         3 if device == "cuda" else 1

@@ -13,10 +13,8 @@ from torch import nn
 
 import treeplay
 from support import jit
-from treeplay.backend import job
+from support.recordings import on_a_tape
 from treeplay.backend.account import graph_reports
-from treeplay.backend.recorded import recorded_on
-from treeplay.device.host import HostDevice
 from treeplay.torch_compile import backend
 
 GPU = pytest.param(
@@ -83,19 +81,9 @@ def reports() -> list[Any]:
     return [report for report in found if report.graph_id == found[-1].graph_id]
 
 
-def recording_on(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU a tape stands in for a CUDA graph."""
-    if device == "cpu":
-
-        def on_a_tape(run: Any, module: Any, inputs: Any, roles: Any, report: Any) -> Any:
-            return recorded_on(HostDevice(), run, module, roles, report)
-
-        monkeypatch.setattr(job, "recorded", on_a_tape)
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_T3_graphs_of_torch_compile(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    recording_on(device, monkeypatch)
+    on_a_tape(device, monkeypatch)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(device)
     twin = copy.deepcopy(model)
     compiled = torch.compile(model, backend=backend, options={"inner": "aten"})

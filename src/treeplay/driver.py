@@ -170,6 +170,7 @@ def compile_captured(program: Program, inputs: Sequence[Any], options: Options) 
     from treeplay.backend.surroundings import undisturbed
     from treeplay.backend.wrapped import uncompiled
 
+    counters.add("graphs", "captured")
     spare = copy_of(program) if isinstance(program, torch.fx.GraphModule) else program
     try:
         with Boundary("compiling a graph", reasons=(TreeplayError,)), undisturbed(), using(options):

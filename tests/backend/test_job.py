@@ -18,11 +18,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import annotate
 
 from treeplay.backend import job as job_module
+from treeplay.backend import wrapped as wrapped_module
 from treeplay.backend.account import graph_reports
 from treeplay.backend.inner import boxed, compile_inner
 from treeplay.backend.options import Options
 from treeplay.errors import InternalError, Refusal
+from treeplay.facts.refusal import Reason
 from treeplay.lower.compiler import find_compiler
+from treeplay.lower.torch_private import _counting_cache, torchs_counters
 from treeplay.observe import counters, records
 from treeplay.torch_compile import backend, compile_graph
 from treeplay.wrap.aot import wrap_function
@@ -412,6 +415,34 @@ def test_D30_a_graph_without_a_reason_is_not_reported(caplog):
     with caplog.at_level(logging.INFO, "treeplay.backend"):
         compiled(lambda x: x * 2, record_or_fail=True)(torch.zeros(3))
     assert caplog.records == [] and "total" not in counters["skips"]
+
+
+# O1
+
+
+def test_O1_graphs_traces_and_compiles_are_counted_by_how_they_end_and_by_direction(monkeypatch):
+    def program(x, w):
+        return (x @ w).sin()
+
+    run = compiled(program)
+    for _ in range(3):
+        run(torch.ones(2, 3), torch.ones(3, 3, requires_grad=True)).sum().backward()
+    assert dict(counters["graphs"]) == {"captured": 1} and dict(counters["traces"]) == {"ok": 1}
+    assert dict(counters["compiles"]) == {"forward": 1, "backward": 1}
+
+    def refuse(*given, **options):
+        raise Refusal(Reason("trace", "it is odd", "leave it"))
+
+    monkeypatch.setattr(wrapped_module, "wrap_function", refuse)
+    with pytest.warns(UserWarning, match="uncompiled"):
+        compile_graph(lambda x: (x + 1,), [torch.ones(2)], inner="aten")
+    assert dict(counters["graphs"]) == {"captured": 2} and dict(counters["traces"]) == {"ok": 1, "refused": 1}
+
+
+def test_O1_what_inductors_cache_says_is_counted():
+    with _counting_cache():
+        torchs_counters["inductor"]["fxgraph_cache_hit"] += 2
+    assert dict(counters["inductor cache"]) == {"hit": 2}
 
 
 # D32

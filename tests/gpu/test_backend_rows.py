@@ -13,7 +13,6 @@ from torch.fx.traceback import annotate
 from treeplay.backend.account import graph_reports
 from treeplay.backend.inner import boxed
 from treeplay.observe import counters
-from treeplay.settings import settings
 from treeplay.torch_compile import backend
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -69,6 +68,7 @@ def test_D23_a_misaligned_argument_that_is_written_is_changed_after_an_aligned_c
         base, twin = numbers(33), numbers(33)
         torch.testing.assert_close(run(base[1:]), program(twin[1:]))
         assert torch.equal(base, twin)
+    assert outcomes() == ["skipped"] and counters["copies"]["misaligned input"] == 3
 
 
 def test_D21_the_result_of_one_recording_is_the_input_of_the_next() -> None:
@@ -77,6 +77,8 @@ def test_D21_the_result_of_one_recording_is_the_input_of_the_next() -> None:
         x = numbers(8) + k
         torch.testing.assert_close(second(first(x)), (x * 2 + 1).sin() - (x * 2 + 1))
     assert outcomes() == ["recorded", "recorded"]
+    for report in reports():  # a result is a tensor like any other, which is read where it lies
+        assert report.launch.stage == "recorded" and report.launch.copied_bytes == 0 and report.launch.launches >= 4
 
 
 def written(x: torch.Tensor) -> torch.Tensor:
@@ -128,28 +130,12 @@ def test_D29_sizes_that_depend_on_the_data_are_right() -> None:
         torch.testing.assert_close(run(x), read(x))
 
 
-def test_D29_sizes_that_change_are_not_recorded_where_that_is_forbidden() -> None:
-    run = compiled(plain, dynamic=True, record_dynamic=False)
-    for rows in (4, 5, 4, 5):
-        x = numbers(rows, 2)
-        torch.testing.assert_close(run(x), plain(x))
-    assert "recorded" not in outcomes()
-
-
 def test_D28_sizes_that_come_again_have_a_recording_each() -> None:
     run = compiled(plain, dynamic=True)
     for rows in (4, 5, 4, 5, 4, 5):
         x = numbers(rows, 2)
         torch.testing.assert_close(run(x), plain(x))
     assert counters["sizes"]["compiled"] == 2 and outcomes() == ["recorded", "recorded"]
-
-
-def test_D30_a_written_argument_on_a_gpu_is_told_or_right() -> None:
-    run = compiled(written)
-    for k in range(4):
-        x, twin = numbers(8) + k, numbers(8) + k
-        torch.testing.assert_close(run(x), written(twin))
-        assert torch.equal(x, twin)
 
 
 def test_D32_the_first_call_draws_what_an_unrecorded_one_draws() -> None:
@@ -201,20 +187,10 @@ def test_Dplus3_an_input_that_overlaps_itself_is_recorded(inner: str) -> None:
     assert outcomes() == ["recorded"]
 
 
-def test_Dplus5_memory_is_flat_over_many_sizes() -> None:
-    run, held = compiled(plain, dynamic=True, most_sizes=100), []
-    with settings.changed(max_recordings_per_program=4):
-        for rows in range(3, 53):
-            x = numbers(rows, 1024)
-            for _ in range(3):
-                torch.testing.assert_close(run(x), plain(x))
-            held.append(torch.cuda.memory_allocated())
-    assert max(held[10:]) <= held[9] + 50 * 1024 * 4 * 8, held
-
-
 def test_O1_a_compile_and_three_calls_are_counted() -> None:
     run = compiled(plain)
     for _ in range(5):
         run(numbers(8))
-    assert counters["graphs"]["recorded"] == 1 and outcomes() == ["recorded"]
-    assert "total" not in counters["skips"]
+    (report,) = reports()
+    assert counters["graphs"]["recorded"] == 1 and report.launch.stage == "recorded" and report.launch.launches >= 1
+    assert counters["compiles"]["inference"] == 1 and "total" not in counters["skips"]

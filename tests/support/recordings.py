@@ -8,9 +8,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
+from treeplay.backend import job
+from treeplay.backend.recorded import recorded_on
 from treeplay.device.cuda import torch_private
+from treeplay.device.host import HostDevice
 from treeplay.graphs import Graph, graph
 
 
@@ -57,3 +61,13 @@ def in_fresh_process(code: str, **environment: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def on_a_tape(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, have a tape stand in for a CUDA graph behind `torch.compile`."""
+    if device == "cpu":
+
+        def recorded(run: Any, module: Any, inputs: Any, roles: Any, report: Any) -> Any:
+            return recorded_on(HostDevice(), run, module, roles, report)
+
+        monkeypatch.setattr(job, "recorded", recorded)

@@ -35,6 +35,7 @@ from treeplay.errors import InternalError, TreeplayError
 from treeplay.facts.captured import Direction, GraphFacts, Role
 from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.refusal import Reason
+from treeplay.observe import counters
 from treeplay.observe.internal import tell_internal
 from treeplay.sandbox.boundary import Boundary
 from treeplay.trace.torch_private import without_function_modes
@@ -185,6 +186,7 @@ class Job:
         static = tuple(at for at, role in enumerate(roles) if role is Role.STATIC)
         flat = Flat(direction, visible, static=static, graph_id=self.graph_id)
         run = compile_inner(module, inputs, options, flat)
+        counters.add("compiles", direction)
         if is_empty(module):
             return run
         written = [at for at, item in enumerate(facts.inputs) if item.is_written]

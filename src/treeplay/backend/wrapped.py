@@ -15,6 +15,7 @@ from treeplay.backend.shapes import Program
 from treeplay.backend.traceable import traceable, with_numbers
 from treeplay.errors import InternalError, Refusal, TreeplayError, Unrecorded
 from treeplay.generated import hide_from_dynamo
+from treeplay.observe import counters
 from treeplay.sandbox.boundary import Boundary
 from treeplay.wrap.aot import wrap_function
 
@@ -41,12 +42,15 @@ def wrapped(
     except Unrecorded:
         raise
     except Refusal as refusal:
+        counters.add("traces", "refused")
         job.refused(refusal.reason)
         warnings.warn(f"treeplay runs a graph uncompiled: {refusal}", stacklevel=2)
         return uncompiled(job, program)
     except InternalError as error:
+        counters.add("traces", "failed")
         job.broken(error)
         return uncompiled(job, program)
+    counters.add("traces", "ok")
     held = source.held
 
     def call(*args: Any) -> tuple[Any, ...]:

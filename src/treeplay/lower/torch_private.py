@@ -16,6 +16,7 @@ import torch._prims.rng_prims
 import torch.fx
 import torch.utils._pytree as pytree
 from torch._dynamo.convert_frame import compile_lock as compile_lock
+from torch._dynamo.utils import counters as torchs_counters
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.decomposition import select_decomp_table
@@ -35,6 +36,7 @@ from treeplay.lower.functional import fresh, settled
 from treeplay.lower.layouts import check_layouts as check_layouts
 from treeplay.lower.layouts import has_convolutions_both_ways, put_channels_last
 from treeplay.lower.memory import Groups, groups_of, keep_apart
+from treeplay.observe import counters
 
 _OPTIONS: dict[str, Any] = {
     "triton.cudagraphs": False,
@@ -161,11 +163,23 @@ def compile_graph(
         if _wants_channels_last(module, is_inference):
             put_channels_last(module, force_stride_order)
         _mark_results(module, visible, groups)
-        compiled = compile_fx_inner(
-            module, fakes, cpp_wrapper=in_cpp, is_inference=is_inference, is_backward=is_backward
-        )
+        with _counting_cache():
+            compiled = compile_fx_inner(
+                module, fakes, cpp_wrapper=in_cpp, is_inference=is_inference, is_backward=is_backward
+            )
     call: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]] | None = getattr(compiled, "current_callable", None)
     return call or compiled
+
+
+@contextlib.contextmanager
+def _counting_cache() -> Iterator[None]:
+    """Count what Inductor's cache of compiled graphs has to say of a compile."""
+    told = torchs_counters["inductor"]
+    before = {what: told[f"fxgraph_cache_{what}"] for what in ("hit", "miss", "bypass")}
+    yield
+    for what, count in before.items():
+        if told[f"fxgraph_cache_{what}"] > count:
+            counters.add("inductor cache", what, told[f"fxgraph_cache_{what}"] - count)
 
 
 def is_worth_cpp(graph: torch.fx.Graph) -> bool:

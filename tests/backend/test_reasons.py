@@ -120,7 +120,7 @@ def test_D28_nine_sizes_give_one_warning_and_a_recording_each(device: str, monke
     assert len(texts) == 1 and "more than 8" in texts[0] and "pad" in texts[0]
     kept = [report for report in reports() if report.launch is not None]
     assert {report.launch.stage for report in kept} == {"recorded"}  # type: ignore[union-attr]
-    assert [item.role.value for item in kept[0].inputs if item.kind == "SymInt"] == ["plain"]  # D21
+    assert {item.role.value for item in kept[0].inputs if item.kind == "SymInt"} == {"plain"}  # D21
 
 
 def test_D32_the_first_call_draws_what_an_unrecorded_one_draws(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,13 +147,15 @@ def test_Dplus3_an_input_that_overlaps_itself_is_recorded(device: str, monkeypat
     assert report.outcome == "recorded" and report.launch is not None and report.launch.launches >= 3
 
 
-def test_Dplus5_fifty_sizes_leave_four_recordings(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_Dplus5_fifty_sizes_leave_four_recordings_and_all_are_right(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     on_a_tape(device, monkeypatch)
     run, memory = compiled(lambda x: x.sin() * x.shape[0] - x, dynamic=True, most_sizes=100), []
     with settings.changed(max_recordings_per_program=4):
         for rows in range(3, 53):
             x = numbers(device, rows)
-            for _ in range(3):
+            for _ in range(2 if device == "cpu" else 3):
                 torch.testing.assert_close(run(x), x.sin() * rows - x)
             assert sum(report.launch is not None for report in reports()) <= 4
             if device == "cuda":

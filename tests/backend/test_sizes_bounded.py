@@ -33,17 +33,6 @@ def call(run, rows):
     torch.testing.assert_close(run(x), x.sin() * rows)
 
 
-def test_Dplus5_many_sizes_leave_few_behind_and_all_are_right():
-    run = compiled(most_sizes=100)
-    with settings.changed(max_recordings_per_program=4):
-        for rows in range(3, 33):
-            call(run, rows)
-        assert dict(counters["sizes"]) == {"compiled": 30, "dropped": 26}
-        assert sum(report.direction == "inference" for report in graph_reports()) <= 30
-    call(run, 32)
-    assert counters["sizes"]["compiled"] == 30
-
-
 def test_Dplus5_the_size_unused_for_longest_goes_first():
     run = compiled()
     with settings.changed(max_recordings_per_program=2):

@@ -67,6 +67,24 @@ def test_results_of_moving_inputs_are_eagers_and_stay_valid(lower: str) -> None:
     assert launch_of(program).stage == "recorded"
 
 
+@pytest.mark.parametrize("lower", ["aten", "inductor"])
+def test_Gplus10_three_inputs_at_new_addresses_in_each_call_copy_no_byte(lower: str) -> None:
+    def model(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ y) * 2 - z
+
+    program: Any = treeplay.jit(model, lower=lower, on_refusal="raise")
+    kept = []
+    for number in range(100):
+        given = [torch.randint(-3, 4, (16, 16), device="cuda").float() + number for _ in range(3)]
+        kept.append((given, program(*given)))
+    assert len({tensor.data_ptr() for given, _ in kept for tensor in given}) == 300
+    for given, found in kept:
+        assert torch.equal(found, model(*given))
+    launch = launch_of(program)
+    assert (launch.stage, launch.copied_bytes, launch.launches) == ("recorded", 0, 98)
+    assert launch.patched >= 3 * 97
+
+
 def test_nothing_is_copied() -> None:
     model = network().eval()
     program: Any = treeplay.jit(model, lower="inductor", on_refusal="raise")

@@ -11,6 +11,7 @@ import torch
 
 import treeplay
 from support import jit
+from treeplay.backend.account import graph_reports
 from treeplay.torch_compile import backend
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -115,6 +116,8 @@ def test_a_backward_in_a_fresh_thread_replays() -> None:
 
     in_fresh_threads(train, count=1)
     torch.testing.assert_close(layer.weight.grad, expected)
+    for report in graph_reports()[-2:]:
+        assert report.launch is not None and report.launch.stage == "recorded" and report.launch.launches >= len(given)
 
 
 def test_compiled_inference_replays_in_fresh_threads() -> None:
@@ -131,6 +134,8 @@ def test_compiled_inference_replays_in_fresh_threads() -> None:
             assert torch.equal(compiled(x), wanted)
 
     in_fresh_threads(replay)
+    launch = graph_reports()[-1].launch
+    assert launch is not None and launch.stage == "recorded" and launch.launches >= 8 * len(given)
 
 
 def test_an_explicit_graph_is_replayed_and_described_in_fresh_threads() -> None:
@@ -161,6 +166,57 @@ def test_a_graphed_callable_is_called_in_fresh_threads() -> None:
                 torch.testing.assert_close(graphed(x).clone(), wanted)
 
     in_fresh_threads(replay, count=1)
+
+
+@pytest.mark.parametrize("front", ["jit", "compile"])
+def test_T38_two_streams_in_turn_for_a_hundred_rounds(front: str) -> None:
+    """Nothing but treeplay makes a replay wait for the one before it, on the other stream."""
+    state = torch.zeros(1 << 20, device="cuda")
+    torch._dynamo.mark_static_address(state)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(8):  # long enough for the next replay to come too early
+            state.mul_(0.5).add_(x)
+        return state * 2 - x
+
+    run = (
+        jit(program, lower="aten")
+        if front == "jit"
+        else torch.compile(program, backend=backend, options={"inner": "aten"})
+    )
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    given = [torch.full((1 << 20,), float(number % 7), device="cuda") for number in range(100)]
+    for x in given[:4]:
+        run(x)
+    torch.cuda.synchronize()
+    state.zero_()
+    found, before = [], torch.cuda.current_stream()
+    torch.cuda.synchronize()
+    for number, x in enumerate(given):
+        stream = streams[number % 2]
+        with torch.cuda.stream(stream):
+            found.append(run(x)[::1000].clone())
+            assert torch.cuda.current_stream() == stream
+    assert torch.cuda.current_stream() == before
+    torch.cuda.synchronize()
+    launch = launch_of(run) if front == "jit" else graph_reports()[-1].launch
+    assert launch.stage == "recorded" and launch.launches >= 100
+    state.zero_()
+    for number, (x, out) in enumerate(zip(given, found, strict=True)):
+        assert torch.equal(out, program(x)[::1000]), f"round {number}"
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_T38_tensors_of_two_devices_are_refused_and_right() -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * 2 - (y * 3).to(x.device)
+
+    run = treeplay.jit(program, lower="aten")
+    with pytest.warns(UserWarning, match="cuda:1"):
+        for number in range(4):
+            x, y = torch.full((3,), float(number), device="cuda:0"), torch.ones(3, device="cuda:1")
+            assert torch.equal(run(x, y), program(x, y))
+    assert run.statistics().replays == 0 and run.statistics().refusals == 1
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

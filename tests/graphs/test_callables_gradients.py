@@ -126,6 +126,16 @@ def test_Gplus1_accumulated_gradients_are_sums(dev: str) -> None:
     close(second.grad, leaves[1].grad)
 
 
+def pool_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The pool of the allocator that a tensor lies in; recordings have pools of their own."""
+    if not tensor.is_cuda:
+        return 0, 0
+    for segment in torch.cuda.memory_snapshot():
+        if segment["address"] <= tensor.data_ptr() < segment["address"] + segment["total_size"]:
+            return tuple(segment["segment_pool_id"])
+    raise AssertionError("in no segment")
+
+
 def test_Gplus1_gradients_do_not_lie_in_static_memory(dev: str) -> None:
     module = nn.Linear(4, 4).to(dev)
     make_graphed_callables(module, (torch.randn(3, 4, device=dev),))
@@ -133,6 +143,7 @@ def test_Gplus1_gradients_do_not_lie_in_static_memory(dev: str) -> None:
     static = {tensor.data_ptr() for tensor in recorded.backward.gradients}
     module(torch.randn(3, 4, device=dev)).sum().backward()
     assert static.isdisjoint({module.weight.grad.data_ptr(), module.bias.grad.data_ptr()})
+    assert {pool_of(tensor.grad) for tensor in module.parameters()} == {(0, 0)}
     kept = module.weight.grad.clone()
     gradient = module.weight.grad
     module.zero_grad()

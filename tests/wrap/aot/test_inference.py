@@ -92,6 +92,27 @@ def test_W4_a_wrong_number_of_values_is_an_internal_error(grad: bool) -> None:
     assert given == []
 
 
+def test_W4_values_are_counted_with_writes_and_bases() -> None:
+    def function(a: Any, b: Any, x: Any) -> Any:
+        a.mul_(2)
+        y = (x * 3).exp()
+        return [a + b, y.view(-1), y.t()]
+
+    def make() -> list[Any]:
+        whole = numbers(3)
+        return [whole[:2], whole[1:], numbers(2, 2, grad=True)]
+
+    def less(module: Any, inputs: Any) -> Any:
+        run = boxed(module, inputs)
+        return lambda args: run(args)[1:]
+
+    plan = wrapped(function, make).plan
+    assert (len(plan.writes), len(plan.results), plan.values) == (1, 3, 1 + 3 + 1)  # the last is what both views are of
+    whole = plan.values + plan.node.saved
+    with pytest.raises(InternalError, match=f"expected {whole}, got {whole - 1}"):
+        wrapped(function, make, forward=less)(make())
+
+
 def test_W4_a_wrong_number_of_gradients_is_an_internal_error() -> None:
     def make() -> list[Any]:
         return [numbers(2, grad=True), numbers(2, grad=True)]

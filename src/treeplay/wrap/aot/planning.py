@@ -55,7 +55,7 @@ def plan_call(
         raise refusal("write", "two arguments share memory, and one of them is written", seen.line())
     names = [plan.name(at) for at in positions]
     layouts = new_layouts(facts, seen, samples, names)
-    _refuse_what_is_missing(facts, seen, samples, names=names, layouts=layouts)
+    _refuse_what_is_missing(facts, seen, samples, names=names)
     if compilers.functional_random:
         refuse_unsupported_random(traced)
     _refuse_new_histories(plan, facts, seen, noted)
@@ -92,10 +92,8 @@ def _refuse_new_histories(plan: CallPlan, facts: Any, seen: Seen, noted: Noted) 
             raise refusal("write", told, seen.line())
 
 
-def _refuse_what_is_missing(
-    facts: Any, seen: Seen, samples: Sequence[Any], *, names: Sequence[str], layouts: dict[int, Layout]
-) -> None:
-    for k, (name, sample, info) in enumerate(zip(names, samples, facts.input_info, strict=True)):
+def _refuse_what_is_missing(facts: Any, seen: Seen, samples: Sequence[Any], *, names: Sequence[str]) -> None:
+    for name, sample, info in zip(names, samples, facts.input_info, strict=True):
         tracked = not (info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode)
         if info.mutates_storage_metadata or info.mutation_inductor_storage_resize:
             raise refusal("write", f"the storage of argument `{name}` is replaced or resized", seen.line())

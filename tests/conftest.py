@@ -36,3 +36,12 @@ def device(request: pytest.FixtureRequest) -> str:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     return str(request.param)
+
+
+@pytest.fixture
+def on_each_device(device: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same, and tensors of the wrap stage's oracle lie there."""
+    from wrap.aot import oracle
+
+    monkeypatch.setattr(oracle, "DEVICE", device)
+    return device

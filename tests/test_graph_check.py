@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.fx
 
+import treeplay
 from treeplay.errors import InternalError
 from treeplay.graph_check import add_placeholder, check_graph, check_module
 
@@ -100,3 +104,64 @@ def test_a_new_argument_is_called_as_it_is_taken() -> None:
         node = add_placeholder(graph, "sub")
     assert node.target == node.name != "sub"
     check_graph(graph, "a pass")
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """After what graphs are looked at, in order."""
+    import treeplay.backend.wrapped
+    import treeplay.lower.inductor  # noqa: F401  with all that they import
+
+    told: list[str] = []
+    for name, module in list(sys.modules.items()):
+        for check in (check_graph, check_module):
+            if name.startswith("treeplay.") and getattr(module, check.__name__, None) is check and name != HERE:
+
+                def noting(graph: Any, after: str, check: Any = check) -> None:
+                    told.append(after)
+                    check(graph, after)
+
+                monkeypatch.setattr(module, check.__name__, noting)
+    return told
+
+
+HERE = "treeplay.graph_check"
+
+
+def test_jit_looks_at_its_graph_after_each_step(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from treeplay.lower import torch_private
+
+    def no_compiler(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError
+
+    monkeypatch.setattr(torch_private, "compile_graph", no_compiler)
+    program = treeplay.jit(lambda x: x.sin() - 2, lower="inductor")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program(torch.ones(3))
+        program(torch.ones(3))
+    steps = ["the trace", "shared lists were taken apart", "it was made functional", "results were laid out"]
+    assert told[:4] == steps
+
+
+def test_the_backend_looks_at_its_graphs_after_each_step(told: list[str]) -> None:
+    def program(given: Any, w: Any) -> Any:
+        return {"y": (given[0] * w).sin() - given[1]}
+
+    from treeplay.torch_compile import compile_graph
+
+    weight = torch.ones(3, requires_grad=True)
+    inputs = [[torch.ones(3), torch.ones(3)], weight]
+    call = compile_graph(torch.fx.symbolic_trace(program), inputs, inner="aten")
+    call(*inputs)["y"].sum().backward()
+    assert told == [
+        *(
+            "its results were made flat",
+            "its inputs were made flat",
+            "the trace",
+            "the backward's writes were taken out",
+        ),
+        *("the split (forward)", "the split (backward)"),
+        *("views were no longer saved (forward)", "views were no longer saved (backward)"),
+        *("the passes", "missing gradients were left out", "the passes"),
+    ]

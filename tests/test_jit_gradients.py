@@ -372,6 +372,41 @@ def test_under_hooks_on_saved_tensors_it_is_the_plain_program() -> None:
     assert program.statistics().replays == 3
 
 
+@pytest.mark.parametrize("kind", ["functions", "graphs"])
+def test_hooks_of_the_program_that_change_what_is_saved_are_refused(kind: str) -> None:
+    """Their backward was given what they had not seen."""
+    pack, unpack = (torch.fx.symbolic_trace(f) if kind == "graphs" else f for f in (lambda t: t * 2, lambda t: t * 1.5))
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            y = x.sin()
+        return y * x
+
+    jitted = treeplay.jit(program, lower="aten")
+    with pytest.warns(UserWarning, match="saved_tensors_hooks: puts hooks on what is saved"):
+        for _ in range(4):
+            mine, eagers = (torch.arange(3.0).requires_grad_() for _ in range(2))
+            jitted(mine).sum().backward()
+            program(eagers).sum().backward()
+            assert torch.equal(mine.grad, eagers.grad)
+
+
+def test_hooks_of_a_whole_step_are_followed() -> None:
+    weight = nn.Parameter(torch.ones(3))
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        weight.grad = None
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t * 1.5):
+            loss = (x * weight).sin().sum()
+        loss.backward()
+        return weight.grad.clone()
+
+    jitted = jit(program)
+    for k in range(4):
+        torch.testing.assert_close(jitted(torch.arange(3.0) + k), program(torch.arange(3.0) + k))
+    assert jitted.statistics().replays == 3
+
+
 def test_an_exception_of_the_program_leaves_no_mark() -> None:
     model, fails = nn.Linear(3, 1), [False]
     versions = [p._version for p in model.parameters()]

@@ -418,6 +418,7 @@ PLACES: dict[str, Callable[[torch.Tensor], Any]] = {
     "written": lambda x: (x.as_strided((2,), (2,), 5).mul_(3.0), x * 2)[1],
     "of what it makes": lambda x: (x * 2).as_strided((2, 2), (1, 2), 1),
     "copied": lambda x: torch.as_strided_copy(x * 2, (2, 2), (1, 2), 1),
+    "copied from the argument": lambda x: torch.as_strided_copy(x, (2, 2), (1, 2), 5) - 1,
 }
 
 
@@ -441,6 +442,28 @@ def test_a_place_outside_of_the_argument_is_refused() -> None:
     jitted(torch.ones(8)[2:6])
     with pytest.raises(treeplay.Refusal, match="takes what lies outside of the argument"):
         jitted(torch.ones(8)[2:6])
+
+
+def test_a_copy_of_all_the_memory_around_an_argument_is_refused() -> None:
+    jitted = jit(lambda x: torch.as_strided_scatter(x, x[:2] * 3, (2,), (1,), 3))
+    jitted(torch.ones(8)[2:6])
+    with pytest.raises(treeplay.Refusal, match="as_strided_scatter: copies an argument with all the memory around it"):
+        jitted(torch.ones(8)[2:6])
+
+
+@pytest.mark.parametrize("lower", ["aten", pytest.param("inductor", marks=pytest.mark.soak)])
+def test_a_shape_that_stays_as_it_is_is_not_changed(lower: str, device: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.squeeze_(0).transpose_(1, 1).resize_(2, 3)
+        return x * 2 - 1
+
+    jitted = jit(program, lower=lower)
+    for call in range(5):
+        mine, eagers = (torch.arange(6.0, device=device).view(2, 3) + call for _ in range(2))
+        assert_same(jitted(mine), program(eagers))
+        assert_same(mine, eagers)
+    launch = jitted.statistics().keys[0].recordings[0].launch
+    assert launch.stage == ("bound" if device == "cpu" else "recorded")
 
 
 @pytest.mark.parametrize("lower", ["aten", pytest.param("inductor", marks=pytest.mark.soak)])

@@ -1,6 +1,8 @@
 """Is a graph one from which right code can be written? Asked wherever one stage hands a graph to the next.
 
-    trace ─ check ▶ passes ─ check ▶ split ─ check ▶ no saved views ─ check ▶ compiler
+    jit             trace ─ check ▶ lists apart ─ check ▶ functional ─ check ▶ layouts ─ check ▶ Inductor
+    torch.compile   flat inputs and results ─ check ▶ passes ─ check ▶ trace ─ check ▶ writes of the backward ─ check ▶ passes
+                    ─ check ▶ split ─ check ▶ no saved views ─ check ▶ passes ─ check ▶ compiler
 
 A graph runs as a Python function of its placeholders. That function names an argument by the placeholder's *target* and every
 other value by its node's *name*. Torch keeps the names of nodes apart, and nobody the targets: where a target is another

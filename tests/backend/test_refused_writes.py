@@ -13,6 +13,8 @@ from treeplay.driver import compile_flat
 from treeplay.torch_compile import compile_graph
 from wrap.aot.oracle import numbers
 
+pytestmark = pytest.mark.usefixtures("on_each_device")
+
 
 def write_then_replace(x: Any, y: Any, old: Any) -> Any:
     x.mul_(2)

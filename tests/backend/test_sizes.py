@@ -63,16 +63,16 @@ def marks(tensor):
     return getattr(tensor, _mark_of_changing_sizes(), set())
 
 
-def test_W28_sizes_that_change_are_noted_at_results():
+def test_W28_sizes_that_change_are_noted_at_results(device):
     def program(x):
         return x * 2, x.sum(0), x.sum(), x[:2]
 
     run = torch.compile(program, backend=backend, options={"inner": "aten"}, dynamic=True)
     for rows, columns in ((3, 4), (5, 6), (5, 6)):
-        assert [marks(result) for result in run(torch.randn(rows, columns))] == [{0, 1}, {0}, set(), {1}]
+        assert [marks(result) for result in run(torch.randn(rows, columns, device=device))] == [{0, 1}, {0}, set(), {1}]
 
 
-def test_W28_a_following_graph_keeps_them_dynamic():
+def test_W28_a_following_graph_keeps_them_dynamic(device):
     inner = Counting()
 
     def program(x):
@@ -83,7 +83,7 @@ def test_W28_a_following_graph_keeps_them_dynamic():
     run = torch.compile(program, backend=backend, options={"inner": inner})
     frames = []
     for rows in (3, 4, 5, 6, 7):
-        x = torch.randn(rows, 2)
+        x = torch.randn(rows, 2, device=device)
         torch._dynamo.mark_dynamic(x, 0)
         torch.testing.assert_close(run(x), program(x))
         frames.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])

@@ -12,14 +12,17 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from treeplay.backend.account import graph_reports
 from treeplay.backend.inner import boxed
 from treeplay.errors import UsageError
 from treeplay.torch_compile import backend
 from wrap.aot.effects import LOG, twice
+from wrap.aot.oracle import device as current_device
 from wrap.aot.oracle import numbers, same
 from wrap.aot.pairs import Pair, pair
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+EACH = pytest.mark.usefixtures("on_each_device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]
 
 
@@ -87,6 +90,7 @@ def batches(*size: int, count: int = 3) -> list[torch.Tensor]:
     return [numbers(*size) / 3 + k for k in range(count)]
 
 
+@EACH
 def test_W15_a_model_with_parameters_made_of_tensors_trains() -> None:
     net = Paired()
     inner = agree(net, batches(5, 3))
@@ -97,6 +101,7 @@ def test_W15_the_same_with_inductor() -> None:
     agree(Paired(), batches(5, 3), inner="inductor")
 
 
+@EACH
 def test_W15_a_model_with_parameters_made_of_tensors_in_inference() -> None:
     net, inner = Paired(), Inner()
     run = torch.compile(net, backend=backend, options={"inner": inner})
@@ -119,10 +124,12 @@ class Deep(nn.Module):
         return torch.tanh(x @ self.weight)
 
 
+@EACH
 def test_W15_parameters_made_of_nested_tensors_train() -> None:
     agree(Deep(), batches(5, 3))
 
 
+@EACH
 def test_W15_parameters_made_of_tensors_that_are_frozen_stay_as_they_are() -> None:
     net = Paired()
     net.first.requires_grad_(False)
@@ -218,8 +225,9 @@ def test_D29_effects_on_the_host_are_not_recorded() -> None:
             handle.destroy()
 
 
+@EACH
 def test_W38_jagged_nested_tensors_run_as_they_are_with_a_warning() -> None:
-    net = nn.Linear(4, 3)
+    net = nn.Linear(4, 3).to(current_device())
     rows = [torch.nested.nested_tensor([numbers(k, 4), numbers(3, 4)], layout=torch.jagged) for k in (2, 5)]
     run = torch.compile(lambda t: net(t).sin(), backend=backend, options={"inner": "aten"})
     for given in rows:
@@ -229,8 +237,9 @@ def test_W38_jagged_nested_tensors_run_as_they_are_with_a_warning() -> None:
         same("values", net(given).sin().values(), found.values())
 
 
+@EACH
 def test_W38_gradients_of_jagged_nested_tensors() -> None:
-    net = nn.Linear(4, 3)
+    net = nn.Linear(4, 3).to(current_device())
     run = torch.compile(lambda t: net(t).sin(), backend=backend, options={"inner": "aten"})
     for count in (2, 5):
         rows = [numbers(count, 4), numbers(3, 4)]
@@ -247,6 +256,7 @@ def test_W38_gradients_of_jagged_nested_tensors() -> None:
             same(f"gradient of the {name}", eager, ours)
 
 
+@EACH
 def test_W38_a_gradient_of_another_class_is_told_with_the_line_of_its_result() -> None:
     def program(x: Any) -> Any:
         y = x * 2
@@ -272,6 +282,7 @@ class Stashed(torch.autograd.Function):
         return gradient * ctx.w, None
 
 
+@EACH
 @pytest.mark.parametrize("turned", [False, True])
 def test_W35_a_tensor_stashed_on_a_custom_functions_context_may_change_as_in_eager(turned: bool) -> None:
     """What was computed from it before is not computed again from what it became."""
@@ -289,8 +300,31 @@ def test_W35_a_tensor_stashed_on_a_custom_functions_context_may_change_as_in_eag
     torch.testing.assert_close(found[1], found[0])
 
 
+@EACH
+def test_W44_what_hooks_keep_of_recorded_steps_stays_as_it_was() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(current_device())
+    twin, older = copy.deepcopy(net), {report.graph_id for report in graph_reports()}
+    run = torch.compile(net, backend=backend, options={"inner": "aten"})
+    kept: list[torch.Tensor] = []
+    copies: list[torch.Tensor] = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(
+        lambda t: (kept.append(t), copies.append(t.clone()), t)[-1], lambda t: t
+    )
+    for batch in batches(5, 3, count=5):
+        with hooks:
+            result = run(batch)
+        result.square().sum().backward()
+        twin(batch).square().sum().backward()
+    assert len(kept) >= 5 * 3 and all(map(torch.equal, kept, copies))
+    for mine, eagers in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, eagers.grad)
+    for report in graph_reports() if current_device() == "cuda" else ():
+        assert report.graph_id in older or (report.launch.stage == "recorded" and report.launch.launches >= 3), report
+
+
+@EACH
 def test_W45_a_model_trained_under_compiled_autograd_is_eagers() -> None:
-    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(current_device())
     with warnings.catch_warnings(), torch._dynamo.config.patch(compiled_autograd=True):
         warnings.simplefilter("ignore")
         agree(net, batches(5, 3), inner="aten")

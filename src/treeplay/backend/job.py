@@ -23,6 +23,7 @@ from treeplay.backend.examine import calls_of, devices_of, has_caching_allocator
 from treeplay.backend.inner import Boxed, Flat, boxed, compile_inner, is_empty, without_views
 from treeplay.backend.keeping import keep_for_backward
 from treeplay.backend.metadata import refresh_layout
+from treeplay.backend.numbers import tensors_for_numbers
 from treeplay.backend.options import Options, using
 from treeplay.backend.partition import decompositions, splitter
 from treeplay.backend.passes import copy_of, run_after_autograd, run_joint
@@ -96,6 +97,8 @@ class Job:
         with self._alone():
             visible = self._visible(module)
             module = run_joint(module, inputs, self.options.joint)
+            if self.options.inner == "inductor":
+                tensors_for_numbers(module)
             return self._compile(module, inputs, "inference", visible, self.options)
 
     def compile_backward(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:

@@ -11,6 +11,7 @@ import torch.fx
 import torch.utils._pytree as pytree
 
 from treeplay.backend import torch_private
+from treeplay.backend.numbers import save_numbers_as_tensors, tensors_for_numbers
 from treeplay.backend.options import Options
 from treeplay.backend.passes import run_joint
 from treeplay.backend.saved_views import without_saved_views
@@ -32,6 +33,9 @@ def splitter(options: Options) -> Split:
         joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         joint = run_joint(joint, pytree.tree_leaves(inputs), options.joint)
+        if options.inner == "inductor":
+            tensors_for_numbers(joint)
+            check_module(joint, "numbers became tensors")
         is_eager = options.inner != "inductor" or options.eager_random
         with (
             torch_private.stored_random_states() if is_eager else contextlib.nullcontext(),
@@ -39,6 +43,7 @@ def splitter(options: Options) -> Split:
         ):
             forward, backward = split(joint, inputs, **known)
         _check(forward, backward, after="the split")
+        save_numbers_as_tensors(forward, backward, returned=known["num_fwd_outputs"])
         without_saved_views(forward, backward, returned=known["num_fwd_outputs"])
         _check(forward, backward, after="views were no longer saved")
         return forward, backward

@@ -20,7 +20,7 @@ from torch.utils._pytree import TreeSpec
 from treeplay.backend import torch_private, trees
 from treeplay.backend.metadata import values_of
 from treeplay.backend.passes import copy_of
-from treeplay.graph_check import add_placeholder
+from treeplay.graph_check import add_placeholder, check_module
 
 Call = Callable[..., Any]
 Program = torch.fx.GraphModule | Callable[..., Any]
@@ -50,6 +50,7 @@ def with_flat_result(program: Program, inputs: Sequence[Any], compile_next: Comp
         return compile_next(program, inputs)
     leaves, tree = trees.flatten(result)
     program.graph.output_node().args = (tuple(leaves),)
+    check_module(program, "its results were made flat")
     program.recompile()
     compiled = compile_next(program, inputs)
 
@@ -202,6 +203,7 @@ def _flatten_placeholders(module: torch.fx.GraphModule, inputs: Sequence[Any]) -
             parts = [add_placeholder(graph, f"{node.target}_{at}") for at in range(len(leaves))]
         _replace(node, trees.unflatten(parts, tree))
         graph.erase_node(node)
+    check_module(module, "its inputs were made flat")
     module.recompile()
 
 

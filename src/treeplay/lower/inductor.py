@@ -37,6 +37,7 @@ def lower_inductor(
     _check_keeping(graph)
     check_layouts(graph)
     graph = with_shared_lists_apart(graph)
+    check_graph(graph, "shared lists were taken apart")
     results = [node.meta["spec"] for node in graph.output_node().args[0]]  # type: ignore[union-attr]
     numbers = split_numbers(graph)
     specs = _specs(graph, numbers, device)
@@ -47,6 +48,7 @@ def lower_inductor(
         )
         check_module(module, "it was made functional")
         lay_out_results(module, [spec.stride for spec in results], torch_private.force_stride_order)
+        check_module(module, "results were laid out")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

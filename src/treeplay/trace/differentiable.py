@@ -83,6 +83,14 @@ def _why_not(run: Run, where: Location | None) -> Reason | None:
             advice="put the hook on the result, after the call, or on a parameter, outside of the program",
             where=line,
         )
+    if run.watch.repacked is not None:
+        name, line = run.watch.repacked
+        return Reason(
+            op=name,
+            why="puts hooks on what is saved for a backward that the caller runs, which a recorded one would not see",
+            advice="put the hooks around the call: then it is the plain program",
+            where=line,
+        )
     if has_backward_hooks(run.called.values()):
         return Reason(
             op="backward hook",

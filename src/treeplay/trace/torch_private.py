@@ -38,6 +38,16 @@ def is_mode_active() -> bool:
 _hooks_on_saved_tensors = torch._C._autograd._top_saved_tensors_default_hooks
 
 
+_KEEPING = ("torch.autograd.graph", "torch.utils.checkpoint")
+
+
+def changes_what_is_saved() -> bool:
+    """Whether hooks on all saved tensors are active that may give the backward something else than was saved. Torch's own,
+    which offload to the host or compute again, do not."""
+    hooks = _hooks_on_saved_tensors(False)
+    return hooks is not None and getattr(hooks[0], "__module__", None) not in _KEEPING
+
+
 def _is_device_alone() -> bool:
     return (
         torch._C._len_torch_function_stack() == 1

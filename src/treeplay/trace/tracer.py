@@ -61,6 +61,13 @@ _HOST_READS = frozenset(
 )
 # What `make_dual` asks first; neither can run on fakes.
 _FORWARD_MODE = frozenset({aten.is_same_size.default, aten._make_dual.default})
+# Operators that may change a shape in place, and may leave it as it is.
+_SHAPES = frozenset(
+    (
+        *(aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims, aten.t_.default, aten.transpose_.default),
+        aten.resize_.default,
+    )
+)
 # Operators that are told where in the memory of their first argument to begin.
 _BEGINS = frozenset({aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default})
 _LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
@@ -174,6 +181,8 @@ class Tracer(TorchDispatchMode):
             self._draw(func, (*args, *kwargs.values()), where)
         if func is TAKES_ONE_PIECE:
             return self._put_together(args[0], args[1], where)
+        if self._is_idle(func, args):
+            return args[0]
         self._check_lasting(func, args, kwargs, where)
         asked = question(func, asked_of(func, args), kwargs) if self.layouts else None
         func, args, kwargs = self._settle(func, args, kwargs)
@@ -256,6 +265,16 @@ class Tracer(TorchDispatchMode):
                     raise self.refuse(_name(func), *_GIVES_HISTORY, where)
                 self.given_history.append((owner, Reason(_name(func), *_GIVES_HISTORY, where)))
 
+    def _is_idle(self, func: Any, args: Any) -> bool:
+        """Whether an operator that changes shapes in place leaves that of a tensor which outlives the call as it is."""
+        if func not in _SHAPES or isinstance(args[0], FakeTensor):
+            return False
+        fake = self._value(args[0], func, None).fake
+        with self.fake_mode:
+            twin = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
+            func(twin, *args[1:])
+        return twin.shape == fake.shape and twin.stride() == fake.stride()
+
     def check_history(self, tensor: torch.Tensor) -> None:
         """Refuse a custom function that gives a history to a tensor which outlives the call."""
         owner = tensor._base if tensor._base is not None else tensor
@@ -277,7 +296,8 @@ class Tracer(TorchDispatchMode):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of an operator that is told where in the memory of an input to begin, counted from where that input
         begins: so the graph holds for inputs that begin elsewhere, and lowerings need not know where."""
-        given = dict(zip(("self", "size", "stride", "storage_offset"), args, strict=False)) | kwargs
+        named = (argument.name for argument in func._schema.arguments)
+        given = dict(zip(named, args, strict=False)) | kwargs
         offset, value = given.get("storage_offset"), self._value(given["self"], func, where)
         owners = [
             seen for seen in self.tape.inputs if seen.value.fake.untyped_storage()._cdata == storage_of(value.fake)
@@ -287,20 +307,16 @@ class Tracer(TorchDispatchMode):
         first, last = _span_of(given["size"], given["stride"], offset)
         for seen in owners:
             start, end = _span_of(*_layout_of(seen.value.fake))
-            if (
-                func is aten.as_strided.default
-                and seen.value.fake.dtype == value.fake.dtype
-                and start <= first
-                and last <= end
-            ):
+            is_inside = seen.value.fake.dtype == value.fake.dtype and start <= first and last <= end
+            if is_inside and func is not aten.as_strided_scatter.default:  # whose result lies as the whole memory does
                 seen.begins = start
                 return (self._piece(seen, first - start, end - start), given["size"], given["stride"]), {}
-        raise self.refuse(
-            _name(func),
-            "is told where in an argument's memory to begin, and takes what lies outside of the argument",
-            "pass the tensor that all of it lies in",
-            where,
-        )
+        if func is aten.as_strided_scatter.default:
+            why, advice = "copies an argument with all the memory around it", "write to `as_strided` of a clone"
+        else:
+            why = "is told where in an argument's memory to begin, and takes what lies outside of the argument"
+            advice = "pass the tensor that all of it lies in"
+        raise self.refuse(_name(func), why, advice, where)
 
     def _piece(self, seen: InputSeen, first: int, length: int) -> torch.Tensor:
         """The memory of an input from its element `first` on, in one dimension."""

@@ -22,7 +22,7 @@ from treeplay.trace.fused import with_symbolic_rate
 from treeplay.trace.gradients import Gradients
 from treeplay.trace.location import user_location
 from treeplay.trace.recurrent import weights_of
-from treeplay.trace.torch_private import is_of_transform
+from treeplay.trace.torch_private import changes_what_is_saved, is_of_transform
 from treeplay.trace.tracer import Tracer
 
 _TENSOR = torch.Tensor
@@ -73,6 +73,9 @@ class WatchFunctions(TorchFunctionMode):
         self.grads_read: dict[int, torch.Tensor] = {}
         self.grads_set: set[int] = set()  # tensors, by `id`
         self.hooked: tuple[str, Location | None] | None = None  # the first hook on a tensor that the program made
+        self.repacked: tuple[str, Location | None] | None = (
+            None  # the first call under hooks that may change what is saved
+        )
 
     def forget(self) -> None:
         """Drop what was kept of the traced run."""
@@ -119,6 +122,8 @@ class WatchFunctions(TorchFunctionMode):
             inputs = args[1] if func is torch.autograd.grad and len(args) > 1 else kwargs.get("inputs")
             self._check_graph(_tensors(_outputs(args, kwargs)), _tensors(inputs))
             self._note_backward(args, kwargs)
+        if self.repacked is None and changes_what_is_saved():
+            self.repacked = "saved_tensors_hooks", user_location()
         weights = weights_of(func, args)
         if weights:
             self.tracer.recurrent_weights, self.tracer.recurrent_piece = weights, None

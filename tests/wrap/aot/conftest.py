@@ -10,9 +10,18 @@ import torch
 from wrap.aot import oracle
 
 ON_EACH_DEVICE = {
-    *("test_bases", "test_donated", "test_inference", "test_later", "test_mutants", "test_random", "test_shapes"),
+    *(
+        "test_again",
+        "test_bases",
+        "test_donated",
+        "test_inference",
+        "test_later",
+        "test_mutants",
+        "test_random",
+        "test_shapes",
+    ),
     *("test_saved_and_arriving", "test_subclasses", "test_together", "test_training", "test_twin", "test_views"),
-    "test_writes",
+    *("test_surroundings", "test_writes"),
 }
 """Modules all of whose tensors come from `oracle.numbers` and what is like it."""
 

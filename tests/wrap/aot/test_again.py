@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from treeplay.backend.job import plain_compilers
-from wrap.aot.oracle import numbers, wrapped
+from wrap.aot.oracle import alike, numbers, wrapped
 
 Function = Callable[..., list[torch.Tensor]]
 
@@ -18,12 +18,16 @@ def make() -> list[torch.Tensor]:
     return [numbers(2, 3, grad=True), numbers(3, grad=True)]
 
 
+def weights(value: torch.Tensor) -> torch.Tensor:
+    return torch.linspace(0.5, 1.5, value.numel(), device=value.device).view_as(value)
+
+
 def derivatives(function: Function, order: int) -> list[Any]:
     """Gradients of the arguments, their gradients, and so on."""
     args = make()
     values, found = function(*args), []
     for _ in range(order):
-        total = sum((value * torch.linspace(0.5, 1.5, value.numel()).view_as(value)).sin().sum() for value in values)
+        total = sum((value * weights(value)).sin().sum() for value in values)
         gradients = torch.autograd.grad(total, args, create_graph=True, allow_unused=True)
         found += gradients
         values = [gradient for gradient in gradients if gradient is not None and gradient.requires_grad]
@@ -107,7 +111,7 @@ def test_a_gradient_of_some_results_leads_on() -> None:
 
 
 def test_running_statistics_may_be_written() -> None:
-    mean, variance = torch.zeros(3), torch.ones(3)
+    mean, variance = alike(0, 3), alike(1, 3)
 
     def function(x: torch.Tensor, w: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> list[torch.Tensor]:
         return [torch.nn.functional.batch_norm(x * w, mean, variance, training=True).exp()]

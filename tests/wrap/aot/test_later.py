@@ -139,15 +139,39 @@ def test_W43_a_parameter_may_be_zeroed_but_not_under_create_graph() -> None:
     assert torch.equal(w, numbers(3))
 
 
-def test_W43_a_shape_changed_in_the_backward_is_refused() -> None:
-    class Turned(Counted):
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-            ctx.buffer.t_()
-            return gradient * 2, None
+class TurnedBuffer(Counted):
+    """Changes the shape of a buffer in its backward."""
 
-    with pytest.raises(Refusal, match="metadata"):
-        wrapped(lambda x, b: [Turned.apply(x, b)], lambda: [numbers(2, 3, grad=True), alike(0, 2, 3)])
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        ctx.buffer.t_()
+        return gradient * 2, None
+
+
+class EmptiedBuffer(Counted):
+    """Gives the memory of a buffer back in its backward."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        ctx.buffer.untyped_storage().resize_(0)
+        return gradient * 2, None
+
+
+class TurnedGradient(Counted):
+    """Changes the shape of the gradient that arrives."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        gradient.t_()
+        return gradient.t() * 2, None
+
+
+@pytest.mark.parametrize(
+    ("function", "why"), [(TurnedBuffer, "metadata"), (TurnedGradient, "metadata"), (EmptiedBuffer, "storage")]
+)
+def test_W43_a_shape_or_storage_changed_in_the_backward_is_refused(function: Any, why: str) -> None:
+    with pytest.raises(Refusal, match=why):
+        wrapped(lambda x, b: [function.apply(x, b)], lambda: [numbers(2, 3, grad=True), alike(0, 2, 3)])
 
 
 def test_W43_whose_backward_writes_is_not_known_with_several_results() -> None:

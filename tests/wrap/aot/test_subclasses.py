@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -134,6 +135,50 @@ def test_W14_a_size_that_the_trace_did_not_know_comes_back_right() -> None:
     for rows in (4, 6):
         (y,) = call([pair(rows, 3)])
         assert y.shape == (rows, 3) and torch.equal(y.b, pair(rows, 3).b * 2)
+
+
+@pytest.fixture
+def processes() -> Iterator[Any]:
+    """A group of processes whose collectives give what this one has."""
+    distributed = pytest.importorskip("torch.distributed")
+    testing = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    distributed.init_process_group("fake", store=testing.FakeStore(), rank=0, world_size=2)
+    yield distributed.group.WORLD
+    distributed.destroy_process_group()
+
+
+def test_W14_what_is_still_on_its_way_from_other_processes_is_waited_for(processes: Any) -> None:
+    collectives = torch.distributed._functional_collectives
+
+    def coming(x: Any) -> Any:
+        found = collectives.all_reduce(x, "sum", processes)
+        assert type(found) is collectives.AsyncCollectiveTensor
+        return found
+
+    x, y = numbers(3), numbers(3) + 1
+    call = wrapped(lambda x, y: [x * y], lambda: [numbers(3), numbers(3)])
+    assert type(call([coming(x), y])[0]) is torch.Tensor and torch.equal(call([x, coming(y)])[0], x * y)
+    traced_so = wrapped(lambda x, y: [x * y], lambda: [coming(numbers(3)), numbers(3)])
+    assert "args[0] = waited(args[0])" in traced_so.source and torch.equal(traced_so([coming(x), y])[0], x * y)
+    (inside,) = wrapped(lambda p: [p * 2], lambda: [pair(3)])([Pair(coming(x), y)])
+    assert torch.equal(inside.a, x * 2) and torch.equal(inside.b, y * 2)
+    weight = numbers(3, grad=True)
+    wrapped(lambda w: [w * 2], lambda: [numbers(3, grad=True)])([weight])[0].backward(coming(y))
+    assert torch.equal(weight.grad, y * 2)
+
+
+def test_W38_the_missing_gradient_of_a_written_pair_counts_as_zeros() -> None:
+    def function(x: Any) -> list[Any]:
+        x.mul_(2)
+        return [x * 3]
+
+    call, found = wrapped(function, lambda: [grown(2, 3)]), []
+    for run in (lambda args: function(*args), call):
+        leaf = pair(2, 3, grad=True)
+        (y,) = run([leaf * 1])
+        y.sum().backward()
+        found.append([leaf.grad.a, leaf.grad.b])
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_W15_results_and_gradients_have_eagers_types() -> None:

@@ -13,7 +13,7 @@ import torch
 from treeplay.errors import InternalError, Refusal, UsageError
 from treeplay.wrap.aot import torch_private, wrap_function
 from treeplay.wrap.aot.surroundings import run_in_callers_context
-from wrap.aot.oracle import boxed, compilers, min_cut, numbers, wrapped
+from wrap.aot.oracle import alike, boxed, compilers, device, min_cut, numbers, wrapped
 
 VARIABLE: ContextVar[int] = ContextVar("variable", default=0)
 
@@ -56,14 +56,14 @@ def test_W21_modes_are_restored_after_an_exception() -> None:
         raise ValueError
 
     call = wrapped(product, two, forward=lambda *_: fails)
-    with torch.no_grad(), torch.autocast("cpu"), pytest.raises(ValueError):
+    with torch.no_grad(), torch.autocast(device()), pytest.raises(ValueError):
         call(two())
     with torch.no_grad():
         with pytest.raises(ValueError):
             call(two())
         assert not torch.is_grad_enabled()
     assert torch.is_grad_enabled() and not torch_private.is_view_replay_enabled()
-    assert not torch.is_autocast_enabled("cpu")
+    assert not torch.is_autocast_enabled(device())
 
 
 def test_W42_deterministic_mode_between_forward_and_backward_is_an_error() -> None:
@@ -99,13 +99,13 @@ def test_W42_a_transform_around_a_backward_is_an_error_with_the_cure() -> None:
     x, w = two()
     (y,) = wrapped(product, two)([x, w])
     with pytest.raises(UsageError, match=r"backward.*torch\.func.*To mend"):
-        torch.func.vmap(lambda g: torch.autograd.grad(y, x, g, retain_graph=True)[0])(torch.ones(2, 2, 3))
+        torch.func.vmap(lambda g: torch.autograd.grad(y, x, g, retain_graph=True)[0])(alike(1, 2, 2, 3))
 
 
 def test_W42_batched_gradients() -> None:
     x, w = two()
     (y,) = wrapped(product, two)([x, w])
-    batch = torch.stack([torch.ones(2, 3), torch.full((2, 3), 2.0)])
+    batch = torch.stack([alike(1, 2, 3), alike(2, 2, 3)])
     (found,) = torch.autograd.grad(y, x, batch, is_grads_batched=True)
     torch.testing.assert_close(found, torch.stack([wanted()[0], wanted()[0] * 2]))
 
@@ -159,8 +159,9 @@ def test_W42_on_a_thread_of_the_engine_the_callers_context_is_entered() -> None:
 PACKS: dict[str, Any] = {
     "bfloat16": (lambda t: t.to(torch.bfloat16), lambda t: t.to(torch.float32), 1e-2),
     "copy": (lambda t: t.clone(), lambda t: t, 1e-6),
-    "numpy": (lambda t: t.detach().numpy(), lambda a: torch.from_numpy(a), 1e-6),
-    "list": (lambda t: [t.tolist()], lambda a: torch.tensor(a[0]), 1e-6),
+    "to the host": (lambda t: t.to("cpu", copy=True), lambda t: t.to(device()), 1e-6),
+    "numpy": (lambda t: t.detach().cpu().numpy(), lambda a: torch.from_numpy(a).to(device()), 1e-6),
+    "list": (lambda t: [t.tolist()], lambda a: torch.tensor(a[0], device=device()), 1e-6),
 }
 
 

@@ -105,14 +105,28 @@ def test_W43_a_buffer_made_of_tensors_is_written_when_the_backward_runs(
     assert not torch.equal(told[1][0][0], told[1][1][0])
 
 
-def test_W43_a_buffer_made_of_tensors_that_both_directions_write_is_refused() -> None:
+@pytest.mark.parametrize("make_buffer", [pair, nested])
+def test_W43_a_buffer_made_of_tensors_is_written_in_both_directions(make_buffer: Any) -> None:
     def program(x: Any, buffer: Any) -> Any:
         with torch.no_grad():
             buffer.add_(10)
         return [Doubled.apply(x, buffer)]
 
-    with pytest.raises(Refusal, match=r"written in the backward, beside tensors made of other tensors"):
-        wrapped(program, lambda: [numbers(2, grad=True), pair(2)])
+    def make() -> list[Any]:
+        return [numbers(3, grad=True), make_buffer(3)]
+
+    call, told = wrapped(program, make), []
+    for run in (lambda args: program(*args), call):
+        x, buffer = make()
+        states = []
+        for _ in range(2):
+            (y,) = run([x, buffer])
+            states.append(plain_parts(buffer * 1))
+            y.sum().backward()
+            states.append(plain_parts(buffer * 1))
+        told.append([*states, plain_parts(x.grad)])
+    torch.testing.assert_close(told[1], told[0])
+    assert torch.equal(told[1][1][0], told[1][0][0] * 2)
 
 
 def test_W43_a_gradient_written_beside_a_pair_is_refused() -> None:

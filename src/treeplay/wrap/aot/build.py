@@ -67,6 +67,8 @@ def wrap_function(
     arrangement, any_write = Arrangement(len(samples)), False
     try:
         refuse_backward_states(samples)
+        given, samples = samples, [torch_private.waited(sample) for sample in samples]
+        awaited = tuple(k for k, (one, other) in enumerate(zip(given, samples, strict=True)) if one is not other)
         if any(isinstance(sample, torch.SymInt) for sample in samples):
             raise refusal("wrap", "a size that has no number, such as the longest row of a nested tensor", None)
         for name, sample in zip(names, samples, strict=True):
@@ -87,6 +89,7 @@ def wrap_function(
             is_apart=any_write,
             is_checked=is_checked,
             repeat=repeat,
+            awaited=awaited,
         )
     except Refusal as error:
         raise explained(_located(error, function)) from error
@@ -102,6 +105,7 @@ def _wrap(
     is_apart: bool,
     is_checked: bool,
     repeat: Repeat | None,
+    awaited: tuple[int, ...],
     writes_inside: bool | None = None,
 ) -> Callable[[list[Any]], list[Any]]:
     """The compiled function, traced with inputs in the place of its arguments.
@@ -133,6 +137,7 @@ def _wrap(
             )
             if is_checked:
                 plan = dataclasses.replace(plan, checks=tuple(check_of(sample) for sample in samples))
+            plan = dataclasses.replace(plan, awaited=awaited)
 
             def trace_in_graph() -> list[tuple[int, str]]:
                 again = arrangement.adapted(function, Noted())
@@ -157,6 +162,7 @@ def _wrap(
         is_apart=is_apart,
         is_checked=is_checked,
         repeat=repeat,
+        awaited=awaited,
         writes_inside=False if is_outside else writes_inside,
     )
 

@@ -78,6 +78,9 @@ class _Call(Text):
         return self.plan.name(argument)
 
     def checks(self) -> None:
+        for argument in self.plan.awaited:
+            self.use("waited", torch_private.waited)
+            self.add(f"args[{argument}] = waited(args[{argument}])")
         if self.plan.checks:
             self.use("check_arguments", checks.check_arguments)
             self.use("expected", self.plan.checks)

@@ -54,9 +54,10 @@ def _check_plain(text: Text, plan: CallPlan, inside: Sequence[tuple[str, str]]) 
     test = test or f"plain.issuperset(map(type, {values}))"
     if plan.node is None:
         text.use("is_transformed", torch_private.is_transformed)
-        text.add(f"if is_transformed() or not ({test}): check_plain({values}, names)")
+        test = f"is_transformed() or not ({test})"
     else:  # which looks for transforms itself
-        text.add(f"if not ({test}): check_plain({values}, names)")
+        test = f"not ({test})"
+    text.add(f"if {test}: {', '.join(places)}, = check_plain({values}, names)")
 
 
 def open_arguments(plan: CallPlan, names: Sequence[str]) -> str | None:

@@ -12,6 +12,7 @@ Between a forward and its backward other calls may write the same buffer: the ba
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,15 @@ from treeplay.wrap.aot.planning_node import values_with_tangents
 from treeplay.wrap.aot.torch_private import Traced
 
 _copy = torch.ops.aten.copy_.default
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    """What the forward leaves in an input, and what the backward does, which the graph returns at a place."""
+
+    state: torch.fx.Node
+    value: torch.fx.Node
+    place: int
 
 
 def take_out(
@@ -47,10 +57,10 @@ def take_out(
     values: list[torch.fx.Node] = []
     parts = _parts(plan)
     for argument, (k, part) in zip(arguments, parts, strict=True):
-        value = before[argument][1] if argument in before else _written_value(argument)
+        value = before[argument].value if argument in before else _written_value(argument)
         if value is None:
             continue
-        state = before[argument][0] if argument in before else argument
+        state = before[argument].state if argument in before else argument
         now = _now(graph, argument, len(tangents) + len(late))
         for user in [user for user in state.users if _is_backward(user)]:
             user.replace_input_with(state, now)
@@ -72,8 +82,8 @@ def take_out(
             "write", why, where, "return one result that needs a gradient, or run this function without treeplay"
         )
     if late:
-        for argument, (state, _) in before.items():
-            outputs[_write_of(traced, arguments.index(argument))] = state
+        for both in before.values():
+            outputs[both.place] = both.state
         graph.output_node().args = ([*outputs, *values],)
         told = graph.output_node().meta.get("desc")
         if told is not None:  # torch's word for what each output is
@@ -93,12 +103,12 @@ def _parts(plan: CallPlan) -> list[tuple[int, str]]:
 def _refuse_any(traced: Traced, plan: CallPlan, where: Location | None, *, may_count: bool = False) -> None:
     """Refuse writes of the backward in a graph that takes and returns more than the arguments, gradients and values.
 
-    With `may_count`, only those to gradients, and those to what the forward writes too."""
+    With `may_count`, only those to gradients."""
     outputs: Any = traced.graph.graph.output_node().args[0]
     writes = [outputs[at] for places in plan.places_of_values()[: len(plan.writes)] for at in places]
     copied = [node.args[0] for node in traced.graph.graph.find_nodes(op="call_function", target=_copy)]
     late = [target for target in copied if target.op == "placeholder" and not (may_count and not _is_tangent(target))]
-    if late or any(map(_is_backward, writes)):
+    if late or (not may_count and any(map(_is_backward, writes))):
         beside = "tensors made of other tensors" if plan.opened is not None else "operators with side effects"
         beside = "random numbers as functions of seed and offset" if plan.has_functional_random else beside
         raise refusal("write", f"something is written in the backward, beside {beside}", where)
@@ -116,32 +126,27 @@ def forward_writes(traced: Traced) -> list[tuple[int, str]]:
 
 def _state_after_forward(
     traced: Traced, plan: CallPlan, where: Location | None, trace_in_graph: Callable[[], list[tuple[int, str]]]
-) -> dict[torch.fx.Node, tuple[torch.fx.Node, torch.fx.Node]]:
+) -> dict[torch.fx.Node, _Both]:
     """For each input that both directions write: what the forward leaves in it, and what the backward does."""
     graph = traced.graph.graph
     arguments = [node for node in graph.nodes if node.op == "placeholder" and not _is_tangent(node)]
     outputs: Any = graph.output_node().args[0]
-    written = traced.facts.mutated_inp_runtime_indices
-    if plan.opened is not None:  # whose writes by both are refused before
-        return {}
-    both = [k for value, k in enumerate(written) if _is_backward(outputs[value])]
+    inputs, values = plan.places_of_inputs(), plan.places_of_values()
+    written = enumerate(traced.facts.mutated_inp_runtime_indices)
+    parts = [(k, *at) for value, k in written for at in zip(inputs[k], values[value], strict=True)]
+    both = [part for part in parts if _is_backward(outputs[part[-1]])]
     if not both:
         return {}
     by_name = {node.name: node for node in graph.nodes}
     states = dict(trace_in_graph())
     found = {}
-    for k in both:
-        state = by_name.get(states.get(k, ""))
+    for k, at, place in both:
+        state = by_name.get(states.get(at, ""))
         if state is None or _is_backward(state):
             why = f"`{plan.name(plan.inputs[k])}` is written in the forward and in the backward, and needs a gradient"
             raise refusal("write", why, where)
-        found[arguments[k]] = state, outputs[_write_of(traced, k)]
+        found[arguments[at]] = _Both(state, outputs[place], place)
     return found
-
-
-def _write_of(traced: Traced, argument: int) -> int:
-    position: int = traced.facts.mutated_inp_runtime_indices.index(argument)
-    return position
 
 
 def _written_value(target: torch.fx.Node) -> torch.fx.Node | None:

@@ -35,16 +35,19 @@ PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, type(None
 _AGAIN = "To mend: wrap the function again for arguments of these classes"
 
 
-def check_plain(values: Sequence[Any], names: Sequence[str]) -> None:
-    """Refuse a call with a wrapper where a plain tensor was traced, and one inside a transform: the graph sees neither."""
+def check_plain(values: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    """The values, once they have come. Refuses a call with a wrapper where a plain tensor was traced, and one inside a
+    transform: the graph sees neither."""
     if is_transformed():
         raise transformed("call")
+    values = [waited(value) for value in values]
     for value, name in zip(values, names, strict=True):
         if is_wrapper(value):
             raise UsageError(
                 f"$.{name}: expected a plain tensor, as traced, found {_said(type(value))}, which is made of other "
                 f"tensors. {_AGAIN}"
             )
+    return values
 
 
 def as_kind(value: Any, kind: type, path: str) -> Any:

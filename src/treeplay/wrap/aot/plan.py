@@ -256,7 +256,8 @@ class CallPlan:
     tensors made of others: the graph sees what is inside of them. With `is_guarded`, something in front of the call has
     compared the classes of the arguments, and what these note, with the trace's. `tokens` come first among what the
     graph takes and returns: they keep operators with side effects in order. With `has_functional_random`, each graph
-    takes the seed and offset of the device's generator last, and returns the new offset after its other values.
+    takes the seed and offset of the device's generator last, and returns the new offset after its other values. `awaited` are
+    arguments that at the trace were still on their way from other processes.
     """
 
     arguments: tuple[str, ...]
@@ -276,6 +277,7 @@ class CallPlan:
     is_guarded: bool = False
     tokens: int = 0
     has_functional_random: bool = False
+    awaited: tuple[int, ...] = ()
 
     def name(self, argument: int) -> str:
         """The name of an argument, or of a common base."""

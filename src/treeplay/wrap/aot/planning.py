@@ -55,10 +55,9 @@ def plan_call(
         raise refusal("write", "two arguments share memory, and one of them is written", seen.line())
     names = [plan.name(at) for at in positions]
     layouts = new_layouts(facts, seen, samples, names)
-    _refuse_what_is_missing(facts, seen, samples, names=names, layouts=layouts)
+    _refuse_what_is_missing(facts, seen, samples, names=names)
     if compilers.functional_random:
         refuse_unsupported_random(traced)
-    _refuse_reshaped_members(plan, facts, seen, noted)
     _refuse_new_histories(plan, facts, seen, noted)
     writes = _writes(traced, seen, samples, plan=plan, layouts=layouts)
     return replace(
@@ -93,25 +92,11 @@ def _refuse_new_histories(plan: CallPlan, facts: Any, seen: Seen, noted: Noted) 
             raise refusal("write", told, seen.line())
 
 
-def _refuse_reshaped_members(plan: CallPlan, facts: Any, seen: Seen, noted: Noted) -> None:
-    for base, info in zip(plan.bases, facts.input_info, strict=False):
-        for member in base.members:
-            if member.argument in noted.layouts and info.requires_grad and not member.is_detached:
-                # Its history would be that of a tensor with the old shape.
-                told = f"`{plan.name(member.argument)}` needs a gradient, and its shape changes in place"
-                raise refusal("write", told, seen.line())
-
-
-def _refuse_what_is_missing(
-    facts: Any, seen: Seen, samples: Sequence[Any], *, names: Sequence[str], layouts: dict[int, Layout]
-) -> None:
-    for k, (name, sample, info) in enumerate(zip(names, samples, facts.input_info, strict=True)):
+def _refuse_what_is_missing(facts: Any, seen: Seen, samples: Sequence[Any], *, names: Sequence[str]) -> None:
+    for name, sample, info in zip(names, samples, facts.input_info, strict=True):
         tracked = not (info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode)
         if info.mutates_storage_metadata or info.mutation_inductor_storage_resize:
             raise refusal("write", f"the storage of argument `{name}` is replaced or resized", seen.line())
-        if k in layouts and info.requires_grad and (info.mutates_data or sample._is_view()):
-            # Its history would be that of a tensor with the old shape.
-            raise refusal("write", f"`{name}` needs a gradient, and its shape changes in place", seen.line())
         if info.mutates_data and is_leaf(sample) and tracked and not seen.writes:
             # Nobody saw how it was done, so nobody can tell whether eager would have raised.
             raise refusal("write", f"leaf argument `{name}` is written, and it needs a gradient", None)

@@ -1,0 +1,134 @@
+"""Numbers that a graph reads from tensors: a float argument that changes from call to call comes from Dynamo as one.
+
+n = t.item()                        n = t in float64
+y = x * (1 / n)           ▶         y = x * (1 / n in float64).to(float32)        for Inductor, which compiles no such read
+
+forward   n = t.item();  y = x * n                saves n as a 0-dim tensor
+backward  n = saved.item();  g * n                                                for an autograd node, which saves tensors
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch.fx
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from treeplay.wrap.aot.torch_private import mode_of_fake
+
+aten = torch.ops.aten
+
+_cast: Any = torch.ops.prims.convert_element_type.default
+_read = aten._local_scalar_dense.default
+_ARITHMETIC: dict[Any, Any] = {
+    operator.add: aten.add.Tensor,
+    operator.sub: aten.sub.Tensor,
+    operator.mul: aten.mul.Tensor,
+    operator.truediv: aten.div.Tensor,
+    operator.neg: aten.neg.default,
+}
+"""What is done with numbers, and what it is with tensors."""
+_BESIDE_TENSORS = frozenset((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor))
+"""Operators that take a number or a tensor."""
+_PRECISION = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""In which dtype an operator computes whose result has another."""
+
+
+def tensors_for_numbers(module: torch.fx.GraphModule) -> None:
+    """Compute with 0-dim tensors what a graph computes with numbers that it reads, as far as operators take them."""
+    graph = module.graph
+    tensors: dict[Node, Node] = {}
+    for node in list(graph.nodes):
+        if _is_number(node):
+            _add_tensor(graph, node, tensors)
+        elif node.target is aten.scalar_tensor.default and _lies_with(node, tensors.get(node.args[0])):
+            with graph.inserting_before(node):
+                made = _call(graph, _cast, tensors[node.args[0]], node.meta["val"].dtype)
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+        elif node.target in _BESIDE_TENSORS and not node.kwargs and any(source in tensors for source in node.args):
+            _take_tensors(graph, node, tensors)
+    for node in reversed(list(graph.nodes)):
+        if not node.users and (node in tensors or node in tensors.values()):
+            graph.erase_node(node)
+    module.recompile()
+
+
+def save_numbers_as_tensors(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, *, returned: int) -> None:
+    """Rewrite two graphs, of which the first gives `returned` values before those that it saves.
+
+    Torch saves numbers last and takes them first; afterwards they come first in both."""
+    output = forward.graph.output_node()
+    outputs: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    saved = outputs[returned:]
+    numbers = [node for node in saved if _is_number(node)]
+    if not numbers:
+        return
+    inputs = backward.graph.find_nodes(op="placeholder")
+    with forward.graph.inserting_before(output):
+        tensors = [_call(forward.graph, aten.scalar_tensor.default, node, **_whole(node)) for node in numbers]
+    with backward.graph.inserting_before(inputs[-1].next):
+        for tensor, placeholder in zip(tensors, inputs, strict=False):
+            read = backward.graph.call_function(_read, (placeholder,))
+            placeholder.replace_all_uses_with(read, lambda user, read=read: user is not read)
+            read.meta["val"], placeholder.meta["val"] = placeholder.meta["val"], tensor.meta["val"]
+    output.args = ((*outputs[:returned], *tensors, *(node for node in saved if node not in numbers)),)
+    output.meta.pop("desc", None)  # torch's words for what each output is
+    for module in (forward, backward):
+        module.graph.lint()
+        module.recompile()
+
+
+def _whole(number: Node) -> dict[str, Any]:
+    is_float = isinstance(number.meta["val"], torch.SymFloat)
+    return {"dtype": torch.float64 if is_float else torch.int64, "device": torch.device("cpu")}
+
+
+def _is_number(node: Any) -> bool:
+    return isinstance(node, Node) and isinstance(node.meta.get("val"), torch.SymFloat | torch.SymInt)
+
+
+def _lies_with(node: Node, tensor: Node | None) -> bool:
+    return tensor is not None and node.meta["val"].device == tensor.meta["val"].device
+
+
+def _add_tensor(graph: torch.fx.Graph, node: Node, tensors: dict[Node, Node]) -> None:
+    """Add the number `node` as a 0-dim tensor, if it was read from one or computed from such."""
+    with graph.inserting_after(node):
+        if node.target is _read and node.args[0].meta["val"].dim() == 0:  # type: ignore[union-attr]
+            tensors[node] = _call(graph, _cast, node.args[0], torch.float64)
+        elif node.target in _ARITHMETIC and all(part in tensors or type(part) in (int, float) for part in node.args):
+            parts = [tensors.get(part, part) for part in node.args]  # type: ignore[arg-type]
+            tensors[node] = _call(graph, _ARITHMETIC[node.target], *parts)
+
+
+def _take_tensors(graph: torch.fx.Graph, node: Node, tensors: dict[Node, Node]) -> None:
+    """Give an operator tensors for the numbers that it takes, in the precision that it has for numbers."""
+    dtype, values = node.meta["val"].dtype, [part.meta["val"] for part in node.all_input_nodes]
+    if not dtype.is_floating_point:
+        return
+    if any(
+        isinstance(value, torch.Tensor) and value.dim() for value in values
+    ):  # else it would decide the result's dtype
+        dtype = _PRECISION.get(dtype, dtype)
+    with graph.inserting_before(node):
+        node.args = tuple(
+            _call(graph, _cast, tensors[part], dtype) if part in tensors else part  # type: ignore[index]
+            for part in node.args
+        )
+
+
+def _call(graph: torch.fx.Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
+    """A call at the graph's insertion point, with what it gives, without data."""
+    node = graph.call_function(target, args, kwargs)
+    fakes = map_arg(args, lambda source: source.meta["val"])
+    fake = next((item for item in fakes if isinstance(item, torch.Tensor)), None)
+    if fake is None:
+        fake = next(value for other in graph.nodes if isinstance(value := other.meta.get("val"), torch.Tensor))
+        fakes = (0.5,)  # a number that was read is no more than a symbol
+    with mode_of_fake(fake):
+        node.meta["val"] = target(*fakes, **kwargs)
+    return node

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ def splitter(options: Options) -> Split:
         joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         joint = run_joint(joint, pytree.tree_leaves(inputs), options.joint)
+        _take_out_unused(joint.graph)
         is_eager = options.inner != "inductor" or options.eager_random
         with (
             torch_private.stored_random_states() if is_eager else contextlib.nullcontext(),
@@ -44,6 +46,17 @@ def splitter(options: Options) -> Split:
         return forward, backward
 
     return partition
+
+
+def _take_out_unused(graph: torch.fx.Graph) -> None:
+    """Give each operator of several results, none of which is used, a user: torch's split takes it for a tensor else.
+
+    Such an operator is there for what it does: it draws random numbers, or checks."""
+    for node in list(graph.nodes):
+        if not node.users and isinstance(node.meta.get("val"), (list, tuple)) and node.meta["val"]:
+            with graph.inserting_after(node):
+                taken = graph.call_function(operator.getitem, (node, 0))
+            taken.meta.update(node.meta, val=node.meta["val"][0])
 
 
 def _check(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, *, after: str) -> None:

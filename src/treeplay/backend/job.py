@@ -22,6 +22,7 @@ from treeplay.backend.account import Account, enter, next_graph_id, note
 from treeplay.backend.alignment import plan_alignment, with_repair
 from treeplay.backend.decide import decide
 from treeplay.backend.examine import calls_of, devices_of, has_caching_allocator, inputs_of, marks_of, obstacles_of
+from treeplay.backend.failing import acts_outside, kept_by, taken_back
 from treeplay.backend.inner import Boxed, Flat, boxed, compile_inner, is_empty, without_views
 from treeplay.backend.keeping import keep_for_backward
 from treeplay.backend.metadata import refresh_layout
@@ -85,6 +86,7 @@ class Job:
         self.is_dynamic = is_dynamic
         self.graph_id = next_graph_id()
         self.may_record = True
+        self.can_be_taken_back = False
         self.accounts: list[Account] = []
         self.launches: dict[Direction, Replayed] = {}
         self.skipped_calls: Counter[str] = Counter()
@@ -197,7 +199,12 @@ class Job:
         facts = self._facts(module, inputs, roles, direction)  # before a compiler rewrites the graph
         static = tuple(at for at, role in enumerate(roles) if role is Role.STATIC)
         flat = Flat(direction, visible, static=static, graph_id=self.graph_id)
-        run = compile_inner(module, inputs, options, flat)
+        keep = None
+        if direction != "backward":
+            self.can_be_taken_back = not facts.uses_accelerator and not acts_outside(module)
+            if self.can_be_taken_back:
+                keep, options = kept_by(module, options)
+        run = taken_back(compile_inner(module, inputs, options, flat), keep)
         if is_empty(module):
             return run
         written = [at for at, item in enumerate(facts.inputs) if item.is_written]

@@ -12,39 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from support import assert_same, assert_same_state, jit
-
-
-def positive() -> torch.Tensor:
-    x = torch.randn(3, 3)
-    return x @ x.T + 3 * torch.eye(3)
-
-
-def outcome(program: Callable[..., Any], *args: Any) -> Any:
-    """What a call gives, or the type and the text of what it raises."""
-    try:
-        return program(*args)
-    except Exception as error:
-        return type(error), str(error)
-
-
-FAILING: dict[str, tuple[Callable[..., Any], Callable[[], Any], Any]] = {
-    "cholesky": (lambda x: torch.linalg.cholesky(x) * 2, positive, -torch.eye(3)),
-    "inv": (lambda x: torch.linalg.inv(x) - 1, positive, torch.zeros(3, 3)),
-    "solve": (lambda x: torch.linalg.solve(x, x[0]) - 1, positive, torch.zeros(3, 3)),
-    "lu_factor": (lambda x: torch.linalg.lu_factor(x)[0] - 1, positive, torch.zeros(3, 3)),
-    "eigh": (lambda x: torch.linalg.eigh(x)[0] - 1, positive, torch.full((3, 3), float("nan"))),
-    "_assert_async": (
-        lambda x: (torch._assert_async(x.sum() > 0, "not positive"), x * 2)[1],  # type: ignore[func-returns-value]
-        lambda: torch.rand(3),
-        -torch.ones(3),
-    ),
-    "bernoulli": (lambda x: torch.bernoulli(x) - x, lambda: torch.rand(3), torch.full((3,), 1.5)),
-    "binary_cross_entropy": (lambda x: F.binary_cross_entropy(x, x) * 2, lambda: torch.rand(3), torch.full((3,), 1.5)),
-    "normal": (lambda x: torch.normal(x, x) - 1, lambda: torch.rand(3), -torch.ones(3)),
-    "indexing": (lambda x: torch.arange(3.0)[x] * 2, lambda: torch.tensor([1, 2]), torch.tensor([0, 3])),
-    "embedding": (lambda x: F.embedding(x, torch.ones(3, 2)) * 2, lambda: torch.tensor([1, 2]), torch.tensor([0, 3])),
-    "division": (lambda x: 7 // x, lambda: torch.tensor([1, 2]), torch.tensor([1, 0])),
-}
+from support.failing import FAILING, outcome
 
 
 @pytest.mark.parametrize("what", FAILING)
@@ -77,7 +45,50 @@ def test_compiled_code_raises_what_eager_raises() -> None:
     assert jitted.statistics().keys[0].recordings[0].lowering == "inductor"
 
 
-@pytest.mark.parametrize("what", ["cholesky", "_assert_async", "bernoulli"])
+@pytest.mark.soak
+@pytest.mark.parametrize("what", ["bernoulli", "binary_cross_entropy", "normal"])
+def test_compiled_code_makes_the_checks_that_a_compiler_leaves_out(what: str) -> None:
+    program, good, bad = FAILING[what]
+    jitted = jit(program, lower="inductor")
+    for value in (good(), good(), bad, good()):
+        torch.manual_seed(3)
+        found, after = outcome(jitted, value), torch.get_rng_state()
+        torch.manual_seed(3)
+        expected = outcome(program, value)
+        assert isinstance(found, tuple) == isinstance(expected, tuple)
+        if isinstance(expected, tuple):
+            assert found == expected and torch.equal(torch.get_rng_state(), after)
+    assert jitted.statistics().keys[0].recordings[0].lowering == "inductor"
+
+
+@pytest.mark.soak
+def test_a_compiled_step_whose_loss_checks_its_range_leaves_what_eager_leaves() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    twin = copy.deepcopy(net)
+
+    def step_of(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
+        def step(x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.binary_cross_entropy(net(x).sigmoid() * scale, y)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    jitted = jit(step_of(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)), lower="auto")
+    eager = step_of(twin, torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9))
+    for scale in (1.0, 0.5, 0.25, 5.0, 1.0):
+        args = torch.randn(8, 3), torch.rand(8, 1), torch.tensor(scale)
+        found, expected = outcome(jitted, *args), outcome(eager, *args)
+        assert found == expected if isinstance(expected, tuple) else torch.allclose(found, expected, atol=1e-5)
+        assert isinstance(expected, tuple) == (scale == 5.0)
+        for one, other in zip(net.state_dict().values(), twin.state_dict().values(), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    assert jitted.statistics().keys[0].recordings[0].lowering == "inductor"
+
+
+@pytest.mark.parametrize("what", ["cholesky", "_assert_async"])
 def test_compiled_code_would_not_raise_so_operators_run_as_they_are(what: str) -> None:
     program, good, bad = FAILING[what]
     jitted = jit(program, lower="auto")

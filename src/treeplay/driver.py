@@ -44,7 +44,6 @@ from treeplay.settings import settings
 from treeplay.trace.jit import Call, Trace, program_raised, trace
 from treeplay.trace.log import Entry, first_difference
 from treeplay.trace.opaque import Prepared, prepare
-from treeplay.trace.prune import acts
 from treeplay.trace.randomness import is_own
 from treeplay.trace.torch_private import without_function_modes
 from treeplay.tree.audit import Audit
@@ -321,7 +320,7 @@ def make_plan(traced: Trace, inputs: list[torch.Tensor], lower: str, device: tor
 def _why_uncompiled(graph: torch.fx.Graph, device: torch.device) -> str | None:
     """Why compiled code would not fail, or leave things, as the operators of a graph do; None if it does."""
     node = uncompiled(graph)
-    if node is not None and (device == CPU or acts(node)):
+    if node is not None:
         return f"{node.target} checks or does something that compiled code leaves out"
     keep = to_keep(graph, is_in_order=False)
     if device == CPU and keep is not None and not keep.unless and bytes_to_keep(graph, keep) > MOST_BYTES:

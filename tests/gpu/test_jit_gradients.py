@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+import treeplay
 from support.gradients import BACKWARDS, PROGRAMS, Pair, state, three, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -50,3 +51,25 @@ def test_backward_later_in_parts_and_in_any_order_is_eagers(action: Callable[...
     for _ in range(4):
         pair.act(action, torch.randn(3, device="cuda"))
     assert_launched(pair.jitted, calls=4)
+
+
+@pytest.mark.parametrize("eager_random", [False, True], ids=["its own numbers", "eager's numbers"])
+@pytest.mark.parametrize("lower", ["aten", "inductor"])
+def test_a_backward_that_leads_on_meets_the_numbers_of_its_forward(
+    lower: str, eager_random: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled code draws numbers of its own; the gradient under create_graph is that of the compiled backward all the same."""
+    monkeypatch.setattr(treeplay.settings, "eager_random", eager_random)
+    model = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Dropout(0.4), nn.Linear(64, 4), nn.Dropout(0.2)).cuda()
+    program = treeplay.jit(lambda x: (model(x), x.sin() * torch.rand_like(x)), lower=lower, on_refusal="raise")
+    for _ in range(5):
+        x = torch.randn(4, 3, device="cuda", requires_grad=True)
+        first, second = program(x)
+        for total in (first.pow(2).sum() + second.exp().sum(), second.exp().sum()):
+            (compiled,) = torch.autograd.grad(total, x, retain_graph=True)
+            before = torch.cuda.get_rng_state()
+            (slope,) = torch.autograd.grad(total, x, create_graph=True)
+            assert torch.equal(torch.cuda.get_rng_state(), before)
+            torch.testing.assert_close(slope, compiled)
+            assert torch.autograd.grad(slope.pow(2).sum(), x, retain_graph=True)[0].isfinite().all()
+    assert_launched(program, calls=5)

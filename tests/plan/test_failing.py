@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from support.opaque import call_of
 from treeplay.facts.failing import InRange, ToKeep
-from treeplay.plan.failing import bytes_to_keep, to_keep, uncompiled
+from treeplay.plan.failing import bytes_to_keep, can_fail, to_keep, uncompiled
 from treeplay.trace.jit import trace
 
 indices = torch.tensor([1, 2])
@@ -132,13 +132,19 @@ def test_in_order_only_what_comes_before_counts() -> None:
     [
         lambda x: torch.linalg.inv(x.diag()),
         lambda x: (torch._assert_async(x.sum() > 0), x * 2)[1],  # type: ignore[func-returns-value]
-        lambda x: torch.bernoulli(x),
-        lambda x: F.binary_cross_entropy(x, x),
-        lambda x: torch.normal(x, x),
     ],
 )
 def test_compiled_code_would_leave_it_out(program: Any) -> None:
     assert uncompiled(graph_of(program, torch.full((3,), 0.5))) is not None
+
+
+@pytest.mark.parametrize(
+    "program",
+    [lambda x: torch.bernoulli(x), lambda x: F.binary_cross_entropy(x, x), lambda x: torch.normal(x, x)],
+)
+def test_compiled_code_has_a_check_of_ours(program: Any) -> None:
+    graph = graph_of(program, torch.full((3,), 0.5))
+    assert uncompiled(graph) is None and any(map(can_fail, graph.nodes))
 
 
 def test_compiled_code_keeps_what_indexing_checks() -> None:

@@ -7,6 +7,8 @@ graph from the wrap stage ─▶ passes ─▶ inner compiler ─▶ facts ─�
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,6 +22,7 @@ from treeplay.backend.account import Account, enter, next_graph_id, note
 from treeplay.backend.alignment import plan_alignment, with_repair
 from treeplay.backend.decide import decide
 from treeplay.backend.examine import calls_of, devices_of, has_caching_allocator, inputs_of, marks_of, obstacles_of
+from treeplay.backend.failing import acts_outside, kept_by, taken_back
 from treeplay.backend.inner import Boxed, Flat, boxed, compile_inner, is_empty, without_views
 from treeplay.backend.keeping import keep_for_backward
 from treeplay.backend.metadata import refresh_layout
@@ -27,7 +30,7 @@ from treeplay.backend.numbers import tensors_for_numbers
 from treeplay.backend.options import Options, using
 from treeplay.backend.partition import decompositions, splitter
 from treeplay.backend.passes import copy_of, run_after_autograd, run_joint
-from treeplay.backend.recorded import recorded
+from treeplay.backend.recorded import draws_random_numbers, recorded
 from treeplay.backend.replayed import Replayed, counted
 from treeplay.backend.roles import fixed_inputs, graph_roles, saved_roles
 from treeplay.backend.surroundings import undisturbed
@@ -44,15 +47,31 @@ from treeplay.wrap.aot import Compilers
 from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE
 
 
-def plain_compilers() -> Compilers:
-    """Compilers that run graphs as they are, unrecorded and unreported: for derivatives of a backward."""
+def plain_compilers(drawing: Options | None = None) -> Compilers:
+    """Compilers that run graphs as they are, unrecorded and unreported: for derivatives of a backward.
+
+    `drawing`: what a forward is compiled under that draws random numbers, for a compiler draws numbers of its own."""
     options = Options(inner="aten", partition=torch_private.keep_all, record=False)
+    drawing = dataclasses.replace(drawing, partition=torch_private.keep_all) if drawing is not None else options
 
     def as_it_is(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         keep_for_backward(module)
         return compile_inner(module, inputs, options)
 
-    return Compilers(as_it_is, as_it_is, as_it_is, splitter(options), plain=plain_compilers)
+    def forward(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
+        if drawing.inner == "aten" or not draws_random_numbers(module) or keep_for_backward(module):
+            return as_it_is(module, inputs)
+        with _alone(drawing):
+            return compile_inner(module, inputs, drawing, Flat("forward"))
+
+    again = functools.partial(plain_compilers, drawing)
+    return Compilers(forward, as_it_is, as_it_is, splitter(drawing), plain=again, keeps_inputs=True)
+
+
+@contextlib.contextmanager
+def _alone(options: Options) -> Iterator[None]:
+    with torch_private.compile_lock(), undisturbed(), without_function_modes(), using(options):
+        yield
 
 
 class Job:
@@ -69,6 +88,7 @@ class Job:
         self.is_dynamic = is_dynamic
         self.graph_id = next_graph_id()
         self.may_record = True
+        self.can_be_taken_back = False
         self.accounts: list[Account] = []
         self.launches: dict[Direction, Replayed] = {}
         self.skipped_calls: Counter[str] = Counter()
@@ -84,17 +104,17 @@ class Job:
             decompositions=decompositions(self.options),
             is_guarded=True,
             alias_check=self.options.alias_check,
-            plain=plain_compilers,
+            plain=functools.partial(plain_compilers, self.options),
         )
 
     def compile_forward(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         """Compile the forward of a graph whose backward may be needed."""
-        with self._alone():
+        with _alone(self.options):
             return self._compile(module, inputs, "forward", self._visible(module), self.forward_options(module))
 
     def compile_inference(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         """Compile a graph that has no backward."""
-        with self._alone():
+        with _alone(self.options):
             visible = self._visible(module)
             module = run_joint(module, inputs, self.options.joint)
             if self.options.inner == "inductor":
@@ -103,7 +123,7 @@ class Job:
 
     def compile_backward(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         """Compile the backward, for inputs that lie in memory as they do when it is first called."""
-        with self._alone():
+        with _alone(self.options):
             spare = copy_of(module)  # what compiles it rewrites it
             try:
                 with Boundary("compiling a backward", reasons=(TreeplayError,)):
@@ -114,11 +134,6 @@ class Job:
             except InternalError as error:
                 self.broken(error)
                 return boxed(without_views(spare))
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        with torch_private.compile_lock(), undisturbed(), without_function_modes(), using(self.options):
-            yield
 
     def forward_options(self, module: torch.fx.GraphModule) -> Options:
         """The options to compile a forward under; may prepare the graph."""
@@ -188,7 +203,12 @@ class Job:
         facts = self._facts(module, inputs, roles, direction)  # before a compiler rewrites the graph
         static = tuple(at for at, role in enumerate(roles) if role is Role.STATIC)
         flat = Flat(direction, visible, static=static, graph_id=self.graph_id)
-        run = compile_inner(module, inputs, options, flat)
+        keep = None
+        if direction != "backward":
+            self.can_be_taken_back = not facts.uses_accelerator and not acts_outside(module)
+            if self.can_be_taken_back:
+                keep, options = kept_by(module, options)
+        run = taken_back(compile_inner(module, inputs, options, flat), keep)
         counters.add("compiles", direction)
         if is_empty(module):
             return run

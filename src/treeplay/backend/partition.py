@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ def splitter(options: Options) -> Split:
         joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         joint = run_joint(joint, pytree.tree_leaves(inputs), options.joint)
+        _take_out_unused(joint.graph)
         if options.inner == "inductor":
             tensors_for_numbers(joint)
             check_module(joint, "numbers became tensors")
@@ -49,6 +51,17 @@ def splitter(options: Options) -> Split:
         return forward, backward
 
     return partition
+
+
+def _take_out_unused(graph: torch.fx.Graph) -> None:
+    """Give each operator of several results, none of which is used, a user: torch's split takes it for a tensor else.
+
+    Such an operator is there for what it does: it draws random numbers, or checks."""
+    for node in list(graph.nodes):
+        if not node.users and isinstance(node.meta.get("val"), (list, tuple)) and node.meta["val"]:
+            with graph.inserting_after(node):
+                taken = graph.call_function(operator.getitem, (node, 0))
+            taken.meta.update(node.meta, val=node.meta["val"][0])
 
 
 def _check(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, *, after: str) -> None:

@@ -7,6 +7,9 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import torch
+import torch.fx
+
 from treeplay.backend.examine import has_custom_functions
 from treeplay.backend.job import Job
 from treeplay.backend.options import Options
@@ -52,9 +55,17 @@ def wrapped(
         return uncompiled(job, program)
     counters.add("traces", "ok")
     held = source.held
+    as_it_is = program.forward if isinstance(program, torch.fx.GraphModule) else program  # it prints what fails
 
     def call(*args: Any) -> tuple[Any, ...]:
-        return tuple(compiled([*held, *args]))
+        try:
+            return tuple(compiled([*held, *args]))
+        except TreeplayError:
+            raise
+        except Exception:
+            if not job.can_be_taken_back:
+                raise
+        return tuple(as_it_is(*args))  # which raises it with what it has written by then
 
     return _owning(job, call)
 

@@ -32,6 +32,7 @@ from treeplay.device.host.operators import is_random
 from treeplay.device.protocol import Births
 from treeplay.lower import memory
 from treeplay.lower.births import ResultsTold
+from treeplay.lower.checked import with_checks
 from treeplay.lower.functional import fresh, settled
 from treeplay.lower.layouts import check_layouts as check_layouts
 from treeplay.lower.layouts import has_convolutions_both_ways, put_channels_last
@@ -67,9 +68,9 @@ _PYTHON_ONLY = frozenset(
 
 
 def decompositions(*, eager_random: bool) -> dict[Any, Any]:
-    """Operators that Inductor wants taken apart before it sees them. Where they are to draw eager's random numbers, those that
-    draw any stay whole: in parts they would draw others."""
-    table = dict(select_decomp_table())
+    """Operators that Inductor wants taken apart before it sees them; where their kernels check values, the parts do. Where
+    they are to draw eager's random numbers, those that draw any stay whole: in parts they would draw others."""
+    table = with_checks(select_decomp_table())
     return {op: parts for op, parts in table.items() if not (eager_random and _draws_whole(op))}
 
 

@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 
 from treeplay.facts.failing import InRange, ToKeep
 from treeplay.lower.aten.storage import written_by
+from treeplay.lower.checked import CONDITIONS
 from treeplay.trace.prune import acts
 
 Node = torch.fx.Node
@@ -28,17 +29,7 @@ aten = torch.ops.aten
 MOST_BYTES = 2**24
 """What each call of a compiled graph may copy so that it can be taken back; a larger one runs as operators in order."""
 
-_UNCOMPILED = frozenset(
-    {
-        aten.bernoulli.default,
-        aten.bernoulli.Tensor,
-        aten.binary_cross_entropy.default,
-        aten.normal.float_Tensor,
-        aten.normal.Tensor_Tensor,
-        aten.repeat_interleave.Tensor,
-    }
-)
-"""Operators that compilers write out without the check of values that torch's kernel makes."""
+_CHECKING = frozenset({*CONDITIONS, aten.bernoulli.Tensor})
 _FAILING = frozenset(
     (
         *("bernoulli_", "binary_cross_entropy", "multinomial", "poisson", "binomial", "repeat_interleave", "histc"),
@@ -61,8 +52,8 @@ _POSITIONS = {"argmax": 1, "argmin": 1, "argsort": 1, "sort": 1, "max": 1, "min"
 
 
 def uncompiled(graph: torch.fx.Graph) -> Node | None:
-    """The first operator that compiled code would leave out, or whose check it would: None if there is none."""
-    return next((node for node in graph.nodes if acts(node) or node.target in _UNCOMPILED), None)
+    """The first operator that compiled code would leave out; None if there is none."""
+    return next((node for node in graph.nodes if acts(node)), None)
 
 
 def to_keep(graph: torch.fx.Graph, *, is_in_order: bool) -> ToKeep | None:
@@ -97,11 +88,11 @@ def bytes_to_keep(graph: torch.fx.Graph, keep: ToKeep) -> int:
 
 def can_fail(node: Node) -> bool:
     """Whether an operator fails on some values of its arguments."""
-    op = node.target
-    if not isinstance(op, OpOverload):
+    op = called(node)
+    if op is None:
         return False
     name = op._schema.name.partition("::")[2]
-    if op.namespace != "aten" or op in _UNCOMPILED or name in _FAILING or not op._schema.returns:
+    if op.namespace != "aten" or op in _CHECKING or name in _FAILING or not op._schema.returns:
         return op.namespace not in ("prims", "prim", "profiler")
     if name.startswith(("linalg_", "_linalg_")):
         return True
@@ -115,8 +106,17 @@ def can_fail(node: Node) -> bool:
     return name in _INDICES
 
 
+def called(node: Node) -> OpOverload | None:
+    """The operator that a node calls, be it one that a trace keeps in order with others."""
+    target: Any = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator) and target.__name__ == "with_effects":
+        target = node.args[1]
+    return target if isinstance(target, OpOverload) else None
+
+
 def _position(node: Node) -> int:
-    return int(node.name.removeprefix("in"))
+    known = node.meta.get("input")
+    return int(node.name.removeprefix("in")) if known is None else known
 
 
 # --- indices ------------------------------------------------------------------------------------------------
@@ -148,7 +148,8 @@ def _ranges(node: Node, written: Collection[int], varying: Collection[Any]) -> t
     """What has to hold of inputs for an operator not to fail; None if that is not known from inputs."""
     if not _varies(node, varying):
         return ()
-    found = _INDICES.get(str(node.target._schema.name).partition("::")[2])  # type: ignore[union-attr]
+    op = called(node)
+    found = None if op is None else _INDICES.get(op._schema.name.partition("::")[2])
     if found is None:
         return None
     ranges: list[InRange] = []

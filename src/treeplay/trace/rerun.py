@@ -148,12 +148,19 @@ class Rerun:
         self, *, is_exact: bool
     ) -> Callable[[Sequence[torch.Tensor]], contextlib.AbstractContextManager[Rerun]]:
         """What makes the program ready once more, for a call with these tensors, in the order of the inputs. It holds neither
-        the program nor the tensors of this call."""
+        the program nor the tensors of this call.
+
+        State that the program overwrites may come as it was before: where the program finds it, it is the program's own."""
         signature, structure = self._signature, self._call.structure
         places = {id(tensor): k for k, tensor in enumerate(self._tensors)}
         given = [places.get(id(leaf)) for leaf in self._call.leaves]
         others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in self._call.leaves]
         program = _weakly(self._program)
+        state = {
+            k: weakref.ref(tensor)
+            for k, (item, tensor) in enumerate(zip(signature.inputs, self._tensors, strict=True))
+            if not isinstance(item.source, Argument)
+        }
 
         @contextlib.contextmanager
         def ready(tensors: Sequence[torch.Tensor]) -> Iterator[Rerun]:
@@ -162,7 +169,9 @@ class Rerun:
             again = program()
             if again is None:
                 raise Refusal(Reason("create_graph", "the program is gone", "keep it until the last backward", None))
-            rerun = Rerun(again, Call(args, kwargs, leaves, structure), signature, tensors)
+            own = [state[k]() if k in state else None for k in range(len(tensors))]
+            found = [given if mine is None else mine for mine, given in zip(own, tensors, strict=True)]
+            rerun = Rerun(again, Call(args, kwargs, leaves, structure), signature, found)
             with rerun.ready(is_exact=is_exact):
                 yield rerun
 

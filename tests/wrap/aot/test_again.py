@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from treeplay.backend.job import plain_compilers
+from treeplay.wrap.aot import again, redrawn
 from wrap.aot.oracle import alike, numbers, wrapped
 
 Function = Callable[..., list[torch.Tensor]]
@@ -135,22 +136,131 @@ def test_a_change_in_place_before_the_backward_is_torchs_own_error() -> None:
         torch.autograd.grad(y, x, create_graph=True)
 
 
+def drawn(function: Function, order: int = 2, only: int | None = None) -> list[Any]:
+    """Derivatives under one seed, of one result or of all, and what is drawn after each."""
+    torch.manual_seed(5)
+    args, found = make(), []
+    values = function(*args)
+    values = values if only is None else [values[only]]
+    for _ in range(order):
+        found.append(torch.rand(2))
+        total = sum((value * torch.linspace(0.5, 1.5, value.numel()).view_as(value)).sin().sum() for value in values)
+        gradients = torch.autograd.grad(total, args, create_graph=True, allow_unused=True)
+        found += gradients
+        values = [gradient for gradient in gradients if gradient is not None and gradient.requires_grad]
+    return found
+
+
+def dropped(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+    torch.rand(3)  # which nobody uses
+    first = torch.nn.functional.dropout(x * w, 0.4).exp()
+    return [first, torch.nn.functional.dropout(first.sin(), 0.3) * torch.bernoulli(x.detach().sigmoid())]
+
+
+@pytest.mark.parametrize("only", [None, 0])
+def test_random_numbers_are_drawn_again(only: int | None) -> None:
+    call = wrapped(dropped, make, plain=plain_compilers)
+    expected = drawn(dropped, 2, only)
+    for _ in range(2):
+        for ours, eagers in zip(drawn(lambda *args: call([*args]), 2, only), expected, strict=True):
+            torch.testing.assert_close(ours, eagers)
+
+
+def test_a_program_that_draws_nothing_asks_no_generator() -> None:
+    assert "states_before" not in wrapped(lambda x, w: [(x * w).exp()], make, plain=plain_compilers).sources[1]
+
+
+def test_a_generator_that_cannot_be_asked_keeps_the_first_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_a_capture(device: str) -> torch.Generator:
+        raise RuntimeError("Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture")
+
+    monkeypatch.setattr(redrawn, "_default", in_a_capture)
+    call = wrapped(dropped, make, plain=plain_compilers)
+    x, w = make()
+    (slope,) = torch.autograd.grad(call([x, w])[0].sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"differentiated twice: .*as in a capture"):
+        slope.sum().backward()
+
+
+class DrawsLate(torch.autograd.Function):
+    """A function whose backward draws."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * torch.rand_like(gradient)
+
+
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (lambda x, w: [torch.rand_like(x) * (x * w).exp()], "draws random numbers"),
-        (lambda x, w: [x.mul_(w).exp()], "overwrites an argument"),
+        (lambda x, w: [DrawsLate.apply(x * w).exp()], "its backward draws random numbers"),
+        (lambda x, w: [x.mul_(w).exp()], "overwrites arguments of more than"),
     ],
-    ids=["random numbers", "overwritten"],
+    ids=["late", "large"],
 )
-def test_what_cannot_be_computed_again_gives_the_first_gradient_and_says_why(function: Function, why: str) -> None:
+def test_what_cannot_be_computed_again_gives_the_first_gradient_and_says_why(
+    function: Function, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def arguments() -> list[torch.Tensor]:
         return [numbers(2, 3, grad=True) * 1, numbers(3, grad=True)]
 
+    monkeypatch.setattr(again, "_MOST_COPIED_BYTES", 0) if "more than" in why else None
     call = wrapped(function, arguments, plain=plain_compilers)
     x, w = arguments()
     (slope,) = torch.autograd.grad(call([x, w])[0].sum(), w, create_graph=True)
     with pytest.raises(RuntimeError, match=f"differentiated twice: .*{why}"):
+        slope.sum().backward()
+
+
+def overwriting(x: torch.Tensor, w: torch.Tensor, state: torch.Tensor, count: torch.Tensor) -> list[torch.Tensor]:
+    y = x.mul_(w).exp() * state.clone()  # eager, too, has to keep what the state was
+    with torch.no_grad():
+        state.mul_(0.5).add_(y.mean(0))
+        count.add_(1)
+    return [y.sin(), x + 1]
+
+
+def overwritten(function: Function) -> list[torch.Tensor]:
+    """Derivatives of second order, with respect to what an overwritten argument was made of too."""
+    leaf, w = make()
+    state, count, found = torch.linspace(0.5, 2.0, 3), torch.zeros(()), []
+    for _ in range(2):
+        x = leaf * 2 + 1
+        y, z = function(x, w, state, count)
+        slopes = torch.autograd.grad((y * 1.5).sum() + z.cos().sum(), (leaf, w), create_graph=True)
+        found += [*slopes, *torch.autograd.grad(sum(slope.pow(2).sum() for slope in slopes) + x.sum(), (leaf, w))]
+    return [*found, state, count]
+
+
+def test_what_a_call_overwrites_is_kept_as_it_was() -> None:
+    samples = lambda: [numbers(2, 3, grad=True) * 1, numbers(3, grad=True), torch.ones(3), torch.zeros(())]  # noqa: E731
+    call = wrapped(overwriting, samples, plain=plain_compilers)
+    for ours, eagers in zip(overwritten(lambda *args: call([*args])), overwritten(overwriting), strict=True):
+        torch.testing.assert_close(ours, eagers)
+
+
+def test_what_a_call_overwrites_and_no_gradient_needs_is_not_kept() -> None:
+    def counting(w: torch.Tensor, count: torch.Tensor) -> list[torch.Tensor]:
+        count.add_(1)
+        return [w.exp()]
+
+    call = wrapped(counting, lambda: [numbers(3, grad=True), torch.zeros(())], plain=plain_compilers)
+    assert "copies" not in call.sources[1] and "ref(count)" in call.sources[1]
+
+
+def test_an_error_while_a_second_derivative_is_made_is_told_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise KeyError("no such node")
+
+    monkeypatch.setattr(again, "_gradients_of", broken)
+    call = wrapped(lambda x, w: [(x * w).exp()], make, plain=plain_compilers)
+    x, w = make()
+    (slope,) = torch.autograd.grad(call([x, w])[0].sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"differentiated twice: .*error of treeplay's own: .*no such node"):
         slope.sum().backward()
 
 

@@ -12,23 +12,24 @@ backward of that has a backward of its own in the same way, and so on. First der
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from treeplay.errors import Refusal
+from treeplay.errors import InternalError, Refusal, TreeplayError
 from treeplay.facts.refusal import Reason
 from treeplay.observe.locks import shared_lock
+from treeplay.sandbox.boundary import Boundary
 from treeplay.wrap.aot.arrange import Arrangement, Noted
 from treeplay.wrap.aot.capture import captured
 from treeplay.wrap.aot.compilers import Compilers
-from treeplay.wrap.aot.node import unchanged
+from treeplay.wrap.aot.kept import inputs_of
 from treeplay.wrap.aot.opening import plain_gradient
 from treeplay.wrap.aot.plan import KeptInputs, Node, Tangent, WrappedTangent
-from treeplay.wrap.aot.torch_private import Traced, draws_random_numbers, is_base_kept
+from treeplay.wrap.aot.redrawn import drawn_again, has_numbers_of_seeds, has_own_generators, is_drawn_late
+from treeplay.wrap.aot.torch_private import Traced, is_base_kept
 
 Flat = Callable[..., Sequence[Any]]
 Repeat = Callable[[Sequence[Any]], contextlib.AbstractContextManager[Flat]]
@@ -71,7 +72,11 @@ def origins_of(facts: Any, values: Sequence[int]) -> tuple[Origin, ...]:
     return tuple(found)
 
 
-def why_not(traced: Traced, node: Node) -> str | None:
+_MOST_COPIED_BYTES = 2**24
+"""What each call may copy of what it overwrites, should its backward be differentiated."""
+
+
+def why_not(traced: Traced, node: Node, forward: torch.fx.GraphModule, kept: KeptInputs) -> str | None:
     """What keeps a function's gradients from being computed from its inputs again; None if nothing does."""
     if traced.subclasses is not None:
         return "it takes or returns tensors made of other tensors"
@@ -79,58 +84,21 @@ def why_not(traced: Traced, node: Node) -> str | None:
         return "its backward writes to tensors"
     if node.tokens or node.generators or traced.facts.tokens:
         return "it has side effects, or keeps random generators for its backward"
-    if draws_random_numbers(traced.graph):
-        return "it draws random numbers, and would draw others"
-    if _reads_what_it_overwrites(traced):
-        return "it overwrites an argument that its gradients depend on"
+    if is_drawn_late(traced.graph):
+        return "its backward draws random numbers"
+    if has_numbers_of_seeds(forward):
+        return "it draws random numbers as functions of seed and offset"
+    if has_own_generators(forward):
+        return "it draws random numbers from a generator of its own, or inside of its control flow"
+    given = forward.graph.find_nodes(op="placeholder")
+    if sum(given[k].meta["val"].nbytes for k in kept.copied) > _MOST_COPIED_BYTES:
+        return f"it overwrites arguments of more than {_MOST_COPIED_BYTES >> 20} MiB that its gradients depend on"
     return None
-
-
-def _reads_what_it_overwrites(traced: Traced) -> bool:
-    """Whether gradients depend on what an argument held before the call wrote to it, or lead to such an argument."""
-    graph, infos = traced.graph.graph, traced.facts.input_info
-    inputs = graph.find_nodes(op="placeholder")
-    outputs: Any = graph.output_node().args[0]
-    needed = {node for node in outputs[-len(infos) :] if isinstance(node, torch.fx.Node)}
-    for node in reversed(list(graph.nodes)):
-        if node in needed:
-            needed.update(set(node.all_input_nodes) - _statistics(node))
-    return any(
-        info.mutates_data and (info.requires_grad or node in needed)
-        for node, info in zip(inputs, infos, strict=False)  # the gradients of results follow
-    )
-
-
-def _statistics(node: torch.fx.Node) -> set[torch.fx.Node]:
-    """The running statistics among an operator's arguments, if it does not read them but for their new contents: in training,
-    where it computes with those of the batch."""
-    schema = getattr(node.target, "_schema", None)
-    given = {} if schema is None else {a.name: value for a, value in zip(schema.arguments, node.args, strict=False)}
-    if any(given.get(name) is False for name in ("train", "training", "update")):
-        return set()
-    found = (given.get("running_mean"), given.get("running_var"))
-    return {value for value in found if isinstance(value, torch.fx.Node)}
 
 
 def fingerprint(traced: Traced) -> int:
     """What two traces of a function that does the same have in common."""
     return hash(str(traced.graph.graph))
-
-
-def kept_inputs(traced: Traced, forward: torch.fx.GraphModule, saved: Sequence[torch.fx.Node]) -> KeptInputs:
-    """How a node keeps its inputs: those that live anyway, because they are leaves or saved, others weakly. What is not
-    saved is compared by its version."""
-    inputs = forward.graph.find_nodes(op="placeholder")
-    infos = traced.facts.input_info
-    tensors = [isinstance(node.meta.get("val"), torch.Tensor) for node in inputs[: len(infos)]]
-    held, versioned = [], []
-    for k, (node, info, is_tensor) in enumerate(zip(inputs, infos, tensors, strict=False)):
-        is_leaf = info.requires_grad and info.is_leaf
-        if not is_tensor or ((is_leaf or node in saved) and not info.mutates_data):
-            held.append(k)
-        if is_tensor and node not in saved and not info.mutates_data:
-            versioned.append(k)
-    return KeptInputs(tuple(held), tuple(versioned), tuple(k for k, info in enumerate(infos) if info.mutates_data))
 
 
 class Again:
@@ -156,7 +124,7 @@ class Again:
         if isinstance(made, Refusal):
             raise made
         given = [gradient for gradient in gradients if gradient is not None]
-        return made([*inputs, *given])  # type: ignore[no-any-return]
+        return made([*inputs, *given])[: len(inputs)]  # type: ignore[no-any-return]
 
     def _make(self, node: Node, origins: Sequence[Origin], inputs: Sequence[Any], gradients: Sequence[Any]) -> Any:
         came = [k for k, gradient in enumerate(gradients) if gradient is not None]
@@ -169,12 +137,19 @@ class Again:
                 yield _gradients_of(adapted, node, [origins[k] for k in came], count)
 
         try:
-            if self._mark is not None:
-                with self._repeat(inputs) as function:
-                    self._check_same(function, inputs)
-            samples = [*inputs, *(gradients[k] for k in came)]
-            with repeat(samples) as function:
-                return self._wrap(function, samples, self._compilers, repeat=repeat)
+            with Boundary("making a backward of a backward", reasons=(TreeplayError,)):
+                if self._mark is not None:
+                    with self._repeat(inputs) as function:
+                        self._check_same(function, inputs)
+                samples = [*inputs, *(gradients[k] for k in came)]
+                with repeat(samples) as function:
+                    made: Any = self._wrap(function, samples, self._compilers, repeat=repeat)
+            if made.plan.node is None or made.plan.node.draws != node.draws:
+                why = "its gradients draw other random numbers than its results"
+                raise Refusal(Reason("create_graph", why, "differentiate all results of the call together", None))
+            return made
+        except InternalError as error:
+            return Refusal(Reason("create_graph", f"of an error of treeplay's own: {error}", "report it", None))
         except Refusal as refusal:
             return refusal
 
@@ -202,7 +177,10 @@ def _gradients_of(function: Flat, node: Node, origins: Sequence[Origin], count: 
             made = torch.autograd.grad(values, ends, given[count:], create_graph=True, allow_unused=True)
         for k, gradient in zip(wanted, made, strict=True):
             found[k] = gradient
-        return found
+        if not node.draws:
+            return found
+        # All that the call drew is drawn again, though these gradients may not need it.
+        return [*found, *(value.detach().clone() for value in results if isinstance(value, torch.Tensor))]
 
     return gradients
 
@@ -233,28 +211,14 @@ class Onward:
                 _plain(gradient, tangent, k)
                 for k, (gradient, tangent) in enumerate(zip(came, self._node.tangents, strict=True))
             ]
-            return tuple(self._again(self._node, self._origins, self._inputs(ctx), given))
+            inputs = inputs_of(ctx, self._node.inputs)  # type: ignore[arg-type]
+            if not self._node.draws:
+                return tuple(self._again(self._node, self._origins, inputs, given))
+            if ctx.states is None:
+                ctx.why = "it was called where the state of a random generator cannot be read, as in a capture"
+                return None
+            with drawn_again(ctx.states):
+                return tuple(self._again(self._node, self._origins, inputs, given))
         except Refusal as refusal:
             ctx.why = refusal.reason.why
             return None
-
-    def _inputs(self, ctx: Any) -> list[Any]:
-        """The inputs of the call, unchanged since; raises torch's own errors, and `Refusal` where one is gone."""
-        _ = ctx.saved_tensors  # freed, or changed in place
-        inputs = [item() if type(item) is weakref.ref else item for item in ctx.given]
-        for was, item in zip(ctx.given, inputs, strict=True):
-            if item is None and was is not None:
-                why = "an argument is gone that the compiled backward does not need"
-                raise Refusal(Reason("create_graph", why, "keep the arguments until the last backward", None))
-        for k, version in zip(self._node.inputs.versioned, ctx.versions, strict=True):  # type: ignore[union-attr]
-            if version is not None:
-                unchanged(inputs[k], version)
-        return inputs
-
-
-def versions_of(*tensors: torch.Tensor) -> list[int | None]:
-    """How often each tensor was changed; None for inference tensors, which keep no count."""
-    try:
-        return [tensor._version for tensor in tensors]
-    except RuntimeError:
-        return [None if tensor.is_inference() else tensor._version for tensor in tensors]

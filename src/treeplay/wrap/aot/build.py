@@ -17,12 +17,13 @@ from treeplay.graph_check import check_module
 from treeplay.observe.lines import is_users
 from treeplay.trace.jit import home_of
 from treeplay.wrap.aot import torch_private
-from treeplay.wrap.aot.again import Again, Onward, Repeat, fingerprint, kept_inputs, origins_of, why_not
+from treeplay.wrap.aot.again import Again, Onward, Repeat, fingerprint, origins_of, why_not
 from treeplay.wrap.aot.arrange import Arrangement, Noted, arrange, needs_arrangement
 from treeplay.wrap.aot.capture import captured, refusal
 from treeplay.wrap.aot.checks import check_of
 from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, Boxed, Compile, Compilers, take_one_list
 from treeplay.wrap.aot.first_call import Instead, first_call
+from treeplay.wrap.aot.kept import kept_inputs, overwritten_inputs
 from treeplay.wrap.aot.later import forward_writes, take_out
 from treeplay.wrap.aot.layouts import reshaped_and_back
 from treeplay.wrap.aot.load import load_call
@@ -33,6 +34,7 @@ from treeplay.wrap.aot.planning import plan_call
 from treeplay.wrap.aot.planning_node import plan_node, saved_by
 from treeplay.wrap.aot.probe import apart, written_by
 from treeplay.wrap.aot.random_states import generator_inputs
+from treeplay.wrap.aot.redrawn import draws_of
 from treeplay.wrap.aot.stashed import compute_once_what_is_stashed
 from treeplay.wrap.aot.subclass_rules import explained
 from treeplay.wrap.aot.surroundings import refuse_backward_states, refuse_compiled_autograd, run_in_callers_context
@@ -210,6 +212,7 @@ def _compile(
             return load_call(plan, run, instead=instead, is_boxed=compilers.is_boxed)
         refuse_compiled_autograd()
         compute_once_what_is_stashed(traced.graph)
+        overwritten = overwritten_inputs(traced)
         forward, backward = compilers.partition(
             traced.graph,
             traced.inputs,
@@ -217,10 +220,13 @@ def _compile(
             static_lifetime_input_indices=[],
         )
         node = plan_node(traced, plan, forward, backward, late)
-        origins, why = origins_of(traced.facts, node.differentiable), why_not(traced, node)
+        origins = origins_of(traced.facts, node.differentiable)
+        saved, is_every = saved_by(forward, plan), compilers.keeps_inputs
+        kept = kept_inputs(traced, node, forward, saved, overwritten, is_every=is_every)
+        why = compilers.why_once or why_not(traced, node, forward, kept)
         if why is None and again is not None:
-            node = dataclasses.replace(node, inputs=kept_inputs(traced, forward, saved_by(forward, plan)))
-        onward = Onward(again if why is None else None, compilers.why_once or why, node, origins)
+            node = dataclasses.replace(node, inputs=kept, draws=draws_of(forward))
+        onward = Onward(again if why is None else None, why, node, origins)
         plan = dataclasses.replace(plan, node=node)
         _mark_visible(forward, plan)
         instead = _first_call(forward, plan, compilers)

@@ -32,7 +32,8 @@ class Compilers:
     `alias_check`: what the first call does about a custom operator that returns memory which its schema says is new.
     `functional_random`: random operators of a CUDA device become functions of seed and offset.
     `plain()` gives compilers that run graphs as they are, for derivatives of the backward; without it there are none, and
-    `why_once` says why.
+    `why_once` says why. `keeps_inputs`: a call's node keeps all of its inputs for them, not those that live anyway; gradients
+    that come to the backward of a backward are nobody else's.
     `is_guarded`: what calls the wrapped function compares the classes of tensors, and what these note, as Dynamo does.
     `is_boxed`: compiled callables take one list; otherwise they take their arguments one by one.
     """
@@ -48,6 +49,7 @@ class Compilers:
     functional_random: bool = False
     plain: Callable[[], Compilers] | None = None
     why_once: str | None = None
+    keeps_inputs: bool = False
     is_boxed: bool = True
 
 

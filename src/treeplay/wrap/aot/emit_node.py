@@ -12,11 +12,12 @@ from treeplay.facts.source import Source
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
 from treeplay.wrap.aot import opening, surroundings, torch_private
-from treeplay.wrap.aot.again import versions_of
 from treeplay.wrap.aot.emit_text import Text, count_values, run_graph, take_random_values, tokens
+from treeplay.wrap.aot.kept import past_of, versions_of
 from treeplay.wrap.aot.node import Needs
 from treeplay.wrap.aot.plan import CallPlan, KeptInputs, Node, Tangent, WrappedTangent
 from treeplay.wrap.aot.random_states import Generators, draw_seeds
+from treeplay.wrap.aot.redrawn import states_before
 
 
 def emit_forward(
@@ -40,6 +41,10 @@ def emit_forward(
         text.add(f"ctx.later = ({later})")
     if node.inputs is not None:
         _keep_inputs(text, node.inputs, given)
+    if node.draws:
+        text.use("states_before", states_before)
+        devices = text.use("devices", tuple(dict.fromkeys(draw.device for draw in node.draws)))
+        text.add(f"ctx.states = states_before({devices})")
     text.add(
         f"args = {subclasses.open_arguments(plan, given) or f'[{names}]'}",
         f"del {names}",
@@ -78,13 +83,19 @@ def emit_forward(
 def _keep_inputs(text: Text, kept: KeptInputs, names: Sequence[str]) -> None:
     """Keep what derivatives of the backward are computed from."""
     text.use("ref", weakref.ref)
-    items = [name if k in kept.held else f"ref({name})" for k, name in enumerate(names)]
+    replaced = {*kept.copied, *kept.past, *(k for k, _ in kept.saved)}
+    items = ["None" if k in replaced else name if k in kept.held else f"ref({name})" for k, name in enumerate(names)]
     text.add(f"ctx.given = ({''.join(f'{item}, ' for item in items)})")
     if kept.versioned:
         text.use("versions_of", versions_of)
         text.add(f"ctx.versions = versions_of({', '.join(names[k] for k in kept.versioned)})")
     else:
         text.add("ctx.versions = ()")
+    if kept.copied:
+        text.add(f"ctx.copies = ({''.join(f'{names[k]}.clone(), ' for k in kept.copied)})")
+    if kept.past:
+        text.use("past_of", past_of)
+        text.add(f"ctx.past = ({''.join(f'past_of({names[k]}), ' for k in kept.past)})")
 
 
 def _save(text: Text, plan: CallPlan, node: Node) -> None:
@@ -179,7 +190,8 @@ def _release(text: Text, node: Node, *, has_last: bool) -> str:
     text.use("keeps_graph", torch_private.keeps_graph)
     text.add("is_last = not keeps_graph()", "if is_last: ctx.maybe_clear_saved_tensors()")
     if node.inputs is not None:
-        text.add("if is_last: ctx.given = None")
+        places = ["given", *(["copies"] if node.inputs.copied else []), *(["past"] if node.inputs.past else [])]
+        text.add(f"if is_last: {''.join(f'ctx.{place} = ' for place in places)}None")
     if not has_last:
         return "run"
     text.add("chosen = ctx.needs.run_last if is_last and not ctx.is_hooked else run")

@@ -200,11 +200,26 @@ class Group:
 class KeptInputs:
     """How a node keeps what it was called with, for derivatives of its backward.
 
-    `held` inputs are kept, the others weakly; of the `versioned` ones the version is noted. `overwritten` by the call."""
+    `held` inputs are kept, the others weakly; of the `versioned` ones the version is noted. `overwritten` by the call: of
+    those that gradients depend on, `copied` holds what they were, or `saved` the place where that is saved anyway; of those
+    that gradients lead to, `past` is where they lead."""
 
     held: tuple[int, ...]
     versioned: tuple[int, ...]
     overwritten: tuple[int, ...]
+    copied: tuple[int, ...] = ()
+    saved: tuple[tuple[int, int], ...] = ()
+    past: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """An operator that draws random numbers: what it draws, where, and whether that is used: else compilers leave it out."""
+
+    op: str
+    drawn: tuple[str, ...]
+    device: str
+    is_used: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +236,8 @@ class Node:
     the others not.
     `generators` are the devices of the random generators that both graphs take as their last inputs; the backward takes
     `tokens` before them. `is_deterministic`: it was traced under deterministic mode. `is_whole`: zeros stand for gradients
-    that did not come; otherwise there is a backward without them. `inputs` are kept if the backward can be differentiated.
+    that did not come; otherwise there is a backward without them. `inputs` are kept if the backward can be differentiated,
+    and where the generators stand of which the forward `draws`.
     """
 
     returned: tuple[int, ...]
@@ -242,6 +258,7 @@ class Node:
     is_deterministic: bool = False
     is_whole: bool = False
     inputs: KeptInputs | None = None
+    draws: tuple[Draw, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,20 +144,6 @@ def is_base_kept(info: Any) -> bool:
     return bool(info.output_type.name in ("alias_of_intermediate", "alias_of_intermediate_save_as_output"))
 
 
-def draws_random_numbers(module: torch.fx.GraphModule) -> bool:
-    """Whether an operator of a graph draws random numbers."""
-    parts = [part.graph for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
-    return any(_draws(node) for graph in parts for node in graph.nodes)
-
-
-def _draws(node: torch.fx.Node) -> bool:
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
-        return False
-    names: Any = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
-    return "dropout_p" not in names or given.get("dropout_p", 0.0) != 0  # attention without dropout draws none
-
-
 def is_reshaped(value: Any) -> bool:
     """Whether the shape of a traced tensor, or of one that it is made of, was ever changed in place."""
     if is_wrapper(value):

@@ -107,6 +107,12 @@ def test_views_are_of_the_input_they_were_taken_of_where_inputs_no_longer_share_
     check(replace(program, arguments="base = new(4, 3); x, y = base[:3], base[1:]", events=events), front)
 
 
+def test_a_program_that_writes_to_a_folded_tensor_runs_its_operators_in_order() -> None:
+    folded = "x.expand(2, 3).fill_(1.5); y.unfold(0, 2, 1).mul_(2.0)"
+    program = replace(program_of(folded, results="x - y, y * 2 - x"), arguments="x, y = new(3), new(3)")
+    check(program, "inductor")
+
+
 # Inductor of older releases takes this one apart itself, or not at all.
 HAS_WHOLE_RRELU = torch.__version__ >= (2, 13)
 DRAWS = (

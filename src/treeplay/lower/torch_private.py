@@ -38,8 +38,8 @@ from treeplay.lower.functional import draws_often, fresh, settled
 from treeplay.lower.layouts import check_layouts as check_layouts
 from treeplay.lower.layouts import has_convolutions_both_ways, put_channels_last
 from treeplay.lower.memory import Groups, groups_of, keep_apart
-from treeplay.observe import counters
 from treeplay.lower.signs import keep_signs, with_signs
+from treeplay.observe import counters
 
 _OPTIONS: dict[str, Any] = {
     "triton.cudagraphs": False,

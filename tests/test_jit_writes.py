@@ -60,11 +60,16 @@ EVERYTHING = program_of(
     "t = x.clone(); x.copy_(y); y.copy_(t)",
     "t = state.p + 0; state.p.copy_(state.q.flip(0)); state.q.copy_(t.t())",
     "torch._foreach_mul_([x, x[1:]], 2.0)",
+    "state.p.index_add_(0, torch.tensor([1, 2], device=x.device), state.p[:2].clone())",
+    "state.q[0] = y[-1]; state.k = state.q.clone(); state.q.zero_().add_(-0.0)",
+    "x.expand(3, 3)[1:].sub_(1e8)",
     "v = x * 0.5",
     "w = v + 0",
     "z = torch.zeros_like(v).add_(v * -0.0)",
     "u = v.t().clone()",
-    results="v, w, z, u, v.clone(), state.p.clone(), v.t(), v * 1, torch.complex(v, w).conj().imag + 0, torch._neg_view(v) * 1",
+    results="v, w, z, u, v.clone(), state.p.clone(), v.t(), v * 1, torch.complex(v, w).conj().imag + 0, "
+    "torch._neg_view(v) * 1, -v, u + (-0.0), v * -0.0, torch.full_like(v, -0.0), F.pad(v, (1, 0), value=-0.0), "
+    "v.remainder(2), torch.complex(v, w) + torch.complex(w, z)",
 )
 
 
@@ -102,6 +107,12 @@ def test_views_are_of_the_input_they_were_taken_of_where_inputs_no_longer_share_
     check(replace(program, arguments="base = new(4, 3); x, y = base[:3], base[1:]", events=events), front)
 
 
+def test_a_program_that_writes_to_a_folded_tensor_runs_its_operators_in_order() -> None:
+    folded = "x.expand(2, 3).fill_(1.5); y.unfold(0, 2, 1).mul_(2.0)"
+    program = replace(program_of(folded, results="x - y, y * 2 - x"), arguments="x, y = new(3), new(3)")
+    check(program, "inductor")
+
+
 # Inductor of older releases takes this one apart itself, or not at all.
 HAS_WHOLE_RRELU = torch.__version__ >= (2, 13)
 DRAWS = (
@@ -124,8 +135,6 @@ def test_compiled_programs_draw_eagers_numbers_if_asked(
             drawn.append(torch.nn.functional.rrelu(x, training=True))
         return [*drawn, torch.nn.functional.dropout(x, 0.5) - x]
 
-    if device == "cuda":
-        pytest.xfail("on a GPU compiled programs draw other numbers than eager for these distributions")
     torch._dynamo.reset()
     monkeypatch.setattr(treeplay.settings, "eager_random", True)
     if front == "jit":
@@ -144,3 +153,15 @@ def test_compiled_programs_draw_eagers_numbers_if_asked(
             found = run(x)
         torch.testing.assert_close(found, expected)
         assert_same([generator.get_state() for generator in generators], after, "generators")
+
+
+def test_two_draws_run_in_order_where_compiled_code_would_not_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from treeplay.lower import torch_private
+
+    monkeypatch.setattr(torch_private, "KEEPS_DRAWS_IN_ORDER", False)
+    monkeypatch.setattr(treeplay.settings, "eager_random", True)
+    run = jit(lambda x: (torch.rand(3) * x, x.clone().exponential_()), lower="inductor")
+    for _ in range(3):
+        run(torch.ones(3))
+    (recording,) = run.statistics().keys[0].recordings
+    assert recording.lowering == "aten" and "order" in recording.plan

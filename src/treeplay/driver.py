@@ -29,8 +29,10 @@ from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Kind, Signature
 from treeplay.generated import load_source
 from treeplay.lower.aten import lower_aten
+from treeplay.lower.aten.storage import writes_folded
 from treeplay.lower.compiler import find_compiler, find_gpu_compiler
-from treeplay.lower.inductor import lower_inductor
+from treeplay.lower.functional import draws_often
+from treeplay.lower.inductor import keeps_draws_in_order, lower_inductor
 from treeplay.lower.lowered import Lowered
 from treeplay.lower.stream import lower_for_stream
 from treeplay.observe import compile_records, counters, phase
@@ -311,14 +313,18 @@ def make_plan(traced: Trace, inputs: list[torch.Tensor], lower: str, device: tor
         wanted=lower,
         compiler=(find_compiler() if device == CPU else find_gpu_compiler()).path,
         shared=overlapping(inputs, signature.mutated),
-        folded=[index for index in signature.mutated if overlaps_itself(inputs[index])],
+        is_folded=writes_folded(traced.graph) or any(overlaps_itself(inputs[index]) for index in signature.mutated),
         is_small=is_small(traced.graph),
-        uncompiled=_why_uncompiled(traced.graph, device),
+        uncompiled=_why_uncompiled(traced.graph, device) if lower != "aten" else None,
     )
 
 
 def _why_uncompiled(graph: torch.fx.Graph, device: torch.device) -> str | None:
-    """Why compiled code would not fail, or leave things, as the operators of a graph do; None if it does."""
+    """Why compiled code would not fail, draw, or leave things, as the operators of a graph do; None if it does."""
+    if settings.eager_random and draws_often(graph) and not keeps_draws_in_order():
+        return (
+            "random numbers are to be eager's, and this release of Inductor changes the order in which they are drawn"
+        )
     node = uncompiled(graph)
     if node is not None:
         return f"{node.target} checks or does something that compiled code leaves out"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.fx
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from treeplay.lower.functional import fresh
@@ -25,9 +25,10 @@ def graph_of(program: Callable[..., Any], count: int) -> torch.fx.GraphModule:
         functional = torch.func.functionalize(lambda *args: program(*args) or [], remove="mutations")
         module = make_fx(functional, tracing_mode="real")(*fakes)
     groups = groups_of(module)
-    for node in module.graph.find_nodes(op="call_function", target=aten.clone.default):
-        node.replace_all_uses_with(node.args[0])
-        module.graph.erase_node(node)
+    for target, source in ((aten.clone.default, 0), (aten.copy.default, 1)):
+        for node in module.graph.find_nodes(op="call_function", target=target):
+            node.replace_all_uses_with(node.args[source])
+            module.graph.erase_node(node)
     keep_apart(module.graph, groups)
     module.graph.lint()
     module.recompile()
@@ -85,3 +86,65 @@ def test_what_needs_no_copy_gets_none() -> None:
         return [made, made.t(), y[1:]]
 
     assert not graph_of(program, 2).graph.find_nodes(op="call_function", target=fresh)
+
+
+def part_then_exchange(x: Tensor, y: Tensor) -> None:
+    x.index_put_((torch.tensor([1, 2]),), y[1:])
+    before = x.clone()
+    x.copy_(y)
+    y.copy_(before)
+
+
+def part_then_overwritten(x: Tensor) -> list[Tensor]:
+    x.index_put_((torch.tensor([1, 2]),), x[:2].clone())
+    before = x.clone()
+    x.zero_()
+    return [before]
+
+
+def part_and_result(x: Tensor) -> list[Tensor]:
+    x.diagonal().add_(1)
+    return [x.clone(), x.t().clone()]
+
+
+def rows_by_rows(x: Tensor) -> list[Tensor]:
+    x.index_put_((torch.tensor([1, 2]),), x[:2].clone(), accumulate=True)
+    made = x * 2 - 1
+    made.index_put_((torch.tensor([1, 2]),), made[:2].clone())
+    return [made]
+
+
+def lists_then_exchange(x: Tensor, y: Tensor) -> list[Tensor]:
+    torch._foreach_mul_([x, y], 0.5)
+    before = x.clone()
+    x.copy_(y)
+    y.copy_(before)
+    return [x.clone()]
+
+
+def written_in_place(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """As Inductor's last pass leaves it."""
+    from torch._inductor.fx_passes import reinplace
+    from torch._inductor.virtualized import V
+
+    fakes = (node.meta.get("val") for node in module.graph.nodes)
+    mode = next(fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor))
+    with V.set_fake_mode(mode):
+        reinplace.canonicalize_view_scatter_ops(module.graph)
+        reinplace.reinplace_inplaceable_ops_core(module.graph)
+        reinplace.decompose_generalized_scatter(module.graph)
+    module.recompile()
+    return module
+
+
+@pytest.mark.parametrize(
+    "program", [part_then_exchange, part_then_overwritten, part_and_result, rows_by_rows, lists_then_exchange]
+)
+def test_operators_that_come_to_write_into_their_argument_leave_what_is_read(program: Callable[..., Any]) -> None:
+    count = program.__code__.co_argcount
+    module = written_in_place(graph_of(program, count))
+    mine = [torch.randn(3, 3) for _ in range(count)]
+    theirs = [tensor.clone() for tensor in mine]
+    found, expected = module(*mine), program(*theirs) or []
+    assert all(map(torch.equal, [*found, *mine], [*expected, *theirs]))
+    assert not {item.untyped_storage()._cdata for item in found} & {item.untyped_storage()._cdata for item in mine}

@@ -20,7 +20,7 @@ from treeplay.plan.work import is_small
         ({"wanted": "auto", "compiler": "g++"}, ("inductor", "aten"), "compiled with g++"),
         ({"wanted": "auto", "compiler": None}, ("aten",), "there is no compiler"),
         ({"wanted": "auto", "compiler": "g++", "shared": [(0, 1)]}, ("aten",), "share memory"),
-        ({"wanted": "auto", "compiler": "g++", "folded": [2]}, ("aten",), "overlaps itself"),
+        ({"wanted": "auto", "compiler": "g++", "is_folded": True}, ("aten",), "overlaps itself"),
     ],
 )
 def test_the_lowering_follows_from_the_facts(facts, lowerings, why):

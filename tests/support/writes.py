@@ -423,6 +423,11 @@ def _steps(tensor: torch.Tensor) -> list[int]:
     )
 
 
+def _begins_at(tensor: torch.Tensor) -> int:
+    """Where in its memory a tensor begins; one without elements has no address."""
+    return tensor.data_ptr() - tensor.untyped_storage().data_ptr() if tensor.numel() else 0
+
+
 def _sharing(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[str, int]]:
     """For each tensor the first one in the same memory, and how far from its beginning it begins."""
     first: dict[int, str] = {}
@@ -430,5 +435,5 @@ def _sharing(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[str, int]]:
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage()
         owner = first.setdefault(storage.data_ptr() or id(tensor), name)
-        found[name] = (owner, tensor.data_ptr() - tensors[owner].data_ptr() if storage.nbytes() else 0)
+        found[name] = (owner, _begins_at(tensor) - _begins_at(tensors[owner]))
     return found

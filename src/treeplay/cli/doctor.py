@@ -42,7 +42,7 @@ def doctor(
 def gather() -> dict[str, dict[str, Any]]:
     """All facts as plain values, by section."""
     compiler = find_compiler()
-    plan = choose(wanted="auto", compiler=compiler.path, shared=(), folded=())
+    plan = choose(wanted="auto", compiler=compiler.path)
     return {
         "versions": {
             "treeplay": treeplay.__version__,
@@ -65,7 +65,7 @@ def _cuda() -> dict[str, Any]:
     if missing is not None:
         return {**found, "why not": missing}
     compiler = find_gpu_compiler()
-    plan = choose(wanted="auto", compiler=compiler.path, shared=(), folded=())
+    plan = choose(wanted="auto", compiler=compiler.path)
     return {
         **found,
         "devices": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],

@@ -38,9 +38,10 @@ def overlapping(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> list
     return sorted(pairs)
 
 
-def overlaps_itself(tensor: torch.Tensor) -> bool:
+def overlaps_itself(tensor: torch.Tensor | TensorSpec) -> bool:
     """Whether two elements of a tensor may share an address (an expanded or otherwise folded tensor)."""
-    dims = sorted((step, size) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+    stride = tensor.stride if isinstance(tensor, TensorSpec) else tensor.stride()
+    dims = sorted((step, size) for size, step in zip(tensor.shape, stride, strict=True) if size > 1)
     reach = 0
     for step, size in dims:
         if step <= reach:

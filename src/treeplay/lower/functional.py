@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from treeplay.device.host.operators import is_random
 from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
 from treeplay.facts.spec import TensorSpec
@@ -86,8 +87,10 @@ class Tensors(torch.fx.Interpreter):
 
     def _call(self, n: torch.fx.Node) -> Any:
         args, kwargs = self.fetch_args_kwargs_from_env(n)
-        if n.target is aten.detach.default:
-            return args[0]
+        if n.target is aten.detach.default or (
+            n.target is aten.expand.default and n.meta["spec"].shape == args[0].shape
+        ):
+            return args[0]  # what is written through an expanded tensor is made functional as a sum of differences
         if n.name in self.scalars:
             return self._number(n, args)
         if n.target in self.formulas:
@@ -124,6 +127,11 @@ def scalar_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
         if is_number:
             found.add(node)
     return found
+
+
+def draws_often(graph: torch.fx.Graph) -> bool:
+    """Whether more than one operator of a graph draws random numbers."""
+    return sum(isinstance(node.target, torch._ops.OpOverload) and is_random(node.target) for node in graph.nodes) > 1
 
 
 def fake_like(spec: TensorSpec) -> torch.Tensor:

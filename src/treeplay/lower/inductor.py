@@ -74,6 +74,13 @@ def lower_inductor(
     )
 
 
+def keeps_draws_in_order() -> bool:
+    """Whether compiled code draws random numbers in the order of a graph's operators."""
+    from treeplay.lower import torch_private
+
+    return torch_private.KEEPS_DRAWS_IN_ORDER
+
+
 def _check_keeping(graph: torch.fx.Graph) -> None:
     """Raise for a recurrent layer that is trained on the CPU: compiled code calls it with gradients off, and then its
     operator does not keep what its backward needs."""

@@ -7,12 +7,17 @@
 A functional graph ends in copies to the inputs that the program writes. As values they all happen at once; a compiler makes
 them one after the other, and by then a source that is an input, or a view of one, may have been overwritten. So it is with
 results: a value that a no-op stood for would be the very memory of an input, or of another result.
+
+Behind this rewrite Inductor lets operators that write to a part (`index_put`, `select_scatter`, lists, custom operators) write
+into their argument, an input too if the program writes to it at all. It does not ask whether that input is to be overwritten
+by something else, whether the value is a result as well, nor whether the operator reads what it overwrites. So such a value
+counts as lying in its argument, and what is read from there gets memory of its own.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +34,14 @@ input. None for what is no tensor."""
 
 # Compiled as views, though their schemas do not say so.
 _VIEWS = frozenset({aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default})
+_WRITES_A_PART = (
+    aten.index_put.default,
+    aten._unsafe_index_put.default,
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+    aten.diagonal_scatter.default,
+    aten.as_strided_scatter.default,
+)
 
 
 def groups_of(module: torch.fx.GraphModule) -> Groups:
@@ -47,10 +60,13 @@ def groups_of(module: torch.fx.GraphModule) -> Groups:
 
 
 def keep_apart(graph: torch.fx.Graph, groups: Sequence[int | None]) -> None:
-    """Give sources of final copies, and results, memory of their own where they would lie in another's."""
+    """Give sources of final copies, results, and what an operator reads of the memory that it writes to, memory of their own
+    where they would lie in another's."""
     copies = [node for node in graph.find_nodes(op="call_function", target=aten.copy_.default) if _is_final(node)]
-    _keep_results(graph, groups, copies)
+    written = {node.args[0] for node in copies}
+    _keep_results(graph, groups, copies, written)
     _keep_sources(graph, copies)
+    _keep_read(graph, written)
 
 
 def _is_final(node: Node) -> bool:
@@ -59,21 +75,31 @@ def _is_final(node: Node) -> bool:
 
 
 def _keep_sources(graph: torch.fx.Graph, copies: Sequence[Node]) -> None:
-    written: set[Any] = set()
+    overwritten: set[Any] = set()
     made: dict[Node, Node] = {}
     for node in copies:
         target, source = node.args[0], node.args[1]
-        if isinstance(source, Node):
-            base = _base(source)
-            # A view of the target itself: the kernel that copies it would read what it has written.
-            if base in written or (base is target and source is not target):
-                if source not in made:
-                    made[source] = _fresh(graph, source, before=copies[0])
-                node.update_arg(1, made[source])
-        written.add(target)
+        if isinstance(source, Node) and (_homes(source) & overwritten or _is_elsewhere(source, target)):
+            if source not in made:
+                made[source] = _fresh(graph, source, before=copies[0])
+            node.update_arg(1, made[source])
+        overwritten.add(target)
 
 
-def _keep_results(graph: torch.fx.Graph, groups: Sequence[int | None], copies: Sequence[Node]) -> None:
+def _is_elsewhere(source: Node, target: Any) -> bool:
+    """Whether a source lies in its target at another place, or is taken to lie in it and does not."""
+    if source is target:
+        return False
+    if _base(source) is not source:  # a view: the kernel that copies it would read what it has written
+        return target in _homes(source)
+    # Inductor leaves out a copy of any result of an operator over lists to any of its arguments.
+    into = _written_into(source) if source.target is operator.getitem else []
+    return bool(into) and target not in into
+
+
+def _keep_results(
+    graph: torch.fx.Graph, groups: Sequence[int | None], copies: Sequence[Node], written: Collection[Any]
+) -> None:
     output, results = graph.output_node(), _results(graph)
     owners: dict[Node, int] = {}
     bases: dict[tuple[Node, int], Node] = {}
@@ -82,10 +108,11 @@ def _keep_results(graph: torch.fx.Graph, groups: Sequence[int | None], copies: S
         if not isinstance(result, Node) or group is None:
             continue
         base = _base(result)
-        if owners.setdefault(base, group) == group and (base.op != "placeholder" or group < 0):
+        is_in_input = base.op == "placeholder" or not _homes(base).isdisjoint(written)
+        if owners.setdefault(base, group) == group and (not is_in_input or group < 0):
             continue
         # What an input held before it is written.
-        before = copies[0] if copies and base.op == "placeholder" else output
+        before = copies[0] if copies and is_in_input else output
         if groups.count(group) == 1:
             kept[at] = _fresh(graph, result, before=before)
             continue
@@ -93,6 +120,51 @@ def _keep_results(graph: torch.fx.Graph, groups: Sequence[int | None], copies: S
             bases[base, group] = _fresh(graph, base, before=before)
         kept[at] = _again(graph, result, base, bases[base, group], before=before)
     output.args = (tuple(kept),)
+
+
+def _keep_read(graph: torch.fx.Graph, written: Collection[Any]) -> None:
+    for node in [node for target in _WRITES_A_PART for node in graph.find_nodes(op="call_function", target=target)]:
+        target = node.args[0]
+        if _base(target).op == "placeholder" and _base(target) not in written:
+            continue  # nothing writes to this one
+        homes = _homes(target)
+        for source in node.all_input_nodes:
+            if source is not target and _base(source) in homes:
+                node.replace_input_with(source, _fresh(graph, source, before=node))
+
+
+def _homes(node: Node) -> set[Node]:
+    """The nodes in whose memory the value of `node` may come to lie."""
+    found: set[Node] = set()
+    waiting = [node]
+    while waiting:
+        base = _base(waiting.pop())
+        if base not in found:
+            found.add(base)
+            waiting += _written_into(base)
+    return found
+
+
+def _written_into(node: Node) -> list[Node]:
+    """The arguments into which an operator may be made to write its value."""
+    if node.target in _WRITES_A_PART:
+        return [node.args[0]]  # type: ignore[list-item]
+    if node.target is not operator.getitem:
+        return []
+    source: Any = node.args[0]
+    at: Any = node.args[1]
+    if isinstance(source.target, torch._ops.OpOverload):
+        name = source.target._schema.name.removeprefix("aten::")
+        # In place only where all of the list are inputs.
+        is_list = name.startswith("_foreach_") and hasattr(aten, f"{name}_") and source.args[0][at].op == "placeholder"
+        return [source.args[0][at]] if is_list else []
+    if not isinstance(source.target, torch._ops.HigherOrderOperator):
+        return []
+    if "_all_bases" in source.kwargs:  # behind what the operator returns
+        bases = source.kwargs["_all_bases"]
+        at -= len(source.meta["val"]) - len(bases)
+        return [bases[at]] if at >= 0 else []
+    return list(source.all_input_nodes)
 
 
 def _again(graph: torch.fx.Graph, view: Node, base: Node, other: Node, *, before: Node) -> Node:

@@ -20,6 +20,7 @@ from torch._dynamo.utils import counters as torchs_counters
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes import post_grad
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.graph import GraphLowering
 from torch._inductor.inductor_prims import force_stride_order as force_stride_order
@@ -30,13 +31,15 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from treeplay.device.generators import unmoved
 from treeplay.device.host.operators import is_random
 from treeplay.device.protocol import Births
-from treeplay.lower import memory
+from treeplay.errors import LoweringError
+from treeplay.lower import memory, signs
 from treeplay.lower.births import ResultsTold
 from treeplay.lower.checked import with_checks
-from treeplay.lower.functional import fresh, settled
+from treeplay.lower.functional import draws_often, fresh, settled
 from treeplay.lower.layouts import check_layouts as check_layouts
 from treeplay.lower.layouts import has_convolutions_both_ways, put_channels_last
 from treeplay.lower.memory import Groups, groups_of, keep_apart
+from treeplay.lower.signs import keep_signs, with_signs
 from treeplay.observe import counters
 
 _OPTIONS: dict[str, Any] = {
@@ -65,12 +68,14 @@ _PYTHON_ONLY = frozenset(
     )
 )
 """What Inductor's C++ wrapper cannot call."""
+KEEPS_DRAWS_IN_ORDER = hasattr(post_grad, "_chain_random_ops_for_ordering")
+"""Whether compiled code calls operators that draw random numbers in the graph's order. It did not before torch 2.13."""
 
 
 def decompositions(*, eager_random: bool) -> dict[Any, Any]:
     """Operators that Inductor wants taken apart before it sees them; where their kernels check values, the parts do. Where
     they are to draw eager's random numbers, those that draw any stay whole: in parts they would draw others."""
-    table = with_checks(select_decomp_table())
+    table = with_checks(with_signs(select_decomp_table()))
     return {op: parts for op, parts in table.items() if not (eager_random and _draws_whole(op))}
 
 
@@ -93,7 +98,7 @@ def _fresh(value: Any) -> Any:
     return made
 
 
-class _KeepApart(CustomGraphPass):
+class _LastRewrite(CustomGraphPass):
     """Runs behind Inductor's own passes, the last of which leave out no-ops; and behind the user's."""
 
     def __init__(self, others: Sequence[Any]) -> None:
@@ -102,6 +107,7 @@ class _KeepApart(CustomGraphPass):
     def __call__(self, graph: torch.fx.Graph) -> None:
         for other in self._others:
             other(graph)
+        keep_signs(graph)
         groups = graph.output_node().meta.get(_GROUPS)
         if groups is not None:  # else it is a child graph, which writes nothing
             keep_apart(graph, groups)
@@ -109,15 +115,15 @@ class _KeepApart(CustomGraphPass):
     def uuid(self) -> Any:
         """What Inductor's cache knows it by; None if it cannot know the user's."""
         told = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self._others]
-        return None if None in told else (get_hash_for_files((memory.__file__,)), *told)
+        return None if None in told else (get_hash_for_files((memory.__file__, signs.__file__)), *told)
 
 
 _GROUPS = "treeplay_groups"
 
 
-def _last_pass() -> _KeepApart:
+def _last_rewrite() -> _LastRewrite:
     found: Any = inductor_config.post_grad_custom_post_pass
-    return _KeepApart(found if isinstance(found, (list, tuple)) else [found] if found is not None else [])
+    return _LastRewrite(found if isinstance(found, (list, tuple)) else [found] if found is not None else [])
 
 
 def compile_graph(
@@ -140,12 +146,14 @@ def compile_graph(
     A step of training, whole, is no inference. An empty list `strides` is filled with what each result has; None for one
     that is no tensor.
     """
+    if eager_random and not KEEPS_DRAWS_IN_ORDER and draws_often(module.graph):
+        raise LoweringError("this release of Inductor changes the order in which random numbers are drawn")
     known = inductor_config.get_config_copy()  # releases of torch differ in what can be set
     in_cpp = device.type == "cpu" and is_worth_cpp(module.graph)
     wanted = _OPTIONS | (_HOST_OPTIONS if in_cpp else {} if device.type == "cpu" else _GPU_OPTIONS)
     options = {name: value for name, value in wanted.items() if name in known}
     options["fallback_random"] = eager_random
-    options["post_grad_custom_post_pass"] = _last_pass()
+    options["post_grad_custom_post_pass"] = _last_rewrite()
     if is_small:
         options["cpp.threads"] = 1
     mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None) or FakeTensorMode()

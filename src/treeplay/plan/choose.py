@@ -14,17 +14,17 @@ def choose(
     wanted: str,
     compiler: str | None,
     shared: Sequence[tuple[int, int]] = (),
-    folded: Sequence[int] = (),
+    is_folded: bool = False,
     is_small: bool = False,
     uncompiled: str | None = None,
 ) -> Plan:
     """The plan for a graph.
 
     `wanted` is the user's choice; `compiler` the C++ compiler's path or None; `shared` pairs of inputs that share memory
-    of which one is written; `folded` written inputs whose own elements overlap; `is_small` is passed on; `uncompiled` says why
-    compiled code would not do what the operators do, if it would not.
+    of which one is written; `is_folded` says whether something is written whose own elements overlap; `is_small` is passed on;
+    `uncompiled` says why compiled code would not do what the operators do, if it would not.
     """
-    lowerings, why = _lowerings(wanted, compiler, bool(shared), bool(folded), uncompiled)
+    lowerings, why = _lowerings(wanted, compiler, bool(shared), is_folded, uncompiled)
     return Plan(lowerings, why, tuple(shared), is_small)
 
 
@@ -37,7 +37,7 @@ def _lowerings(
     if is_shared:
         return ("aten",), "inputs share memory that is written: operators run in the program's order"
     if is_folded:
-        return ("aten",), "an input that is written overlaps itself: operators run as they are"
+        return ("aten",), "what is written overlaps itself: operators run as they are"
     if uncompiled is not None:
         return ("aten",), uncompiled
     if wanted == "inductor":

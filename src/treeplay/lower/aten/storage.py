@@ -18,6 +18,7 @@ import torch.fx
 from torch._ops import OpOverload
 
 from treeplay.errors import LoweringError
+from treeplay.facts.overlap import overlaps_itself
 from treeplay.facts.spec import TensorSpec
 from treeplay.lower.aten.ops import (
     COPIES,
@@ -117,6 +118,11 @@ def written_by(node: Node) -> Iterator[Node]:
         if is_written(argument):
             given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
             yield from _tensors(given)
+
+
+def writes_folded(graph: torch.fx.Graph) -> bool:
+    """Whether an operator writes to a tensor whose own elements overlap: what comes of it depends on the order."""
+    return any(overlaps_itself(target.meta["spec"]) for node in graph.nodes for target in written_by(node))
 
 
 def _tensors(value: Any) -> list[Node]:

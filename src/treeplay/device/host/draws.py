@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from treeplay.device.generators import has_company
 from treeplay.device.host.operators import is_random
 from treeplay.device.host.rules import state_was_set, unregistered
 from treeplay.device.host.tape import leaves_of
@@ -27,9 +28,12 @@ class Draws:
         self._default = address_of(generators[0])
         self._before: dict[int, torch.Tensor] = {}
         self._latest: dict[int, torch.Tensor] = {}
+        self._drawn: set[int] = set()
+        self._is_shared = False
 
     def begin(self) -> None:
         """Note the states, to be put back at the end."""
+        self._is_shared = has_company()
         self._before = {address: generator.get_state() for address, generator in self._generators.items()}
         self._latest = dict(self._before)
 
@@ -46,10 +50,12 @@ class Draws:
         """An operator has drawn."""
         for address in self._drawn_by(op, args, kwargs):
             self._latest[address] = self._generators[address].get_state()
+            self._drawn.add(address)
 
     def restorers(self) -> list[Callable[[], object]]:
-        """What puts each generator back."""
-        return [partial(self._generators[address].set_state, state) for address, state in self._before.items()]
+        """What puts each generator back; where other threads are, each that the body has drawn from."""
+        moved = self._drawn if self._is_shared or has_company() else self._before
+        return [partial(self._generators[address].set_state, self._before[address]) for address in moved]
 
     def _drawn_by(self, op: Any, args: Any, kwargs: Any) -> list[int]:
         given = [address_of(leaf) for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Generator)]

@@ -114,3 +114,31 @@ def test_replays_do_not_leak() -> None:
         jitted(torch.ones(8))
     gc.collect()
     assert len(gc.get_objects()) - before < 50
+
+
+@pytest.mark.parametrize("wrap", [lambda it: it, lambda it: [it], lambda it: {"a": it}], ids=["object", "list", "dict"])
+def test_objects_that_never_come_again_are_refused_by_the_name_of_their_argument(wrap: Any) -> None:
+    state: dict[str, Any] = {}
+
+    def program(x: torch.Tensor, given: Any) -> torch.Tensor:
+        state["last"] = given
+        return x * 2 - 1
+
+    jitted: Any = treeplay.jit(program, lower="aten")
+    with treeplay.settings.changed(max_recordings_per_program=3), pytest.warns(UserWarning, match="another object"):
+        for _ in range(6):
+            given = wrap(SomeObject())
+            jitted(torch.ones(2), given)
+            assert state["last"] is given
+    made = jitted.statistics()
+    assert made.refusals == 1 and len(made.keys) == 1 and "args[1]" in str(made.keys[0].refusal)
+    assert "in program" in str(made.keys[0].refusal)
+    jitted.reset()
+    given = SomeObject()
+    for _ in range(4):
+        jitted(torch.ones(2), given)
+    assert jitted.statistics().recordings == 1
+
+
+class SomeObject:
+    pass

@@ -43,7 +43,7 @@ from treeplay.plan.failing import MOST_BYTES, bytes_to_keep, to_keep, uncompiled
 from treeplay.plan.work import is_small
 from treeplay.sandbox.boundary import Boundary
 from treeplay.settings import settings
-from treeplay.trace.jit import Call, Trace, program_raised, trace
+from treeplay.trace.jit import Busy, Call, Trace, program_raised, trace
 from treeplay.trace.log import Entry, first_difference
 from treeplay.trace.opaque import Prepared, prepare
 from treeplay.trace.randomness import is_own
@@ -154,7 +154,8 @@ def run_wrap(
 
     signature, tensors = of_tensors_only(front.traced.signature, front.inputs)
     with kept(acting_in(front.traced.graph)):
-        wrapped = wrap_program(program, call, signature, tensors, wrap, lowering=front.plan.lowerings[0])
+        lowering, reads = front.plan.lowerings[0], front.traced.reads
+        wrapped = wrap_program(program, call, signature, tensors, wrap, lowering=lowering, reads=reads)
     return signature, tensors, wrapped
 
 
@@ -254,7 +255,7 @@ def _rehearse(device: Device, prepared: Prepared) -> None:
         device.rehearse(prepared.run, prepared.tensors)
     except CaptureFailed as failed:
         raise Refusal(failed.reason) from failed
-    except Refusal:
+    except (Refusal, Busy):
         raise
     except Exception as error:
         raise program_raised(error, "being recorded") from error

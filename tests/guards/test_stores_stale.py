@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+import treeplay
+from support import jit
 from support.follows import Story, follows
 
 Tensor = torch.Tensor
@@ -250,3 +252,46 @@ def test_what_the_program_takes_away(how: str) -> Story:
     yield
     holder.log["key"] = 5.0
     yield
+
+
+class Slotted:
+    __slots__ = ("last",)
+
+
+CONFIG = types.ModuleType("config")
+CONFIG.__file__ = __file__  # a module of the user's
+
+
+@pytest.mark.parametrize("where", ["slot", "tuple", "module"])
+def test_an_argument_that_is_stored_is_stored_by_the_recording_that_found_it_there(where: str) -> None:
+    """Recorded while the place held that very object already, and replayed while it holds another."""
+    slotted = Slotted()
+
+    def program(x: Tensor, given: Any) -> Tensor:
+        if where == "module":
+            CONFIG.last = given  # type: ignore[attr-defined]
+        else:
+            slotted.last = given if where == "slot" else (given, 1)
+        return x * 2 - 1
+
+    owner: Any = CONFIG if where == "module" else slotted
+    owner.last = None
+    jitted, first, second = jit(program), object(), object()
+    for given in (first, first, first, second, second, second, first, second, first):
+        jitted(torch.ones(3), given)
+        assert (owner.last[0] if where == "tuple" else owner.last) is given
+    assert jitted.statistics().replays >= 3
+
+
+def test_a_store_to_a_module_of_a_library_is_refused() -> None:
+    def program(x: Tensor, given: Any) -> Tensor:
+        types.treeplay_last = given  # type: ignore[attr-defined]
+        return x * 2 - 1
+
+    jitted, given = jit(program), object()
+    try:
+        jitted(torch.ones(3), given)
+        with pytest.raises(treeplay.Refusal, match="treeplay_last"):
+            jitted(torch.ones(3), given)
+    finally:
+        del types.treeplay_last  # type: ignore[attr-defined]

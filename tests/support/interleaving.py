@@ -1,15 +1,16 @@
 """Another thread acts at an exact moment of a program: while the first one runs it, traces it, or records it.
 
-    program ── meet(x) ──▶ real tensors: `Moment.RUN`; fakes: `Moment.TRACE`; a GPU's capture: `Moment.CAPTURE`
+    program ── meet(x) ──▶ real tensors: `Moment.RUN`; fakes: `Moment.TRACE`, or what else the program is run without data for
                                 └─▶ the other thread acts, and the program waits until it is done
 
 `meet` is an operator that copies its argument. What happens inside of it is no part of the program: no thread, lock or event
-is in the program's reach.
+is in the program's reach. Which stage runs the program is told by the frames above it.
 """
 
 from __future__ import annotations
 
 import enum
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,11 +18,20 @@ from typing import Any
 import pytest
 import torch
 
+from treeplay.backend import job
+from treeplay.trace.opaque import Prepared
+from treeplay.trace.rerun import Rerun
+from treeplay.tree.audit import Audit
+
 
 class Moment(enum.Enum):
     RUN = "the program runs, or a recording that keeps the operator as it is"
     TRACE = "the program is traced"
-    CAPTURE = "its operators are captured"
+    RERUN = "the program is traced once more, to be wrapped"
+    AUDIT = "the program is traced once more, to be compared with its recording"
+    CAPTURE = "its operators are captured, or the program is recorded as it is"
+    UNRECORDED = "the program, which is to be recorded as it is, runs once more without"
+    COMPILE = "a graph is compiled"
 
 
 class Interleaving:
@@ -78,9 +88,34 @@ class Interleaving:
 _now: Interleaving | None = None
 
 
+_STAGES = {
+    Rerun.__call__.__code__: Moment.RERUN,
+    Audit.run.__code__: Moment.AUDIT,
+    Prepared.run.__code__: Moment.CAPTURE,
+    Prepared.plain.__code__: Moment.UNRECORDED,
+}
+
+
 def _met(moment: Moment) -> None:
-    if _now is not None:
-        _now.met(moment)
+    if _now is None:
+        return
+    frame = sys._getframe()
+    while frame is not None:
+        moment = _STAGES.get(frame.f_code, moment)
+        frame = frame.f_back
+    _now.met(moment)
+
+
+def meet_while_compiling(patch: pytest.MonkeyPatch) -> None:
+    """From now on each compilation of the backend's is a `Moment.COMPILE`, before it begins and once it is over."""
+    original = job.compile_inner
+
+    def compile_inner(*args: Any, **kwargs: Any) -> Any:
+        torch.rand(2)  # as one that times what it makes
+        _met(Moment.COMPILE)
+        return original(*args, **kwargs)
+
+    patch.setattr(job, "compile_inner", compile_inner)
 
 
 @torch.library.custom_op("treeplay_tests::meet", mutates_args=())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from treeplay.errors import Refusal
+from treeplay.errors import Refusal, TooEarly
 from treeplay.facts.refusal import Reason
 from treeplay.trace.host_tensors import HostState
 
@@ -51,6 +51,13 @@ def test_a_draw_is_refused_and_put_back() -> None:
         with pytest.raises(Refusal, match="draws them on the CPU"), host.apart(refuse):
             torch.rand(1, generator=generator)
         assert torch.equal(torch.get_rng_state(), states[0]) and torch.equal(own.get_state(), states[1])
+
+
+def test_a_draw_of_another_thread_stays_and_a_later_call_is_looked_at_again() -> None:
+    host, state = HostState([], META, []), torch.get_rng_state()
+    with pytest.raises(TooEarly), host.apart(refuse, lambda: False):
+        torch.rand(1)
+    assert not torch.equal(torch.get_rng_state(), state)
 
 
 def test_an_exception_goes_through_and_leaves_no_mark(tensors: list[torch.Tensor]) -> None:

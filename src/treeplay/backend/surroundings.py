@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from treeplay.backend import torch_private
+from treeplay.device.generators import unmoved
 
 MIN_RECURSION_LIMIT = 2000
 """Graphs are walked recursively; Python's own limit of 1000 is too low for deep ones."""
@@ -19,7 +20,7 @@ def undisturbed() -> Iterator[None]:
     """Run a block of compilation: what it changes is put back, and the caller's dispatch modes do not see it."""
     raise_recursion_limit()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(_devices()))
+        stack.enter_context(unmoved())
         stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
         stack.enter_context(_autocast_kept())
         if torch.cuda.is_initialized():
@@ -31,11 +32,6 @@ def undisturbed() -> Iterator[None]:
 def raise_recursion_limit() -> None:
     """Raise Python's recursion limit to what compiling needs; a higher one stays."""
     sys.setrecursionlimit(max(sys.getrecursionlimit(), MIN_RECURSION_LIMIT))
-
-
-def _devices() -> list[int]:
-    """The devices whose generators may be drawn from; asking for more would start CUDA."""
-    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
 
 
 @contextlib.contextmanager

@@ -2,37 +2,84 @@
 
 A capture swaps a device's generator for a moment; a trace in another thread gives generators seeds of its own. What one of them
 sets while the other has swapped would be lost.
+
+What compiles draws the inputs that it times kernels on. It is not to be seen in the default generators, and what other threads
+draw meanwhile is to be seen: so it is given other generators, for its own thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 
+from treeplay.device.host.torch_private import is_dispatched, random_states_left_alone
 from treeplay.observe.locks import shared_lock
+from treeplay.observe.stand_in import Shared
 
 moving = shared_lock()
 """Held for the few statements in which a generator's state is replaced or seeded."""
 
 
+def has_company() -> bool:
+    """Whether another thread of this process runs Python: it may draw, too."""
+    return len(sys._current_frames()) > 1
+
+
 @contextmanager
 def unmoved() -> Iterator[None]:
-    """When this ends, the default generators of GPUs stand where they stood: what is measured inside may draw its inputs.
+    """When this ends, the default generators stand where they stood, but for what other threads did to them.
 
-    The CPU's is left alone: nothing is measured there, and other threads may draw from it."""
+    What this thread draws inside by functions of torch's comes from generators of its own. What it draws otherwise, or seeds,
+    is put back where no other thread is that may have done it."""
+    is_shared = has_company()
     with moving:
-        before = [(generator, generator.get_state()) for generator in default_generators()[1:]]
+        before = [(generator, generator.get_state()) for generator in default_generators()]
     try:
-        yield
+        with ExitStack() as stack:
+            stack.enter_context(random_states_left_alone())
+            for function in _DRAWING:
+                stack.enter_context(function.wanted())
+            yield
     finally:
+        is_shared |= has_company()
         with moving:
-            for generator, state in before:
-                if not torch.equal(generator.get_state(), state):
-                    generator.set_state(state)
+            for generator, state in before if not is_shared else ():
+                generator.set_state(state)
 
 
 def default_generators() -> tuple[torch.Generator, ...]:
     """The CPU's, and those of the GPUs if this process uses any."""
     return (torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ()))
+
+
+def _apart(fill: str | None = None) -> Callable[[Any, Callable[[], bool]], Any]:
+    """What makes the stand-in for a function that draws a tensor; for one that draws it like another, by the method `fill`."""
+
+    def make(original: Any, is_wanted: Callable[[], bool]) -> Any:
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            if not is_wanted() or is_dispatched() or kwargs.get("generator") is not None:
+                return original(*args, **kwargs)
+            like = args[0] if fill is not None else None
+            device = torch.device(kwargs.get("device") or (torch.get_default_device() if like is None else like.device))
+            if device.type not in ("cpu", "cuda"):
+                return original(*args, **kwargs)
+            generator = torch.Generator(device)
+            generator.seed()
+            if fill is None:
+                return original(*args, **kwargs, generator=generator)
+            return getattr(torch.empty_like(*args, **kwargs), fill)(generator=generator)
+
+        return draw
+
+    return make
+
+
+_DRAWING = (
+    *(Shared(torch, name, _apart()) for name in ("rand", "randn", "randint", "randperm")),
+    Shared(torch, "rand_like", _apart("uniform_")),
+    Shared(torch, "randn_like", _apart("normal_")),
+)

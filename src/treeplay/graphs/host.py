@@ -68,7 +68,7 @@ class HostRecording:
         try:
             self._tape = recorder.end()
         except BaseException as error:
-            first = error
+            first = recorder.abandon(error)
         first = _giving_the_turn_back().run(first)
         if first is not None:
             raise first

@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeplay.device.teardown import Teardown, each
+from treeplay.facts.kinds import is_a
 from treeplay.guards.ran import noting
 from treeplay.observe.stand_in import ABSENT, stand_in
 
@@ -143,9 +144,12 @@ class Reads:
             return {}
         return {**noted.read, **dict.fromkeys(noted.assigned)} if also_assigned else noted.read
 
-    def forget(self) -> None:
-        """Drop the objects that were met."""
-        self.objects.clear()
+    def forget(self, but: Iterable[Any] = ()) -> None:
+        """Drop the objects that were met, but for some, and all that attributes held before."""
+        known = {id(value) for value in but}
+        self.objects = {key: noted for key, noted in self.objects.items() if key in known}
+        for noted in self.objects.values():
+            noted.assigned = dict.fromkeys(noted.assigned)
 
     # --- noting ---------------------------------------------------------------------------------------------
 
@@ -173,6 +177,8 @@ class Reads:
 
     def _note_store(self, value: Any, name: str) -> None:
         if self._is_on and get_ident() == self._thread:
+            if is_a(value, ModuleType) and _is_ours(_getframe(2).f_code):  # an import
+                return
             assigned = self._noted(value).assigned
             if name not in assigned:
                 assigned[name] = entry_of(value, name)
@@ -182,6 +188,8 @@ class Reads:
     def _watch_modules(self) -> None:
         class Watched(ModuleType):
             __getattribute__ = _reader(ModuleType, ModuleType.__getattribute__)
+            __setattr__ = _storer(ModuleType, "__setattr__", ModuleType.__setattr__)
+            __delattr__ = _storer(ModuleType, "__delattr__", ModuleType.__delattr__)
 
         for module in (*sys.modules.values(), *self._further):
             if type(module) is ModuleType:

@@ -37,6 +37,10 @@ class Gradients:
         """What goes back into a gradient that the trace has changed."""
         return self._assigned.get(id(tensor), before)
 
+    def is_others(self, tensor: torch.Tensor, now: torch.Tensor | None) -> bool:
+        """Whether another thread assigned what is a gradient now."""
+        return self._assigned.get(id(tensor), ABSENT) is now
+
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
         """For a block, other threads see no fakes of this one."""
@@ -48,10 +52,12 @@ class Gradients:
             return self._assigned.get(id(tensor), self._before[id(tensor)][1])
 
         def write(tensor: torch.Tensor, value: Any) -> None:
-            if get_ident() != self._thread and self._is_hidden(tensor, _READ(tensor)):
+            if get_ident() != self._thread and id(tensor) in self._before:
+                is_hidden = self._is_hidden(tensor, _READ(tensor))
                 self._assigned[id(tensor)] = value
-            else:
-                _WRITE(tensor, value)
+                if is_hidden:
+                    return
+            _WRITE(tensor, value)
 
         stand_in(read, ABSENT)
         stand_in(write, ABSENT)

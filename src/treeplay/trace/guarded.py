@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.facts.kinds import has_strides, is_a
+from treeplay.facts.kinds import has_strides, is_a, table_of
 from treeplay.facts.place import How, Place
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Argument, Found, Kind, Number, Signature, State, Watch
@@ -22,7 +23,7 @@ from treeplay.guards.outside import never_the_same, settings_asked, threads_star
 from treeplay.guards.reach import Reach, TooMuch, spot_of
 from treeplay.guards.reads import Reads
 from treeplay.observe.stand_in import ABSENT
-from treeplay.trace.found import PLAIN, Survey
+from treeplay.trace.found import PLAIN
 from treeplay.trace.given import only_given
 from treeplay.trace.log import Entry
 
@@ -47,7 +48,7 @@ def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guard
                 advice="keep large collections of Python objects out of its closure, globals and `self`; pass what it needs",
             )
         ) from None
-    _check_unseen_stores(reach, run.found)
+    _check_unseen_stores(reach, run)
     _check_iterators(reach)
     _check_large(reach)
     places = [*_places_of_inputs(signature), *_places_of_numbers(run.numbers)]
@@ -123,10 +124,13 @@ def _check_iterators(reach: Reach) -> None:
         )
 
 
-def _check_unseen_stores(reach: Reach, found: Survey) -> None:
-    """Refuse a program that changed an object which nothing puts back, and undo it."""
-    for value, name, before in reach.changed:
-        if id(vars(value)) in found.containers:
+def _check_unseen_stores(reach: Reach, run: Run) -> None:
+    """Refuse a program that changed an object which nothing puts back, and undo it; or a module, if only by the same again."""
+    known = {(id(place.holder), place.key) for place, _ in run.found.cells}
+    modules = [noted for noted in run.reads.objects.values() if isinstance(noted.object, ModuleType)]
+    in_modules = [(noted.object, *item) for noted in modules for item in noted.assigned.items()]
+    for value, name, before in (*reach.changed, *in_modules):
+        if id(vars(value)) in run.found.containers or (id(vars(value)), name) in known:
             continue
         if before is ABSENT:
             vars(value).pop(name, None)
@@ -163,6 +167,12 @@ def stores_of_the_same(run: Run) -> Iterator[tuple[Place, Any]]:
         for name, before in noted.assigned.items():
             if name not in noted.read and name in table and table[name] is before:
                 yield place.child(How.ITEM, table, name, f"{place}.{name}"), before
+    holders = run.reads.objects | {id(table_of(noted.object)): noted for noted in run.reads.objects.values()}
+    for place, before in run.found.cells:  # slots, which are in no dictionary, and globals of modules
+        holder = holders.get(id(place.holder))
+        is_stored = holder is not None and place.key in holder.assigned and place.key not in holder.read
+        if is_stored and place.read_or(ABSENT) is before:
+            yield place, before
 
 
 def attributes_of_arguments(run: Run, call: Call) -> Iterator[Watch]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-from treeplay.errors import Refusal
+from treeplay.errors import Refusal, TooEarly
 from treeplay.trace.torch_private import version_of
 
 _MOST_COMPARED = 4096  # elements; of a larger tensor only the version counter is asked
@@ -43,9 +43,15 @@ class HostState:
         )
 
     @contextlib.contextmanager
-    def apart(self, refuse: Callable[[str, str, str], Refusal]) -> Iterator[None]:
-        """Run a program without its leaving a mark here; refuses one that does."""
+    def apart(
+        self, refuse: Callable[[str, str, str], Refusal], may_have_drawn: Callable[[], bool] = lambda: True
+    ) -> Iterator[None]:
+        """Run a program without its leaving a mark here; refuses one that does.
+
+        `may_have_drawn`: asked after the run, whether numbers that were drawn on the host may be the program's. Another
+        thread's stay drawn, and a later call is looked at again: was it the program after all, it is refused in the end."""
         states = [generator.get_state() for generator in self._generators]
+        is_others = False
         try:
             yield
             if not self.is_the_same:
@@ -57,14 +63,16 @@ class HostState:
             if any(
                 not torch.equal(item.get_state(), state) for item, state in zip(self._generators, states, strict=True)
             ):
-                raise refuse(
+                is_others = not may_have_drawn()
+                refusal = refuse(
                     "random numbers",
                     f"the program draws them on the CPU, so a recording on {self.device} would freeze them",
                     f"draw them on {self.device}, or outside and pass a tensor",
                 )
+                raise TooEarly(refusal.reason) if is_others else refusal
         finally:
             self._put_back()
-            for generator, state in zip(self._generators, states, strict=True):
+            for generator, state in zip(self._generators, states, strict=True) if not is_others else ():
                 generator.set_state(state)
 
     def _put_back(self) -> None:

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import get_ident
-from types import ModuleType
 from typing import Any
 
 import torch
 import torch.fx
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from treeplay.device.generators import has_company
 from treeplay.device.teardown import Teardown
 from treeplay.errors import ProgramRaised, Refusal, TooEarly
 from treeplay.facts.kinds import is_a, is_leaf
@@ -30,8 +30,8 @@ from treeplay.facts.location import Location
 from treeplay.facts.place import How, Place, root
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Kind, Number, Signature
-from treeplay.facts.structure import Leaf, Structure, classes_in, paths
-from treeplay.guards.reads import Reads, classes_of, hooks_of_modules
+from treeplay.facts.structure import Leaf, Structure, classes_in, flatten, paths
+from treeplay.guards.reads import Reads
 from treeplay.observe.locks import TimedLock
 from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.trace.conditions import make_signature
@@ -44,7 +44,7 @@ from treeplay.trace.layouts import Answer, Question
 from treeplay.trace.location import is_users
 from treeplay.trace.log import Entry, result_entry
 from treeplay.trace.prune import prune
-from treeplay.trace.randomness import USES, Generators
+from treeplay.trace.randomness import Generators
 from treeplay.trace.results import Results
 from treeplay.trace.scalars import is_float, meet_numpys
 from treeplay.trace.skipping import steps_may_be_skipped
@@ -62,7 +62,7 @@ from treeplay.trace.torch_private import (
 from treeplay.trace.tracer import Tracer
 from treeplay.trace.waiting import no_waiting
 from treeplay.trace.watch import WatchFunctions
-from treeplay.trace.whose import Whose, has_company
+from treeplay.trace.whose import Whose, reads_of
 
 # A trace moves the process's random generators and puts them back: one at a time. But a traced program may wait for a
 # thread that wants to trace, so no thread waits for long.
@@ -90,6 +90,11 @@ class Call:
         return list({id(leaf): leaf for leaf in self.leaves if is_a(leaf, torch.Tensor)}.values())
 
 
+def call_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """A call with these arguments."""
+    return Call(args, kwargs, *flatten((args, kwargs)))
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
     """A program as a graph of ATen operators, and what a call does around it."""
@@ -98,6 +103,7 @@ class Trace:
     signature: Signature
     log: list[Entry] = field(repr=False)
     generators: tuple[torch.Generator, ...] = ()  # those it draws from
+    reads: Reads | None = field(default=None, repr=False)  # of a program that is to be run again
 
 
 @dataclass(slots=True)
@@ -114,9 +120,6 @@ class Run:
     stepped: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
     reads: Reads = field(default_factory=lambda: Reads(()))
     kind: Kind = Kind.INFERENCE
-    owners: dict[int, Any] = field(
-        default_factory=dict
-    )  # by the dictionary of its attributes: objects that are watched
 
 
 def trace(program: Callable[..., Any], call: Call, *, is_exact: bool = True, first_run: Iterable[Entry] = ()) -> Trace:
@@ -209,7 +212,7 @@ def _trace_over(
 ) -> tuple[Trace, Run]:
     tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators, layouts)
     tracer.arguments = {id(tensor) for tensor in call.tensors}
-    run = Run(tracer, WatchFunctions(tracer, snapshot.gradients), found, snapshot, reads=_reads_of(found))
+    run = Run(tracer, WatchFunctions(tracer, snapshot.gradients), found, snapshot, reads=reads_of(found))
     snapshot.gradients_set = run.watch.grads_set
     is_shared = has_company()
     tracer.reads = tracer.world.reads = run.reads
@@ -220,7 +223,7 @@ def _trace_over(
         kind = TooEarly if tracer.tape.is_too_early else Refusal
         raise (tracer.tape.refusal and kind(tracer.tape.refusal)) or refusal from refusal.__cause__
     finally:
-        generators.is_used |= run.reads.code is None or not USES.isdisjoint(run.reads.methods)
+        generators.note(run.reads)
         _undo(run, partial(_tell_apart, program, call, run, is_shared=is_shared))
         if generators.is_used and not generators.is_marking:
             raise _UsesGenerators
@@ -229,18 +232,15 @@ def _trace_over(
 
 def _with_guards(made: Trace, program: Callable[..., Any], call: Call, run: Run) -> Trace:
     """The trace with guards over what the run read, which is there again as the run found it."""
+    is_run_again = made.signature.kind is Kind.DIFFERENTIABLE
     try:
         guarded = guards_of(program, call, run, made.signature)
         called = called_in(made.log, run.reads)
     finally:
-        run.reads.forget()
+        run.reads.forget(but=run.found.kept if is_run_again else ())
     _check_no_leak(run.tracer)
-    return dataclasses.replace(made, signature=with_guards(made.signature, guarded, called))
-
-
-def _reads_of(found: Survey) -> Reads:
-    modules = [value for value in found.kept if is_a(value, ModuleType)]
-    return Reads(classes_of(found.kept), modules, hooks_of_modules())
+    signature = with_guards(made.signature, guarded, called)
+    return dataclasses.replace(made, signature=signature, reads=run.reads if is_run_again else None)
 
 
 def survey_call(program: Callable[..., Any], call: Call) -> Survey:
@@ -334,7 +334,7 @@ def _undo(run: Run, tell_apart: Callable[[], None]) -> None:
 def _tell_apart(program: Callable[..., Any], call: Call, run: Run, *, is_shared: bool) -> None:
     """From here on, what other threads have changed meanwhile is none of the program's changes."""
     if is_shared and run.snapshot.whose is None:
-        run.snapshot.whose = Whose(program, call, run)
+        run.snapshot.whose = Whose(program, call, run.snapshot, run.reads)
 
 
 def _traced(program: Callable[..., Any], call: Call, run: Run, *, is_shared: bool = False) -> Trace:

@@ -49,10 +49,11 @@ from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Argument, Input, Signature, State
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import paths
+from treeplay.guards.reads import Reads
 from treeplay.trace.found import Survey
 from treeplay.trace.given import over
 from treeplay.trace.host_tensors import HostState
-from treeplay.trace.jit import Call, home_of, survey_to_record
+from treeplay.trace.jit import Call, call_of, home_of, survey_to_record, turn
 from treeplay.trace.log import Entry
 from treeplay.trace.opaque_signature import Arguments, inputs_of, opaque_signature, renumbered
 from treeplay.trace.returned import Returned, is_plain
@@ -61,6 +62,7 @@ from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.surroundings import Surroundings
 from treeplay.trace.torch_private import version_of
+from treeplay.trace.whose import may_have_drawn, told_apart
 
 _SAME_AGAIN = "make it do the same on each call, or keep it eager"
 
@@ -152,6 +154,7 @@ class Prepared:
         self._host = host
         self._around = Surroundings.now()
         self._shown: Shown | None = None
+        self._reads: Reads | None = None  # of the first run beside which there were other threads
 
     @property
     def device(self) -> torch.device:
@@ -169,17 +172,21 @@ class Prepared:
             no_collection(),
             _fused_may_be_captured(self._found.optimizers, self.device),
             self._around.set(),
-            self._host.apart(self._refuse),
+            self._host.apart(self._refuse, lambda: may_have_drawn(self._reads)),
             self._in_place(tensors),
         ):
             args, kwargs = self._arguments_over(tensors)
             snapshot = Snapshot(over(self._found, args, kwargs), tensors)
             versions = [version_of(tensor) for tensor in tensors]
             try:
-                outputs, shown = self._look(self._program(*args, **kwargs), snapshot, tensors)
+                call = call_of(args, kwargs)
+                with told_apart(self._program, call, snapshot, self._reads, alone=turn) as self._reads:
+                    result = self._program(*args, **kwargs)
+                outputs, shown = self._look(result, snapshot, tensors)
                 counted = tuple(at for at, tensor in enumerate(tensors) if version_of(tensor) != versions[at])
             finally:
                 snapshot.restore()
+                snapshot.whose = None  # which refers to what the run came across
         if self._shown is None:
             self._shown, self.counted = shown, counted
             self.movable = tuple(self._find_movable(shown, tensors))
@@ -195,7 +202,9 @@ class Prepared:
         with self._around.set():
             args, kwargs = self._arguments_over(tensors)
             snapshot = Snapshot(over(self._found, args, kwargs), tensors)
-            result = self._program(*args, **kwargs)
+            call, known = call_of(args, kwargs), self._reads
+            with told_apart(self._program, call, snapshot, known) if known is not None else contextlib.nullcontext():
+                result = self._program(*args, **kwargs)
             try:
                 outputs, shown = self._look(result, snapshot, tensors)
                 self._check_like(shown)
@@ -233,18 +242,19 @@ class Prepared:
     @contextlib.contextmanager
     def _in_place(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         """Tensors of state are in their places for a block, where others are outside of it."""
-        outside: list[tuple[Place, Any]] = []
+        outside: list[tuple[int, Place, Any]] = []
         try:
             for at, (item, tensor) in enumerate(zip(self.inputs, tensors, strict=True)):
                 if isinstance(item.source, State) and (now := item.source.place.read_or(None)) is not tensor:
                     if at not in self.movable:
                         raise InternalError(f"{item.name} is read where it lies, and another tensor was given for it")
-                    outside.append((item.source.place, now))
+                    outside.append((at, item.source.place, now))
                     item.source.place.write(tensor)
             yield
         finally:
-            for place, tensor in outside:
-                place.write(tensor)
+            for at, place, tensor in outside:
+                if place.read_or(None) is tensors[at]:  # or another thread has put something else there
+                    place.write(tensor)
 
     def _look(
         self, result: Any, snapshot: Snapshot, tensors: Sequence[torch.Tensor]
@@ -312,6 +322,8 @@ class Prepared:
         self.tensors = []
         self._found.kept[:] = [item for item in self._found.kept if not isinstance(item, torch.Tensor)]
         self._found.tensors.clear()
+        if self._reads is not None:
+            self._reads.forget(but=self._found.kept)
         self._found = over(self._found, (), {})
 
     def _refuse(self, op: str, why: str, advice: str) -> Refusal:

@@ -14,6 +14,7 @@ import torch
 
 from treeplay.device.generators import default_generators, moving
 from treeplay.device.teardown import each
+from treeplay.guards.reads import Reads
 from treeplay.trace.torch_private import address_of
 
 # fmt: off
@@ -55,6 +56,10 @@ class Generators:
 
     def __exit__(self, *_: object) -> None:
         self.restore()
+
+    def note(self, reads: Reads) -> None:
+        """Whether the program called a method of a generator's counts from now on, as far as a run of it tells."""
+        self.is_used |= reads.code is None or not USES.isdisjoint(reads.methods)
 
     def is_known(self, generator: torch.Generator) -> bool:
         """Whether `generator` was there before the trace."""

@@ -19,19 +19,22 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from treeplay.device.generators import has_company
 from treeplay.errors import Refusal
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Argument, Signature
 from treeplay.facts.structure import unflatten
+from treeplay.guards.reads import Reads
 from treeplay.trace.flat import Flat, look
 from treeplay.trace.found import Survey
 from treeplay.trace.given import over
-from treeplay.trace.jit import Call, autocast_cache_apart, home_of, survey_to_record, turn
+from treeplay.trace.jit import Busy, Call, autocast_cache_apart, home_of, survey_to_record, turn
 from treeplay.trace.location import user_location
 from treeplay.trace.randomness import Generators
 from treeplay.trace.shown import Shown
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.torch_private import autograd_function_arguments, dynamo_off, native_layers
+from treeplay.trace.whose import told_apart
 
 _ATTRIBUTES: Any = vars(torch._C.TensorBase)
 _VIEWS = frozenset(_ATTRIBUTES[name].__get__ for name in ("T", "mT", "H", "mH", "real", "imag"))
@@ -96,12 +99,17 @@ class _Mode(TorchFunctionMode):
 class Rerun:
     """A traced program as a flat function of its tensors: arguments and state, in the order of its signature's inputs.
 
-    Each run leaves the program's Python state as it was. After the first, `shown` is what it returned and stored; each must
-    show the same as the trace did.
+    Each run leaves the program's Python state as it was, and must show the same as the trace did. `reads` are those of the
+    trace, if they are known.
     """
 
     def __init__(
-        self, program: Callable[..., Any], call: Call, signature: Signature, tensors: Sequence[torch.Tensor]
+        self,
+        program: Callable[..., Any],
+        call: Call,
+        signature: Signature,
+        tensors: Sequence[torch.Tensor],
+        reads: Reads | None = None,
     ) -> None:
         self._program = program
         self._call = call
@@ -110,22 +118,32 @@ class Rerun:
         self._found: Survey = survey_to_record(program, call)
         self._expected = Shown(signature.results, signature.refs, signature.writes, ())
         self._substitution = Substitution()
+        self._generators: Generators | None = None
+        self._reads = reads
 
     def __call__(self, *others: torch.Tensor) -> list[torch.Tensor]:
         self._substitution.set(self._tensors, others)
         args, kwargs = self._arguments(others)
         found = over(self._found, args, kwargs)
         snapshot = Snapshot(found, self._call.tensors)
+        flat = Flat(found, self._refuse, lambda tensor: None)
         try:
-            with self._substitution.mode(), autograd_function_arguments(self._substitution.other):
+            with (
+                told_apart(self._program, self._call, snapshot, self._reads, self._generators) as self._reads,
+                self._substitution.mode(),
+                autograd_function_arguments(self._substitution.other),
+            ):
                 result = self._program(*args, **kwargs)
-            flat = Flat(found, self._refuse, lambda tensor: None)
             shown = look(flat, result, snapshot, [])
+            is_disturbed = snapshot.whose is not None and snapshot.whose.disturbed is not None
         finally:
             snapshot.restore()
-        if not shown.is_like(self._expected):
-            raise self._refuse("program", "does not do the same on each run", "make it do the same on each call")
-        return [self._substitution.other(tensor) for tensor in flat.tensors]
+            snapshot.whose = None  # which refers to what the run came across
+        if shown.is_like(self._expected):
+            return [self._substitution.other(tensor) for tensor in flat.tensors]
+        if is_disturbed:
+            raise Busy  # another thread changed what the program has read
+        raise self._refuse("program", "does not do the same on each run", "make it do the same on each call")
 
     @contextlib.contextmanager
     def ready(self, *, is_exact: bool) -> Iterator[None]:
@@ -137,7 +155,8 @@ class Rerun:
             stack.enter_context(turn())
             if is_exact:
                 stack.enter_context(native_layers())
-            stack.enter_context(Generators(self._found.generators.values()))
+            known = self._found.generators.values()
+            self._generators = stack.enter_context(Generators(known, is_marking=not has_company()))
             stack.enter_context(dynamo_off())
             stack.enter_context(autocast_cache_apart())
             stack.callback(self._substitution.set, (), ())

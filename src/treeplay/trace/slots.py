@@ -34,9 +34,12 @@ def _is_our_symbol(change: Change, ours: set[str]) -> bool:
     """Whether the change is only that a number stands as a symbol while the program is traced."""
     now = change.after if isinstance(change.after, tuple) else (change.after,)
     before = change.before if isinstance(change.before, tuple) else (change.before,)
-    return len(now) == len(before) and all(
-        (scalar.text in ours and scalar.value == old) if (scalar := scalar_of(new)) is not None else new is old
-        for new, old in zip(now, before, strict=True)
+    scalars = [scalar_of(new) for new in now]
+    if len(now) != len(before) or not any(scalars):  # without one, the program has put the same parts there again
+        return False
+    return all(
+        (scalar.text in ours and scalar.value == old) if scalar is not None else new is old
+        for scalar, new, old in zip(scalars, now, before, strict=True)
     )
 
 

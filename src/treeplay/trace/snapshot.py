@@ -58,8 +58,8 @@ class Snapshot:
     """Places that the program assigned what they held already."""
     whose: Whose | None = None
     """Who made the changes, once the run is over; None if nobody else can have."""
-    gradients_set: Collection[int] = ()
-    """Tensors whose gradient the program assigned, by `id`."""
+    gradients_set: Collection[int] | None = None
+    """Tensors whose gradient the program assigned, by `id`; None if that was not noted."""
 
     def __init__(self, found: Survey, arguments: Iterable[torch.Tensor]) -> None:
         self.found = found
@@ -190,7 +190,11 @@ class Snapshot:
         now = tensor.grad
         if now is before:
             return False
-        return self.whose is None or isinstance(now, FakeTensor) or id(tensor) in self.gradients_set
+        if self.whose is None or isinstance(now, FakeTensor):
+            return True
+        if self.gradients_set is not None:
+            return id(tensor) in self.gradients_set
+        return not self.gradients.is_others(tensor, now) and self.whose.may_have_set_gradients()
 
     def _may_have_drawn(self, source: Any) -> bool:
         return self.whose is None or self.whose.may_have_drawn(source)

@@ -1,11 +1,12 @@
-"""Whose is a change that was found after a trace: the traced program's, or another thread's?
+"""Whose is a change that was found after a run without effect: the program's, or another thread's?
 
-A trace undoes what its own program did and nothing else. With no other thread there is nothing to ask. Else:
+A trace, and each later run of a program for its recording (`rerun.py`, `opaque.py`), undoes what the program did and nothing
+else. With no other thread there is nothing to ask. Else:
 
     a fake or a symbolic number stands there           ours
     an attribute of a watched object                   ours if the run assigned it: stores are noted
     anything in a container                            ours if the run came across it and has code that changes containers
-    a gradient                                         ours if the run assigned it
+    a gradient                                         ours if the run assigned it, or ran a backward
     a random generator                                 ours if the run called something that draws, or may have
 
 What the run came across is what its guards are about (`guards/reach.py`). The answer errs towards the program: then another
@@ -24,7 +25,6 @@ import linecache
 import logging
 import random
 import re
-import sys
 import threading
 import types
 import typing
@@ -38,30 +38,75 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from treeplay.device.generators import has_company
 from treeplay.errors import Refusal
+from treeplay.facts.kinds import is_a
 from treeplay.facts.place import How, Place
 from treeplay.facts.structure import flatten
 from treeplay.guards.names import names_in
 from treeplay.guards.reach import Reach, TooMuch
-from treeplay.guards.reads import WHOLE
+from treeplay.guards.reads import WHOLE, Reads, classes_of, hooks_of_modules
 from treeplay.trace.scalars import scalar_of
 
 if TYPE_CHECKING:
-    from treeplay.trace.jit import Call, Run
+    from treeplay.trace.found import Survey
+    from treeplay.trace.jit import Call
+    from treeplay.trace.randomness import Generators
+    from treeplay.trace.snapshot import Snapshot
 
 
-def has_company() -> bool:
-    """Whether another thread of this process runs Python."""
-    return len(sys._current_frames()) > 1
+def reads_of(found: Survey) -> Reads:
+    """What notes the reads and stores of a run that reaches what was found."""
+    modules = [value for value in found.kept if is_a(value, types.ModuleType)]
+    return Reads(classes_of(found.kept), modules, hooks_of_modules())
+
+
+@contextlib.contextmanager
+def told_apart(
+    program: Any,
+    call: Call,
+    snapshot: Snapshot,
+    known: Reads | None,
+    generators: Generators | None = None,
+    alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Iterator[Reads | None]:
+    """A block in which `program` runs after a snapshot was taken: when it ends the snapshot tells whose changes are whose, and
+    `generators` whether the program used them. Where nobody else is there is nothing to tell apart.
+
+    `known`: what another run of it read and stored, which this one then does too; else that is noted, of one thread at a time,
+    which `alone` sees to. Gives what is known after the block."""
+    if not has_company() and (generators is None or generators.is_used):
+        yield known
+        return
+    reads = known or reads_of(snapshot.found)
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(snapshot.gradients.apart())
+            if known is None:
+                stack.enter_context(alone())
+                stack.enter_context(reads)
+            yield reads
+    finally:
+        snapshot.whose = Whose(program, call, snapshot, reads)
+        if generators is not None:
+            generators.note(reads)
+
+
+def may_have_drawn(reads: Reads | None) -> bool:
+    """Whether a run may have used torch's random generators, by the names of the functions in C that it called."""
+    if reads is None or reads.code is None:
+        return True
+    return any(_DRAWS_OF_TORCH.search(name) for name in (*reads.builtins, *reads.methods))
 
 
 class Whose:
     """What a run may have changed, once it is over."""
 
-    def __init__(self, program: Any, call: Call, run: Run) -> None:
-        self._program, self._call, self._run = program, call, run
+    def __init__(self, program: Any, call: Call, snapshot: Snapshot, reads: Reads) -> None:
+        self._program, self._call, self._found, self._reads = program, call, snapshot.found, reads
+        self._owners: dict[int, Any] = {}  # watched objects, by the dictionary of their attributes
         # What was there before: the run may have changed it, and put something else in its place.
-        self._gone = [change.before for change in run.snapshot.changes()]
+        self._gone = [change.before for change in snapshot.changes()]
         self._seen: frozenset[int] | None = None  # None: everything, or not looked at yet
         self._has_looked = False
         self.disturbed: Place | None = None
@@ -73,17 +118,17 @@ class Whose:
             return True
         holder = self._owner_of(container)
         if holder is not None and isinstance(place.key, str):
-            noted = self._run.reads.objects.get(id(holder))
+            noted = self._reads.objects.get(id(holder))
             if noted is None:
                 return False
             if place.key in noted.assigned or WHOLE in noted.read:
                 return True
             return self._theirs(place, is_read=place.key in noted.read)
-        if self._run.reads.code is None:
+        if self._reads.code is None:
             return True
         if self._is_group(container):  # of which each call reads the numbers anew
             return self._may(changes_in, place)
-        if id(container) not in self._run.found.given and not self._has_seen(container):
+        if id(container) not in self._found.given and not self._has_seen(container):
             return False
         if hasattr(type(container), "__missing__"):  # which makes an entry where one is asked for
             return True
@@ -97,20 +142,27 @@ class Whose:
         """Whether the program may have rebound a cell, a global, a slot or a class's attribute."""
         if is_stand_in(after) or place.how is How.CELL:
             return True
-        code = self._run.reads.code
+        code = self._reads.code
         if code is None or any(place.key in names_in(one) for one in code.values()):
             return True
-        return "builtins.setattr" in self._run.reads.builtins
+        return "builtins.setattr" in self._reads.builtins
 
     def may_have_drawn(self, source: Any) -> bool:
         """Whether the program may have used a random generator of Python's or NumPy's."""
-        run, code = self._run, self._run.reads.code
+        code = self._reads.code
         if code is None:
             return True
         if not isinstance(source, random.Random):
             return self._has_seen(source)
-        is_called = not run.reads.methods.isdisjoint(_DRAWS_OF_PYTHON)
+        is_called = not self._reads.methods.isdisjoint(_DRAWS_OF_PYTHON)
         return is_called or any(one.co_filename == random.__file__ for one in code.values())
+
+    def may_have_set_gradients(self) -> bool:
+        """Whether the program may have put something into a gradient."""
+        code = self._reads.code
+        if code is None or not self._reads.methods.isdisjoint(_BACKWARD):
+            return True
+        return any("grad" in _stored_in(one) for one in code.values())
 
     def _may(self, changed_in: Callable[[CodeType], frozenset[Any] | None], place: Place) -> bool:
         """Whether code that ran may change what stands under this key or name."""
@@ -118,7 +170,7 @@ class Whose:
         return any(keys is None or place.key in keys for keys in changed)
 
     def _is_group(self, container: Any) -> bool:
-        return any(container is group for known in self._run.found.optimizers for group in known.param_groups)
+        return any(container is group for known in self._found.optimizers for group in known.param_groups)
 
     def _theirs(self, place: Place, *, is_read: bool) -> bool:
         if is_read and self.disturbed is None:
@@ -127,13 +179,12 @@ class Whose:
 
     def _owner_of(self, container: Any) -> Any:
         """The watched object whose attributes a dictionary holds, or None."""
-        owners = self._run.owners
-        if not owners:
-            for value in self._run.found.kept:
-                table = getattr(value, "__dict__", None) if self._run.reads.is_watched(value) else None
+        if not self._owners:
+            for value in self._found.kept:
+                table = getattr(value, "__dict__", None) if self._reads.is_watched(value) else None
                 if isinstance(table, dict):
-                    owners[id(table)] = value
-        return owners.get(id(container))
+                    self._owners[id(table)] = value
+        return self._owners.get(id(container))
 
     def _has_seen(self, value: Any) -> bool:
         if not self._has_looked:
@@ -144,7 +195,7 @@ class Whose:
     def _look(self) -> frozenset[int] | None:
         from treeplay.trace.guarded import roots_of
 
-        reach = Reach(self._run.reads)
+        reach = Reach(self._reads)
         try:
             reach.walk([*roots_of(self._program, self._call), *((value, "before") for value in self._gone)])
         except (TooMuch, Refusal):  # what cannot be walked counts as seen
@@ -153,7 +204,7 @@ class Whose:
 
     def _code(self) -> Iterator[CodeType]:
         """The code that ran, without what changes objects of its own alone."""
-        code = self._run.reads.code
+        code = self._reads.code
         return (one for one in (code or {}).values() if not keeps_to_itself(one.co_filename))
 
 
@@ -198,8 +249,13 @@ def assigned_in(code: CodeType) -> frozenset[Any] | None:
     """The names that `code`, or a function it defines, may assign as attributes or globals; None for any."""
     if not _ASSIGNS_ANY.isdisjoint(code.co_names):
         return None
-    names = {step.argval for step in dis.get_instructions(code) if step.opname in _ASSIGNS}
-    return _and_within(assigned_in, code, names)
+    return _and_within(assigned_in, code, set(_stored_in(code)))
+
+
+@lru_cache(maxsize=4096)
+def _stored_in(code: CodeType) -> frozenset[str]:
+    """The names that `code` spells out as attributes or globals that it assigns."""
+    return frozenset(step.argval for step in dis.get_instructions(code) if step.opname in _ASSIGNS)
 
 
 def _and_within(
@@ -255,4 +311,9 @@ _CHANGES = frozenset({
     "delitem", "iadd", "iconcat", "shuffle", "__setitem__", "__delitem__", "__dict__", "move_to_end",
 })
 # fmt: on
+_BACKWARD = frozenset({"_EngineBase.run_backward", "_ImperativeEngine.run_backward"})
+_DRAWS_OF_TORCH = re.compile(
+    "rand|normal|uniform|bernoulli|dropout|multinomial|poisson|binomial|exponential|cauchy|geometric|gamma|dirichlet|"
+    "rrelu|attention|lstm|gru|rnn|seed|Generator|compile|_call"
+)
 _DRAWS_OF_PYTHON = frozenset(f"Random.{name}" for name in ("random", "getrandbits", "seed", "setstate"))

@@ -77,6 +77,25 @@ def _static(leaf: Any, at: int, call: Call) -> Hashable:
     return key
 
 
+def kind_of(key: Key) -> Key | None:
+    """A key with its class in the place of each object that counts as itself; None if there is none."""
+    kind = _by_class(key.arguments)
+    return key._replace(arguments=kind) if kind != key.arguments else None
+
+
+def _by_class(part: Any) -> Any:
+    if type(part) is Itself:
+        return part if isinstance(part.value, type) else ("any", type(part.value))
+    return tuple(map(_by_class, part)) if type(part) is tuple else part
+
+
+def passing(call: Call) -> str:
+    """The arguments of a call that count as themselves, as text."""
+    named = zip(paths(call.structure), call.leaves, strict=True)
+    found = [shown(path) for path, leaf in named if not _is_strided(leaf) and _by_class(key := exact_key(leaf)) != key]
+    return ", ".join(found)
+
+
 def _exact(structure: Leaf | Structure) -> Hashable:
     """Equal for equal containers with the very same keys."""
     if isinstance(structure, Leaf):

@@ -11,7 +11,7 @@ call runs as it is. A key with two such errors is left alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -38,11 +38,11 @@ from treeplay.observe.internal import tell_internal
 from treeplay.observe.once import warn_here
 from treeplay.sandbox.boundary import Boundary, Whole, internal
 from treeplay.settings import settings
-from treeplay.trace.jit import Busy, Call, program_raised, survey_call
+from treeplay.trace.jit import Busy, Call, home_of, program_raised, survey_call
 from treeplay.tree.audit import Audit
 from treeplay.tree.decide import Action, CallFacts, Phase, decide
 from treeplay.tree.gate import Gate
-from treeplay.tree.key import Key, describe, has_fakes, make_key, varying
+from treeplay.tree.key import Key, describe, has_fakes, kind_of, make_key, passing, varying
 from treeplay.tree.launching import Reached, finish, reached
 from treeplay.tree.mismatch import first_mismatch, key_mismatches, memory_mismatch, nearest_mismatches
 from treeplay.tree.moved import bring_back
@@ -106,6 +106,7 @@ class Manager:
         self.name = name
         self.on_refusal = on_refusal
         self.table = Table()
+        self._passing: set[Hashable] = set()  # keys by class, of calls with objects that do not come again
         self.tally = Tally()
         self.warm: CallFunction = _never
         self._last: Recording | None = None
@@ -140,6 +141,7 @@ class Manager:
 
     def reset(self) -> None:
         """Forget every recording and every refusal."""
+        self._passing.clear()
         self.table.clear()
         self._use(None)
 
@@ -158,6 +160,8 @@ class Manager:
             leaves, structure = flatten((args, kwargs))
             call = Call(args, kwargs, leaves, structure)
             key = make_key(call)
+            if self._passing and (kind := kind_of(key)) is not None and kind in self._passing:
+                key = kind
             entry = self.table.entry(key, lambda: describe(call))
         except Refusal as refusal:
             return self._refused(Entry({"unhashable": ""}), refusal, call)
@@ -165,6 +169,8 @@ class Manager:
             return self._broken(Entry({"unknown": ""}), internal(error, "making the key of a call"), call)
         if entry.phase is Phase.NEW:
             self._look_around(entry, key, call)
+            if self._come_once(entry, key):
+                return self._refused(entry, Refusal(_passing(self.program, call)), call)
         since = recorders.now()
         out = self._replay_any(entry, call)
         if out is not MISS:
@@ -207,6 +213,21 @@ class Manager:
             key_mismatches(other.ambience, at.recordings[-1].signature, key.ambience, call) for other, at in others
         ]
         entry.differs = min(reversed(differing), key=len, default=())  # of two as near, the one used last
+
+    def _come_once(self, entry: Entry, key: Key) -> bool:
+        """Whether an object among the arguments has been another one in each call: as many as are kept, none of them twice.
+
+        Then its calls share the new entry, from now on."""
+        kind = kind_of(key) if len(self.table) > settings.max_recordings_per_program else None
+        if kind is None:
+            return False
+        others = [(other, at) for other, at in self.table.items() if at is not entry]
+        if any(at.phase is not Phase.OBSERVED or kind_of(other) != kind for other, at in others):  # type: ignore[arg-type]
+            return False
+        self.table.clear()
+        self.table.put(kind, entry)
+        self._passing.add(kind)
+        return True
 
     def _replayed(self, recording: Recording) -> None:
         recording.calls += 1
@@ -604,6 +625,17 @@ def _broken_for(error: InternalError) -> Reason:
         op="treeplay",
         why=f"an error of its own came twice: {str(error).splitlines()[0]}",
         advice="report it with its traceback, which treeplay.observe.internal_errors() gives; reset() tries again",
+    )
+
+
+def _passing(program: Callable[..., Any], call: Call) -> Reason:
+    return Reason(
+        op=f"argument {passing(call)}",
+        why="was another object in each call so far, and a recording is for the very object that it was made with, "
+        "which the program may store, compare and read in any way",
+        advice="pass what the program needs of it: tensors, numbers, strings, or a dataclass of them; or keep one object and "
+        "change it",
+        where=home_of(program),
     )
 
 

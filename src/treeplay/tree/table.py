@@ -113,6 +113,10 @@ class Table:
         self._entries.move_to_end(key)
         return found
 
+    def put(self, key: Hashable, entry: Entry) -> None:
+        """Have an entry under this key."""
+        self._entries[key] = entry
+
     def holds(self, entry: Entry) -> bool:
         """Whether an entry is still in it."""
         return any(known is entry for known in self)

@@ -17,6 +17,7 @@ from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Constant, Input, Signature, State, Watch
 from treeplay.facts.source import Source
+from treeplay.guards.reads import Reads
 from treeplay.trace.jit import Call, home_of
 from treeplay.trace.rerun import Rerun
 from treeplay.wrap import torch_private
@@ -77,12 +78,14 @@ def wrap_program(
     wrap: Wrap,
     *,
     lowering: str,
+    reads: Reads | None,
 ) -> Wrapped:
-    """Wrap `program` for calls like `call`; `tensors` are what the inputs of `signature` stand for today.
+    """Wrap `program` for calls like `call`; `tensors` are what the inputs of `signature` stand for today, `reads` what the
+    trace read.
 
     No tensor is written. Raises `Refusal`, with a line of the user's where one is known.
     """
-    rerun = Rerun(program, call, signature, tensors)
+    rerun = Rerun(program, call, signature, tensors, reads)
     try:
         with rerun.ready(is_exact=lowering == "aten"):
             run = wrap(rerun, tensors, lowering, signature.inputs)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from treeplay.device.generators import has_company
 from treeplay.device.host.operators import is_random
 from treeplay.device.host.rules import seed_was_set, state_was_set, unregistered
 from treeplay.device.host.tape import leaves_of
@@ -30,9 +31,11 @@ class Draws:
         self._after: dict[int, torch.Tensor] = {}
         self._seeds: dict[int, tuple[int, int]] = {}
         self._drawn: dict[int, Reason] = {}  # what is said of the last draw if the generator is set after it
+        self._is_shared = False
 
     def begin(self) -> None:
         """Note the states, to be put back at the end."""
+        self._is_shared = has_company()
         self._before = {address: generator.get_state() for address, generator in self._generators.items()}
         self._latest = dict(self._before)
         self._seeds = {address: (generator.initial_seed(), 0) for address, generator in self._generators.items()}
@@ -70,8 +73,9 @@ class Draws:
         return None
 
     def restorers(self) -> list[Callable[[], object]]:
-        """What puts each generator back."""
-        return [partial(self._generators[address].set_state, state) for address, state in self._before.items()]
+        """What puts each generator back; where other threads are, each that the body has drawn from."""
+        moved = self._drawn if self._is_shared or has_company() else self._before
+        return [partial(self._generators[address].set_state, self._before[address]) for address in moved]
 
     def _drawn_by(self, op: Any, args: Any, kwargs: Any) -> list[int]:
         given = [address_of(leaf) for leaf in leaves_of((args, kwargs)) if isinstance(leaf, torch.Generator)]

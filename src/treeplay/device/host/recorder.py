@@ -62,16 +62,26 @@ class Recorder(TorchDispatchMode):
         self._saved_storages: set[int] = set()
         self._reads = _HostReads(weakref.proxy(self))  # what it noted goes with the recording
         self._native = native_layers()  # which a function mode would keep from taking one large operator
+        self._entered: list[tuple[str, Callable[[], object]]] = []  # contexts, and how each is left
         self._refused: Reason | None = None
         self._on_outside = on_outside
 
     def begin(self) -> None:
         """Start to record what this thread does."""
         self._draws.begin()
-        self._native.__enter__()
-        self._reads.__enter__()  # type: ignore[no-untyped-call]
-        self.__enter__()  # type: ignore[no-untyped-call]
-        _local.recorder = self
+        entered: list[tuple[str, Any]] = [
+            ("leaving native layers", self._native),
+            ("leaving the function mode", self._reads),
+            ("leaving the dispatch mode", self),
+        ]
+        try:
+            for what, context in entered:
+                context.__enter__()
+                self._entered.append((what, partial(context.__exit__, None, None, None)))
+            _local.recorder = self
+        except BaseException as error:
+            self._leave(error)
+            raise
 
     def end(self) -> Tape:
         """Stop, and put back what the body wrote; `CaptureFailed` if it did something that cannot be recorded."""
@@ -86,8 +96,8 @@ class Recorder(TorchDispatchMode):
         return self.tape
 
     def abandon(self, first: BaseException | None = None) -> BaseException | None:
-        """Stop, put back what the body wrote, and keep nothing. Returns the first error, `first` if given, with later ones
-        as its notes."""
+        """Stop, put back what the body wrote, and keep nothing; safe to call after an end that failed. Returns the first
+        error, `first` if given, with later ones as its notes."""
         first = self._leave(first)
         self.tape = Tape()
         return first
@@ -179,16 +189,16 @@ class Recorder(TorchDispatchMode):
 
     def _leave(self, first: BaseException | None) -> BaseException | None:
         steps = Teardown()
-        for restore in self._draws.restorers():
+        for restore in self._draws.restorers() if self._entered else ():
             steps.add("putting a random generator back", restore)
         for content, copy in self._saved:
             steps.add("putting back what was written", partial(_put_back, content, copy))
-        steps.add("leaving native layers", partial(self._native.__exit__, None, None, None))
-        steps.add("leaving the function mode", partial(self._reads.__exit__, None, None, None))
-        steps.add("leaving the dispatch mode", partial(self.__exit__, None, None, None))
-        _local.recorder = None
+        for what, leave in self._entered:
+            steps.add(what, leave)
+        if self._entered:
+            _local.recorder = None
         first = steps.run(first)
-        self._saved, self._saved_storages = [], set()
+        self._saved, self._saved_storages, self._entered = [], set(), []
         return first
 
     def check_ends_here(self) -> None:

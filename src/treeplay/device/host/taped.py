@@ -27,10 +27,10 @@ def record_tape(
     recorder.begin()
     try:
         outputs = body(list(tensors))
+        return recorder.end(), outputs
     except BaseException as error:
         recorder.abandon(error)
         raise
-    return recorder.end(), outputs
 
 
 class Taped:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -37,6 +39,35 @@ def is_innermost_mode(mode: object) -> bool:
     """Whether `mode` is the dispatch mode that was entered last in this thread."""
     depth = torch._C._len_torch_dispatch_stack()
     return depth > 0 and torch._C._get_dispatch_stack_at(depth - 1) is mode
+
+
+def is_dispatched() -> bool:
+    """Whether a dispatch mode is active in this thread, such as one that runs operators without data."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
+def _leaving_states(original: Any, is_wanted: Callable[[], bool]) -> Any:
+    def preserve_rng_state() -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if is_wanted() else original()
+
+    return preserve_rng_state
+
+
+_PRESERVING = ("torch._dynamo.utils", "torch._functorch.aot_autograd")
+_preserving: dict[str, Shared] = {}
+
+
+@contextlib.contextmanager
+def random_states_left_alone() -> Iterator[None]:
+    """In this thread, torch does not put default generators back when it has traced or compiled for the length of a block: it
+    would put back what other threads drew meanwhile."""
+    with contextlib.ExitStack() as stack:
+        for name in _PRESERVING:
+            if name not in _preserving and name in sys.modules:
+                _preserving[name] = Shared(sys.modules[name], "preserve_rng_state", _leaving_states)
+            if name in _preserving:
+                stack.enter_context(_preserving[name].wanted())
+        yield
 
 
 def _has_torch_function(original: Any, is_wanted: Callable[[], bool]) -> Any:

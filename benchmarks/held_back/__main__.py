@@ -1,8 +1,9 @@
 """Held-back programs in every way against eager: `python -m benchmarks.held_back --out FILE`.
 
 `--ways aten,inductor,compile,compile-aten`, `--device cuda`, `--only PART` of a name, `--seconds N`. The programs run in a
-process that tells of each as it is done: a crash is one of the results. The file is written as it goes; programs
-that a file tells of already and that do not run again are kept there, so that a way may run in parts. The exit status is 1 if anything was wrong.
+process that tells of each as it is done: a crash is one of the results. The file is written as it goes; programs that a file
+tells of already and that do not run again are kept there, so that a way may run in parts. The exit status is 1 if anything
+was wrong.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import random
 import warnings
@@ -116,7 +115,9 @@ def compared(found: Play, expected: Play, *, is_exact: bool) -> str | None:
     """The first difference of two plays."""
     for call, right in enumerate(expected.calls):
         if found.raised[call] != expected.raised[call]:
-            return f"call {call}: raised: {found.raised[call] or 'nothing'}, expected {expected.raised[call] or 'nothing'}"
+            return (
+                f"call {call}: raised: {found.raised[call] or 'nothing'}, expected {expected.raised[call] or 'nothing'}"
+            )
         what = difference(found.calls[call], right, is_exact=is_exact)
         if what is not None:
             return f"call {call}: {what}"
@@ -219,6 +220,3 @@ def _quiet(way: str) -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-__all__ = ["Outcome", "Play", "WAYS", "compared", "copy", "judge", "play"]

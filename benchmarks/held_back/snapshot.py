@@ -145,7 +145,9 @@ def difference(found: dict[str, Leaf], expected: dict[str, Leaf], *, is_exact: b
     """The first place in which two snapshots differ, with its kind."""
     consumed = "backward" in expected  # such a result comes back detached: docs/promises.md
     for path in dict.fromkeys([*expected, *found]):
-        if consumed and (path == "backward" or (path in expected and _is_consumed(path, found.get(path), expected[path]))):
+        if consumed and (
+            path == "backward" or (path in expected and _is_consumed(path, found.get(path), expected[path]))
+        ):
             continue
         if path not in found or path not in expected:
             return f"structure: {path} is {'missing' if path in expected else 'too much'}"

@@ -29,7 +29,9 @@ def rotary_by_halves(q, k, base=10000.0):
 def rotary_by_complex_numbers(x, theta=100.0):
     freqs = 1.0 / (theta ** (torch.arange(0, 8, 2, device=x.device).float() / 8))
     angles = torch.outer(torch.arange(x.shape[1], device=x.device), freqs)
-    turned = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    turned = (
+        torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * torch.polar(torch.ones_like(angles), angles)[:, None]
+    )
     return torch.view_as_real(turned).flatten(-2)
 
 
@@ -181,7 +183,15 @@ def language_model_training():
         optimizer.step()
         return loss.detach()
 
-    return Case(step, lambda c: (torch.randint(13, (2, sized(c)),),))
+    return Case(
+        step,
+        lambda c: (
+            torch.randint(
+                13,
+                (2, sized(c)),
+            ),
+        ),
+    )
 
 
 @program
@@ -371,7 +381,9 @@ def lora_merged_between_calls():
         with torch.no_grad():
             base.weight += b @ a
 
-    return Case(lambda x: base(x) - 1, lambda c: (torch.randn(3, 6),), {3: merge, 5: lambda: base.requires_grad_(False)})
+    return Case(
+        lambda x: base(x) - 1, lambda c: (torch.randn(3, 6),), {3: merge, 5: lambda: base.requires_grad_(False)}
+    )
 
 
 @function(lambda c: (torch.randn(2, 4, 6), torch.randn(2, 4, 6)), rounds=True)
@@ -445,4 +457,6 @@ def paged_cache():
 @function(lambda c: (torch.randn(3, 7), torch.full((3,), c)))
 def stop_mask(logits, step):
     done = (logits.argmax(-1) == 2) | (step >= 4)
-    return torch.where(done[:, None], torch.full_like(logits, -1e9).index_fill(1, torch.tensor([2], device=logits.device), 0), logits)
+    return torch.where(
+        done[:, None], torch.full_like(logits, -1e9).index_fill(1, torch.tensor([2], device=logits.device), 0), logits
+    )

@@ -467,7 +467,11 @@ def checkpoint_reentrant():
 @program
 def sequential_checkpoint_for_the_caller():
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)])
-    return Case(lambda x: checkpoint_sequential(model, 2, x, use_reentrant=False).tanh(), lambda c: (torch.randn(3, 4),), state=[model])
+    return Case(
+        lambda x: checkpoint_sequential(model, 2, x, use_reentrant=False).tanh(),
+        lambda c: (torch.randn(3, 4),),
+        state=[model],
+    )
 
 
 @program
@@ -563,9 +567,11 @@ def saved_tensor_overwritten_raises(x):
 
 @function(lambda c: (torch.randn(3), torch.randn(3, requires_grad=True)))
 def unused_input_in_grad(x, w):
-    return torch.autograd.grad((w * 2).sum(), [w], allow_unused=True), torch.autograd.grad(
-        (w * x).sum(), [w, (v := w * 1)], allow_unused=True
-    )[1:], v.detach()
+    return (
+        torch.autograd.grad((w * 2).sum(), [w], allow_unused=True),
+        torch.autograd.grad((w * x).sum(), [w, (v := w * 1)], allow_unused=True)[1:],
+        v.detach(),
+    )
 
 
 @program

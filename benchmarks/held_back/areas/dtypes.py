@@ -113,7 +113,10 @@ def double_precision_model():
 def dtype_changed_between():
     model = nn.Linear(4, 3)
     return Case(
-        lambda x: model(x.to(model.weight.dtype)) - 1, lambda c: (torch.randn(2, 4),), {3: model.double, 5: model.bfloat16}, state=[model]
+        lambda x: model(x.to(model.weight.dtype)) - 1,
+        lambda c: (torch.randn(2, 4),),
+        {3: model.double, 5: model.bfloat16},
+        state=[model],
     )
 
 
@@ -202,24 +205,55 @@ def bits_reinterpreted(x):
 @function(lambda c: (torch.randn(4, 3),))
 def promotions(x):
     i = torch.arange(3, device=x.device)
-    return x + i, i / 2, i * 1.5, i + True, x.half() + x, x.double() * i, i.to(torch.uint8) - 1, (x > 0) * 2.5, torch.result_type(i, 1.0)
+    return (
+        x + i,
+        i / 2,
+        i * 1.5,
+        i + True,
+        x.half() + x,
+        x.double() * i,
+        i.to(torch.uint8) - 1,
+        (x > 0) * 2.5,
+        torch.result_type(i, 1.0),
+    )
 
 
 @function(lambda c: (torch.randn(3, 4),))
 def draws_of_many_kinds(x):
-    return torch.rand_like(x), torch.randn(2, device=x.device), torch.randint(5, (3,), device=x.device), torch.bernoulli(x.sigmoid()), torch.normal(x, 0.5), torch.randperm(4, device=x.device)
+    return (
+        torch.rand_like(x),
+        torch.randn(2, device=x.device),
+        torch.randint(5, (3,), device=x.device),
+        torch.bernoulli(x.sigmoid()),
+        torch.normal(x, 0.5),
+        torch.randperm(4, device=x.device),
+    )
 
 
 @function(lambda c: (torch.randn(3, 4),))
 def draws_in_place(x):
     y = torch.empty_like(x)
-    return y.uniform_(-1, 2).clone(), y.normal_(1, 2).clone(), y.exponential_(0.5).clone(), y.bernoulli_(0.3).clone(), torch.empty(3, device=x.device).geometric_(0.4), torch.empty(3, device=x.device).log_normal_(), torch.empty(3, device=x.device).cauchy_()
+    return (
+        y.uniform_(-1, 2).clone(),
+        y.normal_(1, 2).clone(),
+        y.exponential_(0.5).clone(),
+        y.bernoulli_(0.3).clone(),
+        torch.empty(3, device=x.device).geometric_(0.4),
+        torch.empty(3, device=x.device).log_normal_(),
+        torch.empty(3, device=x.device).cauchy_(),
+    )
 
 
 @function(lambda c: (torch.rand(3, 4) + 0.5,), devices=("cpu",))
 def draws_from_distributions(x):
     d = torch.distributions
-    return d.Gamma(x, x).sample(), d.Beta(x, 2.0).rsample(), d.Poisson(x * 3).sample(), d.Dirichlet(x).sample(), d.Laplace(x, 0.5).rsample()
+    return (
+        d.Gamma(x, x).sample(),
+        d.Beta(x, 2.0).rsample(),
+        d.Poisson(x * 3).sample(),
+        d.Dirichlet(x).sample(),
+        d.Laplace(x, 0.5).rsample(),
+    )
 
 
 @program

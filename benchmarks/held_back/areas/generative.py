@@ -255,7 +255,13 @@ def dqn_with_target_network():
         return loss.detach(), (q - goal).abs().detach()
 
     def args(c):
-        return torch.randn(5, 4), torch.randint(3, (5,)), torch.randn(5), torch.randn(5, 4), torch.randint(2, (5,)).float()
+        return (
+            torch.randn(5, 4),
+            torch.randint(3, (5,)),
+            torch.randn(5),
+            torch.randn(5, 4),
+            torch.randint(2, (5,)).float(),
+        )
 
     return Case(step, args, {3: lambda: target.load_state_dict(online.state_dict())})
 
@@ -272,7 +278,9 @@ def soft_actor_critic():
         mean, log_std = actor(s).chunk(2, -1)
         noise = torch.randn_like(mean)
         u = mean + noise * log_std.clamp(-3, 1).exp()
-        return u.tanh(), (-0.5 * noise**2 - log_std).sum(-1, keepdim=True) - torch.log1p(-u.tanh() ** 2 + 1e-6).sum(-1, True)
+        return u.tanh(), (-0.5 * noise**2 - log_std).sum(-1, keepdim=True) - torch.log1p(-(u.tanh() ** 2) + 1e-6).sum(
+            -1, True
+        )
 
     def step(s, a, r, s2):
         with torch.no_grad():
@@ -311,7 +319,11 @@ def ppo_with_clipping():
         ratio = (logp.gather(1, act[:, None]).squeeze(1) - old).exp()
         clipped = ratio.clamp(1 - config["clip"], 1 + config["clip"])
         entropy = -(logp.exp() * logp).sum(-1).mean()
-        loss = -torch.min(ratio * adv, clipped * adv).mean() - 0.01 * entropy + 0.5 * F.mse_loss(critic(obs).squeeze(1), ret)
+        loss = (
+            -torch.min(ratio * adv, clipped * adv).mean()
+            - 0.01 * entropy
+            + 0.5 * F.mse_loss(critic(obs).squeeze(1), ret)
+        )
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_([*actor.parameters(), *critic.parameters()], 0.5)

@@ -44,13 +44,18 @@ def depthwise_separable():
 
 @program
 def transposed_and_dilated():
-    up, wide = nn.ConvTranspose1d(2, 3, 4, stride=2, padding=1), nn.Conv1d(3, 2, 3, dilation=2, padding_mode="circular", padding=2)
+    up, wide = (
+        nn.ConvTranspose1d(2, 3, 4, stride=2, padding=1),
+        nn.Conv1d(3, 2, 3, dilation=2, padding_mode="circular", padding=2),
+    )
     return Case(lambda x: wide(up(x)), lambda c: (torch.randn(2, 2, sized(c)),), state=[up, wide])
 
 
 @program
 def three_dimensional():
-    layer = nn.Sequential(nn.Conv3d(1, 2, 2), nn.InstanceNorm3d(2, affine=True, track_running_stats=True), nn.AdaptiveAvgPool3d(2))
+    layer = nn.Sequential(
+        nn.Conv3d(1, 2, 2), nn.InstanceNorm3d(2, affine=True, track_running_stats=True), nn.AdaptiveAvgPool3d(2)
+    )
     return of(layer, 2, 1, 4, 4, 4, then={4: layer.eval})
 
 
@@ -62,7 +67,12 @@ def channels_last():
 
 @program
 def unet_with_skips():
-    down, low, up, out = nn.Conv2d(1, 3, 3, 2, 1), nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(4, 3, 3, padding=1), nn.Conv2d(3, 1, 1)
+    down, low, up, out = (
+        nn.Conv2d(1, 3, 3, 2, 1),
+        nn.Conv2d(3, 3, 3, padding=1),
+        nn.Conv2d(4, 3, 3, padding=1),
+        nn.Conv2d(3, 1, 1),
+    )
 
     def forward(x):
         h = F.leaky_relu(down(x), 0.2)
@@ -74,7 +84,9 @@ def unet_with_skips():
 
 @function(lambda c: (torch.randn(1, 2, 5, 5, requires_grad=True),))
 def bilinear_and_bicubic(x):
-    return F.interpolate(x, size=(7, 3), mode="bilinear", align_corners=False), F.interpolate(x, scale_factor=1.5, mode="bicubic")
+    return F.interpolate(x, size=(7, 3), mode="bilinear", align_corners=False), F.interpolate(
+        x, scale_factor=1.5, mode="bicubic"
+    )
 
 
 @function(lambda c: (torch.randn(1, 2, 5, 5), torch.randn(1, 2, 3)))
@@ -85,23 +97,40 @@ def spatial_transformer(x, theta):
 
 @function(lambda c: (torch.randn(2, 3, 6, 6),))
 def pixel_shuffles(x):
-    return F.pixel_unshuffle(x, 2), F.unfold(x, 3, stride=2).sum(1), F.fold(F.unfold(x, 2, stride=2), (6, 6), 2, stride=2)
+    return (
+        F.pixel_unshuffle(x, 2),
+        F.unfold(x, 3, stride=2).sum(1),
+        F.fold(F.unfold(x, 2, stride=2), (6, 6), 2, stride=2),
+    )
 
 
 @function(lambda c: (torch.randn(2, 3, 6, 6),))
 def poolings(x):
     a, index = F.max_pool2d(x, 2, return_indices=True)
-    return F.max_unpool2d(a, index, 2), F.avg_pool2d(x, 3, 1, 1, count_include_pad=False), F.lp_pool2d(x.abs(), 2, 2), index
+    return (
+        F.max_unpool2d(a, index, 2),
+        F.avg_pool2d(x, 3, 1, 1, count_include_pad=False),
+        F.lp_pool2d(x.abs(), 2, 2),
+        index,
+    )
 
 
 @function(lambda c: (torch.randn(2, 3, 8),), rounds=True)
 def adaptive_poolings(x):
-    return F.adaptive_max_pool1d(x, 3), F.adaptive_avg_pool1d(x, 5), F.fractional_max_pool2d(x[None], 2, output_size=(2, 3), _random_samples=torch.full((1, 2, 2), 0.4, device=x.device))
+    return (
+        F.adaptive_max_pool1d(x, 3),
+        F.adaptive_avg_pool1d(x, 5),
+        F.fractional_max_pool2d(
+            x[None], 2, output_size=(2, 3), _random_samples=torch.full((1, 2, 2), 0.4, device=x.device)
+        ),
+    )
 
 
 @function(lambda c: (torch.randn(1, 2, 4, 4),))
 def paddings(x):
-    return [F.pad(x, (1, 2, 0, 1), mode=m) for m in ("reflect", "replicate", "circular")] + [F.pad(x, (1, -1), value=3.5)]
+    return [F.pad(x, (1, 2, 0, 1), mode=m) for m in ("reflect", "replicate", "circular")] + [
+        F.pad(x, (1, -1), value=3.5)
+    ]
 
 
 @program
@@ -185,7 +214,9 @@ def cells_in_a_loop():
 
 @program
 def layer_norm_without_affine():
-    layer = nn.Sequential(nn.LayerNorm([3, 4], elementwise_affine=False), nn.Flatten(), nn.RMSNorm(12), nn.Linear(12, 2))
+    layer = nn.Sequential(
+        nn.LayerNorm([3, 4], elementwise_affine=False), nn.Flatten(), nn.RMSNorm(12), nn.Linear(12, 2)
+    )
     return of(layer, 3, 3, 4)
 
 

@@ -147,7 +147,12 @@ def own_parametrization():
 
     model = nn.Linear(4, 4)
     parametrize.register_parametrization(model, "weight", Symmetric())
-    return Case(lambda x: model(x) * 0.5, rows(4), {5: lambda: parametrize.remove_parametrizations(model, "weight")}, state=[model])
+    return Case(
+        lambda x: model(x) * 0.5,
+        rows(4),
+        {5: lambda: parametrize.remove_parametrizations(model, "weight")},
+        state=[model],
+    )
 
 
 @program
@@ -227,7 +232,12 @@ def gradient_enabled_for_some():
 @program
 def module_called_under_no_grad_then_grad():
     model = nn.Linear(4, 2)
-    return Case(lambda x: model(x).exp(), rows(4), {3: lambda: torch.set_grad_enabled(False), 5: lambda: torch.set_grad_enabled(True)}, state=[model])
+    return Case(
+        lambda x: model(x).exp(),
+        rows(4),
+        {3: lambda: torch.set_grad_enabled(False), 5: lambda: torch.set_grad_enabled(True)},
+        state=[model],
+    )
 
 
 @program
@@ -266,7 +276,9 @@ def parameters_as_one_vector():
 @program
 def state_dict_inside():
     model = nn.Linear(4, 2)
-    return Case(lambda x: {k: v * x for k, v in model.state_dict().items()}, lambda c: (torch.randn(()),), state=[model])
+    return Case(
+        lambda x: {k: v * x for k, v in model.state_dict().items()}, lambda c: (torch.randn(()),), state=[model]
+    )
 
 
 @program
@@ -363,7 +375,13 @@ def layer_drop_in_python():
             x = layer(x).tanh() if use else x
         return x
 
-    return Case(run, rows(4), {3: lambda: kept.__setitem__(1, False), 5: lambda: kept.__setitem__(1, True)}, state=[layers], calls=9)
+    return Case(
+        run,
+        rows(4),
+        {3: lambda: kept.__setitem__(1, False), 5: lambda: kept.__setitem__(1, True)},
+        state=[layers],
+        calls=9,
+    )
 
 
 @program

@@ -70,7 +70,9 @@ def dataclass_in_and_out(o):
     return Output(o.loss * 2, None if o.logits is None else o.logits - 1, {"norm": o.logits.norm(), **o.extra})
 
 
-@function(lambda c: (torch.randn(3), Config(kind="relu" if c < 4 else "tanh", rates=(0.1, 0.2 if c < 6 else 0.3))), calls=9)
+@function(
+    lambda c: (torch.randn(3), Config(kind="relu" if c < 4 else "tanh", rates=(0.1, 0.2 if c < 6 else 0.3))), calls=9
+)
 def frozen_configuration(x, config):
     act = {"relu": torch.relu, "tanh": torch.tanh}[config.kind]
     return act(x) * config.rates[1] - config.width
@@ -206,13 +208,15 @@ def attribute_of_self_changes():
             return x * self.w * self.scale if self.mode == "train" else x - self.w
 
     m = Model()
-    return Case(lambda x: m(x), x3, {3: lambda: setattr(m, "scale", 3.0), 5: lambda: setattr(m, "mode", "eval")}, state=[m])
+    return Case(
+        lambda x: m(x), x3, {3: lambda: setattr(m, "scale", 3.0), 5: lambda: setattr(m, "mode", "eval")}, state=[m]
+    )
 
 
 @program
 def property_and_slots():
     class Box:
-        __slots__ = ("w", "_gain")
+        __slots__ = ("_gain", "w")
 
         def __init__(self):
             self.w, self._gain = torch.randn(3), 2
@@ -448,7 +452,9 @@ def called_under_other_grad_modes():
     def run(x):
         return w * x - 1
 
-    return Case(run, x3, {3: lambda: torch.set_grad_enabled(False), 5: lambda: torch.set_grad_enabled(True)}, state=[w], calls=7)
+    return Case(
+        run, x3, {3: lambda: torch.set_grad_enabled(False), 5: lambda: torch.set_grad_enabled(True)}, state=[w], calls=7
+    )
 
 
 @function(lambda c: (torch.randn(3), types.SimpleNamespace(rate=0.5 if c < 4 else 0.25, w=torch.randn(3))))
@@ -649,7 +655,13 @@ def operators_of_python(x, y):
 
 @function(lambda c: (torch.randn(3),))
 def type_questions(x):
-    facts = (isinstance(x, torch.Tensor), x.is_floating_point(), x.dtype.is_complex, x.device.type, x.layout is torch.strided)
+    facts = (
+        isinstance(x, torch.Tensor),
+        x.is_floating_point(),
+        x.dtype.is_complex,
+        x.device.type,
+        x.layout is torch.strided,
+    )
     return x * sum(f is True for f in facts), str(x.dtype), x.is_leaf, x.ndim, hasattr(x, "grad"), torch.is_tensor(x)
 
 

@@ -239,7 +239,15 @@ def small_integers(u, i):
 
 @function(lambda c: (torch.tensor([float("nan"), float("inf"), -0.0, 1e-42, 3.0]) + (0 if c < 4 else torch.zeros(5)),))
 def special_values(x):
-    return x.nan_to_num(1.0, 2.0), x.isnan(), x * 0, 1 / x, x.max(), x.sort(), torch.nanmean(x[x.isinf().logical_not()]) if False else x
+    return (
+        x.nan_to_num(1.0, 2.0),
+        x.isnan(),
+        x * 0,
+        1 / x,
+        x.max(),
+        x.sort(),
+        torch.nanmean(x[x.isinf().logical_not()]) if False else x,
+    )
 
 
 @function(lambda c: (torch.randn(3, 4), torch.randint(3, (2,)), torch.randint(4, (2,))))
@@ -293,43 +301,103 @@ def shapes_that_do_not_fit_at_one_call(x, y):
 def shape_juggling(x):
     a = x.permute(2, 0, 1).contiguous().view(4, -1)
     b = x.movedim(0, -1).flatten(0, 1).unflatten(0, (3, 4))
-    return a, b, x.swapaxes(0, 2).reshape(2, 12), x.unsqueeze(1).repeat(1, 2, 1, 1).squeeze(), x.tile(2).rot90(1, (1, 2))
+    return (
+        a,
+        b,
+        x.swapaxes(0, 2).reshape(2, 12),
+        x.unsqueeze(1).repeat(1, 2, 1, 1).squeeze(),
+        x.tile(2).rot90(1, (1, 2)),
+    )
 
 
 @function(xy)
 def splits_and_joins(x, y):
     a, b = x.split([1, 3], 1)
-    return torch.cat([b, y, a], 1), torch.stack([x, y], -1), torch.hstack([a, b]), x.chunk(2, 1), torch.block_diag(a, b), torch.cartesian_prod(x[0], y[0])
+    return (
+        torch.cat([b, y, a], 1),
+        torch.stack([x, y], -1),
+        torch.hstack([a, b]),
+        x.chunk(2, 1),
+        torch.block_diag(a, b),
+        torch.cartesian_prod(x[0], y[0]),
+    )
 
 
 @function(lambda c: (torch.randn(4, 4),))
 def triangles_and_diagonals(x):
-    return x.tril(-1), x.triu(1), torch.diag_embed(x[0]), torch.tril_indices(4, 4), x.trace(), torch.vander(x[0]), torch.outer(x[0], x[1])
+    return (
+        x.tril(-1),
+        x.triu(1),
+        torch.diag_embed(x[0]),
+        torch.tril_indices(4, 4),
+        x.trace(),
+        torch.vander(x[0]),
+        torch.outer(x[0], x[1]),
+    )
 
 
 @function(lambda c: (torch.randn(4, 6),))
 def orders(x):
-    return x.sort(1), x.argsort(0, descending=True), x.topk(2, 1), x.kthvalue(3), x.median(1), x.mode(0), x.argmax(), torch.searchsorted(x.sort(1).values, x[:, :2].contiguous())
+    return (
+        x.sort(1),
+        x.argsort(0, descending=True),
+        x.topk(2, 1),
+        x.kthvalue(3),
+        x.median(1),
+        x.mode(0),
+        x.argmax(),
+        torch.searchsorted(x.sort(1).values, x[:, :2].contiguous()),
+    )
 
 
 @function(lambda c: (torch.randint(0, 4, (9,)), torch.rand(9)))
 def counting(i, w):
-    return torch.bincount(i, w, minlength=5), torch.histc(w, 4, 0, 1), torch.bucketize(w, torch.tensor([0.2, 0.6], device=w.device)), i.unique().sum()
+    return (
+        torch.bincount(i, w, minlength=5),
+        torch.histc(w, 4, 0, 1),
+        torch.bucketize(w, torch.tensor([0.2, 0.6], device=w.device)),
+        i.unique().sum(),
+    )
 
 
 @function(lambda c: (torch.randn(3, 4),))
 def scans(x):
-    return x.cumsum(0), x.cumprod(1), x.logcumsumexp(1), x.cummax(0), x.diff(dim=1), torch.trapezoid(x, dx=0.5), x.roll((1, -1), (0, 1))
+    return (
+        x.cumsum(0),
+        x.cumprod(1),
+        x.logcumsumexp(1),
+        x.cummax(0),
+        x.diff(dim=1),
+        torch.trapezoid(x, dx=0.5),
+        x.roll((1, -1), (0, 1)),
+    )
 
 
 @function(lambda c: (torch.randn(3, 4),))
 def statistics_of_tensors(x):
-    return torch.std_mean(x, 1), x.var(0, correction=0), x.quantile(0.3), torch.cov(x), torch.corrcoef(x), x.norm(p=1, dim=1), x.logsumexp((0, 1)), torch.aminmax(x), x.count_nonzero(0)
+    return (
+        torch.std_mean(x, 1),
+        x.var(0, correction=0),
+        x.quantile(0.3),
+        torch.cov(x),
+        torch.corrcoef(x),
+        x.norm(p=1, dim=1),
+        x.logsumexp((0, 1)),
+        torch.aminmax(x),
+        x.count_nonzero(0),
+    )
 
 
 @function(lambda c: (torch.randn(2, 3), torch.randn(3, 4), torch.randn(2, 4)))
 def products(a, b, c):
-    return torch.addmm(c, a, b, beta=0.5, alpha=2), torch.einsum("ij,jk->ki", a, b), torch.tensordot(a, c, ([0], [0])), torch.kron(a, c), torch.chain_matmul(a, b) if False else a @ b, torch.linalg.multi_dot([a, b, c.T])
+    return (
+        torch.addmm(c, a, b, beta=0.5, alpha=2),
+        torch.einsum("ij,jk->ki", a, b),
+        torch.tensordot(a, c, ([0], [0])),
+        torch.kron(a, c),
+        torch.chain_matmul(a, b) if False else a @ b,
+        torch.linalg.multi_dot([a, b, c.T]),
+    )
 
 
 @function(lambda c: (torch.randn(3, 4), torch.randn(4)))
@@ -387,7 +455,9 @@ def state_replaced_by_new_tensor():
         memory["count"] = memory["count"] + 1
         return memory["hidden"]
 
-    return Case(run, lambda c: (torch.randn(2, 3),), {4: lambda: memory.update(hidden=torch.ones(2, 3))}, state=[memory])
+    return Case(
+        run, lambda c: (torch.randn(2, 3),), {4: lambda: memory.update(hidden=torch.ones(2, 3))}, state=[memory]
+    )
 
 
 @program
@@ -445,7 +515,16 @@ def numpy_scalars(x, rate, n):
 
 @function(x34)
 def constructors_like(x):
-    return x.new_zeros(2), x.new_full((2,), 3), torch.zeros_like(x, dtype=torch.int), torch.full_like(x, 0.5) * x, torch.linspace(0, 1, 3, device=x.device), torch.eye(3, device=x.device), x.new_tensor([1.0, 2.0]), torch.tensor([[1, 2]], device=x.device) * 2
+    return (
+        x.new_zeros(2),
+        x.new_full((2,), 3),
+        torch.zeros_like(x, dtype=torch.int),
+        torch.full_like(x, 0.5) * x,
+        torch.linspace(0, 1, 3, device=x.device),
+        torch.eye(3, device=x.device),
+        x.new_tensor([1.0, 2.0]),
+        torch.tensor([[1, 2]], device=x.device) * 2,
+    )
 
 
 @function(lambda c: (torch.randn(3, 4), (torch.float64, torch.float16, torch.int32)[c % 3]))
@@ -461,7 +540,15 @@ def device_moves(x, device):
 @function(lambda c: (torch.randn(sized(c, 5, 3), 4),))
 def sizes_as_values(x):
     n, m = x.shape
-    return x.sum() / n - m, torch.ones(n, device=x.device) * x.size(0), x.shape, x.numel(), list(x.size()), x.view(m, n), x.dim()
+    return (
+        x.sum() / n - m,
+        torch.ones(n, device=x.device) * x.size(0),
+        x.shape,
+        x.numel(),
+        list(x.size()),
+        x.view(m, n),
+        x.dim(),
+    )
 
 
 @function(lambda c: (torch.randn(6),))

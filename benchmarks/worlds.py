@@ -90,7 +90,9 @@ class Tally:
             "environment": machine.facts(),
             "seed": self.seed,
             "front": self.front,
-            **{name: self.counts[name] for name in ("runs", *_COUNTS, "never recorded", "stale with backend eager too")},
+            **{
+                name: self.counts[name] for name in ("runs", *_COUNTS, "never recorded", "stale with backend eager too")
+            },
             "refused by operation": dict(self.refused.most_common(30)),
             "stale": len(self.stale),
             "stale worlds": [{"seed": seed, "difference": what[:500]} for seed, what in self.stale[:_MOST_KEPT]],
@@ -106,7 +108,8 @@ def sweep(tally: Tally, runs: int, out: Path, *, workers: int, seconds: float) -
     fresh = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, fresh, find_support, max_tasks_per_child=_BLOCKS_OF_A_PROCESS) as pool:
         blocks: list[Future[Any]] = [
-            pool.submit(judged, first, min(first + _BLOCK, ends), tally.front) for first in range(tally.seed, ends, _BLOCK)
+            pool.submit(judged, first, min(first + _BLOCK, ends), tally.front)
+            for first in range(tally.seed, ends, _BLOCK)
         ]
         for block in as_completed(blocks):
             if block.cancelled():

@@ -25,7 +25,7 @@ from benchmarks import machine
 
 RESULTS = machine.ROOT / "benchmarks" / "results" / "held_back"
 WAYS = ("aten", "inductor", "compile-aten", "compile")
-_COUNTS = ("calls", "replays", "recordings")
+_COUNTS = ("calls", "replays", "recordings", "graphs")
 _MOST_SECONDS_OF_A_PROGRAM = 180
 
 
@@ -99,13 +99,16 @@ def told(by_name: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "errors of treeplay's own": sum("internal" in item for item in found),
         "refused": len(refused),
         "recorded": sum("recordings" in item for item in found),
+        "compiled": sum("graphs" in item for item in found),
         **counts,
         "not replayed": dict(sum((Counter(item.get("not_replayed", {})) for item in found), Counter()).most_common()),
         "refused by operation": dict(Counter(item["refusal"].partition(":")[0] for item in refused).most_common()),
         "wrong programs": {item["name"]: item["difference"] for item in ours},
         "wrong with backend eager too, programs": {item["name"]: item["difference"] for item in dynamos},
         "neither recorded nor refused": [
-            item["name"] for item in found if not item.get("recordings") and not item.get("refusal")
+            item["name"]
+            for item in found
+            if not item.get("recordings") and not item.get("graphs") and not item.get("refusal")
         ],
         "outcomes": by_name,
     }

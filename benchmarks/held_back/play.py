@@ -6,7 +6,7 @@ import contextlib
 import logging
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 import treeplay
 from benchmarks.held_back.case import Case, Given
 from benchmarks.held_back.snapshot import Leaf, difference, snapshot
+from treeplay.backend.account import Account, collecting
 from treeplay.observe.internal import internal_errors, kept_errors
 
 Wrap = Callable[[Any], Any]
@@ -41,6 +42,7 @@ class Outcome:
     calls: int = 0
     replays: int = 0
     recordings: int = 0
+    graphs: int = 0
     refusals: int = 0
     refusal: str | None = None
     internal: str | None = None
@@ -136,11 +138,12 @@ def judge(name: str, make: Callable[[], Case], way: str, device: str) -> Outcome
         kept_errors.clear()
         is_exact = way == "aten" and device == "cpu" and not _of(make, device).rounds
         try:
-            found, wrapped = play(make, WAYS[way], device)
+            with collecting() as accounts:
+                found, wrapped = play(make, WAYS[way], device)
             what = compared(found, expected, is_exact=is_exact)
         except Exception as error:  # of a snapshot, which what came of the program may break
             return Outcome(name, way, difference=f"{type(error).__name__}: {error}")
-        told = _told(wrapped)
+        told = _told(wrapped, accounts)
         errors = internal_errors()
         same = False
         if what is not None and way.startswith("compile"):
@@ -165,13 +168,14 @@ def _of(make: Callable[[], Case], device: str) -> Case:
         return make()
 
 
-def _told(wrapped: Any) -> dict[str, Any]:
-    ask = getattr(wrapped, "statistics", None) or getattr(type(wrapped), "statistics", None)
-    if ask is None or not hasattr(wrapped, "explain"):
-        reports = treeplay.graph_reports()
+def _told(wrapped: Any, accounts: Sequence[Account]) -> dict[str, Any]:
+    """What became of the calls, and of the graphs of `torch.compile`, which on the CPU are compiled and not recorded."""
+    if not hasattr(wrapped, "explain"):
+        reports = [account.report() for account in accounts]
         reasons = [str(skip) for report in reports for skip in report.skips if report.operators]
         return {
             "recordings": sum(report.outcome == "recorded" for report in reports),
+            "graphs": sum(report.outcome in ("recorded", "compiled") for report in reports),
             "refusals": len(reasons),
             "refusal": reasons[0] if reasons else None,
         }

@@ -221,7 +221,7 @@ def kl_divergence_distillation():
 @program
 def triplet_margin():
     encoder = net(5, 6, 4)
-    optimizer = Adam(encoder.parameters(), lr=0.02)
+    optimizer = SGD(encoder.parameters(), lr=0.1, momentum=0.5)
 
     def step(anchor, positive, negative):
         loss = F.triplet_margin_loss(encoder(anchor), encoder(positive), encoder(negative), margin=0.7)
@@ -568,7 +568,7 @@ def layer_frozen_later():
 @program
 def model_evaluated_between():
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 2))
-    optimizer = Adam(model.parameters(), lr=0.05)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.5)
 
     def step(x, y):
         out = model(x)

@@ -4,8 +4,8 @@ In each run a random program over random objects is jitted; between its calls th
 with an eager twin, its result and all that it stores. A difference is stale. The first stale world is printed, made as small as
 it gets. The result lies in benchmarks/results/worlds; the exit status is 1 if anything was stale.
 
-`--front compile` runs them through `torch.compile(backend="treeplay")` instead. Guards are Dynamo's there, and what is stale with
-`backend="eager"` too is counted apart.
+`--front compile` runs them through `torch.compile(backend="treeplay")` instead. Guards are Dynamo's there, and what is stale
+with `backend="eager"` too is counted apart.
 
 The file is written as it goes, so that a run that is stopped has told what it knows.
 """

@@ -43,6 +43,13 @@ FAILING: dict[str, tuple[Callable[..., Any], Callable[[], Any], Any]] = {
     "normal": (lambda x: torch.normal(x, x) - 1, lambda: torch.rand(3), -torch.ones(3)),
     "indexing": (lambda x: torch.arange(3.0)[x] * 2, lambda: torch.tensor([1, 2]), torch.tensor([0, 3])),
     "embedding": (lambda x: F.embedding(x, torch.ones(3, 2)) * 2, lambda: torch.tensor([1, 2]), torch.tensor([0, 3])),
+    "classes given": (lambda x: F.one_hot(x, 3) * 2, lambda: torch.tensor([1, 2]), torch.tensor([0, 3])),
+    "classes made": (lambda x: F.one_hot(x - 1, num_classes=3), lambda: torch.tensor([1, 2]), torch.tensor([1, 0])),
+    "scattered": (
+        lambda x: torch.zeros(2, 3).scatter_(1, x[:, None], 2.0) - 1,
+        lambda: torch.tensor([1, 2]),
+        torch.tensor([0, 3]),
+    ),
     "division": (lambda x: 7 // x, lambda: torch.tensor([1, 2]), torch.tensor([1, 0])),
 }
 
@@ -77,7 +84,7 @@ def test_compiled_code_raises_what_eager_raises() -> None:
     assert jitted.statistics().keys[0].recordings[0].lowering == "inductor"
 
 
-@pytest.mark.parametrize("what", ["cholesky", "_assert_async", "bernoulli"])
+@pytest.mark.parametrize("what", ["cholesky", "_assert_async", "bernoulli", "scattered"])
 def test_compiled_code_would_not_raise_so_operators_run_as_they_are(what: str) -> None:
     program, good, bad = FAILING[what]
     jitted = jit(program, lower="auto")
@@ -200,3 +207,14 @@ def test_a_differentiable_program_raises_what_eager_raises(what: str) -> None:
             assert_same(found, expected)
             assert_same(torch.autograd.grad(found.sum(), weight), torch.autograd.grad(expected.sum(), weight))
     assert jitted.statistics().refusals == 0
+
+
+@pytest.mark.soak
+def test_positions_that_cannot_be_out_of_range_are_scattered_by_compiled_code() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(x).scatter(1, x.argmax(1, keepdim=True), 1.0) - x
+
+    jitted, x = jit(program, lower="auto"), torch.randn(2, 3)
+    for _ in range(2):
+        assert torch.equal(jitted(x), program(x))
+    assert jitted.statistics().keys[0].recordings[0].lowering == "inductor"

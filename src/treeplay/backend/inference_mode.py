@@ -4,8 +4,8 @@
     ...                         ─▶    ...                     ─▶        compiled(*args)         made inside
     exit_inference_mode               set_grad_enabled(True)
 
-torch's tracing does not stand the nodes: a view of what was made outside raises in it, between enter and exit, and no operator of
-the thread works after that.
+torch's tracing cannot take these nodes: a view of what was made outside raises between enter and exit, and no operator of the
+thread works after that.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ In each run a random program over random objects is jitted; between its calls th
 with an eager twin, its result and all that it stores. A difference is stale. The first stale world is printed, made as small as
 it gets. The result lies in benchmarks/results/worlds; the exit status is 1 if anything was stale.
 
+`--front compile` runs them through `torch.compile(backend="treeplay")` instead. Guards are Dynamo's there, and what is stale
+with `backend="eager"` too is counted apart.
+
 The file is written as it goes, so that a run that is stopped has told what it knows.
 """
 
@@ -35,7 +38,7 @@ def find_support() -> None:
     sys.path.insert(0, str(machine.ROOT / "tests"))
 
 
-def judged(first: int, end: int) -> tuple[Counter[str], Counter[str], list[tuple[int, str]]]:
+def judged(first: int, end: int, front: str) -> tuple[Counter[str], Counter[str], list[tuple[int, str]]]:
     """Counts over the runs of a block, its refusals by operation, and its stale worlds."""
     import torch
 
@@ -47,12 +50,14 @@ def judged(first: int, end: int) -> tuple[Counter[str], Counter[str], list[tuple
     refused: Counter[str] = Counter()
     stale = []
     for seed in range(first, end):
-        outcome = run_world(seed)
+        outcome = run_world(seed, front)
         counts.update({name: getattr(outcome, name) for name in _COUNTS}, runs=1)
         counts["never recorded"] += outcome.recordings == 0
         if outcome.refusal is not None:
             refused[outcome.refusal.partition(":")[0]] += 1
-        if outcome.stale is not None:
+        if outcome.is_dynamos:
+            counts["stale with backend eager too"] += 1
+        elif outcome.stale is not None:
             stale.append((seed, outcome.stale))
     return counts, refused, stale
 
@@ -62,6 +67,7 @@ class Tally:
     """How the runs came out so far."""
 
     seed: int
+    front: str = "jit"
     counts: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     stale: list[tuple[int, str]] = field(default_factory=list)
@@ -83,7 +89,10 @@ class Tally:
         return {
             "environment": machine.facts(),
             "seed": self.seed,
-            **{name: self.counts[name] for name in ("runs", *_COUNTS, "never recorded")},
+            "front": self.front,
+            **{
+                name: self.counts[name] for name in ("runs", *_COUNTS, "never recorded", "stale with backend eager too")
+            },
             "refused by operation": dict(self.refused.most_common(30)),
             "stale": len(self.stale),
             "stale worlds": [{"seed": seed, "difference": what[:500]} for seed, what in self.stale[:_MOST_KEPT]],
@@ -99,7 +108,8 @@ def sweep(tally: Tally, runs: int, out: Path, *, workers: int, seconds: float) -
     fresh = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, fresh, find_support, max_tasks_per_child=_BLOCKS_OF_A_PROCESS) as pool:
         blocks: list[Future[Any]] = [
-            pool.submit(judged, first, min(first + _BLOCK, ends)) for first in range(tally.seed, ends, _BLOCK)
+            pool.submit(judged, first, min(first + _BLOCK, ends), tally.front)
+            for first in range(tally.seed, ends, _BLOCK)
         ]
         for block in as_completed(blocks):
             if block.cancelled():
@@ -123,22 +133,23 @@ def show_first(tally: Tally) -> None:
     from support.worlds import make_world, run, shrink
 
     if tally.stale:
-        world = shrink(make_world(tally.stale[0][0]))
-        print(f"{world}\n\n{run(world).stale}\n\nthe whole of it: support.worlds.make_world({world.seed})")
+        world = shrink(make_world(tally.stale[0][0]), tally.front)
+        print(f"{world}\n\n{run(world, tally.front).stale}\n\nthe whole of it: support.worlds.make_world({world.seed})")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Random worlds that change between calls.")
     parser.add_argument("--runs", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=0, help="the first; the others follow it")
+    parser.add_argument("--front", choices=("jit", "compile"), default="jit")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     find_support()
-    tally = Tally(chosen.seed)
+    tally = Tally(chosen.seed, chosen.front)
     day = str(machine.facts()["date"])[:10]
-    out = chosen.out or RESULTS / f"worlds-cpu-{day}.json"
+    out = chosen.out or RESULTS / f"worlds-{chosen.front}-cpu-{day}.json"
     sweep(tally, chosen.runs, out, workers=chosen.workers, seconds=chosen.seconds)
     machine.write_whole(tally.told(), out)
     print(tally.line(chosen.runs))

@@ -88,7 +88,7 @@ def test_a_compiled_step_whose_loss_checks_its_range_leaves_what_eager_leaves() 
     assert jitted.statistics().keys[0].recordings[0].lowering == "inductor"
 
 
-@pytest.mark.parametrize("what", ["cholesky", "_assert_async"])
+@pytest.mark.parametrize("what", ["cholesky", "_assert_async", "scattered"])
 def test_compiled_code_would_not_raise_so_operators_run_as_they_are(what: str) -> None:
     program, good, bad = FAILING[what]
     jitted = jit(program, lower="auto")
@@ -211,3 +211,14 @@ def test_a_differentiable_program_raises_what_eager_raises(what: str) -> None:
             assert_same(found, expected)
             assert_same(torch.autograd.grad(found.sum(), weight), torch.autograd.grad(expected.sum(), weight))
     assert jitted.statistics().refusals == 0
+
+
+@pytest.mark.soak
+def test_positions_that_cannot_be_out_of_range_are_scattered_by_compiled_code() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(x).scatter(1, x.argmax(1, keepdim=True), 1.0) - x
+
+    jitted, x = jit(program, lower="auto"), torch.randn(2, 3)
+    for _ in range(2):
+        assert torch.equal(jitted(x), program(x))
+    assert jitted.statistics().keys[0].recordings[0].lowering == "inductor"

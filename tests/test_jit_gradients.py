@@ -676,3 +676,13 @@ def test_a_parameter_written_by_an_operator_over_lists_is_known_to_have_changed(
             jitted(torch.ones(3))
         assert [w._version for w in weights] == [call + 1] * 2
         assert weights[0][0] == 2.0 ** (call + 1)
+
+
+def test_a_result_that_needs_gradients_of_parameters_made_inside_is_refused() -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return nn.Linear(3, 2)(x)
+
+    jitted = jit(run, on_refusal="eager")
+    for _ in range(3):
+        assert jitted(torch.randn(4, 3)).grad_fn is not None
+    assert "makes itself" in jitted.statistics().keys[0].refusal

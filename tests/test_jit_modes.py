@@ -44,6 +44,38 @@ def test_inference_mode_replays(make_inside: bool) -> None:
     assert jitted.statistics().replays == 4
 
 
+def test_a_program_may_enter_inference_mode_and_view_what_was_made_outside() -> None:
+    position = torch.zeros(1)
+
+    @torch.inference_mode()
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        position.add_(1)
+        return x.view(-1, 1) - position[None] * 2, x[0], position
+
+    jitted = jit(run)
+    for _ in range(4):
+        x, before = torch.randn(2), position.clone()
+        found = jitted(x)
+        after = position.clone()
+        position.copy_(before)
+        expected = run(x)
+        assert_same([*found, after], [*expected, position])
+        assert [t.is_inference() for t in found] == [t.is_inference() for t in expected] == [True, False, False]
+    assert jitted.statistics().replays == 3
+
+
+def test_results_of_both_kinds_of_mode_are_refused() -> None:
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.inference_mode():
+            y = x * 2
+        return y, x - 1
+
+    jitted = jit(run, on_refusal="eager")
+    for _ in range(3):
+        assert [t.is_inference() for t in jitted(torch.ones(2))] == [True, False]
+    assert "inference mode" in jitted.statistics().keys[0].refusal
+
+
 def test_inference_mode_and_no_grad_do_not_share_a_recording() -> None:
     model = nn.Linear(2, 2)
     jitted, x = jit(model), torch.randn(1, 2)

@@ -186,6 +186,7 @@ def compile_captured(program: Program, inputs: Sequence[Any], options: Options) 
 def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     """The stages of a program with flat inputs and a flat tuple of results."""
     from treeplay.backend.acting import acting_in, kept
+    from treeplay.backend.inference_mode import in_inference_mode, leave_inference_mode
     from treeplay.backend.options import using
     from treeplay.backend.passes import run_before_autograd
     from treeplay.backend.patterns import with_patterns
@@ -193,7 +194,10 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     from treeplay.backend.surroundings import undisturbed
     from treeplay.backend.wrapped import wrapped
 
+    gives_inference = False
     if isinstance(program, torch.fx.GraphModule):
+        gives_inference = leave_inference_mode(program.graph, is_grad_enabled=torch.is_grad_enabled())
+        program.recompile()
         program = run_before_autograd(program, inputs, options.before_autograd)
     acting = acting_in(program.graph) if isinstance(program, torch.fx.GraphModule) else frozenset()
     is_dynamic = has_symbols(inputs)
@@ -202,7 +206,8 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
 
     def compile_sized(inputs: Sequence[Any]) -> Callable[..., Any]:
         with undisturbed(), using(options), kept(acting):
-            return wrapped(program, inputs, options, is_dynamic=is_dynamic, numbers=numbers)
+            compiled = wrapped(program, inputs, options, is_dynamic=is_dynamic, numbers=numbers)
+            return in_inference_mode(compiled) if gives_inference else compiled
 
     def compile_patterns(inputs: Sequence[Any]) -> Callable[..., Any]:
         return with_patterns(inputs, compile_sized)

@@ -358,3 +358,14 @@ def test_a_backward_that_compiled_autograd_traced_may_be_compiled_here() -> None
             net(x).pow(2).sum().backward()
         for parameter, gradient in zip(net.parameters(), expected, strict=True):
             torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_a_graph_with_quantized_tensors_runs_as_it_is():
+    def run(x):
+        q = torch.quantize_per_tensor(x, 0.1, 10, torch.quint8)
+        return q.dequantize() - 1, q.int_repr()
+
+    x = torch.randn(3)
+    with pytest.warns(UserWarning, match="quantized"):
+        found = compiled(run)(x)
+    assert all(map(torch.equal, found, run(x)))

@@ -108,3 +108,12 @@ def test_a_joint_graph_can_be_split_without_computing_twice():
     )  # fmt: skip
     assert len(forward.graph.output_node().args[0]) == 2
     assert len(backward.graph.find_nodes(op="placeholder")) == 2
+
+
+def test_the_functions_by_which_graphs_change_modes() -> None:
+    mode = torch_private.ENTER_INFERENCE(True)
+    assert torch.is_inference_mode_enabled()
+    torch_private.EXIT_INFERENCE(mode)
+    assert not torch.is_inference_mode_enabled()
+    torch_private.SET_GRAD(True)
+    assert torch.is_grad_enabled()

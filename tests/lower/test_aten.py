@@ -592,3 +592,15 @@ def test_a_view_that_counts_from_the_start_of_its_storage_stays_in_it() -> None:
     for _ in range(4):
         x = torch.randn(8, 8)
         assert_same(step(x), program(x))
+
+
+def test_an_operator_that_compares_the_memory_of_its_results_gets_memory_of_their_own() -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        q, r = torch.linalg.qr(x)
+        return q @ r - 2 * x
+
+    jitted = jit(run)
+    for _ in range(3):
+        x = torch.randn(4, 3)
+        assert_same(jitted(x), run(x))
+    assert jitted.statistics().replays == 2

@@ -1,6 +1,7 @@
 """Random worlds, programs that read and write them, and changes between calls: a jitted world against an eager twin.
 
     outcome = run_world(seed)      # the same for the same seed
+    outcome = run_world(seed, "compile")   # through torch.compile's backend; "dynamo": through Dynamo alone
     print(make_world(seed))        # its source and its events
     print(shrink(make_world(seed)))
 
@@ -26,6 +27,7 @@ import torch
 import treeplay
 from support.world_objects import KINDS
 from support.world_values import Maker, Value, lines
+from treeplay.torch_compile import backend
 
 _PRELUDE = """
 import copy, contextvars, enum, functools, math, threading, types, weakref
@@ -228,6 +230,7 @@ class Outcome:
     changes: int
     stale: str | None = None
     refusal: str | None = None
+    is_dynamos: bool = False  # stale with nothing of ours behind Dynamo, too
 
 
 def make_world(seed: int) -> World:
@@ -326,24 +329,28 @@ def _events(chance: random.Random, changes: list[str]) -> tuple[str | None, ...]
     return tuple(events)
 
 
-def run_world(seed: int) -> Outcome:
+def run_world(seed: int, front: str = "jit") -> Outcome:
     """Make the world of a seed, and run it."""
-    return run(make_world(seed))
+    return run(make_world(seed), front)
 
 
-def run(world: World) -> Outcome:
+def run(world: World, front: str = "jit") -> Outcome:
     """Both sides through all events, or to the first difference."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return contextvars.copy_context().run(_run, world)
+            outcome = contextvars.copy_context().run(_run, world, front)
+            if front == "compile" and outcome.stale is not None:
+                alone = contextvars.copy_context().run(_run, world, "dynamo")
+                return replace(outcome, is_dynamos=alone.stale is not None)
+            return outcome
     finally:
         torch.set_num_threads(threads)
 
 
-def shrink(world: World) -> World:
+def shrink(world: World, front: str = "jit") -> World:
     """Leave out statements and events as long as a difference is left."""
     is_smaller = True
     while is_smaller:
@@ -352,7 +359,8 @@ def shrink(world: World) -> World:
             kept = getattr(world, part)
             for at in reversed(range(len(kept))):
                 fewer = replace(world, **{part: (*kept[:at], *kept[at + 1 :])})
-                if run(fewer).stale is not None:
+                outcome = run(fewer, front)
+                if outcome.stale is not None and not outcome.is_dynamos:
                     world, kept, is_smaller = fewer, getattr(fewer, part), True
     return world
 
@@ -401,9 +409,18 @@ class _Side:
             linecache.cache.pop(str(made.__file__), None)
 
 
-def _run(world: World) -> Outcome:
+def _fronted(program: Any, front: str) -> Any:
+    if front == "jit":
+        return treeplay.jit(program, lower="aten", on_refusal="eager")
+    torch._dynamo.reset()
+    if front == "dynamo":
+        return torch.compile(program, backend="eager")
+    return torch.compile(program, backend=backend, options={"inner": "aten"})
+
+
+def _run(world: World, front: str) -> Outcome:
     sides = (_Side(world, "world_left"), _Side(world, "world_right"))
-    jitted = treeplay.jit(sides[0].table["program"], lower="aten", on_refusal="eager")
+    jitted = _fronted(sides[0].table["program"], front)
     calls = raised = changes = 0
     stale = None
     try:
@@ -418,15 +435,20 @@ def _run(world: World) -> Outcome:
                 )
             else:
                 calls += 1
-                stale, was_raised = _call(jitted, sides, number, world.is_training)
+                stale, was_raised = _call(jitted, sides, number, world.is_training, is_exact=front == "jit")
                 raised += was_raised
             if stale is not None:
                 break
-        made = jitted.statistics()
+        made = jitted.statistics() if front == "jit" else None
+        graphs = treeplay.graph_reports() if front == "compile" else ()
     finally:
-        jitted.reset()
+        if front == "jit":
+            jitted.reset()
         for side in sides:
             side.close()
+    if made is None:
+        recordings = sum(report.outcome == "recorded" for report in graphs)
+        return Outcome(world.seed, calls, 0, recordings, 0, 0, raised, changes, stale)
     return Outcome(
         seed=world.seed,
         calls=calls,
@@ -441,7 +463,9 @@ def _run(world: World) -> Outcome:
     )
 
 
-def _call(jitted: Any, sides: tuple[_Side, _Side], number: int, is_training: bool) -> tuple[str | None, bool]:
+def _call(
+    jitted: Any, sides: tuple[_Side, _Side], number: int, is_training: bool, *, is_exact: bool
+) -> tuple[str | None, bool]:
     """A call on either side; the first difference, and whether eager raised."""
     x = torch.randn(2, 2, generator=torch.Generator().manual_seed(number))
     found = []
@@ -453,16 +477,21 @@ def _call(jitted: Any, sides: tuple[_Side, _Side], number: int, is_training: boo
             except Exception as error:
                 found.append((f"{type(error).__name__}", None))
     expected, result = found
-    what = difference(result, expected, "result") or difference(sides[0].state(), sides[1].state(), "state")
+    if not is_exact:  # what is compiled may round otherwise, and draw otherwise
+        expected, result = (expected[0],), (result[0],)
+    states = (sides[0].state(), sides[1].state())
+    what = difference(result, expected, "result", is_exact) or difference(*states, "state", is_exact)
     return (f"call at event {number}: {what}" if what else None), isinstance(expected[0], str)
 
 
-def difference(found: Any, expected: Any, where: str) -> str | None:
-    """The first place in which two values differ, tensors bit for bit; objects of no known kind only by their kind."""
+def difference(found: Any, expected: Any, where: str, is_exact: bool = True) -> str | None:
+    """The first place in which two values differ, tensors bit for bit or to rounding; objects of no known kind only by their
+    kind."""
     if type(found).__name__ != type(expected).__name__:
         return f"{where}: {found!r}, expected {expected!r}"
     if isinstance(expected, torch.Tensor):
-        is_same = found.dtype is expected.dtype and found.shape == expected.shape and _equal(found, expected)
+        is_equal = _equal if is_exact else _close
+        is_same = found.dtype is expected.dtype and found.shape == expected.shape and is_equal(found, expected)
         return None if is_same else f"{where}: {found.detach().tolist()}, expected {expected.detach().tolist()}"
     if isinstance(expected, dict):
         if list(found) != list(expected):
@@ -476,7 +505,7 @@ def difference(found: Any, expected: Any, where: str) -> str | None:
         return None if repr(found) == repr(expected) else f"{where}: {found!r}, expected {expected!r}"
     else:
         return None
-    return next((what for key, a, b in pairs if (what := difference(a, b, key))), None)
+    return next((what for key, a, b in pairs if (what := difference(a, b, key, is_exact))), None)
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -484,3 +513,10 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     if torch.equal(a, b):
         return not a.is_floating_point() or torch.equal(a.signbit(), b.signbit())
     return a.is_floating_point() and bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    a, b = a.detach(), b.detach()
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    return bool(torch.isclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True).all())

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from support import Twins, training
+from support import Twins, assert_same, jit, training
 from treeplay.trace.layouts import answer, laid_out, question
 
 aten = torch.ops.aten
@@ -67,3 +67,14 @@ def test_a_result_of_other_strides_is_laid_out_anew() -> None:
     same = (torch.ones(3, 2).t(), None)
     assert laid_out(same, wanted) is same
     assert laid_out(same, None) is same
+
+
+def test_a_program_with_nested_tensors_inside_is_refused_and_runs_as_it_is() -> None:
+    def run(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.nested.to_padded_tensor(torch.nested.nested_tensor([a, b]) * 2, 0.0)
+
+    jitted = jit(run, on_refusal="eager")
+    for _ in range(4):
+        a, b = torch.randn(2, 3), torch.randn(1, 3)
+        assert_same(jitted(a, b), run(a, b))
+    assert set(jitted.statistics().not_replayed) == {"observed", "refused"}

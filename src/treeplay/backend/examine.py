@@ -13,6 +13,7 @@ import torch.fx
 import torch.utils._pytree as pytree
 
 from treeplay.device.host.rules import refusal_of_operator
+from treeplay.errors import Refusal
 from treeplay.facts.captured import DeviceUse, InputFacts, Role
 from treeplay.facts.location import Location
 from treeplay.facts.refusal import Reason
@@ -25,6 +26,7 @@ MARK = "treeplay"
 _UNSAFE_TAG = getattr(torch.Tag, "cudagraph_unsafe", None)
 _CONTROL_FLOW = ("cond", "while_loop", "switch")
 _ON_THE_HOST = ("with_effects", "run_and_save_rng_state", "run_with_rng_state")
+_QUANTIZES = ("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic")
 _REBINDS = ("set_", "resize_", "resize_storage_bytes_")
 
 
@@ -175,3 +177,14 @@ def has_custom_functions(program: Any) -> bool:
     graphs = [part.graph for part in parts if isinstance(part, torch.fx.GraphModule)]
     target = torch.ops.higher_order.autograd_function_apply
     return any(graph.find_nodes(op="call_function", target=target) for graph in graphs)
+
+
+def check_quantized(program: Any) -> None:
+    """Raise for a captured graph that makes quantized tensors. The fakes that it would be traced on are plain, and so is what
+    comes out."""
+    for node in program.graph.nodes if isinstance(program, torch.fx.GraphModule) else ():
+        if _name(node) in _QUANTIZES:
+            why, advice = "makes a quantized tensor", "quantize outside of the program, or with torchao"
+            raise Refusal(
+                Reason(op=_name(node), why=why, advice=advice, where=location_in(node.meta.get("stack_trace")))
+            )

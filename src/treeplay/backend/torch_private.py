@@ -21,6 +21,11 @@ from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wr
 
 from treeplay.errors import InternalError
 
+# What Dynamo's graphs call to change modes.
+ENTER_INFERENCE = torch.autograd.grad_mode._enter_inference_mode
+EXIT_INFERENCE = torch.autograd.grad_mode._exit_inference_mode
+SET_GRAD = torch._C._set_grad_enabled
+
 
 def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode | None:
     """The fake mode that some of `values` are fakes of, or that is active."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.backend.examine import has_custom_functions
+from treeplay.backend.examine import check_quantized, has_custom_functions
 from treeplay.backend.job import Job
 from treeplay.backend.options import Options
 from treeplay.backend.roles import argument_names, argument_roles
@@ -41,6 +41,7 @@ def wrapped(
     try:
         is_checked = options.inner == "aten"
         with Boundary("compiling a graph", reasons=(TreeplayError,)):
+            check_quantized(program)
             compiled = wrap_function(function, [*source.held, *inputs], compilers, is_checked=is_checked, names=names)
     except Unrecorded:
         raise

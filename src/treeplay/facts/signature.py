@@ -227,6 +227,9 @@ class Signature:
     guarded: Any = None  # the guards over everything that the traced run read
     met: tuple[tuple[Any, TensorSpec], ...] = ()  # tensors that are no inputs, and that an argument could be
     meetings: tuple[Meeting, ...] = ()  # of containers that are returned, stored or written to
+    is_inference: bool | None = (
+        None  # whether new tensors are of inference mode, where the program sets it; None: as the call
+    )
     called: frozenset[str] | None = None  # names of operators and builtin functions that ran; None if that is not known
 
     @property

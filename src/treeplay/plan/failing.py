@@ -38,6 +38,10 @@ _FAILING = frozenset(
     )
 )
 _DIVISIONS = frozenset(("div", "div_", "floor_divide", "floor_divide_", "remainder", "remainder_", "fmod", "fmod_"))
+_FILLED = frozenset(f"{name}{end}" for name in ("zeros", "ones", "full") for end in ("", "_like")) | {
+    "new_zeros",
+    "new_full",
+}
 _KEEP_VALUES = frozenset(
     (
         *("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "t", "transpose", "permute", "expand", "detach"),
@@ -52,8 +56,13 @@ _POSITIONS = {"argmax": 1, "argmin": 1, "argsort": 1, "sort": 1, "max": 1, "min"
 
 
 def uncompiled(graph: torch.fx.Graph) -> Node | None:
-    """The first operator that compiled code would leave out; None if there is none."""
-    return next((node for node in graph.nodes if acts(node)), None)
+    """The first operator that compiled code would leave out, or whose check it would: None if there is none."""
+    nodes = list(graph.nodes)
+    found = next((node for node in nodes if acts(node)), None)
+    if found is not None or not any(map(_is_table, nodes)):
+        return found
+    varying, written = _varying(nodes), _written(nodes)
+    return next((node for node in nodes if _is_table(node) and _ranges(node, written, varying) != ()), None)
 
 
 def to_keep(graph: torch.fx.Graph, *, is_in_order: bool) -> ToKeep | None:
@@ -62,13 +71,13 @@ def to_keep(graph: torch.fx.Graph, *, is_in_order: bool) -> ToKeep | None:
     `is_in_order`: operators run in the graph's order, so what comes after the last one that can fail needs no thought."""
     nodes = list(graph.nodes)
     varying = _varying(nodes)
-    everywhere = {target.meta["storage"] for node in nodes for target in written_by(node) if "storage" in target.meta}
+    everywhere = _written(nodes)
     asked = [(at, _ranges(node, everywhere, varying)) for at, node in enumerate(nodes) if can_fail(node)]
     known = {at: ranges for at, ranges in asked if ranges is None or ranges}
     if not known:
         return None
     reached = nodes[: max(known)] if is_in_order else nodes
-    places = {target.meta["storage"] for node in reached for target in written_by(node) if "storage" in target.meta}
+    places = _written(reached)
     written = tuple(
         _position(node)
         for node in nodes
@@ -112,6 +121,26 @@ def called(node: Node) -> OpOverload | None:
     if isinstance(target, torch._ops.HigherOrderOperator) and target.__name__ == "with_effects":
         target = node.args[1]
     return target if isinstance(target, OpOverload) else None
+
+
+def _is_table(node: Node) -> bool:
+    """Whether one number is scattered over another. Inductor compares positions instead, and looks at no range."""
+    if node.target not in (aten.scatter.value, aten.scatter_.value):
+        return False
+    filled: Any = node.args[0]
+    while _named(filled) in _KEEP_VALUES:
+        filled = filled.args[0]
+    return _named(filled) in _FILLED
+
+
+def _named(node: Node) -> str:
+    """The name of the operator that a node calls, if it calls one."""
+    return str(node.target._schema.name).partition("::")[2] if isinstance(node.target, OpOverload) else ""
+
+
+def _written(nodes: Sequence[Node]) -> set[Any]:
+    """The storages that operators write to."""
+    return {target.meta["storage"] for node in nodes for target in written_by(node) if "storage" in target.meta}
 
 
 def _position(node: Node) -> int:

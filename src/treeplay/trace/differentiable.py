@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from treeplay.errors import Refusal
 from treeplay.facts.location import Location
@@ -19,6 +20,7 @@ from treeplay.trace.flat import Flat, look
 from treeplay.trace.shown import Shown
 from treeplay.trace.tape import storage_of
 from treeplay.trace.torch_private import has_backward_hooks
+from treeplay.trace.watch import mark_upstream
 
 if TYPE_CHECKING:
     from treeplay.trace.jit import Run
@@ -38,7 +40,7 @@ def is_differentiable(run: Run, result: Any) -> bool:
     if unfinished is None:
         unfinished = given[0][0]
     where = run.tracer.values[id(unfinished)].node.meta.get("where")
-    reason = _why_not(run, where)
+    reason = _why_not(run, where) or _why_its_own(_with_history(run, result), where)
     if reason is not None:
         raise Refusal(reason)
     return True
@@ -62,6 +64,26 @@ def _with_history(run: Run, result: Any) -> Iterator[torch.Tensor]:
         if storage in given and storage not in run.tracer.tape.mutated:
             continue  # a view of an input is taken again from the input itself
         yield leaf
+
+
+def _why_its_own(results: Iterator[torch.Tensor], where: Location | None) -> Reason | None:
+    """A result whose history begins at tensors that the program makes anew in each call cannot get one from a recording."""
+    if all(_leads_outside(result.grad_fn) for result in results):
+        return None
+    return Reason(
+        op="result",
+        why="a result needs gradients because of parameters that the program makes itself, and of nothing else",
+        advice="make the parameters outside of the program, or return result.detach()",
+        where=where,
+    )
+
+
+def _leads_outside(node: Any) -> bool:
+    """Whether a graph ends at a tensor that was there before the run."""
+    found: dict[int, Any] = {}
+    mark_upstream(node, found)
+    ends = (end for upstream in found.values() for end, _ in upstream.next_functions)
+    return any(hasattr(end, "variable") and not isinstance(end.variable, FakeTensor) for end in ends)
 
 
 def _why_not(run: Run, where: Location | None) -> Reason | None:

@@ -373,6 +373,7 @@ def _traced(program: Callable[..., Any], call: Call, run: Run, *, is_shared: boo
         run.kind = Kind.DIFFERENTIABLE
         shown, outputs = flat_results(run, result)
         structure, refs, writes = shown.results, shown.refs, shown.writes
+        is_inference = None
     else:
         run.kind = Kind.WHOLE_STEP if tape.uses_backward or run.stepped else Kind.INFERENCE
         results = Results(run.tracer, run.found)
@@ -380,12 +381,14 @@ def _traced(program: Callable[..., Any], call: Call, run: Run, *, is_shared: boo
         # Results first: a tensor that is returned and stored is one output.
         structure, refs = results.of_call(result, run.snapshot.stored())
         writes = find_writes(run.snapshot, results, run.numbers)
-        outputs = results.outputs
+        outputs, is_inference = results.outputs, results.is_inference
     tape.graph.output(tuple(outputs))
     prune(tape.graph)
     if run.snapshot.whose is not None and run.snapshot.whose.disturbed is not None:
         raise Busy  # another thread changed what the run has read: the next call reads it as it is then
-    signature = make_signature(run, call, structure, refs, writes, len(outputs))
+    signature = dataclasses.replace(
+        make_signature(run, call, structure, refs, writes, len(outputs)), is_inference=is_inference
+    )
     return Trace(tape.graph, signature, tape.log, tuple(tape.generators.values()))
 
 

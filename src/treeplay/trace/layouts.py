@@ -56,11 +56,13 @@ def _alike(leaf: Any, layout: Layout | None) -> Any:
 
 
 def _is_strided(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
+    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
 
 
 def _told(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
+        if value.is_nested:  # of no shape
+            return "nested"
         strides = tuple(value.stride()) if value.layout is torch.strided else None
         return tuple(value.shape), strides, value.dtype, value.device
     if isinstance(value, (list, tuple)):

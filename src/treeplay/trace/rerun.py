@@ -30,6 +30,7 @@ from treeplay.trace.found import Survey
 from treeplay.trace.given import over
 from treeplay.trace.jit import Busy, Call, autocast_cache_apart, home_of, survey_to_record, turn
 from treeplay.trace.location import user_location
+from treeplay.trace.one_hot import checked_by_operators
 from treeplay.trace.randomness import Generators
 from treeplay.trace.shown import Shown
 from treeplay.trace.snapshot import Snapshot
@@ -92,7 +93,7 @@ class _Mode(TorchFunctionMode):
             is_asked or func is torch.Tensor.requires_grad_
         ):  # which would change something only in a tensor of the trace
             return func(*args, **kwargs)
-        result = func(*self._substitution.other(args), **self._substitution.other(kwargs))
+        result = checked_by_operators(func)(*self._substitution.other(args), **self._substitution.other(kwargs))
         return self._substitution.own(result)
 
 

@@ -22,6 +22,7 @@ class Results(References):
         self.outputs: list[torch.fx.Node] = []
         self._bases: dict[torch.fx.Node, int] = {}
         self._leaves: set[int] = set()  # outputs that will require gradients
+        self._is_inference: bool | None = None  # what new tensors are
         self._inputs: dict[int, list[int]] = {}
         for index, seen in enumerate(tracer.tape.inputs):
             self._inputs.setdefault(storage_of(seen.value.fake), []).append(index)
@@ -46,6 +47,11 @@ class Results(References):
             )
         return self._view_of_input(tensor, value) or self._fresh(tensor, value)
 
+    @property
+    def is_inference(self) -> bool | None:
+        """Whether new tensors are of inference mode, where that is not what the call's own mode says."""
+        return None if self._is_inference is torch.is_inference_mode_enabled() else self._is_inference
+
     def _index(self, value: Value) -> int:
         return next(i for i, seen in enumerate(self.tracer.tape.inputs) if seen.value is value)
 
@@ -62,6 +68,14 @@ class Results(References):
         return self._view(Same(index), value, base.node, is_detached=is_detached, requires_grad=_is_new_leaf(tensor))
 
     def _fresh(self, tensor: torch.Tensor, value: Value) -> Ref:
+        if self._is_inference not in (None, tensor.is_inference()):
+            raise self.tracer.refuse(
+                "result",
+                "returns or stores tensors made inside of inference mode beside others made outside of it",
+                "make all of them under the same mode, or use torch.no_grad()",
+                value.node.meta.get("where"),
+            )
+        self._is_inference = tensor.is_inference()
         birth = self.tracer.births[storage_of(value.fake)]
         spec, offset = birth.meta["spec"], birth.meta["offset"]
         is_whole = (spec.shape, spec.stride, spec.dtype, offset) == (

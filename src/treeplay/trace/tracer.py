@@ -145,7 +145,8 @@ class Tracer(TorchDispatchMode):
         if kind is not None:
             raise self.refuse("tensor", f"a {kind} is not a plain strided tensor", "convert it outside of the program")
         key = (tensor.untyped_storage()._cdata, tensor.dtype)
-        with self.fake_mode:
+        # A view has the kind of what it is of, also where the program has entered or left inference mode.
+        with torch.inference_mode(tensor.is_inference()), self.fake_mode:
             if key not in self._bases:
                 length = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
                 self._bases[key] = torch.empty(length, dtype=tensor.dtype, device=tensor.device)

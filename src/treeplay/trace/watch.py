@@ -21,6 +21,7 @@ from treeplay.facts.location import Location
 from treeplay.trace.fused import with_symbolic_rate
 from treeplay.trace.gradients import Gradients
 from treeplay.trace.location import user_location
+from treeplay.trace.one_hot import checked_by_operators
 from treeplay.trace.recurrent import weights_of
 from treeplay.trace.torch_private import changes_what_is_saved, is_of_transform
 from treeplay.trace.tracer import Tracer
@@ -127,7 +128,7 @@ class WatchFunctions(TorchFunctionMode):
         weights = weights_of(func, args)
         if weights:
             self.tracer.recurrent_weights, self.tracer.recurrent_piece = weights, None
-        return None, with_symbolic_rate(func, kwargs)
+        return None, with_symbolic_rate(checked_by_operators(func), kwargs)
 
     def _refuse_read(self, func: Any, args: Any) -> None:
         if func in _PRINTS.values():

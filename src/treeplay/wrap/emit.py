@@ -338,6 +338,12 @@ class _Emitter(Writer):
             # Inside of `try`: Ctrl-C may come right after it.
             lines = ["try:", "    set_grad_enabled(False)", *(f"    {line}" for line in lines)]
             lines += ["finally:", "    set_grad_enabled(True)"]
+        if self.signature.is_inference is not None:
+            self.names |= {"inference_mode": torch.inference_mode, "no_grad": torch.no_grad}
+            lines = [
+                f"with inference_mode({self.signature.is_inference}), no_grad():",
+                *(f"    {line}" for line in lines),
+            ]
         self.body += self.taken_back(lines)
         written = [self.inputs[index] for index in self.signature.mutated]
         if self.parts.increment_version is not None and written and not self.ambience.inference:

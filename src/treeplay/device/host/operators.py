@@ -34,6 +34,8 @@ _SYNONYMS: dict[Any, tuple[Any, tuple[Any, ...]]] = {
     aten.mean.default: (aten.mean.dim, ([], False)),
     **{getattr(aten, name).Scalar: (getattr(aten, name).Tensor, ()) for name in ("add", "sub", "mul", "div")},
 }
+# Operators whose `out` form goes by which of its tensors share memory. In an arena all do.
+_COMPARES_MEMORY = frozenset({aten.linalg_qr.default})
 # Operators whose kernels ask whether gradients are on, to decide whether to keep what their backward needs: the
 # position of the result that is only there then.
 KEEPS_FOR_BACKWARD: dict[Any, int] = {aten.mkldnn_rnn_layer.default: 3} if hasattr(aten, "mkldnn_rnn_layer") else {}
@@ -94,7 +96,7 @@ def out_form(op: OpOverload) -> OutForm | None:
     Only kernels written for it count: torch generates an `out` overload for every operator without one, which
     allocates a result, copies it and frees it, and so costs more than the functional form.
     """
-    if _reduces_a_loss(op):
+    if _reduces_a_loss(op) or op in _COMPARES_MEMORY:
         return None
     target, more = _SYNONYMS.get(op, (op, ()))
     packet = target._overloadpacket

@@ -1,0 +1,62 @@
+"""Inference mode that a graph enters itself: the graph is compiled without it, and its results are of the mode all the same.
+
+    enter_inference_mode(True)        set_grad_enabled(False)       with inference_mode():      where all results were
+    ...                         ─▶    ...                     ─▶        compiled(*args)         made inside
+    exit_inference_mode               set_grad_enabled(True)
+
+torch's tracing cannot take these nodes: a view of what was made outside raises between enter and exit, and no operator of the
+thread works after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+
+from treeplay.backend.torch_private import ENTER_INFERENCE, EXIT_INFERENCE, SET_GRAD
+from treeplay.generated import hide_from_dynamo
+
+
+def leave_inference_mode(graph: torch.fx.Graph, *, is_grad_enabled: bool) -> bool:
+    """Replace the nodes that enter and exit inference mode by those that set the grad mode; gives whether all tensors of the
+    results are made inside."""
+    is_grad, outer, inside, is_inside = is_grad_enabled, [], set(), False
+    for node in list(graph.nodes):
+        if node.target is SET_GRAD:
+            is_grad = node.args[0]
+        elif node.target is ENTER_INFERENCE:
+            outer.append((is_grad, is_inside))
+            is_inside = bool(node.args[0])
+            is_grad = not is_inside
+            _set_grad(graph, node, is_grad)
+        elif node.target is EXIT_INFERENCE:
+            is_grad, is_inside = outer.pop()
+            _set_grad(graph, node, is_grad)
+            graph.erase_node(node)
+        elif is_inside:
+            inside.add(node)
+    for node in list(graph.nodes):
+        if node.target is ENTER_INFERENCE:
+            graph.erase_node(node)
+    results = [node for node in graph.output_node().all_input_nodes if node.op != "placeholder"]
+    return bool(inside) and all(node in inside for node in results)
+
+
+def _set_grad(graph: torch.fx.Graph, before: torch.fx.Node, is_grad: bool) -> None:
+    with graph.inserting_before(before):
+        graph.call_function(SET_GRAD, (is_grad,))
+
+
+def in_inference_mode(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """What new tensors `compiled` makes are of inference mode."""
+
+    def call(*args: Any) -> Any:
+        with torch.inference_mode():
+            return compiled(*args)
+
+    hide_from_dynamo(call, with_callees=True)
+    call.__dict__.update(vars(compiled))
+    return call

@@ -192,7 +192,7 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     from treeplay.backend.patterns import with_patterns
     from treeplay.backend.sizes import changing_sizes, has_symbols, with_known_sizes
     from treeplay.backend.surroundings import undisturbed
-    from treeplay.backend.wrapped import wrapped
+    from treeplay.backend.wrapped import unwrapped, wrapped
 
     gives_inference = False
     if isinstance(program, torch.fx.GraphModule):
@@ -210,7 +210,12 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
             return in_inference_mode(compiled) if gives_inference else compiled
 
     def compile_patterns(inputs: Sequence[Any]) -> Callable[..., Any]:
-        return with_patterns(inputs, compile_sized)
+        return with_patterns(inputs, compile_sized, as_it_is)
+
+    def as_it_is() -> Callable[..., Any]:
+        why = "inputs share memory that is no one storage of torch's, as that of a NumPy array, and one of them is written"
+        with undisturbed():
+            return unwrapped(program, options, Reason("write", why, "give each tensor memory of its own (`clone()`)"))
 
     return with_known_sizes(
         inputs,

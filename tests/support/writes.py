@@ -266,15 +266,27 @@ def _events(chance: random.Random) -> tuple[str | None, ...]:
 
 
 def run_writes(seed: int, front: str, *, lines: int = 9, device: str = "cpu") -> Outcome:
-    """Make the program of a seed, and run it; `front` is a lowering of `jit`, or "compile" for `torch.compile`."""
+    """Make the program of a seed, and run it; `front` is a lowering of `jit`, "compile" for our backend of `torch.compile`
+    ("compile:aten" with `inner="aten"`), or one of torch's own ("torch:eager")."""
     return run(make_writes(seed, lines), front, device=device)
 
 
-def run(program: Writes, front: str, *, device: str = "cpu") -> Outcome:
-    """Both sides through all events, or to the first difference."""
+def run(program: Writes, front: str, *, device: str = "cpu", oracle: str | None = None) -> Outcome:
+    """Both sides through all events, or to the first difference; another front may be the oracle instead of eager."""
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        return _run(program, front, device)
+        return _run(program, front, device, oracle)
+
+
+def blame(program: Writes, *, device: str = "cpu") -> str | None:
+    """Whose a difference through our backend is: "dynamo" if its graphs, run as they are, give just what ours give;
+    "inductor" if it is right with `inner="aten"` and torch's own backend is wrong too; else "ours". None if all is right."""
+    if run(program, "compile", device=device).difference is None:
+        return None
+    if run(program, "compile", device=device, oracle="torch:eager").difference is None:
+        return "dynamo"
+    peers = [run(program, front, device=device).difference for front in ("compile:aten", "torch:inductor")]
+    return "inductor" if peers[0] is None and peers[1] is not None else "ours"
 
 
 def shrink(program: Writes, front: str, *, device: str = "cpu") -> Writes:
@@ -349,14 +361,20 @@ class _Side:
         return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
 
 
-def _run(program: Writes, front: str, device: str) -> Outcome:
+def _as_front(program: Callable[..., Any], front: str | None) -> Any:
+    """The program as a front end has it; as it is for None."""
+    kind, _, choice = (front or "").partition(":")
+    if kind == "compile":
+        return torch.compile(program, backend=backend, options={"inner": choice} if choice else None)
+    if kind == "torch":
+        return torch.compile(program, backend=choice)
+    return treeplay.jit(program, lower=kind) if kind else program
+
+
+def _run(program: Writes, front: str, device: str, oracle: str | None) -> Outcome:
     eager, ours = (_Side(_PRELUDE + program.setup + program.source, device, name) for name in ("eager", "ours"))
-    expected_of = eager.names["program"]
-    if front == "compile":
-        torch._dynamo.reset()
-        found_of = torch.compile(ours.names["program"], backend=backend)
-    else:
-        found_of = treeplay.jit(ours.names["program"], lower=front)
+    torch._dynamo.reset()
+    expected_of, found_of = _as_front(eager.names["program"], oracle), _as_front(ours.names["program"], front)
     arguments, calls, difference = program.arguments, 0, None
     for event in program.events:
         if event is None:
@@ -375,7 +393,7 @@ def _run(program: Writes, front: str, device: str) -> Outcome:
         if difference is not None:
             difference = f"call {calls}: {difference}"
             break
-    if front == "compile":
+    if ":" in front or front == "compile":
         return Outcome(program.seed, calls, difference=difference)
     told = found_of.statistics()
     reason = next((item.refusal for item in told.keys if item.refusal is not None), None) if told.refusals else None

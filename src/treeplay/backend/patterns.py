@@ -8,23 +8,34 @@ calls of the usual pattern pay nothing here.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from treeplay.backend.sizes import fakes_of
 from treeplay.errors import PatternChanged
+from treeplay.facts.overlap import overlapping
 from treeplay.settings import settings
+from treeplay.wrap.aot.overlap import overlap_across_storages
+from treeplay.wrap.aot.torch_private import has_data
 
 Call = Callable[..., Any]
 Compile = Callable[[Sequence[Any]], Call]
+_MOST_UNFIT = 2
+"""After that many compiles that did not fit their own call, calls that fit nothing run as they are."""
 
 
-def with_patterns(inputs: Sequence[Any], compile_next: Compile) -> Call:
+def with_patterns(inputs: Sequence[Any], compile_next: Compile, as_it_is: Callable[[], Call]) -> Call:
     """Compile through `compile_next`, and again for a call whose inputs share memory in another way.
 
     What `compile_next` could not compile, and says so by the attribute `is_uncompiled`, fits every call and is asked last.
-    The newest are kept, as many as recordings of one program."""
+    The newest are kept, as many as recordings of one program. Where what was compiled for a call does not fit that very call,
+    its inputs share memory in a way that tensors without data cannot show (those of one NumPy array): it runs `as_it_is`."""
     known = [compile_next(inputs)]
+    plain: list[Call] = []
+    unfit = 0
 
     def call(*args: Any) -> Any:
         for compiled in known:
@@ -32,9 +43,23 @@ def with_patterns(inputs: Sequence[Any], compile_next: Compile) -> Call:
                 return compiled(*args)
             except PatternChanged:  # nothing has run yet
                 continue
-        made = compile_next(fakes_of(args))
-        known.insert(len(known) if hasattr(made, "is_uncompiled") else 0, made)
-        del known[settings.max_recordings_per_program :]
-        return made(*args)
+        nonlocal unfit
+        if unfit < _MOST_UNFIT and not lie_across_storages(args):
+            made = compile_next(fakes_of(args))
+            known.insert(len(known) if hasattr(made, "is_uncompiled") else 0, made)
+            del known[settings.max_recordings_per_program :]
+            with contextlib.suppress(PatternChanged):
+                return made(*args)
+            unfit += 1
+        if not plain:
+            plain.append(as_it_is())
+        return plain[0](*args)
 
     return call
+
+
+def lie_across_storages(args: Sequence[Any]) -> bool:
+    """Whether two inputs have memory in common that is no one storage of torch's."""
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor) and has_data(arg) and not arg.is_nested]
+    pairs = overlapping(tensors, range(len(tensors)))
+    return any(overlap_across_storages(tensors[one], tensors[other]) for one, other in pairs)

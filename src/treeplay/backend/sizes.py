@@ -139,4 +139,13 @@ def _sizes(value: Any) -> Any:
 def fakes_of(args: Sequence[Any]) -> list[Any]:
     """Fakes of one mode, so that nothing is compiled for an address or a value; one tensor stays one."""
     mode = torch_private.fake_mode_of(args) or torch_private.new_fake_mode()
-    return [mode.from_tensor(arg, static_shapes=True) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    alone: dict[int, torch.Tensor] = {}
+
+    def fake(arg: Any) -> Any:
+        if not isinstance(arg, torch.Tensor):
+            return arg
+        if torch_private.is_view_elsewhere(arg):  # its fake would lie in its base's memory
+            arg = alone.setdefault(id(arg), arg.detach())
+        return mode.from_tensor(arg, static_shapes=True)
+
+    return list(map(fake, args))

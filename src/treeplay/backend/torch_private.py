@@ -43,6 +43,12 @@ def is_real(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
 
 
+def is_view_elsewhere(tensor: torch.Tensor) -> bool:
+    """Whether a tensor without history was made as a view, and one of the two was given other memory since."""
+    base = None if tensor.requires_grad or is_wrapper(tensor) else tensor._base
+    return base is not None and not torch._C._is_alias_of(tensor, base)  # type: ignore[attr-defined]
+
+
 def report_strides(strides: Sequence[Any]) -> None:
     """Tell the tracing context, if it asks, the strides of each result of what was compiled; None for no tensor."""
     context = TracingContext.try_get()

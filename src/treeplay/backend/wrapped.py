@@ -17,6 +17,7 @@ from treeplay.backend.roles import argument_names, argument_roles
 from treeplay.backend.shapes import Program
 from treeplay.backend.traceable import traceable, with_numbers
 from treeplay.errors import InternalError, Refusal, TreeplayError, Unrecorded
+from treeplay.facts.refusal import Reason
 from treeplay.generated import hide_from_dynamo
 from treeplay.observe import counters
 from treeplay.sandbox.boundary import Boundary
@@ -47,9 +48,7 @@ def wrapped(
         raise
     except Refusal as refusal:
         counters.add("traces", "refused")
-        job.refused(refusal.reason)
-        warnings.warn(f"treeplay runs a graph uncompiled: {refusal}", stacklevel=2)
-        return uncompiled(job, program)
+        return unwrapped(program, options, refusal.reason, job)
     except InternalError as error:
         counters.add("traces", "failed")
         job.broken(error)
@@ -69,6 +68,14 @@ def wrapped(
         return tuple(as_it_is(*args))  # which raises it with what it has written by then
 
     return _owning(job, call)
+
+
+def unwrapped(program: Program, options: Options, reason: Reason, job: Job | None = None) -> Callable[..., Any]:
+    """The program as it is, with the reason reported and warned."""
+    job = job or Job(options, (), ())
+    job.refused(reason)
+    warnings.warn(f"treeplay runs a graph uncompiled: {Refusal(reason)}", stacklevel=2)
+    return uncompiled(job, program)
 
 
 def uncompiled(job: Job, program: Program) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,7 +88,7 @@ def mutants(source: str, grad: bool) -> Iterator[tuple[str, str]]:
     lines = source.splitlines()
     for k, line in enumerate(lines[1:], start=1):
         step = line.strip()
-        if step.startswith(("check_", "if shares_storage", "if len(values)", "if is_transformed", "if not (type(")):
+        if re.match(r"check_|at\d+ = |if -|if len\(values\)|if is_transformed|if not \(type\(", step):
             continue  # these refuse calls that do not fit
         if step == "finally:":
             continue  # it has no effect of its own

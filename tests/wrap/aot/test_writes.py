@@ -82,7 +82,7 @@ def test_W3_writes_come_before_views_and_views_before_the_grad_mode() -> None:
         call = wrapped(function, lambda: [numbers(4)] * 2 + [numbers(2, 3)])
     finally:
         torch._C._set_grad_enabled(True)
-    steps = ["check_copy(", "del args", "shares_storage(", "note_write(", "set_grad_enabled(False)", "run(args)"]
+    steps = ["check_copy(", "del args", "check_apart(", "note_write(", "set_grad_enabled(False)", "run(args)"]
     steps += ["set_grad_enabled(True)", "wrong_count", ".copy_(", "lay_out(", "set_grad_enabled(False)", "return ["]
     at = -1
     for step in steps:

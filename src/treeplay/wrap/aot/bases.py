@@ -68,7 +68,7 @@ def _base(samples: Sequence[Any], group: Sequence[int], names: Sequence[str], wr
         told = f"arguments `{names[one]}` and `{names[other]}` share memory, one of them is written, and {why}"
         raise refusal("write", told, written.where)
 
-    recorded = {position: samples[position]._base for position in group}
+    recorded = {position: _base_of(samples[position]) for position in group}
     for position in group:
         if samples[position].is_conj() or samples[position].is_neg():
             refuse(
@@ -110,6 +110,12 @@ def _base(samples: Sequence[Any], group: Sequence[int], names: Sequence[str], wr
         members,
         moved=(),
     )
+
+
+def _base_of(sample: torch.Tensor) -> Any:
+    """The tensor that a sample is a view of, unless one of the two was given other memory (`view.data = ...`) meanwhile."""
+    base = sample._base
+    return base if base is not None and shares_storage(sample, base) else None
 
 
 def _sorted(one: int, other: int) -> tuple[int, int]:

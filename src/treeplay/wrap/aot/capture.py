@@ -16,7 +16,7 @@ from treeplay.facts.lists import one_by_one, writes_shared
 from treeplay.facts.location import Location
 from treeplay.facts.refusal import Reason
 from treeplay.observe.lines import failed_call, location_in, user_location
-from treeplay.wrap.aot import torch_private
+from treeplay.wrap.aot import in_place, torch_private
 from treeplay.wrap.aot.dropout import done_as_eager
 from treeplay.wrap.aot.torch_private import Traced
 
@@ -120,17 +120,31 @@ class _Watch(TorchFunctionMode):
             self.seen.writes.append((name, where))
             if args and isinstance(args[0], torch.Tensor):
                 self._touch(name, args[0], where)
-        result = done_as_eager(func, args, kwargs or {})
-        if result is None and name.startswith("_foreach_") and name.endswith("_"):
-            return _run_list(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        result = done_as_eager(func, args, kwargs)
         if result is None:
-            result = func(*args, **(kwargs or {}))
+            self._refuse_failing(name, args, kwargs)
+            written = in_place.written_by(args, kwargs, is_in_place=_is_in_place(name) and name not in SHAPES)
+            self._refuse_enlarged(name, written)
+            with in_place.lying_as_before(written):
+                run = _run_list if name.startswith("_foreach_") and name.endswith("_") else _run
+                result = in_place.viewed(name, args, run(func, args, kwargs))
         if kwargs and torch_private.is_outgrown(kwargs.get("out")):
             why = "gives the tensor at `out` another size, which a trace does not follow"
             raise refusal(name or "out", why, user_location(), "make that tensor with the size of the result")
         if isinstance(result, torch.Tensor):
             self._note(func, args, result)
         return result
+
+    def _refuse_failing(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        why = in_place.why_not(name, args, kwargs)
+        if why is not None:
+            raise refusal(name, f"fails when it runs: {why}", torch_private.replayed_location() or user_location())
+
+    def _refuse_enlarged(self, name: str, written: Sequence[torch.Tensor]) -> None:
+        if any(map(in_place.is_enlarged, written)):
+            where = torch_private.replayed_location() or user_location()
+            raise refusal(name, "writes through an expanded view, which a trace does to rounding only", where)
 
     def _refuse_setting(self, func: Any) -> None:
         for name in ("data", "requires_grad"):
@@ -182,6 +196,10 @@ class _Watch(TorchFunctionMode):
 
 def _history(value: Any) -> Any:
     return value.grad_fn if isinstance(value, torch.Tensor) else None
+
+
+def _run(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
 
 
 def _run_list(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ import torch
 
 from treeplay.errors import PatternChanged, UsageError
 from treeplay.wrap.aot.bases import dtype_of, flat_base, layout_of
-from treeplay.wrap.aot.overlap import overlap, span
+from treeplay.wrap.aot.overlap import length, overlap, overlap_across_storages
 from treeplay.wrap.aot.plan import Base, Check, Member, Whole
 from treeplay.wrap.aot.torch_private import shares_storage
 
@@ -56,7 +56,7 @@ def one_object(names: tuple[str, str]) -> PatternChanged:
 
 def check_apart(one: torch.Tensor, other: torch.Tensor, names: tuple[str, str]) -> None:
     """Refuse a call in which a written argument shares memory with another, as it did not at the trace."""
-    if overlap(one, other):
+    if overlap(one, other) or overlap_across_storages(one, other):
         raise PatternChanged(
             f"{names[0]} and {names[1]} share memory, and one of them is written; when this was traced they were "
             f"apart. {_MEND}"
@@ -79,7 +79,7 @@ class AllApart:
             self.last = addresses
 
     def _check(self, args: Sequence[Any], addresses: Sequence[int]) -> None:
-        lengths = [high - low for low, high in (span(args[k]) for k in self.order)]
+        lengths = [length(args[k]) for k in self.order]
         spans = sorted(
             (start, start + length, k) for start, length, k in zip(addresses, lengths, self.order, strict=True)
         )

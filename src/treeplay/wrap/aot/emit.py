@@ -130,9 +130,18 @@ class _Call(Text):
         if len(apart.written) * (len(apart.written) + len(apart.others)) > _MAX_PAIRS:
             self.all_apart(apart)
             return
+        self.use("check_apart", checks.check_apart)
+        lengths = dict(zip((*apart.written, *apart.others), apart.lengths, strict=True))
+        for k in (k for k, length in lengths.items() if length):
+            self.add(f"at{k} = args[{self.at(k)}].data_ptr()")
         for one, other in apart.pairs():
+            first, second = lengths[one], lengths[other]
+            if first is not None and second is not None:
+                if first and second:  # not only one storage: tensors made of a NumPy array have one each
+                    both = f"args[{self.at(one)}], args[{self.at(other)}], {(self.told(one), self.told(other))!r}"
+                    self.add(f"if -{first} < at{one} - at{other} < {second}: check_apart({both})")
+                continue
             self.use("shares_storage", torch_private.shares_storage)
-            self.use("check_apart", checks.check_apart)
             for left in self.tensors(one):
                 for right in self.tensors(other):
                     pair = f"{left}, {right}"

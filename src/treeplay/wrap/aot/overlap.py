@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from treeplay.wrap.aot.subclasses import plain_parts
-from treeplay.wrap.aot.torch_private import shares_storage
+from treeplay.wrap.aot.torch_private import has_data, shares_storage
 
 _MAX_STEPS = 10_000
 """After that many tries two tensors count as overlapping. Layouts that views can make need a handful."""
@@ -32,6 +32,19 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     return start < high and low < end and _meet(low - start, [*_terms(one, 1), *_terms(other, -1)])
 
 
+def overlap_across_storages(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors with data have memory in common though their storages are two, as those of one NumPy array are."""
+    return any(_meet_across(left, right) for left in plain_parts(one) for right in plain_parts(other))
+
+
+def _meet_across(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if not (has_data(one) and has_data(other)) or one.device != other.device or shares_storage(one, other):
+        return False
+    distance = other.data_ptr() - one.data_ptr()
+    is_near = -length(other) < distance < length(one)
+    return is_near and _meet(distance, [*_terms(one, 1), *_terms(other, -1)])
+
+
 def span(tensor: torch.Tensor) -> Span:
     """First and one-past-last byte of a tensor's elements in its storage."""
     if tensor.numel() == 0:
@@ -40,6 +53,12 @@ def span(tensor: torch.Tensor) -> Span:
     width = tensor.element_size()
     start = int(tensor.storage_offset()) * width
     return start, start + (int(last) + 1) * width
+
+
+def length(tensor: torch.Tensor) -> int:
+    """How many bytes a tensor spans."""
+    start, end = span(tensor)
+    return end - start
 
 
 def _terms(tensor: torch.Tensor, sign: int) -> list[Term]:

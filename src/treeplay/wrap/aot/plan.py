@@ -75,10 +75,12 @@ class Check(Enum):
 class Apart:
     """Inputs that must not overlap: the `written` ones neither each other nor any of the `others`.
 
-    `distinct` are pairs that must only not be one object: of one of the two the shape changes, and no data."""
+    `lengths` are how many bytes each of them spans, in that order; None for one that is made of others. `distinct` are pairs
+    that must only not be one object: of one of the two the shape changes, and no data."""
 
     written: tuple[int, ...]
     others: tuple[int, ...]
+    lengths: tuple[int | None, ...] = ()
     distinct: tuple[tuple[int, int], ...] = ()
 
     def pairs(self) -> list[tuple[int, int]]:

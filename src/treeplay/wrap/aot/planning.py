@@ -15,7 +15,7 @@ from treeplay.wrap.aot.arrange import Arrangement, Noted
 from treeplay.wrap.aot.capture import Seen, is_leaf, refusal
 from treeplay.wrap.aot.compilers import Compilers
 from treeplay.wrap.aot.layouts import fake_of, known_layout, layout_from, new_layouts
-from treeplay.wrap.aot.overlap import overlap
+from treeplay.wrap.aot.overlap import length, overlap, overlap_across_storages
 from treeplay.wrap.aot.plan import (
     Again,
     Apart,
@@ -225,6 +225,9 @@ def _apart(plan: CallPlan, samples: Sequence[Any], facts: Any, seen: Seen, *, sh
     written = [k for k in tensors if facts.input_info[k].mutates_data]
     for one in written:
         for other in tensors:
+            if one != other and overlap_across_storages(samples[one], samples[other]):
+                told = f"arguments `{names[one]}` and `{names[other]}` share memory that is no one storage of torch's"
+                raise refusal("write", f"{told}, as that of a NumPy array, and the first is written", seen.line())
             if one == other or not overlap(samples[one], samples[other]):
                 continue
             if is_wrapper(samples[one]) or is_wrapper(samples[other]):  # which have no common base
@@ -239,5 +242,13 @@ def _apart(plan: CallPlan, samples: Sequence[Any], facts: Any, seen: Seen, *, sh
     return Apart(
         tuple(inputs[k] for k in written),
         tuple(inputs[k] for k in others),
+        tuple(_length(samples[k]) for k in (*written, *others)),
         tuple(sorted((inputs[one], inputs[other]) for one, other in pairs if not {one, other} & set(written))),
     )
+
+
+def _length(sample: torch.Tensor) -> int | None:
+    """How many bytes a tensor spans; None for one made of others, or of another kind of memory."""
+    if is_wrapper(sample) or sample.layout is not torch.strided:
+        return None
+    return length(sample)

@@ -16,9 +16,9 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._prims_common import CUDARngStateHelper
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensor
+from torch._subclasses.functional_tensor import FunctionalTensor, disable_functional_mode
 from torch.fx.traceback import get_current_meta, has_preserved_node_meta
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from treeplay.facts.location import Location
 from treeplay.observe.lines import location_in
@@ -38,6 +38,8 @@ saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 GRADIENTS_COME_IN_A_LIST = hasattr(torch.autograd.Function, "boxed_grads_call")
 """Whether a node's backward can be given its gradients in one list, to be emptied; older torch passes a tuple."""
 
+_METHODS = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder"}
+"""What the operators of Python's syntax are called."""
 _GUESSES_ZEROS = "disable_guess_zero_tangent_for_mutated_input_subclass"
 # Torch guesses that no gradient arrives for a written argument that is made of other tensors, and makes plain zeros. Ours
 # are made of the same parts as the argument, so whatever arrives has its class.
@@ -165,6 +167,44 @@ def view_steps(value: Any) -> list[Any] | None:
     return steps
 
 
+def traced_stride(target: Any) -> tuple[int, ...] | None:
+    """The strides of what a traced tensor stands for now; None for another tensor."""
+    if not isinstance(target, FunctionalTensor):
+        return None
+    with disable_functional_mode():
+        return tuple(target.from_functional().stride())
+
+
+def lay_traced(target: Any, stride: Sequence[int]) -> None:
+    """Let a traced tensor lie with these strides from here on; what it holds stays."""
+    with torch.no_grad():
+        laid = torch.empty_strided(target.size(), stride, dtype=target.dtype, device=target.device).copy_(target)
+    with disable_functional_mode():
+        target.replace_(laid.from_functional())
+        target.commit_update()
+        target.sync()
+
+
+def is_elementwise(name: str) -> bool:
+    """Whether an operator of this name works element by element."""
+    packet = getattr(torch.ops.aten, _METHODS.get(name, name), None)
+    overloads = packet.overloads() if packet is not None else ()
+    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in overloads)
+
+
+@contextlib.contextmanager
+def without_data(values: Sequence[Any]) -> Iterator[list[Any]]:
+    """Tensors that are like `values` and of which nothing is traced, for the time of a block; other values as they are."""
+
+    def like(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+
+    with _disable_current_modes(), torch.no_grad():
+        yield list(map(like, values))
+
+
 def mode_of_fake(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
     """While this lasts, what is made is as fake as `tensor`; for a tensor with data, nothing changes."""
     return tensor.fake_mode if isinstance(tensor, FakeTensor) else contextlib.nullcontext()
@@ -173,6 +213,12 @@ def mode_of_fake(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]
 def replayed_location() -> Location | None:
     """The user's line of the node that is being run, where a graph with noted lines is run node by node."""
     return location_in(get_current_meta().get("stack_trace")) if has_preserved_node_meta() else None
+
+
+def has_data(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has elements that lie at an address."""
+    is_made_up = isinstance(tensor, FakeTensor | FunctionalTensor) or tensor.is_meta
+    return not is_made_up and tensor.layout is torch.strided and tensor.numel() > 0
 
 
 def is_wrapper(value: Any) -> bool:

@@ -1,0 +1,129 @@
+"""Writes as eager does them, where torch's functional trace does not.
+
+strides     eager's write leaves a tensor as it lies; the functional operator gives another tensor, that lies as it likes
+expand      the trace writes through `expand` as `base + (written - base)`, which is not `written` in floating point.
+            One that makes nothing larger is a view like another; a write through any other is refused
+errors      some operators check less on tensors without data than on others
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from treeplay.facts.lists import one_by_one
+from treeplay.wrap.aot import torch_private
+
+_EXPANDS = frozenset(("expand", "expand_as", "broadcast_to"))
+
+
+def viewed(name: str, args: Sequence[Any], result: Any) -> Any:
+    """The result of an operator; that of an `expand` to the size that there was already as a view that may be written."""
+    if name not in _EXPANDS or not isinstance(result, torch.Tensor) or not 0 < result.numel() == args[0].numel():
+        return result
+    return args[0].view(result.size())
+
+
+def is_enlarged(target: torch.Tensor) -> bool:
+    """Whether a traced tensor shows elements of another one several times, or a part of such a tensor."""
+    steps = torch_private.view_steps(target) or ()
+    return any(type(step).__name__.startswith("expand") for step in steps)
+
+
+@contextmanager
+def lying_as_before(targets: Sequence[torch.Tensor]) -> Iterator[None]:
+    """What is written meanwhile lies afterwards as it did, but for its size."""
+    before = [(target, target.size(), torch_private.traced_stride(target)) for target in targets]
+    yield
+    for target, size, stride in before:
+        if stride is not None and target.size() == size and target.numel() > 0:
+            now = zip(size, torch_private.traced_stride(target) or (), stride, strict=False)
+            if any(length > 1 and one != other for length, one, other in now):
+                torch_private.lay_traced(target, stride)
+
+
+def written_by(args: Sequence[Any], kwargs: Mapping[str, Any], *, is_in_place: bool) -> list[torch.Tensor]:
+    """The tensors that a call writes."""
+    given = [args[0]] if is_in_place and args else []
+    given += [kwargs["out"]] if kwargs.get("out") is not None else []
+    listed = [item for one in given for item in (one if isinstance(one, (list, tuple)) else [one])]
+    return [item for item in listed if isinstance(item, torch.Tensor)]
+
+
+def why_not(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """What eager would raise for a call that tensors without data let pass; None if nothing."""
+    if name.startswith("_foreach_") and name.endswith("_"):
+        each = one_by_one(args, dict(kwargs)) if isinstance(args[0] if args else None, (list, tuple)) else ()
+        told = (_cast(name.removeprefix("_foreach_"), [_alone(value) for value in one], named) for one, named in each)
+        return next(filter(None, told), None)
+    names, check = _CHECKS.get(name.strip("_"), ((), None))
+    if check is not None:
+        return check({**dict(zip(names, args, strict=False)), **kwargs})
+    return _cast(name, args, kwargs) if args and name.endswith("_") else None
+
+
+def _alone(value: Any) -> Any:
+    return value[0] if isinstance(value, (list, tuple)) else value
+
+
+def _cast(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """Why a tensor cannot hold what an elementwise operator computes to be stored in it."""
+    dtypes = [value.dtype for value in args if isinstance(value, torch.Tensor)]
+    if not dtypes or args[0] is None or dtypes[0].is_complex:
+        return None
+    if dtypes[0].is_floating_point and not any(dtype.is_complex for dtype in dtypes):
+        return None
+    plain = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_")
+    computes = getattr(torch.Tensor, plain, None)
+    if computes is None or not torch_private.is_elementwise(plain.strip("_")):
+        return None
+    with torch_private.without_data(args) as given:
+        try:
+            found = computes(*given, **{name: _alone(value) for name, value in kwargs.items()}).dtype
+        except Exception:  # it is no such call: whoever makes it will be told
+            return None
+    if torch.can_cast(found, dtypes[0]):
+        return None
+    return f"result type {found} can't be cast to the desired output type {dtypes[0]}"
+
+
+def _index_copy(given: Mapping[str, Any]) -> str | None:
+    self, source = given["self"], given["source"]
+    fits = self.dtype == source.dtype
+    return None if fits else f"self ({self.dtype}) and source ({source.dtype}) must have the same dtype"
+
+
+def _index_add(given: Mapping[str, Any]) -> str | None:
+    sizes = [list(given[name].size()) for name in ("self", "source")]
+    for size in filter(None, sizes):
+        del size[given["dim"]]
+    return _index_copy(given) if sizes[0] == sizes[1] else "the sizes of self and source differ in other dimensions"
+
+
+def _index_put(given: Mapping[str, Any]) -> str | None:
+    self, indices, values = given["self"], given["indices"], given["values"]
+    if self.dtype != values.dtype:
+        return f"self ({self.dtype}) and values ({values.dtype}) must have the same dtype"
+    with torch_private.without_data((self, values, *indices)) as (target, value, *places):
+        if any(place is not None and place.dtype in (torch.bool, torch.uint8) for place in places):
+            return None  # the size depends on the mask's elements
+        return _raised(lambda: value.expand(target[tuple(places)].size()))
+
+
+_PLACES = ("self", "dim", "index", "source")
+_CHECKS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], str | None]]] = {
+    "index_add": (_PLACES, _index_add),
+    "index_copy": (_PLACES, _index_copy),
+    "index_put": (("self", "indices", "values"), _index_put),
+}
+
+
+def _raised(call: Callable[[], Any]) -> str | None:
+    try:
+        call()
+    except (RuntimeError, IndexError) as error:
+        return str(error)
+    return None

@@ -138,8 +138,8 @@ class _Call(Text):
             first, second = lengths[one], lengths[other]
             if first is not None and second is not None:
                 if first and second:  # not only one storage: tensors made of a NumPy array have one each
-                    both = f"args[{self.at(one)}], args[{self.at(other)}], {(self.told(one), self.told(other))!r}"
-                    self.add(f"if -{first} < at{one} - at{other} < {second}: check_apart({both})")
+                    given = f"args[{self.at(one)}], args[{self.at(other)}], {(self.told(one), self.told(other))!r}"
+                    self.add(f"if -{first} < at{one} - at{other} < {second}: check_apart({given})")
                 continue
             self.use("shares_storage", torch_private.shares_storage)
             for left in self.tensors(one):

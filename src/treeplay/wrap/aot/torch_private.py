@@ -172,7 +172,8 @@ def traced_stride(target: Any) -> tuple[int, ...] | None:
     if not isinstance(target, FunctionalTensor):
         return None
     with disable_functional_mode():
-        return tuple(target.from_functional().stride())
+        found: Any = target
+        return tuple(found.from_functional().stride())
 
 
 def lay_traced(target: Any, stride: Sequence[int]) -> None:

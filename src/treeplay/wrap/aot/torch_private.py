@@ -179,7 +179,7 @@ def traced_stride(target: Any) -> tuple[int, ...] | None:
 def lay_traced(target: Any, stride: Sequence[int]) -> None:
     """Let a traced tensor lie with these strides from here on; what it holds stays."""
     with torch.no_grad():
-        laid = torch.empty_strided(target.size(), stride, dtype=target.dtype, device=target.device).copy_(target)
+        laid: Any = torch.empty_strided(target.size(), stride, dtype=target.dtype, device=target.device).copy_(target)
     with disable_functional_mode():
         target.replace_(laid.from_functional())
         target.commit_update()

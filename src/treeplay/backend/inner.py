@@ -158,15 +158,19 @@ def _inductor(
 ) -> tuple[Boxed, list[Any]]:
     """Inductor's artifact and the strides of its results; where Inductor cannot be had, the graph as it is."""
     device = _device_of(module, inputs)
-    if (find_compiler() if device.type == "cpu" else find_gpu_compiler()).path is None:
+    if (
+        _shows_negatives(module, inputs)
+        or (find_compiler() if device.type == "cpu" else find_gpu_compiler()).path is None
+    ):
         return boxed(module), noted
     from treeplay.lower import torch_private as inductor  # imports Inductor: seconds, so only when it is needed
 
     mode = mode_of(inputs)
     fakes = [mode.from_tensor(value, static_shapes=True) if torch_private.is_real(value) else value for value in inputs]
-    spare = torch.fx.GraphModule(
-        module, copy.deepcopy(module.graph)
-    )  # Inductor rewrites what it is given, and others still ask the graph
+    # Inductor rewrites what it is given, and others still ask the graph.
+    spare = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+    for node in spare.graph.find_nodes(op="call_function", target=torch.ops.aten._neg_view.default):
+        node.target = torch.ops.aten.neg.default  # kernels do not look at the bit that makes it a view
     strides: list[Any] = []
     try:
         inductor.check_layouts(module.graph)
@@ -189,6 +193,16 @@ def _inductor(
     wanted = visible_strides(noted, flat.visible)
     wrong = [(at, stride) for at, stride in wanted if at >= len(strides) or strides[at] != stride]
     return with_strides(run, wrong), [dict(wanted).get(at, stride) for at, stride in enumerate(strides)] or noted
+
+
+def _shows_negatives(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether an input or result shows the negatives of what lies in its memory, which compiled code would read or give."""
+    values = [*inputs, *(getattr(part, "meta", {}).get("val") for part in pytree.tree_leaves(_result(module)))]
+    return any(isinstance(value, torch.Tensor) and value.layout is torch.strided and value.is_neg() for value in values)
+
+
+def _result(module: torch.fx.GraphModule) -> Any:
+    return module.graph.output_node().args[0]
 
 
 def _device_of(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.device:

@@ -77,4 +77,17 @@ def decompositions(options: Options) -> dict[Any, Callable[..., Any]] | None:
         return None
     from treeplay.lower import torch_private as inductor  # imports Inductor: seconds, so only when it is needed
 
-    return inductor.decompositions(eager_random=options.eager_random)
+    table = inductor.decompositions(eager_random=options.eager_random)
+    return table | {torch.ops.aten.cat.default: _cat(table[torch.ops.aten.cat.default])}
+
+
+def _cat(taken_apart: Callable[..., Any]) -> Callable[..., Any]:
+    """What `cat` is taken apart into, but that one tensor alone comes out as `cat` lays it out."""
+
+    def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
+        result = taken_apart(tensors, dim)
+        if not isinstance(result, torch.Tensor):
+            return result
+        return result.clone(memory_format=torch_private.suggested_format(result))
+
+    return cat

@@ -49,6 +49,12 @@ def is_view_elsewhere(tensor: torch.Tensor) -> bool:
     return base is not None and not torch._C._is_alias_of(tensor, base)  # type: ignore[attr-defined]
 
 
+def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
+    """How operators that make a new tensor lay it out for one like this: contiguous, or with the channels last."""
+    found: torch.memory_format = torch._prims_common.suggest_memory_format(tensor)
+    return found
+
+
 def report_strides(strides: Sequence[Any]) -> None:
     """Tell the tracing context, if it asks, the strides of each result of what was compiled; None for no tensor."""
     context = TracingContext.try_get()

@@ -35,6 +35,7 @@ from treeplay.wrap.aot.planning_node import plan_node, saved_by
 from treeplay.wrap.aot.probe import apart, written_by
 from treeplay.wrap.aot.random_states import generator_inputs
 from treeplay.wrap.aot.redrawn import draws_of
+from treeplay.wrap.aot.shared_results import with_common_values
 from treeplay.wrap.aot.stashed import compute_once_what_is_stashed
 from treeplay.wrap.aot.subclass_rules import explained
 from treeplay.wrap.aot.surroundings import refuse_backward_states, refuse_compiled_autograd, run_in_callers_context
@@ -137,6 +138,7 @@ def _wrap(
             plan = plan_call(
                 traced, seen, samples=given, arguments=names, arrangement=arrangement, noted=noted, compilers=compilers
             )
+            plan = with_common_values(traced, plan)
             if is_checked:
                 plan = dataclasses.replace(plan, checks=tuple(check_of(sample) for sample in samples))
             plan = dataclasses.replace(plan, awaited=awaited)

@@ -292,16 +292,17 @@ class _Call(Text):
             case ViewOfArgument():
                 return self.view(k, self.name(result.argument), result.recipe)
             case ViewOfValue():
-                return self.view(k, self.value(result.value), result.recipe)
+                base = self.value(result.value)
+                return self.view(k, base, result.recipe, begins=f"{base}.storage_offset() + ")
         raise AssertionError(result)
 
-    def view(self, k: int, base: str, recipe: Recipe) -> str:
+    def view(self, k: int, base: str, recipe: Recipe, begins: str = "") -> str:
         if recipe.steps is not None:
             self.use("apply_views", torch_private.apply_views)
             self.use(f"view{k}", pickle.loads(recipe.steps))
             text = f"apply_views({base}, view{k})"
         else:
             layout = recipe.layout
-            text = f"{base}.as_strided({layout.size}, {layout.stride}, {layout.offset})"
+            text = f"{base}.as_strided({layout.size}, {layout.stride}, {begins}{layout.offset})"
         ends = {Flag.KEEP: "", Flag.DETACH: ".detach()", Flag.REQUIRE: ".requires_grad_()"}
         return text + ends[recipe.flag]

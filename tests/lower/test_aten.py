@@ -604,3 +604,19 @@ def test_an_operator_that_compares_the_memory_of_its_results_gets_memory_of_thei
         x = torch.randn(4, 3)
         assert_same(jitted(x), run(x))
     assert jitted.statistics().replays == 2
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_what_the_caller_differentiates_is_interpolated_to_the_bit(mode: str) -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, size=(7, 3), mode=mode) - 1
+
+    jitted = jit(run)
+    for _ in range(3):
+        x = torch.randn(1, 2, 5, 5)
+        mine, eager = (x.clone().requires_grad_() for _ in range(2))
+        found, expected = jitted(mine), run(eager)
+        found.square().sum().backward()
+        expected.square().sum().backward()
+        assert_same([found.detach(), mine.grad], [expected.detach(), eager.grad])
+    assert jitted.statistics().replays == 2

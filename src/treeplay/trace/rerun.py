@@ -34,12 +34,16 @@ from treeplay.trace.one_hot import checked_by_operators
 from treeplay.trace.randomness import Generators
 from treeplay.trace.shown import Shown
 from treeplay.trace.snapshot import Snapshot
-from treeplay.trace.torch_private import autograd_function_arguments, dynamo_off, native_layers
+from treeplay.trace.torch_private import as_eager, autograd_function_arguments, dynamo_off, native_layers
 from treeplay.trace.whose import told_apart
 
 _ATTRIBUTES: Any = vars(torch._C.TensorBase)
 _VIEWS = frozenset(_ATTRIBUTES[name].__get__ for name in ("T", "mT", "H", "mH", "real", "imag"))
 _DATA = _ATTRIBUTES["data"].__get__
+_WRITTEN_OUT = frozenset(name for name in dir(torch._C._nn) if "upsample" in name) | {
+    *("interpolate", "upsample", "multi_margin_loss", "multilabel_margin_loss", "hardshrink", "softshrink"),
+}
+"""Functions whose operators torch writes out in others where it traces; their results differ in the last bits."""
 
 
 class Substitution:
@@ -48,6 +52,7 @@ class Substitution:
     def __init__(self) -> None:
         self._others: dict[int, torch.Tensor] = {}
         self._own: dict[int, torch.Tensor] = {}
+        self.is_exact = False
 
     def set(self, own: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
         """From now on `others` stand in for `own`."""
@@ -93,7 +98,8 @@ class _Mode(TorchFunctionMode):
             is_asked or func is torch.Tensor.requires_grad_
         ):  # which would change something only in a tensor of the trace
             return func(*args, **kwargs)
-        result = checked_by_operators(func)(*self._substitution.other(args), **self._substitution.other(kwargs))
+        with as_eager() if self._substitution.is_exact and name in _WRITTEN_OUT else contextlib.nullcontext():
+            result = checked_by_operators(func)(*self._substitution.other(args), **self._substitution.other(kwargs))
         return self._substitution.own(result)
 
 
@@ -156,6 +162,7 @@ class Rerun:
             stack.enter_context(turn())
             if is_exact:
                 stack.enter_context(native_layers())
+            self._substitution.is_exact = is_exact
             known = self._found.generators.values()
             self._generators = stack.enter_context(Generators(known, is_marking=not has_company()))
             stack.enter_context(dynamo_off())

@@ -21,6 +21,11 @@ from treeplay.device.host.torch_private import native_layers as native_layers
 from treeplay.observe.stand_in import ABSENT, stand_in
 
 
+def as_eager() -> Any:
+    """A context in which an operator is not written out in others before autograd sees it, as torch does where it traces."""
+    return torch._C._DisablePythonDispatcher()
+
+
 def is_mode_active() -> bool:
     """Whether a dispatch or function mode, a function transform, or hooks on all saved tensors are active in this thread. The
     hooks want to see what eager saves: `checkpoint` counts on the same in a forward and in its repetition.

@@ -2,8 +2,9 @@
 
 Each program (`tests/support/writes.py`) is called a few times, its state and its arguments come to lie elsewhere in between,
 and everything it may have changed is compared with an eager twin: bit for bit with `--front aten`, to rounding with `inductor`
-and `compile` (`torch.compile`). `--front mixed` takes the three in turn. The result lies in benchmarks/results/writes; the exit
-status is 1 if anything differed or crashed.
+and `compile` (`torch.compile`; `compile:aten` with `inner="aten"`). `--front mixed` takes the first three in turn. What
+`torch.compile(backend="eager")` gives in just the same way is Dynamo's own, and counted apart. The result lies in
+benchmarks/results/writes; the exit status is 1 if anything else differed or crashed.
 
 Each block of programs runs in a process of its own, which tells of every program as it is done: a crash is one of the results.
 The file is written as it goes, so that a run that is stopped has told what it knows.
@@ -40,14 +41,17 @@ def run_block(first: int, end: int, front: str, device: str, lines: int) -> None
     sys.path.insert(0, str(machine.ROOT / "tests"))
     import torch
 
-    from support.writes import run_writes
+    from support.writes import blame, make_writes, run_writes
 
     torch.set_num_threads(1)
     logging.disable()
     for seed in range(first, end):
         chosen = front if front != "mixed" else FRONTS[seed % len(FRONTS)]
         print(json.dumps({"begins": seed, "front": chosen}), flush=True)
-        print(json.dumps(asdict(run_writes(seed, chosen, lines=lines, device=device)) | {"front": chosen}), flush=True)
+        told = asdict(run_writes(seed, chosen, lines=lines, device=device)) | {"front": chosen}
+        if chosen.startswith("compile") and told["difference"] is not None:
+            told["blame"] = blame(make_writes(seed, lines), chosen, device=device)
+        print(json.dumps(told), flush=True)
 
 
 @dataclass
@@ -61,6 +65,7 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     wrong: list[dict[str, Any]] = field(default_factory=list)
+    dynamo: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     lock: Any = field(default_factory=threading.Lock)
 
@@ -69,12 +74,13 @@ class Tally:
         with self.lock:
             self.counts.update({name: outcome.get(name, 0) for name in _COUNTS}, programs=1)
             self.counts[f"programs of {outcome['front']}"] += 1
-            self.counts["never replayed"] += outcome["front"] != "compile" and not outcome.get("replays")
+            self.counts["never replayed"] += not outcome["front"].startswith("compile") and not outcome.get("replays")
             if outcome.get("refusal"):
                 self.refused[outcome["refusal"].partition(":")[0]] += 1
             if outcome["difference"] is not None:
-                told = {name: outcome[name] for name in ("seed", "front", "difference")}
-                self.wrong.append(told | {"difference": told["difference"][:500]})
+                told = {name: outcome[name] for name in ("seed", "front", "difference", "blame") if name in outcome}
+                told["difference"] = told["difference"][:500]
+                (self.dynamo if told.get("blame") == "dynamo" else self.wrong).append(told)
                 print(f"differs: {told}", file=sys.stderr, flush=True)
 
     def line(self, runs: int) -> str:
@@ -93,6 +99,8 @@ class Tally:
                 **{name: getattr(self, name) for name in ("seed", "front", "device", "lines")},
                 **self.counts,
                 "refused by operation": dict(self.refused.most_common(30)),
+                "Dynamo's own": len(self.dynamo),
+                "Dynamo's own programs": sorted(self.dynamo, key=lambda item: item["seed"])[:_MOST_KEPT],
                 "wrong": len(self.wrong),
                 "wrong programs": sorted(self.wrong, key=lambda item: item["seed"])[:_MOST_KEPT],
                 "seconds": round(self.seconds),
@@ -176,7 +184,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Random programs of writes, permutations, no-ops and aliases.")
     parser.add_argument("--runs", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0, help="the first; the others follow it")
-    parser.add_argument("--front", choices=(*FRONTS, "mixed"), default="mixed")
+    parser.add_argument("--front", choices=(*FRONTS, "compile:aten", "mixed"), default="mixed")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--lines", type=int, default=10, help="of each program")
     parser.add_argument("--workers", type=int, default=2)
@@ -191,7 +199,7 @@ def main() -> None:
         return
     tally = Tally(chosen.seed, chosen.front, chosen.device, chosen.lines)
     day = str(machine.facts()["date"])[:10]
-    out = chosen.out or RESULTS / f"writes-{chosen.front}-{chosen.device}-{day}.json"
+    out = chosen.out or RESULTS / f"writes-{chosen.front.replace(':', '-')}-{chosen.device}-{day}.json"
     sweep(tally, chosen.runs, out, workers=chosen.workers, block=chosen.per_process, seconds=chosen.seconds)
     machine.write_whole(tally.told(), out)
     print(tally.line(chosen.runs))

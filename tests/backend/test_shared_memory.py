@@ -1,4 +1,4 @@
-"""Inputs that come to share memory which their storages do not show: tensors over one NumPy array, views with other data."""
+"""Inputs and results whose memory is not what it seems: tensors over one NumPy array, views with other data, negative views."""
 
 from __future__ import annotations
 
@@ -97,3 +97,30 @@ def test_Wplus1_views_that_were_given_other_data_are_compiled_for_what_they_are(
         if function is compiled:
             found = results
     assert all(map(torch.equal, found, results))
+
+
+def negative(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    view = torch._neg_view(x)
+    torch.add(view, x.neg(), out=view)
+    y.index_copy_(0, torch.tensor([0]), x[1:2].clone())
+    y.copy_(y.flip(0))
+    made = y.flip(1) - x
+    return [torch.cat([x.t()]), made.diagonal(), made[1:]]
+
+
+def test_Wplus1_negative_views_lone_parts_and_two_writes_are_compiled_as_eager_has_them() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(negative, backend="treeplay")
+    given, wanted = ([numbers(3, 3), numbers(3, 3) - 1] for _ in range(2))
+    with torch.no_grad():
+        found, expected = compiled(*given), negative(*wanted)
+    assert all(map(torch.equal, [*given, *found], [*wanted, *expected]))
+    assert [item.stride() for item in found] == [item.stride() for item in expected]
+    assert found[1].untyped_storage()._cdata == found[2].untyped_storage()._cdata
+
+
+def test_Wplus1_a_negative_input_or_result_runs_operator_by_operator() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: [x + 1, torch._neg_view(x - 2)], backend="treeplay")
+    first, second = compiled(torch._neg_view(numbers(3)))
+    assert torch.equal(first, 1 - numbers(3)) and second.is_neg() and torch.equal(second, numbers(3) + 2)

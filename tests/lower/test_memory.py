@@ -114,6 +114,25 @@ def rows_by_rows(x: Tensor) -> list[Tensor]:
     return [made]
 
 
+def part_then_turned(x: Tensor) -> None:
+    x.index_put_((torch.tensor([1, 2]),), x[:2].clone())
+    x.copy_(x.flip(0) - 1)
+
+
+def part_then_elementwise(x: Tensor) -> None:
+    x.index_put_((torch.tensor([1, 2]),), x[:2].clone())
+    x.copy_(x * 2 - 1)
+
+
+@pytest.mark.parametrize(("program", "is_kept"), [(part_then_turned, True), (part_then_elementwise, False)])
+def test_what_is_copied_to_another_place_of_its_memory_is_computed_elsewhere(
+    program: Callable[..., Any], is_kept: bool
+) -> None:
+    """Two writes to one input, of which the second reads other elements than it writes: a kernel may do both at once."""
+    (node,) = graph_of(program, 1).graph.find_nodes(op="call_function", target=aten.index_put.default)
+    assert (node.args[0].target is fresh) is is_kept
+
+
 def lists_then_exchange(x: Tensor, y: Tensor) -> list[Tensor]:
     torch._foreach_mul_([x, y], 0.5)
     before = x.clone()
@@ -138,7 +157,8 @@ def written_in_place(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 @pytest.mark.parametrize(
-    "program", [part_then_exchange, part_then_overwritten, part_and_result, rows_by_rows, lists_then_exchange]
+    "program",
+    [part_then_exchange, part_then_overwritten, part_and_result, part_then_turned, rows_by_rows, lists_then_exchange],
 )
 def test_operators_that_come_to_write_into_their_argument_leave_what_is_read(program: Callable[..., Any]) -> None:
     count = program.__code__.co_argcount

@@ -278,12 +278,12 @@ def run(program: Writes, front: str, *, device: str = "cpu", oracle: str | None 
         return _run(program, front, device, oracle)
 
 
-def blame(program: Writes, *, device: str = "cpu") -> str | None:
+def blame(program: Writes, front: str = "compile", *, device: str = "cpu") -> str | None:
     """Whose a difference through our backend is: "dynamo" if its graphs, run as they are, give just what ours give;
     "inductor" if it is right with `inner="aten"` and torch's own backend is wrong too; else "ours". None if all is right."""
-    if run(program, "compile", device=device).difference is None:
+    if run(program, front, device=device).difference is None:
         return None
-    if run(program, "compile", device=device, oracle="torch:eager").difference is None:
+    if run(program, front, device=device, oracle="torch:eager").difference is None:
         return "dynamo"
     peers = [run(program, front, device=device).difference for front in ("compile:aten", "torch:inductor")]
     return "inductor" if peers[0] is None and peers[1] is not None else "ours"

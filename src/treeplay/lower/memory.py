@@ -79,6 +79,8 @@ def _keep_sources(graph: torch.fx.Graph, copies: Sequence[Node]) -> None:
     made: dict[Node, Node] = {}
     for node in copies:
         target, source = node.args[0], node.args[1]
+        if isinstance(source, Node) and _reads_other_elements(source, target):
+            _write_parts_elsewhere(graph, target)
         if isinstance(source, Node) and (_homes(source) & overwritten or _is_elsewhere(source, target)):
             if source not in made:
                 made[source] = _fresh(graph, source, before=copies[0])
@@ -95,6 +97,36 @@ def _is_elsewhere(source: Node, target: Any) -> bool:
     # Inductor leaves out a copy of any result of an operator over lists to any of its arguments.
     into = _written_into(source) if source.target is operator.getitem else []
     return bool(into) and target not in into
+
+
+def _reads_other_elements(source: Node, target: Any) -> bool:
+    """Whether a source is computed of other elements of what a part of was written in its target: the kernel that copies it
+    there would read what it has written."""
+    waiting, seen = [source], set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen or node.target in _WRITES_A_PART:
+            continue
+        seen.add(node)
+        is_elementwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+        for read in node.all_input_nodes:
+            is_in_target = _base(read) is not target and target in _homes(read)
+            if is_in_target and not (is_elementwise and _size(read) == _size(source)):
+                return True
+            waiting.append(read)
+    return False
+
+
+def _write_parts_elsewhere(graph: torch.fx.Graph, target: Any) -> None:
+    for node in [node for kind in _WRITES_A_PART for node in graph.find_nodes(op="call_function", target=kind)]:
+        whole = node.args[0]
+        if _base(whole) is target:
+            node.update_arg(0, _fresh(graph, whole, before=node))
+
+
+def _size(node: Node) -> Any:
+    value = node.meta.get("val")
+    return value.size() if isinstance(value, torch.Tensor) else None
 
 
 def _keep_results(

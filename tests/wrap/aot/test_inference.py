@@ -281,6 +281,9 @@ def test_W25_a_shape_changed_before_a_write_is_refused_with_gradients() -> None:
         return [view.sin()]
 
     assert "t_" in refused(function, lambda: [grown(2, 2)])
+    unseen = torch.no_grad()(lambda x: x.mul_(3))
+    assert "t_" in refused(lambda x: (x.t_(), unseen(x), [x])[2], lambda: [grown(4, 2)[:2]])
+    assert "under no_grad" in refused(lambda x: (unseen(x), x.t_(), [x])[2], lambda: [grown(4, 2)[:2]])
     twin(function, lambda: [numbers(2, 2)])
 
 

@@ -50,11 +50,11 @@ def plan_call(
     """The plan but for its node. `samples` are what the traced function takes in place of the arguments."""
     facts, positions = traced.facts, arrangement.inputs
     plan = CallPlan(arguments, arrangement.copies, None, (), (), (), 0, None, None, positions, arrangement.bases)
-    _refuse_written_after_reshaped(traced, seen)
     if len(facts.input_info) != len(samples):
         raise refusal("write", "two arguments share memory, and one of them is written", seen.line())
     names = [plan.name(at) for at in positions]
     layouts = new_layouts(facts, seen, samples, names)
+    _refuse_written_after_reshaped(traced, seen, layouts)
     _refuse_what_is_missing(facts, seen, samples, names=names)
     if compilers.functional_random:
         refuse_unsupported_random(traced)
@@ -105,9 +105,11 @@ def _refuse_what_is_missing(facts: Any, seen: Seen, samples: Sequence[Any], *, n
             raise refusal(name, "changes how autograd sees a tensor, which a trace does not keep", where)
 
 
-def _refuse_written_after_reshaped(traced: Traced, seen: Seen) -> None:
-    """Torch's trace gives a view taken before `t_` a transposed gradient of a write that comes after it."""
-    if traced.is_joint and seen.reshaped_then_written is not None:
+def _refuse_written_after_reshaped(traced: Traced, seen: Seen, layouts: dict[int, Layout]) -> None:
+    """Torch's trace gives a view taken before `t_` a transposed gradient of a write that comes after it, and loses that of a
+    write under no_grad."""
+    needs_grad = traced.is_joint or any(traced.facts.input_info[k].requires_grad for k in layouts)
+    if needs_grad and seen.reshaped_then_written is not None:
         name, where = seen.reshaped_then_written
         raise refusal(name, "changes a shape in place before a write, where gradients are needed", where)
 
@@ -133,6 +135,10 @@ def _writes(
     writes = []
     for value, k in enumerate(facts.mutated_inp_runtime_indices):
         info, argument = facts.input_info[k], plan.inputs[k]
+        if info.mutates_data and info.mutations_under_no_grad_or_inference_mode and info.requires_grad and k in layouts:
+            # A change of shape gives it another history, and so may a custom function have done.
+            told = f"`{plan.name(argument)}` needs a gradient, and its shape changes in place beside a write under no_grad"
+            raise refusal("write", told, seen.line())
         # Torch takes what a custom function writes for a write under no_grad, also where it gives the argument a history.
         is_unseen = info.mutations_under_no_grad_or_inference_mode and k not in seen.rebased
         hidden = info.mutations_hidden_from_autograd or is_unseen or is_leaf(samples[k])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from treeplay.wrap.aot import planning
 from treeplay.wrap.aot.plan import Flag, New, Same, ViewOfArgument, ViewOfValue
 from wrap.aot.oracle import alike, grown, min_cut, numbers, twin, wrapped
 
@@ -90,6 +91,33 @@ def test_W30_writing_to_one_of_many_views_raises_as_in_eager() -> None:
         views = run([grown(2, 3)])
         with pytest.raises(RuntimeError, match="view"):
             views[0].mul_(2)
+
+
+RETYPED: dict[str, Any] = {
+    "as wide": lambda x: x.view(torch.int32),
+    "narrower": lambda x: x[1:].view(torch.int16),
+    "wider": lambda x: x.view(torch.int64),
+    "of bits": lambda x: x.view(torch.int32)[:, 1:],
+    "complex": lambda x: torch.view_as_complex(x[2:].unsqueeze(0)),
+    "real": lambda x: torch.view_as_real(torch.view_as_complex(x))[1:],
+}
+
+
+@pytest.mark.parametrize("kind", RETYPED)
+def test_W30_W33_views_of_another_dtype(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that no noted steps lead to, as with an older torch."""
+    view = RETYPED[kind]
+    twin(lambda x: [view(x)], lambda: [numbers(4, 2)[1:] if kind == "of bits" else numbers(4, 2)])
+    monkeypatch.setattr(planning, "_steps", lambda sequence: None)
+    twin(lambda x: [view(x), view(x + 1)], lambda: [numbers(4, 2)])
+    if kind in ("complex", "real"):
+        twin(lambda x: [view(x)], lambda: [numbers(4, 2, grad=True) * 1])
+
+
+def test_W30_a_view_of_another_dtype_of_an_argument_whose_shape_changes() -> None:
+    """It had the argument's dtype."""
+    twin(lambda x: (x.t_(), x.mul_(2), [x.view(torch.int32)])[2], lambda: [numbers(2, 3)])
+    twin(lambda x: (x.mul_(2), x.t_(), [x.view(torch.int32)[1:], x[0]])[2], lambda: [numbers(4, 2)[1:]])
 
 
 @pytest.mark.parametrize(

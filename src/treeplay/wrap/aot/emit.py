@@ -22,6 +22,7 @@ from treeplay.facts.source import Source
 from treeplay.wrap.aot import checks, surroundings, torch_private
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
+from treeplay.wrap.aot.bases import dtype_of
 from treeplay.wrap.aot.emit_text import Text, count_values, run_graph, take_random_values, tokens
 from treeplay.wrap.aot.plan import (
     Again,
@@ -304,5 +305,10 @@ class _Call(Text):
         else:
             layout = recipe.layout
             text = f"{base}.as_strided({layout.size}, {layout.stride}, {begins}{layout.offset})"
+            if recipe.dtype is not None:
+                self.use("memory_as", helpers.memory_as)
+                memory = f"memory_as({base}, {self.use(f'dtype{k}', dtype_of(recipe.dtype))}, {begins}0)"
+                text = f"view_in({memory}, {self.use(f'layout_of_view{k}', layout)})"
+                self.use("view_in", helpers.view_in)
         ends = {Flag.KEEP: "", Flag.DETACH: ".detach()", Flag.REQUIRE: ".requires_grad_()"}
         return text + ends[recipe.flag]

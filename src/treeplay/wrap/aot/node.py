@@ -225,6 +225,25 @@ def laid_out(gradient: torch.Tensor, layout: Layout) -> torch.Tensor:
     return fresh.copy_(gradient)
 
 
+def memory_as(tensor: torch.Tensor, dtype: torch.dtype, begin: int) -> torch.Tensor:
+    """A view of all the memory that a tensor lies in, from its element `begin` on, as numbers of another dtype;
+    differentiable where these can be."""
+    length = tensor.untyped_storage().nbytes() // tensor.element_size() - begin
+    flat = tensor.as_strided((length,), (1,), begin)
+    if tensor.is_complex() and dtype is tensor.dtype.to_real():
+        return torch.view_as_real(flat)
+    ratio = max(1, dtype.itemsize // tensor.element_size())
+    flat = flat[: length // ratio * ratio]
+    if dtype.is_complex and dtype.to_real() is tensor.dtype:
+        return torch.view_as_complex(flat.view(-1, 2))
+    return flat.view(dtype)
+
+
+def view_in(memory: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """A view that lies so, counted from where `memory` begins."""
+    return memory.as_strided(layout.size, layout.stride, memory.storage_offset() + layout.offset)
+
+
 def lay_out(tensor: torch.Tensor, layout: Layout) -> None:
     """Give a tensor another layout. Its version has moved before the graph."""
     with torch_private.preserving_version(tensor):

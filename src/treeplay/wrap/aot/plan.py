@@ -31,11 +31,13 @@ class Flag(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a view is taken again: the pickled view steps of the trace, or else its layout."""
+    """How a view is taken again: the pickled view steps of the trace, or else its layout, and its dtype if it has another one
+    than what it is a view of."""
 
     steps: bytes | None
     layout: Layout
     flag: Flag
+    dtype: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

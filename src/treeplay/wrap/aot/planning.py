@@ -137,7 +137,9 @@ def _writes(
         info, argument = facts.input_info[k], plan.inputs[k]
         if info.mutates_data and info.mutations_under_no_grad_or_inference_mode and info.requires_grad and k in layouts:
             # A change of shape gives it another history, and so may a custom function have done.
-            told = f"`{plan.name(argument)}` needs a gradient, and its shape changes in place beside a write under no_grad"
+            told = (
+                f"`{plan.name(argument)}` needs a gradient, and its shape changes in place beside a write under no_grad"
+            )
             raise refusal("write", told, seen.line())
         # Torch takes what a custom function writes for a write under no_grad, also where it gives the argument a history.
         is_unseen = info.mutations_under_no_grad_or_inference_mode and k not in seen.rebased
@@ -173,7 +175,7 @@ def _results(
             needs = facts.input_info[info.base_idx].requires_grad
             if needs and info.base_idx in layouts:
                 raise refusal("view", "a result views an argument whose shape changes in place", seen.line())
-            recipe = _recipe(info, fakes[value], base_needs_grad=needs)
+            recipe = _recipe(info, fakes[value], samples[info.base_idx], base_needs_grad=needs)
             taken = seen.results[k]
             if taken is not None and taken.steps is not None and (info.base_idx in layouts or recipe.steps is None):
                 # The steps lead from the shape that the argument had.
@@ -185,7 +187,7 @@ def _results(
             base = (first if is_result else bases) + info.base_idx
             needs = facts.output_info[info.base_idx].requires_grad if is_result else traced.is_joint
             refuse_unsupported_view(fakes[base], fakes[value], k)
-            recipe = _recipe(info, fakes[value], base_needs_grad=needs)
+            recipe = _recipe(info, fakes[value], fakes[base], base_needs_grad=needs)
             if is_result and not _leads_from(fakes[base], info.view_meta_sequence, fakes[value]):
                 recipe = replace(recipe, steps=None)  # the result that is the base is itself a view of what was noted
             results.append(ViewOfValue(base, recipe))
@@ -203,7 +205,7 @@ def _leads_from(base: Any, sequence: Any, view: Any) -> bool:
     return (made.size(), made.stride(), made.storage_offset()) == (view.size(), view.stride(), view.storage_offset())
 
 
-def _recipe(info: Any, view: torch.Tensor, *, base_needs_grad: bool) -> Recipe:
+def _recipe(info: Any, view: torch.Tensor, base: torch.Tensor, *, base_needs_grad: bool) -> Recipe:
     flag = Flag.KEEP
     steps = info.view_meta_sequence.sequence if info.view_meta_sequence is not None else ()
     if info.requires_grad and any(type(step).__name__.startswith("detach") for step in steps):
@@ -212,7 +214,8 @@ def _recipe(info: Any, view: torch.Tensor, *, base_needs_grad: bool) -> Recipe:
         flag = Flag.DETACH
     elif info.requires_grad and not base_needs_grad:
         flag = Flag.REQUIRE
-    return Recipe(_steps(info.view_meta_sequence), known_layout(view), flag)
+    dtype = str(view.dtype) if view.dtype is not base.dtype else None
+    return Recipe(_steps(info.view_meta_sequence), known_layout(view), flag, dtype)
 
 
 def _steps(sequence: Any) -> bytes | None:

@@ -37,7 +37,7 @@ def test_W1_a_plain_call_is_eight_lines_without_a_loop() -> None:
 def test_W1_a_write_changes_only_lines_that_mention_it() -> None:
     plain = set(wrapped(added, two).source.splitlines())
     written = set(wrapped(lambda x, y: (y.mul_(2), [x + y])[1], two).source.splitlines())
-    changed = [line for line in plain ^ written if "values" not in line]
+    changed = [line for line in plain ^ written if "values" not in line and not line.lstrip().startswith("at")]
     assert changed and all("y" in line or "args[1]" in line for line in changed)
 
 

@@ -70,6 +70,8 @@ def _base(node: Node) -> Node | None:
     view, whole = node.meta["val"], base.meta.get("val")
     if base.op != "call_function" or not isinstance(whole, torch.Tensor) or is_wrapper(whole):
         return None
+    if not all(type(number) is int for value in (view, whole) for number in (*value.size(), *value.stride())):
+        return None  # of a size that depends on values, which no layout can name
     is_plain = all(
         value.layout is torch.strided and not value.is_neg() and not value.is_conj() for value in (view, whole)
     )

@@ -159,6 +159,8 @@ def difference(
         if not _are_equal(left.value, right.value, is_exact, is_half):
             return f"value: {path}: {_short(left.value)}, expected {_short(right.value)}"
     for path, right in expected.items():
+        if path not in found:
+            continue
         if found[path].steps != right.steps:
             return f"strides: {path}: {found[path].steps}, expected {right.steps}"
         if found[path].memory != right.memory:

@@ -42,7 +42,7 @@ class Case:
     """A program with its state. `args` makes the arguments of a call; `then[n]` is what happens before call `n`.
 
     State is found in the program's closure, in `state`, and in the object that a method belongs to. `rounds`: results agree
-    to rounding in every way. `devices`: where it runs.
+    to rounding in every way. `is_half`: they are rounded to half precision on the way. `devices`: where it runs.
     """
 
     step: Callable[..., Any]
@@ -50,6 +50,7 @@ class Case:
     then: Mapping[int, Callable[[], Any]] = field(default_factory=dict)
     state: Any = ()
     rounds: bool = False
+    is_half: bool = False
     calls: int = CALLS
     devices: tuple[str, ...] = ("cpu", "cuda")
 

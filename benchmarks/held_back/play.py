@@ -66,13 +66,13 @@ def play(make: Callable[[], Case], wrap: Wrap, device: str) -> tuple[Play, Any]:
         _seed(200 + call)
         result, raised = _called(wrapped, args)
         made.raised.append(raised)
-        made.randoms.append(bytes(torch.get_rng_state().numpy()) + repr(random.getstate()).encode())
+        made.randoms.append(_random_state(device))
         roots = {"args": args.args, "kwargs": dict(args.kwargs), "state": (case.step, case.state), "result": result}
         seen = snapshot(**roots)
         failed = _differentiated(result)
         after = snapshot(**roots)
         made.calls.append(seen | {f"then {path}": leaf for path, leaf in after.items()} | failed)
-        results[str(call)] = result
+        results[f"result {call}"] = result
     made.kept = snapshot(**results)
     return made, wrapped
 
@@ -81,6 +81,14 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
+
+
+def _random_state(device: str) -> bytes:
+    numpys = np.random.get_state(legacy=True)
+    told = bytes(torch.get_rng_state().numpy()) + repr((random.getstate(), numpys[2:])).encode() + numpys[1].tobytes()
+    return (
+        told + b"".join(bytes(state.numpy()) for state in torch.cuda.get_rng_state_all()) if "cuda" in device else told
+    )
 
 
 def _called(step: Any, args: Given) -> tuple[Any, str]:
@@ -113,34 +121,35 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     return (t for t in found.values() if t.layout is torch.strided and not t.is_nested)
 
 
-def compared(found: Play, expected: Play, *, is_exact: bool) -> str | None:
+def compared(found: Play, expected: Play, *, is_exact: bool, is_half: bool = False) -> str | None:
     """The first difference of two plays."""
     for call, right in enumerate(expected.calls):
         if found.raised[call] != expected.raised[call]:
             return (
                 f"call {call}: raised: {found.raised[call] or 'nothing'}, expected {expected.raised[call] or 'nothing'}"
             )
-        what = difference(found.calls[call], right, is_exact=is_exact)
+        what = difference(found.calls[call], right, is_exact=is_exact, is_half=is_half)
         if what is not None:
             return f"call {call}: {what}"
         if found.randoms[call] != expected.randoms[call]:
             return f"call {call}: random: the generators stand elsewhere"
-    what = difference(found.kept, expected.kept, is_exact=is_exact)
+    consumed = {"backward": call["backward"] for call in expected.calls if "backward" in call}
+    what = difference(found.kept, expected.kept | consumed, is_exact=is_exact, is_half=is_half)
     return f"results in the end: {what}" if what is not None else None
 
 
 def judge(name: str, make: Callable[[], Case], way: str, device: str) -> Outcome:
     """Play a program in eager and in one way."""
-    logging.getLogger().setLevel(logging.CRITICAL)
-    with warnings.catch_warnings(), _quiet(way):
+    with warnings.catch_warnings(), _quiet():
         warnings.simplefilter("ignore")
         expected, _ = play(make, lambda step: step, device)
         kept_errors.clear()
-        is_exact = way == "aten" and device == "cpu" and not _of(make, device).rounds
+        facts = _of(make, device)
+        is_exact = way == "aten" and device == "cpu" and not facts.rounds
         try:
             with collecting() as accounts:
                 found, wrapped = play(make, WAYS[way], device)
-            what = compared(found, expected, is_exact=is_exact)
+            what = compared(found, expected, is_exact=is_exact, is_half=facts.is_half)
         except Exception as error:  # of a snapshot, which what came of the program may break
             return Outcome(name, way, difference=f"{type(error).__name__}: {error}")
         told = _told(wrapped, accounts)
@@ -149,7 +158,8 @@ def judge(name: str, make: Callable[[], Case], way: str, device: str) -> Outcome
         if what is not None and way.startswith("compile"):
             torch._dynamo.reset()
             try:
-                same = compared(play(make, WAYS["dynamo"], device)[0], expected, is_exact=False) is not None
+                alone = play(make, WAYS["dynamo"], device)[0]
+                same = compared(alone, expected, is_exact=False, is_half=facts.is_half) is not None
             except Exception:
                 same = True
     return Outcome(
@@ -212,9 +222,9 @@ WAYS: dict[str, Wrap] = {
 
 
 @contextlib.contextmanager
-def _quiet(way: str) -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Random numbers are eager's in every way, and logs are not printed."""
-    loggers = [logging.getLogger(name) for name in ("torch", "treeplay")]
+    loggers = [logging.getLogger(name) for name in (None, "torch", "treeplay")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

@@ -141,7 +141,9 @@ def _is_told(name: str, part: Any) -> bool:
     return not name.startswith("_") and name != "training" and isinstance(part, (*_PLAIN, torch.Tensor, list, dict))
 
 
-def difference(found: dict[str, Leaf], expected: dict[str, Leaf], *, is_exact: bool) -> str | None:
+def difference(
+    found: dict[str, Leaf], expected: dict[str, Leaf], *, is_exact: bool, is_half: bool = False
+) -> str | None:
     """The first place in which two snapshots differ, with its kind."""
     consumed = "backward" in expected  # such a result comes back detached: docs/promises.md
     for path in dict.fromkeys([*expected, *found]):
@@ -154,9 +156,11 @@ def difference(found: dict[str, Leaf], expected: dict[str, Leaf], *, is_exact: b
         left, right = found[path], expected[path]
         if left.facts != right.facts:
             return f"facts: {path}: {left.facts}, expected {right.facts}"
-        if not _are_equal(left.value, right.value, is_exact):
+        if not _are_equal(left.value, right.value, is_exact, is_half):
             return f"value: {path}: {_short(left.value)}, expected {_short(right.value)}"
     for path, right in expected.items():
+        if path not in found:
+            continue
         if found[path].steps != right.steps:
             return f"strides: {path}: {found[path].steps}, expected {right.steps}"
         if found[path].memory != right.memory:
@@ -178,10 +182,10 @@ def _short(value: Any) -> str:
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 6e-2, torch.float64: 1e-7, torch.complex128: 1e-7}
 
 
-def _are_equal(found: Any, expected: Any, is_exact: bool) -> bool:
+def _are_equal(found: Any, expected: Any, is_exact: bool, is_half: bool = False) -> bool:
     if isinstance(expected, list):
         return len(found) == len(expected) and all(
-            _are_equal(a, b, is_exact) for a, b in zip(found, expected, strict=True)
+            _are_equal(a, b, is_exact, is_half) for a, b in zip(found, expected, strict=True)
         )
     if expected is None:
         return found is None
@@ -191,7 +195,7 @@ def _are_equal(found: Any, expected: Any, is_exact: bool) -> bool:
         return False
     if is_exact:
         return bool(((found == expected) | (found.isnan() & expected.isnan())).all())
-    close = _TOLERANCE.get(expected.dtype, 1e-3)
+    close = _TOLERANCE.get(torch.bfloat16 if is_half else expected.dtype, 1e-3)
     if not expected.is_complex():
         found, expected = found.double(), expected.double()
     least = close * float(expected.abs().nan_to_num(0, 0, 0).max()) * 0.05 if expected.numel() else 0.0

@@ -25,7 +25,7 @@ def autocast_training():
         optimizer.step()
         return loss.detach()
 
-    return Case(step, lambda c: (torch.randn(sized(c), 4), torch.randint(3, (sized(c),))))
+    return Case(step, lambda c: (torch.randn(sized(c), 4), torch.randint(3, (sized(c),))), is_half=True)
 
 
 @program
@@ -40,7 +40,7 @@ def autocast_switched_by_a_flag():
                 s = h.float().softmax(-1)
             return h, s, h @ s.T
 
-    return Case(run, lambda c: (torch.randn(4, 4),), {4: lambda: config.update(amp=False)})
+    return Case(run, lambda c: (torch.randn(4, 4),), {4: lambda: config.update(amp=False)}, is_half=True)
 
 
 @program
@@ -67,7 +67,7 @@ def gradient_scaler():
             x[0, 0] = float("inf")
         return x, torch.randn(6, 2)
 
-    return Case(step, args, state=[scaler])
+    return Case(step, args, state=[scaler], is_half=True)
 
 
 @program
@@ -82,7 +82,7 @@ def model_in_bfloat16():
         optimizer.step()
         return loss.detach()
 
-    return Case(step, lambda c: (torch.randn(6, 4), torch.randn(6, 3)))
+    return Case(step, lambda c: (torch.randn(6, 4), torch.randn(6, 3)), is_half=True)
 
 
 @program
@@ -100,7 +100,7 @@ def master_weights():
                 p.grad = None
         return loss.detach()
 
-    return Case(step, lambda c: (torch.randn(6, 4), torch.randn(6, 3)))
+    return Case(step, lambda c: (torch.randn(6, 4), torch.randn(6, 3)), is_half=True)
 
 
 @program
@@ -117,6 +117,7 @@ def dtype_changed_between():
         lambda c: (torch.randn(2, 4),),
         {3: model.double, 5: model.bfloat16},
         state=[model],
+        is_half=True,
     )
 
 

@@ -327,6 +327,40 @@ def test_a_gradient_penalty_through_the_backend_is_eagers() -> None:
             torch.testing.assert_close(one, other)
 
 
+class Scaled(torch.autograd.Function):
+    """Changes its first argument in place and returns it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x.clone(), w)
+        ctx.mark_dirty(x)
+        return x.mul_(w)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        return gradient * w, gradient * x
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["training", "inference"])
+def test_an_argument_that_a_custom_function_changed_and_returned_is_the_result(grad: bool, device: str) -> None:
+    compiled = torch.compile(lambda x, w: Scaled.apply(x, w), backend="treeplay", options={"inner": "aten"})
+    found = []
+    for run in (Scaled.apply, compiled, compiled):
+        leaf = torch.linspace(1.0, 2.0, 3, device=device, requires_grad=True)
+        w = torch.tensor([2.0, -3.0, 4.0], device=device, requires_grad=True)
+        with torch.set_grad_enabled(grad):
+            x = leaf * 1.5
+            version = x._version
+            result = run(x, w)
+            assert result is x and x._version > version and (x.grad_fn is not None) == grad
+        gradients = torch.autograd.grad(result.sin().sum() + x.sum(), (leaf, w)) if grad else ()
+        found.append([x.detach().clone(), *gradients])
+    for ours in found[1:]:
+        for one, other in zip(ours, found[0], strict=True):
+            torch.testing.assert_close(one, other)
+
+
 def test_a_custom_function_that_dynamo_took_apart_is_differentiated_once() -> None:
     class Doubled(torch.autograd.Function):
         @staticmethod

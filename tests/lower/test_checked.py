@@ -9,6 +9,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
+from treeplay.lower.checked import has_unchecked_scatter
 from treeplay.lower.torch_private import decompositions
 
 PROGRAMS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]] = {
@@ -35,3 +36,20 @@ def test_on_another_device_the_parts_are_the_compilers_own() -> None:
         torch.ones(2, device="meta")
     )
     assert "_assert_async" not in graph.code
+
+
+def graph_of(program: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.fx.Graph:
+    return make_fx(program, decomposition_table=decompositions(eager_random=False))(*args).graph
+
+
+def test_a_scatter_is_checked_by_itself_where_nothing_looks_the_places_up() -> None:
+    def hot(index: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(3, 4).scatter(1, index[:, None], 1.0)
+
+    def loss(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(x, index)
+        return torch.autograd.grad(loss, x)[0]
+
+    index = torch.tensor([0, 1, 3])
+    assert has_unchecked_scatter(graph_of(hot, index))
+    assert not has_unchecked_scatter(graph_of(loss, torch.randn(3, 4, requires_grad=True), index))

@@ -37,6 +37,11 @@ FAILING: dict[str, tuple[Callable[..., Any], Callable[[], Any], Any]] = {
     "binary_cross_entropy": (lambda x: F.binary_cross_entropy(x, x) * 2, lambda: torch.rand(3), torch.full((3,), 1.5)),
     "normal": (lambda x: torch.normal(x, x) - 1, lambda: torch.rand(3), -torch.ones(3)),
     "indexing": (lambda x: torch.arange(3.0)[x] * 2, lambda: torch.tensor([1, 2]), torch.tensor([0, 3])),
+    "scatter": (
+        lambda x: torch.zeros(2, 3).scatter(1, x[:, None], 2.0) * 2,
+        lambda: torch.tensor([1, 2]),
+        torch.tensor([0, 3]),
+    ),
     "embedding": (lambda x: F.embedding(x, torch.ones(3, 2)) * 2, lambda: torch.tensor([1, 2]), torch.tensor([0, 3])),
     "classes given": (lambda x: F.one_hot(x, 3) * 2, lambda: torch.tensor([1, 2]), torch.tensor([0, 3])),
     "classes made": (lambda x: F.one_hot(x - 1, num_classes=3), lambda: torch.tensor([1, 2]), torch.tensor([1, 0])),

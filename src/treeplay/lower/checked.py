@@ -51,3 +51,24 @@ CONDITIONS: dict[Any, Condition] = {
     aten.repeat_interleave.Tensor: _are_counts,
 }
 """What has to hold of their arguments, by operator."""
+
+_LOOKS_UP = {aten.gather.default: 2, aten.index_select.default: 2, aten.embedding.default: 1}
+_KEEPS_INDICES = {aten.unsqueeze.default: 0, aten.view.default: 0, aten.where.self: 1, aten.clone.default: 0}
+
+
+def has_unchecked_scatter(graph: torch.fx.Graph) -> bool:
+    """Whether a number is scattered to places that no other operator looks at: it alone checks their range."""
+    scattered = {_source(node.args[2]) for node in graph.find_nodes(op="call_function", target=aten.scatter.value)}
+    looked_up = {
+        _source(node.args[at])
+        for op, at in _LOOKS_UP.items()
+        for node in graph.find_nodes(op="call_function", target=op)
+    }
+    return not scattered <= looked_up
+
+
+def _source(index: Any) -> Any:
+    """What indices are taken from. Those that a loss ignores count as its others, which are the targets."""
+    while isinstance(index, torch.fx.Node) and index.target in _KEEPS_INDICES:
+        index = index.args[_KEEPS_INDICES[index.target]]
+    return index

@@ -34,7 +34,7 @@ from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
 from treeplay.lower import memory, signs
 from treeplay.lower.births import ResultsTold
-from treeplay.lower.checked import with_checks
+from treeplay.lower.checked import has_unchecked_scatter, with_checks
 from treeplay.lower.functional import draws_often, fresh, settled
 from treeplay.lower.layouts import check_layouts as check_layouts
 from treeplay.lower.layouts import has_convolutions_both_ways, put_channels_last
@@ -60,6 +60,9 @@ _GPU_OPTIONS: dict[str, Any] = {
     # The allocator does that as well, and then memory that a result lies in was the result's alone.
     "allow_buffer_reuse": False,
 }
+_COMPARES = (
+    "optimize_scatter_upon_const_tensor"  # a scatter into equal elements becomes a comparison, which takes any index
+)
 _PYTHON_ONLY = frozenset(
     (
         torch.ops.higher_order.run_and_save_rng_state,  # of checkpoints
@@ -156,6 +159,8 @@ def compile_graph(
     options["post_grad_custom_post_pass"] = _last_rewrite()
     if is_small:
         options["cpp.threads"] = 1
+    if device.type == "cpu" and not is_backward and has_unchecked_scatter(module.graph):
+        options |= {name: False for name in (_COMPARES,) if name in known}
     mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None) or FakeTensorMode()
     context = torch._guards.TracingContext(mode)
     context.output_strides = strides

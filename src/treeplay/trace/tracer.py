@@ -39,6 +39,7 @@ from treeplay.trace.fused import torchs_own
 from treeplay.trace.layouts import Answer, Question, laid_out, question
 from treeplay.trace.location import call_site, innermost_is_optimizer, user_location
 from treeplay.trace.log import Entry
+from treeplay.trace.outgrown import ADVICE, WHY, made_as, outgrown, outs_of
 from treeplay.trace.randomness import Generators, generator_in
 from treeplay.trace.recurrent import TAKES_ONE_PIECE, asked_of, in_one_piece, settled
 from treeplay.trace.scalar_ops import takes_symbolic_number
@@ -191,7 +192,10 @@ class Tracer(TorchDispatchMode):
             args, kwargs = self._from_start(func, args, kwargs, where)
         node_args, node_kwargs = tree_map(self._to_node(func, where), (args, dict(kwargs)))
         fake_args, fake_kwargs = tree_map(self._to_fake, (args, dict(kwargs)))
+        outs = outs_of(func, fake_kwargs)
         out = self._run_fake(func, fake_args, fake_kwargs, where)
+        for grown in outgrown(outs):
+            self._outgrow(func, grown, where)
         if asked is not None and asked in self.layouts:
             with self.fake_mode:
                 out = laid_out(out, self.layouts[asked])
@@ -228,6 +232,16 @@ class Tracer(TorchDispatchMode):
         self._kept.append(whole)
         self.recurrent_piece = target
         return target
+
+    def _outgrow(self, func: Any, fake: torch.Tensor, where: Location | None) -> None:
+        """Make a tensor that an operator has just given another size with that size, or refuse."""
+        known = self.values.get(id(fake))  # an input is known by the tensor that Python holds
+        is_new = known is not None and not known.is_input and storage_of(fake) not in self.tape.mutated
+        nodes = made_as(known.node, fake) if known is not None and is_new else []
+        for node in nodes:  # the operator's own is yet to come
+            self._describe(node, fake)
+        if not nodes or self.births.get(storage_of(fake)) is not nodes[-1]:
+            raise self.refuse(_name(func), WHY, ADVICE, where)
 
     def _settle(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         """The operator to record for the one called: the same, but for a few that hide what they do."""

@@ -334,6 +334,30 @@ def test_what_a_custom_function_marks_as_changed_gets_its_history(has_history: b
         torch.testing.assert_close(ours, eagers)
 
 
+@pytest.mark.parametrize("has_history", [True, False], ids=["history", "no history"])
+def test_what_a_custom_function_changed_and_returns_is_the_argument_itself(has_history: bool) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        changed, doubled = Tripled.apply(x, w)
+        changed, _ = Tripled.apply(changed, doubled)
+        return [doubled, changed, w.sin()]
+
+    def make() -> list[torch.Tensor]:
+        return [alike(1, 3, grad=True) * 2 if has_history else alike(1, 3), numbers(3, grad=True)]
+
+    call = wrapped(function, make)
+    gradients = []
+    for run in (function, lambda x, w: call([x, w])):
+        x, w = make()
+        leaves = [w, *(node.variable for node, _ in x.grad_fn.next_functions if node)] if has_history else [w]
+        version = x._version
+        results = run(x, w)
+        assert results[1] is x and x.grad_fn is not None and not x.is_leaf and x._version > version
+        total = sum((result * k).sum() for k, result in enumerate(results, start=1)) + (x * 11).sum()
+        gradients.append([x.detach(), *torch.autograd.grad(total, leaves)])
+    for ours, eagers in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, eagers)
+
+
 def test_a_result_that_outgrows_the_tensor_it_is_written_to_is_refused() -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
         out = torch.empty(0, device=device())

@@ -69,7 +69,8 @@ class Seen:
     changed the shape of a tensor whose memory was written later; `writes`: the operations that
     change a tensor in place, with the user's lines; `reshaped`: arguments whose own shape was changed in place, if only for a
     while, with what they are in the end; `results`: all results, where there are such arguments; `rebased`: arguments to
-    which the function gave another history, be it where gradients are off, as a custom function's `mark_dirty` does.
+    which the function gave another history, be it where gradients are off, as a custom function's `mark_dirty` does;
+    `own`: which results are an argument itself, by result.
     """
 
     again: dict[int, int] = field(default_factory=dict)
@@ -81,6 +82,7 @@ class Seen:
     reshaped: dict[int, Taken] = field(default_factory=dict)
     results: list[Taken | None] = field(default_factory=list)
     rebased: set[int] = field(default_factory=set)
+    own: dict[int, int] = field(default_factory=dict)
 
     def line(self) -> Location | None:
         """The first line that changed a tensor in place, if any did."""
@@ -248,6 +250,8 @@ class _Module(torch.nn.Module):
         self.seen.results = [
             _taken(result) if isinstance(result, torch.Tensor) and self.seen.reshaped else None for result in results
         ]
+        places = {id(value): k for k, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
+        self.seen.own = {k: places[id(result)] for k, result in enumerate(results) if id(result) in places}
         first: dict[int, int] = {}
         self.seen.again = {
             k: first[id(result)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from treeplay.errors import InternalError
+from treeplay.errors import InternalError, UsageError
 from treeplay.observe.locks import shared_lock
 from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.compilers import Boxed
@@ -147,7 +147,7 @@ class _Differentiated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        raise RuntimeError(
+        raise UsageError(
             f"a compiled function was differentiated twice: its backward has no backward of its own{ctx.because}. "
             "To mend: compute this part without treeplay"
         )
@@ -170,7 +170,8 @@ def differentiated_again(ctx: Any, gradients: Sequence[Any]) -> Any:
     saved = (torch.empty(0, requires_grad=True), *ctx.saved_tensors, *gradients)  # the first as above
     tensors = tuple(value for value in saved if isinstance(value, torch.Tensor))
     backward = ctx._forward_cls.backward
-    return _Differentiated.apply(lambda: backward(ctx, *gradients), None, *tensors)  # type: ignore[no-untyped-call]
+    why = "it takes or returns tensors made of other tensors"
+    return _Differentiated.apply(lambda: backward(ctx, *gradients), why, *tensors)  # type: ignore[no-untyped-call]
 
 
 def saved_of(ctx: Any, groups: Sequence[Group], came: Sequence[bool]) -> list[torch.Tensor | None]:
@@ -261,9 +262,9 @@ def wrong_count(expected: int, values: Sequence[Any], place: str) -> InternalErr
     return InternalError(f"the {place} returned the wrong number of values: expected {expected}, got {len(values)}")
 
 
-def late_write() -> RuntimeError:
+def late_write() -> UsageError:
     """The backward writes to an argument that needs a gradient, under create_graph."""
-    return RuntimeError(
+    return UsageError(
         "the backward of a compiled function writes to an argument that needs a gradient, and create_graph=True asks for "
         "a history of that write, which is not kept. To mend: compute this part without treeplay, or without create_graph"
     )

@@ -167,6 +167,8 @@ def _results(
             results.append(Same(noted.members[k]))
         elif k in seen.again:
             results.append(Again(seen.again[k]))
+        elif seen.own.get(k) in seen.rebased:  # torch takes what a custom function marked as changed for a new tensor
+            results.append(Same(positions[seen.own[k]]))
         elif is_new(info):
             results.append(New(value))
         elif kind == "is_input":

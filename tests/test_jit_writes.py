@@ -63,6 +63,7 @@ EVERYTHING = program_of(
     "state.p.index_add_(0, torch.tensor([1, 2], device=x.device), state.p[:2].clone())",
     "state.q[0] = y[-1]; state.k = state.q.clone(); state.q.zero_().add_(-0.0)",
     "x.expand(3, 3)[1:].sub_(1e8)",
+    "y[y > 0] = 0.25; y.copy_(y.roll(1, 0))",
     "v = x * 0.5",
     "w = v + 0",
     "z = torch.zeros_like(v).add_(v * -0.0)",

@@ -35,6 +35,10 @@ _library.define("fresh(Tensor value) -> Tensor")
 _library.impl("fresh", torch.clone, "CompositeExplicitAutograd")
 fresh: Any = torch.ops.treeplay.fresh.default
 """A copy in memory of its own, which the compiler may not leave out."""
+_library.define("apart(Tensor value) -> Tensor")
+_library.impl("apart", torch.clone, "CompositeExplicitAutograd")
+apart: Any = torch.ops.treeplay.apart.default
+"""The same, made by a kernel that no other may be made part of."""
 
 
 class Tensors(torch.fx.Interpreter):

@@ -17,6 +17,7 @@ from treeplay.device.host.operators import KEEPS_FOR_BACKWARD
 from treeplay.errors import LoweringError
 from treeplay.facts.spec import TensorSpec
 from treeplay.graph_check import check_graph, check_module
+from treeplay.lower.aten.storage import check_inputs
 from treeplay.lower.functional import Tensors, make_functional
 from treeplay.lower.layouts import check_layouts, has_convolutions_both_ways, lay_out_results
 from treeplay.lower.lowered import Lowered, with_vector
@@ -34,6 +35,7 @@ def lower_inductor(
     from treeplay.lower import torch_private  # imports Inductor: seconds, so only when it is needed
 
     check_graph(graph, "the trace")
+    check_inputs(graph)
     _check_keeping(graph)
     check_layouts(graph)
     graph = with_shared_lists_apart(graph)

@@ -24,7 +24,7 @@ import torch
 import torch.fx
 from torch.fx import Node
 
-from treeplay.lower.functional import fresh
+from treeplay.lower.functional import apart, fresh
 
 aten = torch.ops.aten
 
@@ -34,14 +34,13 @@ input. None for what is no tensor."""
 
 # Compiled as views, though their schemas do not say so.
 _VIEWS = frozenset({aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default})
-_WRITES_A_PART = (
-    aten.index_put.default,
-    aten._unsafe_index_put.default,
-    aten.select_scatter.default,
-    aten.slice_scatter.default,
-    aten.diagonal_scatter.default,
-    aten.as_strided_scatter.default,
-)
+_PARTS: dict[Any, Any] = {
+    aten.select_scatter.default: aten.select.int,
+    aten.slice_scatter.default: aten.slice.Tensor,
+    aten.diagonal_scatter.default: aten.diagonal.default,
+    aten.as_strided_scatter.default: aten.as_strided.default,
+}
+_WRITES_A_PART = frozenset({aten.index_put.default, aten._unsafe_index_put.default, *_PARTS})
 
 
 def groups_of(module: torch.fx.GraphModule) -> Groups:
@@ -67,6 +66,7 @@ def keep_apart(graph: torch.fx.Graph, groups: Sequence[int | None]) -> None:
     _keep_results(graph, groups, copies, written)
     _keep_sources(graph, copies)
     _keep_read(graph, written)
+    _keep_parts(graph, copies)
 
 
 def _is_final(node: Node) -> bool:
@@ -79,8 +79,6 @@ def _keep_sources(graph: torch.fx.Graph, copies: Sequence[Node]) -> None:
     made: dict[Node, Node] = {}
     for node in copies:
         target, source = node.args[0], node.args[1]
-        if isinstance(source, Node) and _reads_other_elements(source, target):
-            _write_parts_elsewhere(graph, target)
         if isinstance(source, Node) and (_homes(source) & overwritten or _is_elsewhere(source, target)):
             if source not in made:
                 made[source] = _fresh(graph, source, before=copies[0])
@@ -97,36 +95,6 @@ def _is_elsewhere(source: Node, target: Any) -> bool:
     # Inductor leaves out a copy of any result of an operator over lists to any of its arguments.
     into = _written_into(source) if source.target is operator.getitem else []
     return bool(into) and target not in into
-
-
-def _reads_other_elements(source: Node, target: Any) -> bool:
-    """Whether a source is computed of other elements of what a part of was written in its target: the kernel that copies it
-    there would read what it has written."""
-    waiting, seen = [source], set()
-    while waiting:
-        node = waiting.pop()
-        if node in seen or node.target in _WRITES_A_PART:
-            continue
-        seen.add(node)
-        is_elementwise = isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
-        for read in node.all_input_nodes:
-            is_in_target = _base(read) is not target and target in _homes(read)
-            if is_in_target and not (is_elementwise and _size(read) == _size(source)):
-                return True
-            waiting.append(read)
-    return False
-
-
-def _write_parts_elsewhere(graph: torch.fx.Graph, target: Any) -> None:
-    for node in [node for kind in _WRITES_A_PART for node in graph.find_nodes(op="call_function", target=kind)]:
-        whole = node.args[0]
-        if _base(whole) is target:
-            node.update_arg(0, _fresh(graph, whole, before=node))
-
-
-def _size(node: Node) -> Any:
-    value = node.meta.get("val")
-    return value.size() if isinstance(value, torch.Tensor) else None
 
 
 def _keep_results(
@@ -155,14 +123,83 @@ def _keep_results(
 
 
 def _keep_read(graph: torch.fx.Graph, written: Collection[Any]) -> None:
-    for node in [node for target in _WRITES_A_PART for node in graph.find_nodes(op="call_function", target=target)]:
-        target = node.args[0]
-        if _base(target).op == "placeholder" and _base(target) not in written:
+    for node in [node for node in graph.nodes if node.target in _WRITES_A_PART]:
+        target, root = node.args[0], _root(node)
+        if root.op == "placeholder" and root not in written:
             continue  # nothing writes to this one
         homes = _homes(target)
-        for source in node.all_input_nodes:
-            if source is not target and _base(source) in homes:
-                node.replace_input_with(source, _fresh(graph, source, before=node))
+        made: dict[Node, Node] = {}
+
+        def read(source: Node) -> Node:
+            if _base(source) not in homes:
+                return source
+            if source not in made:
+                made[source] = _fresh(graph, source, before=node)
+            return made[source]
+
+        node.args = (target, *torch.fx.map_arg(node.args[1:], read))
+
+
+def _keep_parts(graph: torch.fx.Graph, copies: Sequence[Node]) -> None:
+    """Read what was written in part, and is to be written again, by kernels of their own: behind the first of these writes
+    Inductor no longer sees where a kernel reads what it writes, if two become one."""
+    parts = [node for node in graph.nodes if node.target in _WRITES_A_PART]
+    latest = {_root(node): node for node in parts}
+    overwritten = {node.args[0] for node in copies if not _is_part_of(node.args[1], node.args[0])}
+    for part in parts:
+        root = _root(part)
+        if latest[root] is part and root not in overwritten:
+            continue
+        for view in _views(part):
+            readers = {user for user in view.users if _reads(user, view) and not _writes_back(view, user)}
+            if readers:
+                with graph.inserting_after(view):
+                    made = graph.call_function(apart, (view,))
+                made.meta.update(view.meta)
+                made.meta["val"] = torch.empty_like(view.meta["val"])
+                view.replace_all_uses_with(made, readers.__contains__)
+
+
+def _views(node: Node) -> list[Node]:
+    found = [node]
+    for view in found:
+        found += [user for user in view.users if _is_view(user) and user.args[0] is view and user not in found]
+    return found
+
+
+def _reads(user: Node, view: Node) -> bool:
+    if _is_view(user) or user.op == "output" or user.target is aten.copy_.default:
+        return False
+    return user.target not in _WRITES_A_PART or view in user.all_input_nodes[1:]
+
+
+def _writes_back(view: Node, user: Node) -> bool:
+    """Whether a reader only computes what the very elements that it reads are replaced by: `x[0] += 1`."""
+    value, shape = view, view.meta["val"].shape
+    while torch.Tag.pointwise in getattr(user.target, "tags", ()) and len(user.users) == 1:
+        if user.meta["val"].shape != shape:
+            return False
+        value, (user,) = user, user.users
+    if value is view:
+        return False
+    if user.target is aten.copy_.default:
+        return user.args[1] is value and _is_part_of(view, user.args[0])
+    is_same = view.target is _PARTS.get(user.target) and view.args[1:] == user.args[2:]
+    return is_same and user.args[:2] == (view.args[0], value)
+
+
+def _root(node: Node) -> Node:
+    """The node in whose memory a chain of parts is written."""
+    while (base := _base(node)).target in _WRITES_A_PART:
+        node = base.args[0]  # type: ignore[assignment]
+    return base
+
+
+def _is_part_of(node: Any, target: Any) -> bool:
+    """Whether a value is a tensor of which parts were written, the whole of it."""
+    while isinstance(node, Node) and node.target in _WRITES_A_PART:
+        node = node.args[0]
+    return node is target
 
 
 def _homes(node: Node) -> set[Node]:
@@ -185,11 +222,8 @@ def _written_into(node: Node) -> list[Node]:
         return []
     source: Any = node.args[0]
     at: Any = node.args[1]
-    if isinstance(source.target, torch._ops.OpOverload):
-        name = source.target._schema.name.removeprefix("aten::")
-        # In place only where all of the list are inputs.
-        is_list = name.startswith("_foreach_") and hasattr(aten, f"{name}_") and source.args[0][at].op == "placeholder"
-        return [source.args[0][at]] if is_list else []
+    if _is_list(node):  # in place only where all of the list are inputs
+        return [source.args[0][at]] if source.args[0][at].op == "placeholder" else []
     if not isinstance(source.target, torch._ops.HigherOrderOperator):
         return []
     if "_all_bases" in source.kwargs:  # behind what the operator returns
@@ -197,6 +231,15 @@ def _written_into(node: Node) -> list[Node]:
         at -= len(source.meta["val"]) - len(bases)
         return [bases[at]] if at >= 0 else []
     return list(source.all_input_nodes)
+
+
+def _is_list(node: Node) -> bool:
+    """Whether a value is one of those of an operator over lists that may write into its arguments."""
+    target = node.args[0].target if node.target is operator.getitem else None  # type: ignore[union-attr]
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    name = target._schema.name.removeprefix("aten::")
+    return name.startswith("_foreach_") and hasattr(aten, f"{name}_")
 
 
 def _again(graph: torch.fx.Graph, view: Node, base: Node, other: Node, *, before: Node) -> Node:
@@ -210,8 +253,9 @@ def _again(graph: torch.fx.Graph, view: Node, base: Node, other: Node, *, before
 
 
 def _fresh(graph: torch.fx.Graph, source: Node, *, before: Node) -> Node:
+    is_written = any(home.target in _WRITES_A_PART for home in _homes(source))
     with graph.inserting_before(before):
-        made = graph.call_function(fresh, (source,))
+        made = graph.call_function(apart if is_written else fresh, (source,))
     made.meta.update(source.meta)
     made.meta["val"] = torch.empty_like(source.meta["val"])
     return made

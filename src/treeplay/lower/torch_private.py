@@ -24,7 +24,7 @@ from torch._inductor.fx_passes import post_grad
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.graph import GraphLowering
 from torch._inductor.inductor_prims import force_stride_order as force_stride_order
-from torch._inductor.lowering import fallbacks, lowerings, register_lowering
+from torch._inductor.lowering import fallback_handler, fallbacks, lowerings, register_lowering
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -35,7 +35,7 @@ from treeplay.errors import LoweringError
 from treeplay.lower import memory, signs
 from treeplay.lower.births import ResultsTold
 from treeplay.lower.checked import has_unchecked_scatter, with_checks
-from treeplay.lower.functional import draws_often, fresh, settled
+from treeplay.lower.functional import apart, draws_often, fresh, settled
 from treeplay.lower.layouts import check_layouts as check_layouts
 from treeplay.lower.layouts import has_convolutions_both_ways, put_channels_last
 from treeplay.lower.memory import Groups, groups_of, keep_apart
@@ -55,7 +55,7 @@ _HOST_OPTIONS: dict[str, Any] = {
     # The wrapper is compiled beside the kernels, with less optimization: a fifth less time, at the same speed.
     "cpp_wrapper_build_separate": True,
 }
-_EMITS = 2  # to be raised when our own lowerings emit something else: cached artifacts are of what they emitted
+_EMITS = 3  # to be raised when our own lowerings emit something else: cached artifacts are of what they emitted
 _GPU_OPTIONS: dict[str, Any] = {
     # The allocator does that as well, and then memory that a result lies in was the result's alone.
     "allow_buffer_reuse": False,
@@ -99,6 +99,11 @@ def _fresh(value: Any) -> Any:
     made = lowerings[torch.ops.aten.clone.default](value)
     made.realize()
     return made
+
+
+@register_lowering(apart, type_promotion_kind=None)
+def _apart(value: Any) -> Any:
+    return fallback_handler(torch.ops.aten.clone.default, add_to_fallback_set=False)(value)
 
 
 class _LastRewrite(CustomGraphPass):

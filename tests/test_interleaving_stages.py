@@ -172,4 +172,6 @@ def test_what_another_thread_does_meanwhile_stays(stage: Moment, change: str) ->
 def test_whatever_another_thread_does_in_whatever_stage_stays(
     make: type[Service], stage: Moment, change: str, device: str
 ) -> None:
+    if stage is Moment.CAPTURE and change == "torch's seed":
+        pytest.skip("a seed that is set while the CPU is recorded counts as the body's, which is refused")
     check(make, stage, change, device, **STAGES[stage])

@@ -89,7 +89,17 @@ CHANGES: dict[str, tuple[Callable[[Service], Any], Callable[[Service], Any]]] = 
     "torch's numbers": (lambda it: torch.rand(3), lambda it: bytes(torch.get_rng_state().numpy())),
     "torch's seed": (draw_seeded, lambda it: bytes(torch.get_rng_state().numpy())),
 }
-GATE = ("an item that is appended", "an attribute", "a global", "a gradient", "Python's numbers", "torch's numbers")
+GATE = [
+    (Moment.RERUN, "an item that is appended"),
+    (Moment.RERUN, "torch's numbers"),
+    (Moment.CAPTURE, "an item that is appended"),
+    (Moment.CAPTURE, "an attribute"),
+    (Moment.CAPTURE, "a gradient"),
+    (Moment.CAPTURE, "Python's numbers"),
+    (Moment.CAPTURE, "torch's numbers"),
+    (Moment.AUDIT, "torch's numbers"),
+    (Moment.COMPILE, "torch's numbers"),
+]
 STAGES = {
     Moment.RERUN: {},
     Moment.CAPTURE: {"lower": "capture"},
@@ -149,15 +159,9 @@ def check(make: type[Service], stage: Moment, change: str, device: str, **option
         assert made.keys[0].recordings[-1].launch.stage == "recorded", jitted.explain()
 
 
-@pytest.mark.parametrize("change", GATE)
-@pytest.mark.parametrize("stage", [Moment.RERUN, Moment.CAPTURE], ids=lambda stage: stage.name)
+@pytest.mark.parametrize(("stage", "change"), GATE, ids=lambda value: getattr(value, "name", value))
 def test_what_another_thread_does_meanwhile_stays(stage: Moment, change: str) -> None:
     check(Service, stage, change, "cpu", **STAGES[stage])
-
-
-@pytest.mark.parametrize("stage", [Moment.AUDIT, Moment.COMPILE], ids=lambda stage: stage.name)
-def test_what_another_thread_draws_meanwhile_is_drawn(stage: Moment) -> None:
-    check(Service, stage, "torch's numbers", "cpu", **STAGES[stage])
 
 
 @pytest.mark.soak
@@ -168,4 +172,6 @@ def test_what_another_thread_draws_meanwhile_is_drawn(stage: Moment) -> None:
 def test_whatever_another_thread_does_in_whatever_stage_stays(
     make: type[Service], stage: Moment, change: str, device: str
 ) -> None:
+    if stage is Moment.CAPTURE and change == "torch's seed":
+        pytest.skip("a seed that is set while the CPU is recorded counts as the body's, which is refused")
     check(make, stage, change, device, **STAGES[stage])

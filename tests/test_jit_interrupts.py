@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import treeplay
 from support import assert_same
+from support.exceptions import WAYS, are_equal
 from support.faults import surroundings
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -179,6 +180,36 @@ def test_an_interrupt_at_any_line_leaves_no_mark(device: str, lower: str, seed: 
     rng, lines = random.Random(seed), count_lines(device, lower)
     for _ in range(60):
         check(device, lower, rng.randrange(1, lines))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("way", ["jit", "differentiable", "capture"])
+def test_an_interrupt_at_any_line_of_any_way_in_leaves_no_mark(way: str, seed: int) -> None:
+    found, lines = WAYS[way], 0
+    for _ in range(2):  # imports come first
+        world, counted, x = found.make(found.wrap, "cpu"), PressedAtLine(-1), torch.ones(3)
+        world.call(x)
+        counted.during(lambda world=world, x=x: world.call(x))
+        lines = counted.lines
+    rng = random.Random(seed)
+    for _ in range(60):
+        world, twin = found.make(found.wrap, "cpu"), found.make(lambda program: program, "cpu")
+        pressed = PressedAtLine(rng.randrange(1, lines))
+        for call in range(1, 6):
+            x, before = torch.full((3,), float(call)), surroundings()
+            try:
+                out = pressed.during(lambda world=world, x=x: world.call(x)) if call == 2 else world.call(x)
+            except KeyboardInterrupt:
+                if not are_equal(world.state(), twin.state()):  # operators had begun, as they may have in eager
+                    twin.call(x)
+                    if not are_equal(world.state(), twin.state()):
+                        break
+            else:
+                assert call != 2 or not pressed.is_pressed, f"the signal was lost at line {pressed.at}"
+                assert_same(out, twin.call(x))
+            assert surroundings() == before
+            assert_same(world.state(), twin.state())
 
 
 @pytest.mark.soak

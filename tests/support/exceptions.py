@@ -310,7 +310,7 @@ def check(way: str, step: str, kind: str, device: str = "cpu") -> None:
             else:
                 assert call == when, f"call {call} raised {raised!r}"
                 _check_raised(raised, error, is_asked_for=found.is_asked_for)
-                if not _are_equal(world.state(), twin.state()):  # the effects came before the exception
+                if not are_equal(world.state(), twin.state()):  # the effects came before the exception
                     twin.call(x)
             assert_same(world.state(), twin.state(), f"state after call {call}")
 
@@ -327,7 +327,8 @@ def _was_raised(fault: Any, way: str, step: str) -> None:
     assert not fault.__globals__["errors"], f"{way} never came to: {step}"
 
 
-def _are_equal(found: Any, expected: Any) -> bool:
+def are_equal(found: Any, expected: Any) -> bool:
+    """Whether two nested values are equal bit for bit."""
     try:
         assert_same(found, expected)
     except AssertionError:

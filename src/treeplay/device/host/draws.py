@@ -6,7 +6,7 @@ A replay runs the operators that draw, and nothing in between: a generator whose
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -73,8 +73,11 @@ class Draws:
         return None
 
     def restorers(self) -> list[Callable[[], object]]:
-        """What puts each generator back; where other threads are, each that the body has drawn from."""
-        moved = self._drawn if self._is_shared or has_company() else self._before
+        """What puts each generator back; where other threads are, each that the body has drawn from, or that was seeded."""
+        moved: Iterable[int] = self._before
+        if self._is_shared or has_company():
+            seeded = (at for at, known in self._generators.items() if known.initial_seed() != self._seeds[at][0])
+            moved = {*self._drawn, *seeded}
         return [partial(self._generators[address].set_state, self._before[address]) for address in moved]
 
     def _drawn_by(self, op: Any, args: Any, kwargs: Any) -> list[int]:

@@ -88,7 +88,8 @@ def told(by_name: dict[str, dict[str, Any]]) -> dict[str, Any]:
     wrong = [item for item in found if item.get("difference")]
     dynamos = [item for item in wrong if item.get("same_in_dynamo")]
     ours = [item for item in wrong if not item.get("same_in_dynamo")]
-    refused = [item for item in found if item.get("refusal")]
+    refused = [item for item in found if item.get("refusals")]
+    reasons = [(item.get("refusal") or "argument").partition(":")[0] for item in refused]
     counts: Counter[str] = Counter()
     for item in found:
         counts.update({name: item.get(name, 0) for name in _COUNTS})
@@ -102,13 +103,13 @@ def told(by_name: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "compiled": sum("graphs" in item for item in found),
         **counts,
         "not replayed": dict(sum((Counter(item.get("not_replayed", {})) for item in found), Counter()).most_common()),
-        "refused by operation": dict(Counter(item["refusal"].partition(":")[0] for item in refused).most_common()),
+        "refused by operation": dict(Counter(reasons).most_common()),
         "wrong programs": {item["name"]: item["difference"] for item in ours},
         "wrong with backend eager too, programs": {item["name"]: item["difference"] for item in dynamos},
         "neither recorded nor refused": [
             item["name"]
             for item in found
-            if not item.get("recordings") and not item.get("graphs") and not item.get("refusal")
+            if not item.get("recordings") and not item.get("graphs") and not item.get("refusals")
         ],
         "outcomes": by_name,
     }

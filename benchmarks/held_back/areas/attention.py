@@ -389,7 +389,7 @@ def lora_merged_between_calls():
 @function(lambda c: (torch.randn(2, 4, 6), torch.randn(2, 4, 6)), rounds=True)
 def cosine_retrieval(queries, keys):
     scores = F.cosine_similarity(queries[:, :, None], keys[:, None], dim=-1)
-    return scores.max(-1), scores.argsort(-1, descending=True, stable=True)
+    return scores.max(-1), scores.argsort(dim=-1, descending=True, stable=True)
 
 
 @function(lambda c: (torch.randint(0, 9, (2, sized(c))), torch.randn(9, 4)))

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench table clean
+.PHONY: demo test check compat bench table clean
 
 demo: $(READY)
 	$(BIN)/treeplay demo
@@ -16,6 +16,9 @@ test: $(READY)
 	$(BIN)/python -m pytest -n 2 -q
 
 check: test
+
+compat: $(READY)
+	$(BIN)/python -m benchmarks.compat --out benchmarks/results/compat/releases.json
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.run

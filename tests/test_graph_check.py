@@ -129,12 +129,12 @@ HERE = "treeplay.graph_check"
 
 
 def test_jit_looks_at_its_graph_after_each_step(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from treeplay.lower import torch_private
+    from treeplay.lower import artifact
 
     def no_compiler(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError
 
-    monkeypatch.setattr(torch_private, "compile_graph", no_compiler)
+    monkeypatch.setattr(artifact, "compile_graph", no_compiler)
     program = treeplay.jit(lambda x: x.sin() - 2, lower="inductor")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import treeplay
 from support import Twins, assert_same, jit
-from treeplay.trace.torch_private import autocast_state, set_autocast_state
+from treeplay.torch_seam.flags import autocast_state, set_autocast_state
 
 
 def net() -> nn.Module:

@@ -157,9 +157,9 @@ def test_compiled_programs_draw_eagers_numbers_if_asked(
 
 
 def test_two_draws_run_in_order_where_compiled_code_would_not_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from treeplay.lower import torch_private
+    from treeplay.lower import artifact
 
-    monkeypatch.setattr(torch_private, "KEEPS_DRAWS_IN_ORDER", False)
+    monkeypatch.setattr(artifact, "KEEPS_DRAWS_IN_ORDER", False)
     monkeypatch.setattr(treeplay.settings, "eager_random", True)
     run = jit(lambda x: (torch.rand(3) * x, x.clone().exponential_()), lower="inductor")
     for _ in range(3):

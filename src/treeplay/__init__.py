@@ -13,6 +13,10 @@ def step(x, y):
 
 from typing import TYPE_CHECKING, Any
 
+from treeplay import torch_seam
+
+torch_seam.require()  # first: what follows would end in an error that names a part of torch and nothing else
+
 from treeplay import graphs
 from treeplay.errors import (
     ArgumentError,

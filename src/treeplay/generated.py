@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 import linecache
-import sys
 import weakref
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
-import torch
-
 from treeplay.facts.source import Source
+from treeplay.torch_seam.dynamo import skip_code
 
 _numbers = itertools.count(1)
 
@@ -38,15 +35,4 @@ def hide_from_dynamo(function: Callable[..., Any], *, with_callees: bool = False
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     function._torchdynamo_disable_msg = "part of treeplay"  # type: ignore[attr-defined]
-    _skip_code(function.__code__, with_callees)
-
-
-def _skip_code(code: CodeType, with_callees: bool) -> None:
-    # Dynamo's C half is part of torch itself; its Python half takes seconds to import and is often never needed.
-    c_half = torch._C._dynamo.eval_frame
-    if hasattr(c_half, "set_code_exec_strategy"):
-        callees = c_half._FrameAction.SKIP if with_callees else c_half._FrameAction.DEFAULT
-        strategy = c_half._FrameExecStrategy(c_half._FrameAction.SKIP, callees)
-        c_half.set_code_exec_strategy(code, strategy)
-    elif "torch._dynamo" in sys.modules:
-        sys.modules["torch._dynamo"].eval_frame.skip_code(code)
+    skip_code(function.__code__, with_callees)

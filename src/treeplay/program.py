@@ -23,15 +23,15 @@ from treeplay.device.holders import register, reset_all
 from treeplay.errors import ArgumentError, ArgumentTypeError
 from treeplay.facts.statistics import KeyFacts, RecordingFacts, Statistics
 from treeplay.generated import hide_from_dynamo
-from treeplay.observe.locks import shared_lock
+from treeplay.locks import shared_lock
 from treeplay.plan.choose import LOWERINGS
+from treeplay.torch_seam.dynamo import is_dynamo_watching, without_dynamo
+from treeplay.torch_seam.modes import default_device, foreign_mode, is_mode_active, is_traced
 from treeplay.trace.observe import observe
 from treeplay.trace.opaque import plain_run
-from treeplay.trace.torch_private import foreign_mode, is_dynamo_watching, is_mode_active, is_traced, without_dynamo
 from treeplay.tree.gate import Gate
 from treeplay.tree.manager import Manager
 from treeplay.tree.table import Entry, Recording
-from treeplay.wrap.torch_private import default_device
 
 P = ParamSpec("P")
 R = TypeVar("R")

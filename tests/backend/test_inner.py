@@ -69,7 +69,7 @@ def test_D14_autocast_is_off_while_a_graph_is_lowered():
 
 def test_without_a_compiler_operators_run_as_they_are(monkeypatch):
     monkeypatch.setattr(inner_module, "find_compiler", lambda: SimpleNamespace(path=None))
-    monkeypatch.setattr("treeplay.lower.torch_private.compile_graph", None)
+    monkeypatch.setattr("treeplay.lower.artifact.compile_graph", None)
     module = torch.fx.symbolic_trace(lambda x: (x + 1,))
     assert compile_inner(module, [torch.ones(3)], Options())([torch.ones(3)])[0].tolist() == [2, 2, 2]
 
@@ -77,10 +77,10 @@ def test_without_a_compiler_operators_run_as_they_are(monkeypatch):
 def test_the_graph_given_to_inductor_stays_as_it_is_for_others(monkeypatch):
     if inner_module.find_compiler().path is None:
         pytest.skip("needs a C++ compiler")
-    from treeplay.lower import torch_private
+    from treeplay.lower import artifact
 
     monkeypatch.setattr(
-        torch_private, "compile_graph", lambda module, fakes, **_: module.graph.erase_node(module.graph.output_node())
+        artifact, "compile_graph", lambda module, fakes, **_: module.graph.erase_node(module.graph.output_node())
     )
     module = make_fx(lambda x: (x * 3,))(torch.ones(2))
     before = module.code
@@ -92,7 +92,7 @@ def test_a_graph_that_inductor_fails_on_runs_as_it_is(monkeypatch):
     pytest.importorskip("torch._inductor")
     if inner_module.find_compiler().path is None:
         pytest.skip("needs a C++ compiler")
-    from treeplay.lower import torch_private
+    from treeplay.lower import artifact
 
     def fail(module, fakes, **options):
         for node in list(module.graph.nodes):  # it rewrites what it is given before it fails
@@ -100,7 +100,7 @@ def test_a_graph_that_inductor_fails_on_runs_as_it_is(monkeypatch):
                 node.args = (node.args[0], 7)
         raise AssertionError("an operator that it does not know")
 
-    monkeypatch.setattr(torch_private, "compile_graph", fail)
+    monkeypatch.setattr(artifact, "compile_graph", fail)
     module = make_fx(lambda x: (x * 3,))(torch.ones(2))
     with pytest.warns(UserWarning, match="an operator that it does not know"):
         run = compile_inner(module, [torch.ones(2)], Options(inner="inductor"))

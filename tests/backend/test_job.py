@@ -24,8 +24,8 @@ from treeplay.backend.inner import boxed, compile_inner
 from treeplay.backend.options import Options
 from treeplay.errors import InternalError, Refusal
 from treeplay.facts.refusal import Reason
+from treeplay.lower.artifact import _counting_cache, torchs_counters
 from treeplay.lower.compiler import find_compiler
-from treeplay.lower.torch_private import _counting_cache, torchs_counters
 from treeplay.observe import counters, records
 from treeplay.torch_compile import backend, compile_graph
 from treeplay.wrap.aot import wrap_function
@@ -193,10 +193,10 @@ def convolutions():
 
 @needs_compiler
 def test_D17_what_is_saved_lies_as_inductor_likes_and_the_backward_is_compiled_for_that(monkeypatch):
-    from treeplay.lower import torch_private
+    from treeplay.lower import artifact
 
     reported, taken = [], []
-    original = torch_private.compile_graph
+    original = artifact.compile_graph
 
     def noting(module, fakes, *, strides, **known):
         taken.append([tuple(fake.stride()) for fake in fakes])
@@ -205,7 +205,7 @@ def test_D17_what_is_saved_lies_as_inductor_likes_and_the_backward_is_compiled_f
         finally:
             reported.append(list(strides))
 
-    monkeypatch.setattr(torch_private, "compile_graph", noting)
+    monkeypatch.setattr(artifact, "compile_graph", noting)
     net, x = convolutions(), torch.randn(2, 3, 10, 10)
     twin = copy.deepcopy(net)
     out, wanted = compiled(net, "inductor")(x), twin(x)

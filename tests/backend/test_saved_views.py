@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from treeplay.backend import partition, torch_private
+from treeplay.backend import partition
 from treeplay.torch_compile import backend, compile_graph
+from treeplay.torch_seam import partition as torch_partition
 
 Program = Callable[..., Any]
 
@@ -41,7 +42,7 @@ def saved_names(program: Program, inputs: Sequence[torch.Tensor], monkeypatch: p
 
 
 def keeping_all(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-    return backend(gm, inputs, options={"inner": "aten", "partition": torch_private.keep_all})
+    return backend(gm, inputs, options={"inner": "aten", "partition": torch_partition.keep_all})
 
 
 def gradients(program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -107,7 +108,7 @@ def test_an_argument_that_is_made_anew_for_the_backward_keeps_apart_from_the_oth
     x, state, *weights = (graph.placeholder(f"arg{k}") for k in range(len(inputs)))
     both = graph.call_function(torch.rnn_tanh, (x, state, weights, False, 2, 0.0, True, True, False))
     graph.output((graph.call_function(operator.getitem, (both, 0)),))
-    options = {"inner": "aten", "partition": torch_private.keep_all}
+    options = {"inner": "aten", "partition": torch_partition.keep_all}
     compiled = compile_graph(torch.fx.GraphModule({}, graph), inputs, options=options)
     weighted = torch.arange(8)
     wanted = torch.autograd.grad((net(*inputs[:2])[0] * weighted).sum(), list(net.parameters()))

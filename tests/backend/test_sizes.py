@@ -9,10 +9,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from treeplay.backend.inner import boxed
 from treeplay.backend.options import Options
-from treeplay.backend.torch_private import _mark_of_changing_sizes
 from treeplay.driver import compile_captured
 from treeplay.settings import settings
 from treeplay.torch_compile import backend
+from treeplay.torch_seam.dynamo import _mark_of_changing_sizes
 
 
 @pytest.fixture(autouse=True)

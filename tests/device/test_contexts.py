@@ -37,7 +37,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine(0)
     monkeypatch.setattr(contexts, "call", made.call)
     monkeypatch.setattr(contexts, "current_context", lambda: made.current)
-    monkeypatch.setattr("treeplay.device.cuda.torch_private.has_context", lambda index: index in made.with_context)
+    monkeypatch.setattr("treeplay.torch_seam.allocator.has_context", lambda index: index in made.with_context)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "device", made.device)

@@ -7,9 +7,10 @@ import torch
 
 from support.recordings import reserved
 from treeplay import ArgumentError, CaptureFailed, UsageError
-from treeplay.device.cuda import driver, streams, torch_private
+from treeplay.device.cuda import driver, streams
 from treeplay.device.cuda.capture import capturing
 from treeplay.device.turns import turns
+from treeplay.torch_seam import allocator
 
 pytestmark = [
     pytest.mark.gpu,
@@ -123,8 +124,8 @@ def test_backward_in_a_body_is_captured_from_its_thread(x: torch.Tensor) -> None
 
 def test_workspaces_are_cleared_before_and_after(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    real = torch_private.clear_library_workspaces
-    monkeypatch.setattr(torch_private, "clear_library_workspaces", lambda: (order.append("clear"), real()))
+    real = allocator.clear_library_workspaces
+    monkeypatch.setattr(allocator, "clear_library_workspaces", lambda: (order.append("clear"), real()))
     with capturing(torch.cuda.CUDAGraph(), device=CUDA, gives_back_caches=False):
         order.append("body")
         x + 1

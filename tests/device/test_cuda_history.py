@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from treeplay.device.cuda import torch_private
 from treeplay.device.cuda.history import Ranges, allocations, blocks_of, device_ranges, most_alive_of
 from treeplay.facts.nodes import Block
+from treeplay.torch_seam import allocator
 
 
 def test_ranges_have_starts_and_no_ends():
@@ -64,7 +64,7 @@ def test_allocations_of_a_capture_are_seen_and_others_are_not():
         assert [block.nbytes for block in seen.blocks or ()] == [4000, 4000]
         assert (seen.blocks or ())[1].address == out.data_ptr()
     assert outs[0].data_ptr() != outs[1].data_ptr()
-    assert not torch_private.is_recording_history()
+    assert not allocator.is_recording_history()
     assert all(out.data_ptr() in Ranges(device_ranges()) for out in outs)
 
 
@@ -77,8 +77,8 @@ def test_a_history_that_a_user_records_is_left_alone():
         with allocations(torch.device("cuda", 0), torch.cuda.graph_pool_handle()) as seen:
             torch.empty(100, device="cuda")
         assert seen.blocks is None
-        assert torch_private.is_recording_history()
-        assert torch_private.allocator_state().histories[0]
+        assert allocator.is_recording_history()
+        assert allocator.allocator_state().histories[0]
     finally:
         torch.cuda.memory._record_memory_history(None)
 
@@ -88,7 +88,7 @@ def test_a_history_that_a_user_records_is_left_alone():
 def test_history_stops_after_a_failure():
     with pytest.raises(ValueError), allocations(torch.device("cuda", 0), torch.cuda.graph_pool_handle()):
         raise ValueError
-    assert not torch_private.is_recording_history()
+    assert not allocator.is_recording_history()
 
 
 @gpu
@@ -100,5 +100,5 @@ def test_the_numbers_of_a_pool_keep_their_references():
     for _ in range(3):
         with allocations(torch.device("cuda", 0), pool):
             torch.empty(100, device="cuda")
-        torch_private.allocator_state().segments_of(pool)
+        allocator.allocator_state().segments_of(pool)
     assert (sys.getrefcount(pool[0]), sys.getrefcount(pool[1])) == before

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from treeplay.device.cuda import torch_private
 from treeplay.device.cuda.history import notes_of
 from treeplay.device.cuda.marks import undisputed
 from treeplay.facts.nodes import Block
+from treeplay.torch_seam import allocator
 
 A, B = Block(0x1000, 600), Block(0x1000, 100)  # the second lies where the first lay
 ELSEWHERE = Block(0x4000, 100)
@@ -50,16 +50,16 @@ def test_notes_are_those_of_allocations():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_allocator_notes_what_it_is_told():
-    before = torch_private.noted_allocations()
-    torch_private.start_history(100)
+    before = allocator.noted_allocations()
+    allocator.start_history(100)
     try:
-        torch_private.note_allocations("11")
+        allocator.note_allocations("11")
         kept = torch.empty(1000, device="cuda")
-        torch_private.note_allocations("12")
+        allocator.note_allocations("12")
         more = torch.empty(1000, device="cuda")
-        entries = torch_private.allocator_state().histories[torch.cuda.current_device()]
+        entries = allocator.allocator_state().histories[torch.cuda.current_device()]
     finally:
-        torch_private.note_allocations(before)
-        torch_private.stop_history()
+        allocator.note_allocations(before)
+        allocator.stop_history()
     notes = {entry["addr"]: entry["user_metadata"] for entry in entries if entry["action"] == "alloc"}
     assert (notes[kept.data_ptr()], notes[more.data_ptr()]) == ("11", "12")

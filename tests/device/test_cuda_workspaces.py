@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from support.recordings import reserved
-from treeplay.device.cuda import streams, torch_private
+from treeplay.device.cuda import streams
 from treeplay.device.cuda.capture import capturing
 from treeplay.device.cuda.workspaces import Workspace, Workspaces, mentions, workspaces
 from treeplay.errors import InternalError
 from treeplay.facts.nodes import Memset, Node, Other
+from treeplay.torch_seam import allocator
 
 CUDA = torch.device("cuda")
 
@@ -45,7 +46,7 @@ def lent() -> Workspace:
     with torch.cuda.stream(streams.side_stream(0)):
         workspaces.clear(0)
         found = workspaces.lend(0)
-        torch_private.clear_library_workspaces()
+        allocator.clear_library_workspaces()
     assert found is not None
     return found
 
@@ -109,7 +110,7 @@ def test_a_failed_capture_gives_it_back(a: torch.Tensor) -> None:
 
 @pytest.mark.gpu
 def test_nothing_is_lent_where_the_library_is_not_in_use(a: torch.Tensor) -> None:
-    torch_private.clear_library_workspaces()
+    allocator.clear_library_workspaces()
     fresh = Workspaces()
     fresh.clear(0)
     assert fresh.lend(0) is None
@@ -117,9 +118,9 @@ def test_nothing_is_lent_where_the_library_is_not_in_use(a: torch.Tensor) -> Non
     fresh.clear(0)
     with torch.cuda.stream(torch.cuda.Stream()):
         found = fresh.lend(0)
-    torch_private.clear_library_workspaces()
+    allocator.clear_library_workspaces()
     assert found is not None
-    torch_private.release_pool(0, found.pool)
+    allocator.release_pool(0, found.pool)
 
 
 @pytest.mark.parametrize(

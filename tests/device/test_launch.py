@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from treeplay.device.cuda import torch_private
 from treeplay.device.cuda.launch import (
     Copied,
     Otherwise,
@@ -22,6 +21,7 @@ from treeplay.device.cuda.launch import (
 )
 from treeplay.facts.spec import TensorSpec
 from treeplay.generated import load_source
+from treeplay.torch_seam import allocator
 
 
 class Lane:
@@ -52,8 +52,8 @@ class Machine:
             "_tensors_data_ptrs_at_indices_equal": self.are_at,
             "_storage_Use_Count": torch._C._storage_Use_Count,
         }
-        monkeypatch.setattr(torch_private, "native", natives.__getitem__)
-        monkeypatch.setattr(torch_private, "empty_on_gpu", lambda: self.empty)
+        monkeypatch.setattr(allocator, "native", natives.__getitem__)
+        monkeypatch.setattr(allocator, "empty_on_gpu", lambda: self.empty)
 
     @staticmethod
     def are_at(tensors: Sequence[torch.Tensor], addresses: Sequence[int], indices: Sequence[int]) -> bool:

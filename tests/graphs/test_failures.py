@@ -11,10 +11,11 @@ import torch
 
 from support.recordings import record, reserved
 from treeplay import CaptureFailed, UsageError
-from treeplay.device.cuda import capture, driver, torch_private
+from treeplay.device.cuda import capture, driver
 from treeplay.device.host import recorder
 from treeplay.device.turns import turns
 from treeplay.graphs import Graph, graph, is_current_stream_capturing
+from treeplay.torch_seam import allocator
 
 
 def usable(dev: str) -> bool:
@@ -166,7 +167,7 @@ def test_G14_threads_take_turns(dev: str) -> None:
 
 
 STEPS = {
-    "clear": (torch_private, "clear_library_workspaces"),
+    "clear": (allocator, "clear_library_workspaces"),
     "stream": (torch.cuda, "set_stream"),
     "device": (torch.cuda, "set_device"),
     "end": (torch.cuda.CUDAGraph, "capture_end"),

@@ -9,8 +9,8 @@ import torch
 
 from support.recordings import pool_bytes, record, reserved
 from treeplay import ArgumentTypeError
-from treeplay.device.cuda import torch_private
 from treeplay.graphs import Graph, graph, graph_pool_handle
+from treeplay.torch_seam import allocator
 
 MIB = 1 << 20
 
@@ -78,7 +78,7 @@ def test_G16_side_streams_of_the_capture_allocate_from_the_same_pool(cuda: str) 
         return y
 
     recording, y = record(cuda, body)
-    parts = torch_private.allocator_state().segments_of(recording.pool())
+    parts = allocator.allocator_state().segments_of(recording.pool())
     assert any(p["address"] <= y.data_ptr() < p["address"] + p["total_size"] for p in parts)
 
 

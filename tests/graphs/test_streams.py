@@ -14,8 +14,8 @@ import torch
 import treeplay
 from support.recordings import in_fresh_process, record, ten_times
 from treeplay import ArgumentError, CaptureFailed, UsageError
-from treeplay.device.cuda import torch_private
 from treeplay.graphs import Graph, graph
+from treeplay.torch_seam import allocator
 
 MODES = ("global", "thread_local", "relaxed")
 
@@ -279,7 +279,7 @@ def spied(monkeypatch: pytest.MonkeyPatch, order: list[str]) -> None:
     spy(torch.cuda, "synchronize", "wait")
     spy(gc, "collect", "collect")
     spy(torch.cuda, "empty_cache", "device memory")
-    spy(torch_private, "give_back_pinned_memory", "pinned memory")
+    spy(allocator, "give_back_pinned_memory", "pinned memory")
     spy(torch.cuda, "set_stream", "stream")
     spy(torch.cuda.CUDAGraph, "capture_begin", "begin")
     spy(torch.cuda.CUDAGraph, "capture_end", "end")

@@ -22,7 +22,7 @@ from treeplay.guards.conditions import (
     differing,
     shown,
 )
-from treeplay.observe.stand_in import ABSENT, stand_in
+from treeplay.torch_seam.patched import ABSENT, stand_in
 
 
 def compare(guard: Any, *others: Container) -> str:

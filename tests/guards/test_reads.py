@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from treeplay.guards.reads import WHOLE, Hooks, Reads, classes_of, entry_of, hooks_of_modules, is_machinery
-from treeplay.observe.stand_in import without_stand_in
+from treeplay.torch_seam.patched import without_stand_in
 
 
 class Plain:

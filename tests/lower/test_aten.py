@@ -17,11 +17,12 @@ from support import assert_same, jit
 from treeplay.errors import LoweringError
 from treeplay.facts.signature import Argument, Built, Constant, Fresh, Same, Static, View
 from treeplay.facts.structure import flatten, unflatten
-from treeplay.lower.aten import lower_aten, torch_private
+from treeplay.lower.aten import lower_aten
 from treeplay.lower.aten.calls import spell
 from treeplay.lower.aten.ops import aten, out_form
 from treeplay.lower.lowered import Lowered
 from treeplay.plan.arena import plan_arena
+from treeplay.torch_seam import autograd, operators, tensors
 from treeplay.trace.jit import Call, Trace, trace
 
 
@@ -504,15 +505,15 @@ def test_only_bindings_that_reach_the_very_overload_are_used():
 
 def test_the_operators_hidden_from_autograd_leave_versions_alone():
     x = torch.ones(2, requires_grad=True)
-    with torch.no_grad(), torch_private.ExcludeKeys(torch_private.keys_above_operators()):
+    with torch.no_grad(), operators.ExcludeKeys(operators.keys_above_operators()):
         x.add_(1)
         assert x._version == 0 and x.t()._base is None
-    torch_private.increment_version([x])
+    autograd.increment_versions([x])
     assert x._version == 1
 
 
 def test_host_memory_is_made_as_asked():
-    made = torch_private.empty_strided_host((2, 3), (1, 2), torch.float64)
+    made = tensors.empty_strided_host((2, 3), (1, 2), torch.float64)
     assert (made.shape, made.stride(), made.dtype) == ((2, 3), (1, 2), torch.float64)
 
 

@@ -58,7 +58,7 @@ def test_a_higher_order_operator_is_told_as_one() -> None:
 
 
 def test_a_wrapper_tells_what_it_allocates_and_what_its_operators_return() -> None:
-    from treeplay.lower import torch_private
+    from treeplay.lower import artifact as torch_artifact
 
     def wrapper(inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         buffer = empty_strided_cuda((2, 2), (2, 1), torch.float32)  # noqa: F821
@@ -68,7 +68,7 @@ def test_a_wrapper_tells_what_it_allocates_and_what_its_operators_return() -> No
     names = {"__builtins__": builtins, "empty_strided_cuda": allocate, "torch": torch}
     artifact = FunctionType(wrapper.__code__, names, "wrapper", None, wrapper.__closure__)
     births = Births()
-    with torch_private.telling(artifact, births):
+    with torch_artifact.telling(artifact, births):
         buffer, pooled = artifact([torch.ones(2, 2), torch.ones(1, 1, 4, 4)])
     told = dict(births.told)
     assert address(buffer) in told and address(pooled) in told

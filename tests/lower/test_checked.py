@@ -9,8 +9,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
+from treeplay.lower.artifact import decompositions
 from treeplay.lower.checked import has_unchecked_scatter
-from treeplay.lower.torch_private import decompositions
 
 PROGRAMS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]] = {
     "bernoulli": (torch.bernoulli, torch.tensor([0.5, 1.5])),

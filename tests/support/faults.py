@@ -15,7 +15,7 @@ from torch.optim import optimizer as optimizer_hooks
 
 import treeplay
 from treeplay.device.turns import turns
-from treeplay.sandbox.torch_private import ThreadModes
+from treeplay.torch_seam.modes import ThreadModes
 
 _TEXT = (
     "def fault(*args, **kwargs):\n    if errors:\n        raise errors.pop()\n    return original(*args, **kwargs)\n"

@@ -13,9 +13,9 @@ from treeplay.device.protocol import Work
 from treeplay.facts.signature import Argument, Signature
 from treeplay.facts.structure import flatten
 from treeplay.generated import load_source
+from treeplay.torch_seam import dynamo, flags
 from treeplay.trace.jit import Call
 from treeplay.trace.opaque import Prepared, plain_run, prepare
-from treeplay.wrap import torch_private
 from treeplay.wrap.emit import MISS, Ambience, Parts, emit_call
 
 
@@ -126,11 +126,11 @@ def _call_function(signature: Signature, call: Call, given: list[torch.Tensor], 
     ]
     parts = Parts(
         run=run,
-        check=torch_private.tensor_check(checked) if checked else None,
+        check=dynamo.tensor_check(checked) if checked else None,
         is_apart=None,
         increment_version=None,
-        set_grad_enabled=torch_private.set_grad_enabled,
-        disable_autocast=torch_private.DisableAutocast,
+        set_grad_enabled=flags.set_grad_enabled,
+        disable_autocast=flags.DisableAutocast,
     )
     return load_source(emit_call(signature, Ambience.now(), parts, name="call opaque"))
 

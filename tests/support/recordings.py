@@ -13,9 +13,9 @@ import torch
 
 from treeplay.backend import job
 from treeplay.backend.recorded import recorded_on
-from treeplay.device.cuda import torch_private
 from treeplay.device.host import HostDevice
 from treeplay.graphs import Graph, graph
+from treeplay.torch_seam import allocator
 
 
 def record(dev: str, body: Callable[[], Any], **options: Any) -> tuple[Graph, Any]:
@@ -44,7 +44,7 @@ def reserved() -> int:
 
 def pool_bytes(pool: tuple[int, int]) -> int:
     """What the CUDA allocator holds in one pool."""
-    return sum(part["total_size"] for part in torch_private.allocator_state().segments_of(pool))
+    return sum(part["total_size"] for part in allocator.allocator_state().segments_of(pool))
 
 
 def in_fresh_process(code: str, **environment: str) -> str:

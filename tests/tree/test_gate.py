@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from treeplay.observe.locks import shared_lock
+from treeplay.locks import shared_lock
 from treeplay.trace.jit import Busy
 from treeplay.tree import gate as gates
 from treeplay.tree.gate import Gate

@@ -17,8 +17,8 @@ from treeplay.errors import Unrecorded
 from treeplay.facts.captured import Direction, GraphFacts, GraphReport, Skip
 from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.refusal import Reason
+from treeplay.locks import shared_lock
 from treeplay.observe import compile_records, counters
-from treeplay.observe.locks import shared_lock
 
 log = logging.getLogger("treeplay.backend")
 

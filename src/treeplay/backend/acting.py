@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.backend import torch_private
+from treeplay.torch_seam import fx
+from treeplay.torch_seam.operators import OpOverloadPacket
 from treeplay.trace.prune import TORCHS_OWN, acts
 
 _CHECKS = (torch.ops.aten._linalg_check_errors.default, torch.ops.aten._assert_async.default)
@@ -23,7 +24,7 @@ def acting_in(graph: torch.fx.Graph) -> frozenset[Any]:
     """The operators of a graph, as traced or as captured by Dynamo, that act."""
     found = {node.target for node in graph.nodes if acts(node)}
     for node in graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverloadPacket) and not node.users:
+        if isinstance(node.target, OpOverloadPacket) and not node.users:
             overloads = (getattr(node.target, name) for name in node.target.overloads())
             found.update(overload for overload in overloads if overload.namespace not in TORCHS_OWN)
     return frozenset(found)
@@ -32,5 +33,5 @@ def acting_in(graph: torch.fx.Graph) -> frozenset[Any]:
 @contextlib.contextmanager
 def kept(operators: frozenset[Any]) -> Iterator[None]:
     """While this lasts, nothing takes these operators, nor torch's checks, for dead code."""
-    with torch_private.kept_operators({*operators, *_CHECKS}):
+    with fx.kept_operators({*operators, *_CHECKS}):
         yield

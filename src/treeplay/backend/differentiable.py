@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.backend import torch_private
 from treeplay.backend.job import Job
 from treeplay.backend.keeping import keep_for_backward
 from treeplay.backend.options import Options, using
@@ -19,8 +18,9 @@ from treeplay.backend.surroundings import undisturbed
 from treeplay.facts.captured import Role
 from treeplay.facts.signature import Argument, Input
 from treeplay.settings import settings
+from treeplay.torch_seam import partition
+from treeplay.torch_seam.modes import functions_unwatched
 from treeplay.trace.rerun import Rerun
-from treeplay.trace.torch_private import functions_unwatched
 from treeplay.wrap.aot import Compilers, wrap_function
 
 
@@ -40,7 +40,7 @@ def wrap_flat(
     That is "inductor" or "aten". The callable's `.launch_facts` tell how a device launches it, its `.plain_calls` which calls
     launched nothing. Raises `Refusal`.
     """
-    split = least_memory if lowering == "inductor" else torch_private.keep_all
+    split = least_memory if lowering == "inductor" else partition.keep_all
     options = Options(inner=lowering, partition=split, eager_random=settings.eager_random)
     roles = [Role.ORDINARY if isinstance(item.source, Argument) else Role.STATIC for item in inputs]
     job = _Differentiable(options, roles, [str(item) for item in inputs])
@@ -61,7 +61,7 @@ def trace_flat(
     def uncompiled(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         return module
 
-    options = Options(inner=uncompiled, partition=torch_private.keep_all)
+    options = Options(inner=uncompiled, partition=partition.keep_all)
     compilers = Compilers(uncompiled, uncompiled, uncompiled, splitter(options), decompositions(options))
     with undisturbed(), using(options):
         return wrap_function(function, samples, _unwatched(compilers))

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.fx
-import torch.utils._pytree as pytree
 
 from treeplay.device.host.rules import refusal_of_operator
 from treeplay.errors import Refusal
@@ -19,6 +18,8 @@ from treeplay.facts.location import Location
 from treeplay.facts.refusal import Reason
 from treeplay.facts.spec import TensorSpec
 from treeplay.observe.lines import location_in
+from treeplay.torch_seam import trees as pytree
+from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
 
 MARK = "treeplay"
 """`torch.fx.traceback.annotate({"treeplay": "unrecorded"})` around a part of a program keeps its graph from being recorded."""
@@ -125,7 +126,7 @@ def _obstacles(module: torch.fx.GraphModule) -> Iterator[Reason]:
 
 def _obstacle(node: torch.fx.Node) -> Reason | None:
     op = node.target
-    if isinstance(op, torch._ops.HigherOrderOperator):
+    if isinstance(op, HigherOrderOperator):
         if op.name() in _CONTROL_FLOW:
             why = "chooses on the host what runs, by a value that only exists when the recording is replayed"
             return Reason(op.name(), why, "decide on the device (`torch.where`)")
@@ -133,7 +134,7 @@ def _obstacle(node: torch.fx.Node) -> Reason | None:
             why = "has an effect on the host (an order to keep, a state of a generator), which no replay repeats"
             return Reason(op.name(), why, "compile it apart from the rest")
         return None
-    if not isinstance(op, torch._ops.OpOverload):
+    if not isinstance(op, OpOverload):
         return None
     if _UNSAFE_TAG is not None and _UNSAFE_TAG in op.tags:
         return Reason(_name(node), "is marked by torch as unfit for a recording", "compile it apart from the rest")
@@ -166,7 +167,7 @@ def has_caching_allocator() -> bool:
 
 def _name(node: torch.fx.Node) -> str:
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return str(target._schema.name).partition("::")[2]
     return str(getattr(target, "__name__", target))
 

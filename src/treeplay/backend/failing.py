@@ -20,6 +20,7 @@ from treeplay.backend.options import Options
 from treeplay.facts.failing import ToKeep
 from treeplay.facts.spec import TensorSpec
 from treeplay.plan.failing import MOST_BYTES, bytes_to_keep, called, to_keep
+from treeplay.torch_seam.operators import HigherOrderOperator
 from treeplay.trace.prune import TORCHS_OWN
 from treeplay.wrap.take_back import TakeBack
 
@@ -77,4 +78,4 @@ def _is_somebodys(node: torch.fx.Node) -> bool:
     op = called(node)
     if op is not None:
         return op.namespace not in TORCHS_OWN
-    return isinstance(node.target, (str, torch._ops.HigherOrderOperator))
+    return isinstance(node.target, (str, HigherOrderOperator))

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.backend.torch_private import ENTER_INFERENCE, EXIT_INFERENCE, SET_GRAD
 from treeplay.generated import hide_from_dynamo
+from treeplay.torch_seam.flags import ENTER_INFERENCE, EXIT_INFERENCE, SET_GRAD
 
 
 def leave_inference_mode(graph: torch.fx.Graph, *, is_grad_enabled: bool) -> bool:

@@ -11,9 +11,7 @@ from typing import Any
 
 import torch
 import torch.fx
-import torch.utils._pytree as pytree
 
-from treeplay.backend import torch_private
 from treeplay.backend.metadata import mode_of
 from treeplay.backend.options import Options
 from treeplay.backend.strides import noted_strides, visible_strides, with_strides
@@ -23,6 +21,10 @@ from treeplay.graph_check import check_module
 from treeplay.lower.compiler import find_compiler, find_gpu_compiler
 from treeplay.observe import counters, warn_once
 from treeplay.sandbox.boundary import users_own
+from treeplay.torch_seam import context as torch_context
+from treeplay.torch_seam import fakes as torch_fakes
+from treeplay.torch_seam import flags
+from treeplay.torch_seam import trees as pytree
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -64,7 +66,7 @@ def compile_inner(
         return boxed(module)
     flat = flat or Flat()
     strides = noted_strides(module)
-    with torch_private.without_autocast():  # its casts are written out, and must not be made twice
+    with flags.without_autocast():  # its casts are written out, and must not be made twice
         if callable(options.inner):
             with users_own():
                 run: Boxed = _emptying(options.inner(module, inputs, **_asked_for(options.inner, flat)))
@@ -72,8 +74,18 @@ def compile_inner(
             run = boxed(without_views(module))
         else:
             run, strides = _inductor(module, inputs, options, flat, strides)
-    torch_private.report_strides(strides)
+    _report(strides)
     return run
+
+
+def _report(strides: Sequence[Any]) -> None:
+    """Tell whoever asks the strides of each result of what was compiled; None for no tensor."""
+    asked = torch_context.strides_asked_for()
+    if asked is None:
+        return
+    if asked:
+        raise InternalError(f"strides were reported already: {asked}")
+    asked.extend(stride if stride is None else tuple(map(int, stride)) for stride in strides)
 
 
 def is_empty(module: torch.fx.GraphModule) -> bool:
@@ -163,18 +175,18 @@ def _inductor(
         or (find_compiler() if device.type == "cpu" else find_gpu_compiler()).path is None
     ):
         return boxed(module), noted
-    from treeplay.lower import torch_private as inductor  # imports Inductor: seconds, so only when it is needed
+    from treeplay.lower import artifact
 
     mode = mode_of(inputs)
-    fakes = [mode.from_tensor(value, static_shapes=True) if torch_private.is_real(value) else value for value in inputs]
+    fakes = [mode.from_tensor(value, static_shapes=True) if torch_fakes.is_real(value) else value for value in inputs]
     # Inductor rewrites what it is given, and others still ask the graph.
     spare = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
     for node in spare.graph.find_nodes(op="call_function", target=torch.ops.aten._neg_view.default):
         node.target = torch.ops.aten.neg.default  # kernels do not look at the bit that makes it a view
     strides: list[Any] = []
     try:
-        inductor.check_layouts(module.graph)
-        run = inductor.compile_graph(
+        artifact.check_layouts(module.graph)
+        run = artifact.compile_graph(
             spare,
             fakes,
             device=device,

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.backend import torch_private
 from treeplay.backend.account import Account, enter, next_graph_id, note
 from treeplay.backend.alignment import plan_alignment, with_repair
 from treeplay.backend.decide import decide
@@ -42,7 +41,8 @@ from treeplay.facts.refusal import Reason
 from treeplay.observe import counters
 from treeplay.observe.internal import tell_internal
 from treeplay.sandbox.boundary import Boundary
-from treeplay.trace.torch_private import without_function_modes
+from treeplay.torch_seam import dynamo, partition
+from treeplay.torch_seam.modes import without_function_modes
 from treeplay.wrap.aot import Compilers
 from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE
 
@@ -51,8 +51,8 @@ def plain_compilers(drawing: Options | None = None) -> Compilers:
     """Compilers that run graphs as they are, unrecorded and unreported: for derivatives of a backward.
 
     `drawing`: what a forward is compiled under that draws random numbers, for a compiler draws numbers of its own."""
-    options = Options(inner="aten", partition=torch_private.keep_all, record=False)
-    drawing = dataclasses.replace(drawing, partition=torch_private.keep_all) if drawing is not None else options
+    options = Options(inner="aten", partition=partition.keep_all, record=False)
+    drawing = dataclasses.replace(drawing, partition=partition.keep_all) if drawing is not None else options
 
     def as_it_is(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         keep_for_backward(module)
@@ -70,7 +70,7 @@ def plain_compilers(drawing: Options | None = None) -> Compilers:
 
 @contextlib.contextmanager
 def _alone(options: Options) -> Iterator[None]:
-    with torch_private.compile_lock(), undisturbed(), without_function_modes(), using(options):
+    with dynamo.compile_lock(), undisturbed(), without_function_modes(), using(options):
         yield
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 import torch.fx
-import torch.utils._pytree as pytree
 
 from treeplay.device.host.operators import KEEPS_FOR_BACKWARD
+from treeplay.torch_seam import trees as pytree
 
 
 def keep_for_backward(module: torch.fx.GraphModule) -> bool:

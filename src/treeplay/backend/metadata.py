@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 import torch.fx
-import torch.utils._pytree as pytree
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from treeplay.backend import torch_private
+from treeplay.torch_seam import fakes as torch_fakes
+from treeplay.torch_seam import trees as pytree
+from treeplay.torch_seam.fakes import FakeTensor, FakeTensorMode
 
 
 def refresh(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> FakeTensorMode:
@@ -59,7 +59,7 @@ def values_of(
 
 def mode_of(inputs: Sequence[Any]) -> FakeTensorMode:
     """The fake mode of `inputs`, or a new one that takes real tensors too."""
-    return torch_private.fake_mode_of(pytree.tree_leaves(list(inputs))) or FakeTensorMode(allow_non_fake_inputs=True)
+    return torch_fakes.fake_mode_of(pytree.tree_leaves(list(inputs))) or FakeTensorMode(allow_non_fake_inputs=True)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import torch.fx
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from treeplay.wrap.aot.torch_private import mode_of_fake
+from treeplay.torch_seam.fakes import mode_of_fake
 
 aten = torch.ops.aten
 

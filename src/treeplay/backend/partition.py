@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 import torch.fx
-import torch.utils._pytree as pytree
 
-from treeplay.backend import torch_private
 from treeplay.backend.numbers import save_numbers_as_tensors, tensors_for_numbers
 from treeplay.backend.options import Options
 from treeplay.backend.passes import run_joint
 from treeplay.backend.saved_views import without_saved_views
 from treeplay.graph_check import check_module
 from treeplay.sandbox.boundary import users_own
+from treeplay.torch_seam import partition as torch_partition
+from treeplay.torch_seam import tensors as torch_tensors
+from treeplay.torch_seam import trees as pytree
 
 Split = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
 
@@ -28,7 +29,7 @@ def splitter(options: Options) -> Split:
     Random numbers that the backward needs again it draws again: from the stored state of the generator where the
     forward has to draw the very numbers that eager would, else from generators of its own, which a recording can hold.
     """
-    split = options.partition or torch_private.min_cut
+    split = options.partition or torch_partition.min_cut
 
     def partition(
         joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any
@@ -40,7 +41,7 @@ def splitter(options: Options) -> Split:
             check_module(joint, "numbers became tensors")
         is_eager = options.inner != "inductor" or options.eager_random
         with (
-            torch_private.stored_random_states() if is_eager else contextlib.nullcontext(),
+            torch_partition.stored_random_states() if is_eager else contextlib.nullcontext(),
             users_own() if options.partition is not None else contextlib.nullcontext(),
         ):
             forward, backward = split(joint, inputs, **known)
@@ -75,9 +76,9 @@ def decompositions(options: Options) -> dict[Any, Callable[..., Any]] | None:
         return dict(options.decompositions)
     if options.inner != "inductor":
         return None
-    from treeplay.lower import torch_private as inductor  # imports Inductor: seconds, so only when it is needed
+    from treeplay.lower import artifact
 
-    table = inductor.decompositions(eager_random=options.eager_random)
+    table = artifact.decompositions(eager_random=options.eager_random)
     return table | {torch.ops.aten.cat.default: _cat(table[torch.ops.aten.cat.default])}
 
 
@@ -88,6 +89,6 @@ def _cat(taken_apart: Callable[..., Any]) -> Callable[..., Any]:
         result = taken_apart(tensors, dim)
         if not isinstance(result, torch.Tensor):
             return result
-        return result.clone(memory_format=torch_private.suggested_format(result))
+        return result.clone(memory_format=torch_tensors.suggested_format(result))
 
     return cat

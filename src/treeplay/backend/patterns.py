@@ -18,8 +18,8 @@ from treeplay.backend.sizes import fakes_of
 from treeplay.errors import PatternChanged
 from treeplay.facts.overlap import overlapping
 from treeplay.settings import settings
+from treeplay.torch_seam.fakes import has_data
 from treeplay.wrap.aot.overlap import overlap_across_storages
-from treeplay.wrap.aot.torch_private import has_data
 
 Call = Callable[..., Any]
 Compile = Callable[[Sequence[Any]], Call]

@@ -17,6 +17,7 @@ from treeplay.backend.keeping import Keeping
 from treeplay.backend.replayed import Graph, Replayed
 from treeplay.device.protocol import Births, Device
 from treeplay.facts.captured import Role
+from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -64,14 +65,14 @@ def _draws(node: torch.fx.Node) -> bool:
     if node.op != "call_function":
         return node.op == "call_method"
     target = node.target.op if isinstance(node.target, Keeping) else node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return torch.Tag.nondeterministic_seeded in target.tags
-    return isinstance(target, torch._ops.HigherOrderOperator)
+    return isinstance(target, HigherOrderOperator)
 
 
 @contextlib.contextmanager
 def _telling(run: Boxed, births: Births) -> Iterator[None]:
-    from treeplay.lower.torch_private import telling  # imports Inductor: seconds, so only when it is needed
+    from treeplay.lower.artifact import telling
 
     with telling(run, births):
         yield

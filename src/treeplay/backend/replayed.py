@@ -26,8 +26,8 @@ from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.refusal import Reason
 from treeplay.facts.source import Source
 from treeplay.generated import hide_from_dynamo, load_source
+from treeplay.locks import shared_lock
 from treeplay.observe.internal import tell_internal
-from treeplay.observe.locks import shared_lock
 from treeplay.sandbox.boundary import Boundary
 
 Boxed = Callable[[list[Any]], Sequence[Any]]

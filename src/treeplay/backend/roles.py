@@ -15,8 +15,8 @@ import torch.fx
 
 from treeplay.errors import InternalError
 from treeplay.facts.captured import Role
+from treeplay.torch_seam.tensors import shares_storage
 from treeplay.wrap.aot.compilers import ARGUMENT
-from treeplay.wrap.aot.torch_private import shares_storage
 
 _DYNAMO_NAME = re.compile(r"^[lgLG]_(\w+)_$")  # of a local or global variable
 _STATIC_MARK = "_dynamo_static_input_type"

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.backend import torch_private
+from treeplay.torch_seam import partition
+from treeplay.torch_seam.operators import OpOverload
 
 Split = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
 
@@ -22,8 +23,8 @@ Split = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
 def least_memory(joint: torch.fx.GraphModule, inputs: Sequence[Any], *, num_fwd_outputs: int, **known: Any) -> Split:
     """The split of least memory that keeps no argument and no result which eager does not."""
     twin = torch.fx.GraphModule(joint, copy.deepcopy(joint.graph))
-    as_eager = torch_private.keep_all(twin, inputs, num_fwd_outputs=num_fwd_outputs, **known)
-    least = torch_private.min_cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **known)
+    as_eager = partition.keep_all(twin, inputs, num_fwd_outputs=num_fwd_outputs, **known)
+    least = partition.min_cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **known)
     allowed = callers_tensors(as_eager[0], num_fwd_outputs)
     return least if callers_tensors(least[0], num_fwd_outputs) <= allowed else as_eager
 
@@ -38,7 +39,7 @@ def callers_tensors(forward: torch.fx.GraphModule, results: int) -> set[str]:
 
 def _owner(node: torch.fx.Node) -> torch.fx.Node:
     """What a view is taken of; any other node is its own."""
-    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
+    while isinstance(node.target, OpOverload) and node.target.is_view:
         source = node.args[0]
         if not isinstance(source, torch.fx.Node):
             return node

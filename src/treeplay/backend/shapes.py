@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.utils._pytree import TreeSpec
 
-from treeplay.backend import torch_private, trees
+from treeplay.backend import trees
 from treeplay.backend.metadata import values_of
 from treeplay.backend.passes import copy_of
 from treeplay.graph_check import add_placeholder, check_module
+from treeplay.torch_seam import fx, operators
+from treeplay.torch_seam.trees import TreeSpec
 
 Call = Callable[..., Any]
 Program = torch.fx.GraphModule | Callable[..., Any]
@@ -72,7 +73,7 @@ def _may_be_many(part: Any) -> bool:
     value = part.meta.get("val", part.meta.get("example_value"))
     if value is not None:
         return isinstance(value, trees.CONTAINERS)
-    returns = torch_private.schema_returns(part.target) if callable(part.target) else None
+    returns = operators.schema_returns(part.target) if callable(part.target) else None
     if returns is not None:
         return returns > 1
     return part.op not in ("placeholder", "get_attr") and part.target is not operator.getitem
@@ -103,12 +104,12 @@ def _elements(node: torch.fx.Node, value: Any) -> Any:
 
 def with_plain_codegen(program: Program, inputs: Sequence[Any], compile_next: Compile) -> Call:
     """Take an exporter's input and output trees off a graph; the callable applies them."""
-    found = torch_private.exporter_trees(program.graph) if isinstance(program, torch.fx.GraphModule) else None
+    found = fx.exporter_trees(program.graph) if isinstance(program, torch.fx.GraphModule) else None
     if not isinstance(program, torch.fx.GraphModule) or found is None:
         return compile_next(program, inputs)
     tree_in, tree_out = found
     has_keywords = _is_tree_of_call(tree_in)
-    torch_private.drop_exporter_trees(program.graph)
+    fx.drop_exporter_trees(program.graph)
     simple = torch.fx.GraphModule(program, program.graph)  # without the exporter's hook, which checks the trees
     simple.meta.update(program.meta)
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from treeplay.backend import torch_private
+from treeplay.locks import shared_lock
 from treeplay.observe import counters
-from treeplay.observe.locks import shared_lock
 from treeplay.observe.once import warn_here
 from treeplay.settings import settings
+from treeplay.torch_seam import dynamo, fakes, modes, tensors
 
 Call = Callable[..., Any]
 Compile = Callable[[Sequence[Any]], Call]
@@ -71,7 +71,7 @@ def with_known_sizes(
         results = compiled(*args)
         for at, dimensions in marked:
             if isinstance(results[at], torch.Tensor):
-                torch_private.note_changing_sizes(results[at], dimensions)
+                dynamo.note_changing_sizes(results[at], dimensions)
         return results
 
     return call
@@ -88,7 +88,7 @@ def changing_sizes(program: Any) -> tuple[frozenset[int], ...]:
 def _changing(node: Any) -> frozenset[int]:
     known = node.meta if isinstance(node, torch.fx.Node) else {}
     value = known.get("example_value", known.get("val"))
-    if not isinstance(value, torch.Tensor) or torch_private.is_wrapper(value):
+    if not isinstance(value, torch.Tensor) or modes.is_wrapper(value):
         return frozenset()
     return frozenset(k for k, size in enumerate(value.size()) if isinstance(size, torch.SymInt) and _is_unknown(size))
 
@@ -128,7 +128,7 @@ def _is_symbolic(value: Any) -> bool:
 
 
 def _sizes(value: Any) -> Any:
-    if torch_private.is_wrapper(value):  # its own sizes may be symbols that stand for the sizes inside
+    if modes.is_wrapper(value):  # its own sizes may be symbols that stand for the sizes inside
         names, _ = value.__tensor_flatten__()
         return type(value), tuple(_sizes(getattr(value, name)) for name in names)
     if isinstance(value, torch.Tensor):
@@ -138,13 +138,13 @@ def _sizes(value: Any) -> Any:
 
 def fakes_of(args: Sequence[Any]) -> list[Any]:
     """Fakes of one mode, so that nothing is compiled for an address or a value; one tensor stays one."""
-    mode = torch_private.fake_mode_of(args) or torch_private.new_fake_mode()
+    mode = fakes.fake_mode_of(args) or fakes.new_fake_mode()
     alone: dict[int, torch.Tensor] = {}
 
     def fake(arg: Any) -> Any:
         if not isinstance(arg, torch.Tensor):
             return arg
-        if torch_private.is_view_elsewhere(arg):  # its fake would lie in its base's memory
+        if tensors.is_view_elsewhere(arg):  # its fake would lie in its base's memory
             arg = alone.setdefault(id(arg), arg.detach())
         return mode.from_tensor(arg, static_shapes=True)
 

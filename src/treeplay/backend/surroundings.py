@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import torch
 
-from treeplay.backend import torch_private
 from treeplay.device.generators import unmoved
+from treeplay.torch_seam import modes
 
 MIN_RECURSION_LIMIT = 2000
 """Graphs are walked recursively; Python's own limit of 1000 is too low for deep ones."""
@@ -25,7 +25,7 @@ def undisturbed() -> Iterator[None]:
         stack.enter_context(_autocast_kept())
         if torch.cuda.is_initialized():
             stack.callback(torch.cuda.set_device, torch.cuda.current_device())
-        stack.enter_context(torch_private.without_dispatch_modes())
+        stack.enter_context(modes.without_dispatch_modes())
         yield
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch.utils._pytree as pytree
-from torch.utils._pytree import TreeSpec
-
 from treeplay.errors import UsageError
+from treeplay.torch_seam import trees as pytree
+from treeplay.torch_seam.trees import TreeSpec
 
 CONTAINERS = (list, tuple, dict)
 

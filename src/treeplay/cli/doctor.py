@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import treeplay
+from treeplay import torch_seam
 from treeplay.cli.devices import why_no_cuda
 from treeplay.device.cuda.node_calls import is_available
 from treeplay.device.host import HostDevice
@@ -50,6 +51,7 @@ def gather() -> dict[str, dict[str, Any]]:
             "python": platform.python_version(),
             "system": platform.platform(terse=True),
         },
+        "torch's private parts": _private_parts(),
         "cpu": HostDevice().facts(),
         "cuda": _cuda(),
         "compiler": {"path": compiler.path, "why": compiler.why},
@@ -74,6 +76,12 @@ def _cuda() -> dict[str, Any]:
         "lowering": f"{plan.lowerings[0]}: {plan.why if compiler.path else compiler.why}",
         "inputs that move": _PATCHED if is_available() else _COPIED,
     }
+
+
+def _private_parts() -> dict[str, Any]:
+    """Whether this torch has what treeplay uses of it without a public name; what each area lacks, if it lacks any."""
+    lacking = {area: missing for area, missing in torch_seam.probe().items() if missing is not None}
+    return {"complete": not lacking, "tested with": f"torch {torch_seam.WORKS_WITH}", **lacking}
 
 
 def _version(package: str) -> str | None:

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-from treeplay.device.host.torch_private import is_dispatched, random_states_left_alone
-from treeplay.observe.locks import shared_lock
-from treeplay.observe.stand_in import Shared
+from treeplay.locks import shared_lock
+from treeplay.torch_seam.dynamo import random_states_left_alone
+from treeplay.torch_seam.modes import is_dispatched
+from treeplay.torch_seam.patched import Shared
 
 moving = shared_lock()
 """Held for the few statements in which a generator's state is replaced or seeded."""

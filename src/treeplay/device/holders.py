@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Protocol
 
-from treeplay.observe.locks import shared_lock
+from treeplay.locks import shared_lock
 
 
 class Holder(Protocol):

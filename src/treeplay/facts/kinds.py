@@ -38,17 +38,6 @@ def items(values: Any) -> list[Any]:
     return list(base.__iter__(values))
 
 
-def is_initialised(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has memory: a lazy layer's parameters have none yet."""
-    return not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]
-
-
-def has_strides(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is described by shape and strides. A nested one calls its layout strided too."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.layout is torch.strided and not tensor.is_nested and is_initialised(tensor)
-
-
 def is_leaf(tensor: torch.Tensor) -> bool:
     """Whether a tensor is where a backward ends. A view whose base was written to since may raise when it is asked: it is the
     result of something."""

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from treeplay.torch_seam.operators import foreach_clone, foreach_copy_, foreach_zero_
+
 _address = torch.Tensor.data_ptr
-HAS_CLONE = hasattr(torch, "_foreach_clone")  # torch 2.13 and later
 
 
 class Buffers:
@@ -39,7 +40,7 @@ class Buffers:
         """Like `fill`; where there is no value the buffer is zeroed."""
         missing = [tensor for tensor, value in zip(self.tensors, values, strict=True) if value is None]
         if missing:
-            torch._foreach_zero_(missing)
+            foreach_zero_(missing)
         self.fill([tensor if value is None else value for tensor, value in zip(self.tensors, values, strict=True)])
 
     def versions(self) -> tuple[int, ...]:
@@ -56,15 +57,15 @@ def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     if len(targets) == 1:
         targets[0].copy_(sources[0])
     elif targets:
-        torch._foreach_copy_(targets, sources)
+        foreach_copy_(targets, sources)
 
 
 def clone_all(tensors: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> Sequence[torch.Tensor]:
     """New tensors with memory of their own and the same values."""
     if len(tensors) == 1:
         return (tensors[0].clone(),)
-    if HAS_CLONE:
-        return torch._foreach_clone(tensors)
+    if foreach_clone is not None:
+        return foreach_clone(tensors)  # type: ignore[no-any-return]
     made = [torch.empty_like(tensor) for tensor in tensors]
     copy_all(made, list(tensors))
     return made

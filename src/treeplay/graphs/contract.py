@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from treeplay.errors import UsageError
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import DICTS, Leaf, Structure, flatten, paths
+from treeplay.torch_seam.modes import is_traceable_wrapper_subclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,14 @@ from contextlib import contextmanager
 
 import torch
 
-from treeplay.device.cuda import driver, streams, torch_private
+from treeplay.device.cuda import driver, streams
 from treeplay.device.cuda.capture import Capture, capturing, take_turn
 from treeplay.device.turns import turns
 from treeplay.errors import UsageError
 from treeplay.graphs.device import Held, Wish, counted, noted
 from treeplay.graphs.inputs import Inputs
 from treeplay.graphs.pools import Pool
+from treeplay.torch_seam import allocator
 
 
 class CudaRecording:
@@ -141,7 +142,7 @@ class CudaRecording:
     def held(self) -> Held:
         """Nodes by kind, and the memory of pool and launchable form."""
         pool = self.pool()
-        segments = torch_private.allocator_state().segments_of(pool)
+        segments = allocator.allocator_state().segments_of(pool)
         size = sum(part["total_size"] for part in segments if part["device"] == self.device.index)
         return Held(counted(driver.node_kinds(self.raw().raw_cuda_graph())), size, self._exec_bytes)
 

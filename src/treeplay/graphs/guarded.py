@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_iter, tree_map
 
 from treeplay.errors import StaleOutput
 from treeplay.graphs.order import Run, Ticket
+from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
+from treeplay.torch_seam.trees import tree_iter, tree_map
 
 _FREE = {
     getattr(torch.Tensor, name).__get__
@@ -39,7 +40,7 @@ class GuardedOutput(torch.Tensor):
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             if func in _FREE:
                 return func(*args, **kwargs)
             claims = _claims((args, kwargs))
@@ -63,7 +64,7 @@ def plain(value: Any) -> Any:
     if type(value) is not GuardedOutput:
         return value
     _check(*value._claim)
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return value.as_subclass(torch.Tensor)
 
 

@@ -11,7 +11,6 @@ import torch
 from treeplay.device.host.dot import dot_of
 from treeplay.device.host.recorder import Recorder
 from treeplay.device.host.tape import Tape
-from treeplay.device.host.torch_private import storage_of
 from treeplay.device.teardown import Teardown
 from treeplay.device.turns import turns
 from treeplay.errors import UsageError
@@ -19,6 +18,7 @@ from treeplay.graphs.device import Held, Wish, counted, refuse_stream
 from treeplay.graphs.inputs import Inputs
 from treeplay.graphs.pools import Pool, host_pools, new_pool
 from treeplay.observe.once import warn_here
+from treeplay.torch_seam.tensors import storage_of
 
 
 class HostRecording:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 
 from treeplay.device.cuda.lane import Lane
-from treeplay.device.cuda.torch_private import native
 from treeplay.facts.location import Location
-from treeplay.observe.locks import shared_lock
+from treeplay.locks import shared_lock
+from treeplay.torch_seam.allocator import native
 
 
 class Run(NamedTuple):

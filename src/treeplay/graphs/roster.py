@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from treeplay.device.cuda import torch_private
 from treeplay.errors import UsageError
+from treeplay.torch_seam import allocator
 
 _address = torch.Tensor.data_ptr
 _needs_gradient = attrgetter("requires_grad")
@@ -124,8 +124,8 @@ def check_memory(modules: Sequence[torch.nn.Module]) -> None:
 
 def _address_check(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> Callable[[], bool]:
     """Asks whether tensors lie where they did; natively where torch can, which matters for hundreds of them."""
-    if torch_private.is_built():
-        check = torch_private.native("_tensors_data_ptrs_at_indices_equal")
+    if allocator.is_built():
+        check = allocator.native("_tensors_data_ptrs_at_indices_equal")
         return functools.partial(check, list(tensors), list(addresses), list(range(len(tensors))))
     return lambda: [*map(_address, tensors)] == addresses
 

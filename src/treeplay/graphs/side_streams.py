@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from treeplay.torch_seam.modes import TorchDispatchMode
 
 
 class SideStreams(TorchDispatchMode):

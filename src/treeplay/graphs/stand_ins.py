@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+
+from treeplay.torch_seam.trees import tree_map_only
 
 _GETS_AND_SETS = ("__get__", "__set__", "__delete__")
 

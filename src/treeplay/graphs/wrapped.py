@@ -33,10 +33,10 @@ from treeplay.graphs.order import Run
 from treeplay.graphs.record import Unrecorded
 from treeplay.graphs.recorded import Outputs, Recorded, surface_of
 from treeplay.graphs.roster import Roster
+from treeplay.locks import shared_lock
 from treeplay.observe import counters, warn_once
 from treeplay.observe.internal import tell_internal
 from treeplay.observe.lines import user_location
-from treeplay.observe.locks import shared_lock
 from treeplay.sandbox.boundary import Boundary
 from treeplay.settings import settings
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.kinds import has_strides, is_a, is_initialised
+from treeplay.facts.kinds import is_a
 from treeplay.facts.mismatch import Mismatch
 from treeplay.facts.place import How, Place
 from treeplay.facts.same import is_same
@@ -29,8 +29,10 @@ from treeplay.facts.source import Source
 from treeplay.generated import load_source
 from treeplay.guards.conditions import Asked, Comparison, Container, Guard, HasGradient, Table, shown
 from treeplay.guards.reach import Reach, spot_of
-from treeplay.guards.torch_private import native_check, tensor_check, version_of_table
-from treeplay.observe.stand_in import ABSENT
+from treeplay.torch_seam.dynamo import native_check, tensor_check, version_of_table
+from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
+from treeplay.torch_seam.patched import ABSENT
+from treeplay.torch_seam.tensors import has_strides, is_initialised
 
 _YOUNG = 50
 """Warm calls after which versions are compared natively; a dictionary that changes sooner again and again is no steady one."""
@@ -509,7 +511,7 @@ def _has_plain_length(holder: Any) -> bool:
 def _facts_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What can be read of a tensor besides its values; of one without memory, and of a nested one, nothing is asked that
     would raise."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         strides = tensor.stride() if has_strides(tensor) else None
         shape = tuple(tensor.shape) if is_initialised(tensor) and not tensor.is_nested else ()
         return type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, shape, strides

@@ -34,7 +34,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from treeplay.facts.kinds import is_a, is_iterator, table_of
 from treeplay.facts.place import How, Place
@@ -43,15 +42,16 @@ from treeplay.guards.conditions import Asked, Code, Container, Data, Items, Memb
 from treeplay.guards.names import BEHIND, computes_names, globals_in, imports_in, names_in, passes_to_super
 from treeplay.guards.ran import function_of
 from treeplay.guards.reads import WHOLE, Noted, Reads, entry_of
-from treeplay.observe.stand_in import ABSENT
+from treeplay.torch_seam.fakes import FakeTensor
+from treeplay.torch_seam.operators import BINDING, OpOverload, OpOverloadPacket
+from treeplay.torch_seam.patched import ABSENT
 
 _MOST_OBJECTS = 200_000
 _MOST_BYTES = 1 << 20
 # Immutable, or without anything that a program could see change; what some of them refer to is entered elsewhere.
 _VALUES = frozenset({int, bool, float, complex, str, bytes, type(None), type(...), type(NotImplemented), slice, range})
-_RECORD = type(getattr(torch._C._get_tracing_state, "__self__", None))  # behind each of pybind11's functions
 _HARMLESS: tuple[type, ...] = (
-    *((_RECORD,) if _RECORD.__name__.startswith("pybind11") else ()),
+    *((BINDING,) if BINDING.__name__.startswith("pybind11") else ()),
     types.CodeType,
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
@@ -63,8 +63,8 @@ _HARMLESS: tuple[type, ...] = (
     torch.layout,
     torch.memory_format,
     torch.Generator,
-    torch._ops.OpOverload,
-    torch._ops.OpOverloadPacket,
+    OpOverload,
+    OpOverloadPacket,
     importlib.machinery.ModuleSpec,
     logging.Handler,  # where messages go, and nothing comes back from
     logging.Manager,

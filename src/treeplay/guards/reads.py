@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeplay.device.teardown import Teardown, each
 from treeplay.facts.kinds import is_a
 from treeplay.guards.ran import noting
-from treeplay.observe.stand_in import ABSENT, stand_in
+from treeplay.torch_seam.modes import TorchDispatchMode
+from treeplay.torch_seam.patched import ABSENT, stand_in
 
 WHOLE = "__dict__"
 """Stands among the names read of an object for all of them."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeplay.device.protocol import Births
+from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.trace.tape import leaves_of, storage_of
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -21,6 +20,8 @@ from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
 from treeplay.facts.spec import TensorSpec
 from treeplay.lower.births import tell_results
+from treeplay.torch_seam.fakes import FakeTensorMode
+from treeplay.torch_seam.operators import OpOverload
 from treeplay.trace.scalar_ops import FORMULAS
 
 aten = torch.ops.aten
@@ -123,8 +124,7 @@ def scalar_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
             is_number = "spec" not in node.meta
         elif node.op == "call_function":
             is_number = node.target is aten._local_scalar_dense.default or (
-                not isinstance(node.target, torch._ops.OpOverload)
-                and any(argument in found for argument in node.all_input_nodes)
+                not isinstance(node.target, OpOverload) and any(argument in found for argument in node.all_input_nodes)
             )
         else:
             is_number = False
@@ -135,7 +135,7 @@ def scalar_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 def draws_often(graph: torch.fx.Graph) -> bool:
     """Whether more than one operator of a graph draws random numbers."""
-    return sum(isinstance(node.target, torch._ops.OpOverload) and is_random(node.target) for node in graph.nodes) > 1
+    return sum(isinstance(node.target, OpOverload) and is_random(node.target) for node in graph.nodes) > 1
 
 
 def fake_like(spec: TensorSpec) -> torch.Tensor:

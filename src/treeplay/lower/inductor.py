@@ -32,7 +32,7 @@ def lower_inductor(
     """Compile `graph` for `device`, on the CPU for one thread if it `is_small`.
 
     Raises `LoweringError` if torch's functionalization or Inductor cannot take it."""
-    from treeplay.lower import torch_private  # imports Inductor: seconds, so only when it is needed
+    from treeplay.lower import artifact as torch_artifact
 
     check_graph(graph, "the trace")
     check_inputs(graph)
@@ -44,17 +44,17 @@ def lower_inductor(
     numbers = split_numbers(graph)
     specs = _specs(graph, numbers, device)
     interpreter = Tensors(graph, numbers.scalars, numbers.known, numbers.slots, formulas=WRITTEN_OUT)
-    with torch_private.compile_lock:  # one compilation at a time in the process, torch's own included
+    with torch_artifact.compile_lock:  # one compilation at a time in the process, torch's own included
         module, fakes = make_functional(
-            interpreter.with_vector, specs, torch_private.decompositions(eager_random=eager_random)
+            interpreter.with_vector, specs, torch_artifact.decompositions(eager_random=eager_random)
         )
         check_module(module, "it was made functional")
-        lay_out_results(module, [spec.stride for spec in results], torch_private.force_stride_order)
+        lay_out_results(module, [spec.stride for spec in results], torch_artifact.force_stride_order)
         check_module(module, "results were laid out")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                artifact = torch_private.compile_graph(
+                artifact = torch_artifact.compile_graph(
                     module,
                     fakes,
                     device=device,
@@ -71,16 +71,16 @@ def lower_inductor(
         with_vector(artifact, vector),
         body=artifact,
         vector=vector,
-        tells=lambda births: torch_private.telling(artifact, births),
+        tells=lambda births: torch_artifact.telling(artifact, births),
         operators=len(module.graph.nodes),
     )
 
 
 def keeps_draws_in_order() -> bool:
     """Whether compiled code draws random numbers in the order of a graph's operators."""
-    from treeplay.lower import torch_private
+    from treeplay.lower import artifact as torch_artifact
 
-    return torch_private.KEEPS_DRAWS_IN_ORDER
+    return torch_artifact.KEEPS_DRAWS_IN_ORDER
 
 
 def _check_keeping(graph: torch.fx.Graph) -> None:

@@ -25,6 +25,7 @@ import torch.fx
 from torch.fx import Node
 
 from treeplay.lower.functional import apart, fresh
+from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
 
 aten = torch.ops.aten
 
@@ -224,7 +225,7 @@ def _written_into(node: Node) -> list[Node]:
     at: Any = node.args[1]
     if _is_list(node):  # in place only where all of the list are inputs
         return [source.args[0][at]] if source.args[0][at].op == "placeholder" else []
-    if not isinstance(source.target, torch._ops.HigherOrderOperator):
+    if not isinstance(source.target, HigherOrderOperator):
         return []
     if "_all_bases" in source.kwargs:  # behind what the operator returns
         bases = source.kwargs["_all_bases"]
@@ -236,7 +237,7 @@ def _written_into(node: Node) -> list[Node]:
 def _is_list(node: Node) -> bool:
     """Whether a value is one of those of an operator over lists that may write into its arguments."""
     target = node.args[0].target if node.target is operator.getitem else None  # type: ignore[union-attr]
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return False
     name = target._schema.name.removeprefix("aten::")
     return name.startswith("_foreach_") and hasattr(aten, f"{name}_")
@@ -271,7 +272,7 @@ def _base(node: Node) -> Node:
 def _is_view(node: Node) -> bool:
     if node.target is operator.getitem:  # of several views at once
         return _is_view(node.args[0])  # type: ignore[arg-type]
-    return node.target in _VIEWS or (isinstance(node.target, torch._ops.OpOverload) and node.target.is_view)
+    return node.target in _VIEWS or (isinstance(node.target, OpOverload) and node.target.is_view)
 
 
 def _results(graph: torch.fx.Graph) -> Any:

@@ -10,6 +10,7 @@ import torch.fx
 from torch.fx import Node
 
 from treeplay.facts.lists import one_by_one, writes_shared
+from treeplay.torch_seam.operators import OpOverload
 
 
 def with_shared_lists_apart(graph: torch.fx.Graph) -> torch.fx.Graph:
@@ -26,7 +27,7 @@ def with_shared_lists_apart(graph: torch.fx.Graph) -> torch.fx.Graph:
 
 
 def _is_entangled(node: Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or node.users:
+    if not isinstance(node.target, OpOverload) or node.users:
         return False
     name = node.target._schema.name
     is_list = name.startswith("aten::_foreach_") and name.endswith("_")

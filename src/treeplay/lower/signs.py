@@ -15,6 +15,8 @@ import torch
 import torch.fx
 from torch.fx import Node
 
+from treeplay.torch_seam.operators import OpOverload
+
 aten = torch.ops.aten
 
 _NEGATIONS = frozenset({aten.neg.default, aten._neg_view.default})
@@ -60,7 +62,7 @@ def _keep_zero(graph: torch.fx.Graph, node: Node) -> None:
             node.update_arg(0, _negated(graph, source, aten.mul.Tensor))
         node.update_arg(2, 0.0)
         _negate_result(graph, node, aten.mul.Tensor)
-    elif isinstance(node.target, torch._ops.OpOverload):
+    elif isinstance(node.target, OpOverload):
         for at, argument in enumerate(node.target._schema.arguments[: len(node.args)]):
             # Numbers that are no tensors to the operator are bounds, exponents and the like.
             if _is_negative_zero(node.args[at]) and str(argument.type) == "Tensor":

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from treeplay.errors import ArgumentTypeError
+from treeplay.torch_seam.fakes import FakeTensor
+from treeplay.torch_seam.modes import is_traceable_wrapper_subclass
+from treeplay.torch_seam.tensors import as_subclass, negated_view
 
 _T = TypeVar("_T")
 ALIGNMENT = 32
@@ -128,7 +129,7 @@ def _reread(memory: torch.Tensor, dtype: torch.dtype, *, like: torch.Tensor, off
 def _dressed(bare: torch.Tensor, *, like: torch.Tensor) -> torch.Tensor:
     """`bare` with the class of `like`, its marks, and what it has as a leaf."""
     if type(bare) is not type(like):
-        bare = torch.Tensor._make_subclass(type(like), bare)
+        bare = as_subclass(type(like), bare)
     for name, mark in getattr(like, "__dict__", {}).items():
         if name.startswith(_MARKS) and name != _ADDRESS_MARK:
             setattr(bare, name, copy.copy(mark))
@@ -199,7 +200,7 @@ def _moved(like: torch.Tensor, memory: torch.Tensor, *, shift: int) -> torch.Ten
     offset = int(like.storage_offset()) + shift // like.itemsize
     typed = _reread(memory, like.dtype, like=like, offset=offset)
     typed = typed.conj() if like.is_conj() else typed
-    return torch._neg_view(typed) if like.is_neg() else typed
+    return negated_view(typed) if like.is_neg() else typed
 
 
 def _rebuilt(value: Any, copies: dict[int, Any]) -> Any:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from treeplay.errors import ArgumentError, ArgumentTypeError, TreeplayError
 from treeplay.facts.verdict import Float64Errors, LeafFailure, Rule
 from treeplay.observe.elements import auto_tolerance, bad_elements, describe, is_inexact, rms_error, widest
+from treeplay.torch_seam.fakes import FakeTensor
 
 _PLAIN = (str, int, bool, type(None), torch.device, torch.dtype)
 _LOOSE = 0.04  # how near a result must be to the float64 reference to pass where the reference itself is NaN

@@ -6,10 +6,10 @@ from collections import UserString
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
 from torch.fx import Graph, GraphModule, Node
 
 from treeplay.errors import ArgumentTypeError
+from treeplay.torch_seam.operators import OperatorBase
 
 _HEADER = ("kind", "name", "target", "args", "kwargs")
 
@@ -59,7 +59,7 @@ def _row(node: Node) -> tuple[str, ...]:
 
 
 def _target(target: object) -> str:
-    if isinstance(target, (str, torch._ops.OperatorBase)):
+    if isinstance(target, (str, OperatorBase)):
         return str(target)
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
     module = getattr(target, "__module__", None)

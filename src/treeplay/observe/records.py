@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Generic, TypeVar
 
-from torch._logging._internal import trace_structured
-
 from treeplay.errors import ArgumentError, ArgumentTypeError
+from treeplay.torch_seam.logs import trace_structured
 
 _log = logging.getLogger("treeplay.records")
 _T = TypeVar("_T")

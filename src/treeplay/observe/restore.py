@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from treeplay.errors import ArgumentTypeError
 from treeplay.observe.clone import clone, dense_parts, is_plain
 from treeplay.observe.rng import read_rng, write_rng
+from treeplay.torch_seam.fakes import FakeTensor
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MISSING = object()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import ArgumentError, TreeplayError
+from treeplay.torch_seam.modes import innermost_transform
 
 
 class TransformError(TreeplayError, RuntimeError):
@@ -37,7 +38,7 @@ def read_rng(*, python: bool = False, numpy: bool = False) -> RngState:
     On request also that of Python's and NumPy's global generator. Creates no CUDA context. Raises
     `TransformError` inside a function transform, `ArgumentError` if NumPy is asked for and not installed.
     """
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if innermost_transform() is not None:
         raise TransformError(
             "the random state cannot be kept inside a function transform (vmap, grad, ...), where tensors "
             "are wrapped: compile cannot run there; compile the transformed function instead"

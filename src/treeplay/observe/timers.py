@@ -18,10 +18,10 @@ from time import perf_counter
 from types import TracebackType
 from typing import Literal, ParamSpec, TypeVar, overload
 
-import torch
 from torch.autograd.profiler import record_function
 
 from treeplay.errors import ArgumentError, ArgumentTypeError
+from treeplay.torch_seam.flags import is_profiling
 
 _log = logging.getLogger("treeplay.timing")
 _P = ParamSpec("_P")
@@ -152,7 +152,7 @@ class Phase:
             raise ArgumentError('a block has no name of its own to time it by: write phase("name")')
         if self._start:
             self._outer = [*(self._outer or ()), (self._start, self._event)]
-        self._event = _event(self._key) if torch._C._autograd._profiler_enabled() else None
+        self._event = _event(self._key) if is_profiling() else None
         self._start = perf_counter()
 
     def __exit__(

@@ -11,6 +11,7 @@ import torch
 
 from treeplay.errors import ArgumentError
 from treeplay.observe.rng import keep_rng, seed_rng
+from treeplay.torch_seam.allocator import has_context
 
 _R = TypeVar("_R")
 
@@ -56,5 +57,5 @@ def _drain() -> None:
     if not torch.cuda.is_initialized():
         return
     for index in range(torch.cuda.device_count()):
-        if torch._C._cuda_hasPrimaryContext(index):  # type: ignore[attr-defined]
+        if has_context(index):
             torch.cuda.synchronize(index)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar, overload
 
 from treeplay.errors import ArgumentTypeError
-from treeplay.observe.locks import shared_lock
+from treeplay.locks import shared_lock
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._ops import OpOverload
 
 from treeplay.facts.failing import InRange, ToKeep
 from treeplay.lower.aten.storage import written_by
 from treeplay.lower.checked import CONDITIONS
+from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
 from treeplay.trace.prune import acts
 
 Node = torch.fx.Node
@@ -118,7 +118,7 @@ def can_fail(node: Node) -> bool:
 def called(node: Node) -> OpOverload | None:
     """The operator that a node calls, be it one that a trace keeps in order with others."""
     target: Any = node.target
-    if isinstance(target, torch._ops.HigherOrderOperator) and target.__name__ == "with_effects":
+    if isinstance(target, HigherOrderOperator) and target.__name__ == "with_effects":
         target = node.args[1]
     return target if isinstance(target, OpOverload) else None
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from treeplay.backend.account import collecting
 from treeplay.facts.captured import GraphReport
 from treeplay.facts.refusal import Reason
 from treeplay.torch_compile import backend
+from treeplay.torch_seam import trees as pytree
 
 
 @dataclass(frozen=True, slots=True)

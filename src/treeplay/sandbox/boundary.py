@@ -19,7 +19,7 @@ from typing import Any
 from treeplay.errors import Explained, InternalError
 from treeplay.observe.internal import kept_errors
 from treeplay.sandbox.interrupts import interrupts
-from treeplay.sandbox.torch_private import ThreadModes
+from treeplay.torch_seam.modes import ThreadModes
 
 _MARK = "_treeplay_users_own"
 Reasons = tuple[type[BaseException], ...]

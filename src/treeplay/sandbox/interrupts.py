@@ -21,7 +21,7 @@ from enum import Enum
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-from treeplay.observe.locks import shared_lock
+from treeplay.locks import shared_lock
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from treeplay.errors import Refusal
 from treeplay.facts.location import Location
 from treeplay.facts.refusal import Reason
 from treeplay.facts.structure import flatten
+from treeplay.torch_seam.fakes import FakeTensor
+from treeplay.torch_seam.layers import has_backward_hooks
 from treeplay.trace.flat import Flat, look
 from treeplay.trace.shown import Shown
 from treeplay.trace.tape import storage_of
-from treeplay.trace.torch_private import has_backward_hooks
 from treeplay.trace.watch import mark_upstream
 
 if TYPE_CHECKING:

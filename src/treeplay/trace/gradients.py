@@ -14,11 +14,12 @@ from threading import get_ident
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
-from treeplay.observe.stand_in import ABSENT, stand_in
+from treeplay.torch_seam.fakes import FakeTensor
+from treeplay.torch_seam.patched import ABSENT, stand_in
+from treeplay.torch_seam.tensors import TensorBase
 
-_GRAD: Any = vars(torch._C.TensorBase)["grad"]
+_GRAD: Any = vars(TensorBase)["grad"]
 _READ, _WRITE = _GRAD.__get__, _GRAD.__set__
 
 

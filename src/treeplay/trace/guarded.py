@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.facts.kinds import has_strides, is_a, table_of
+from treeplay.facts.kinds import is_a, table_of
 from treeplay.facts.place import How, Place
 from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Argument, Found, Kind, Number, Signature, State, Watch
@@ -22,7 +22,9 @@ from treeplay.guards.names import names_in
 from treeplay.guards.outside import never_the_same, settings_asked, threads_started
 from treeplay.guards.reach import Reach, TooMuch, spot_of
 from treeplay.guards.reads import Reads
-from treeplay.observe.stand_in import ABSENT
+from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
+from treeplay.torch_seam.patched import ABSENT
+from treeplay.torch_seam.tensors import has_strides
 from treeplay.trace.found import PLAIN
 from treeplay.trace.given import only_given
 from treeplay.trace.log import Entry
@@ -38,7 +40,7 @@ def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guard
     for container in only_given(run.found):
         reach.leave_out(container)
     try:
-        with torch._C.DisableTorchFunctionSubclass():  # a tensor's class is not asked what the tensor is
+        with DisableTorchFunctionSubclass():  # a tensor's class is not asked what the tensor is
             reach.walk(roots_of(program, call))
     except TooMuch:
         raise Refusal(
@@ -198,7 +200,7 @@ def with_guards(signature: Signature, guards: Guards, called: frozenset[str] | N
     """A signature with its guards, the operators and builtins that were called, and the tensors that the run met, are no
     inputs, and look like an argument."""
     arguments = {leaf for leaf in signature.leaves if type(leaf) is TensorSpec}
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         specs = [(tensor, TensorSpec.of(tensor)) for tensor in guards.tensors() if has_strides(tensor)]
     met = tuple((tensor, spec) for tensor, spec in specs if spec in arguments)
     return replace(signature, guarded=guards, met=met, called=called)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from treeplay.facts.mismatch import Mismatch
-from treeplay.trace.torch_private import global_hook_tables, hooks_made
+from treeplay.torch_seam.layers import global_hook_tables, hooks_made
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from treeplay.errors import Refusal, TooEarly
-from treeplay.trace.torch_private import version_of
+from treeplay.torch_seam.autograd import version_of
 
 _MOST_COMPARED = 4096  # elements; of a larger tensor only the version counter is asked
 _CPU = torch.device("cpu")

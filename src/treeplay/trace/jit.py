@@ -32,8 +32,13 @@ from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Kind, Number, Signature
 from treeplay.facts.structure import Leaf, Structure, classes_in, flatten, paths
 from treeplay.guards.reads import Reads
-from treeplay.observe.locks import TimedLock
+from treeplay.locks import TimedLock
 from treeplay.sandbox.interrupts import uninterrupted
+from treeplay.torch_seam.autograd import histories_given
+from treeplay.torch_seam.dynamo import dynamo_off
+from treeplay.torch_seam.layers import register_call_hook
+from treeplay.torch_seam.modes import native_layers, plain_functions
+from treeplay.torch_seam.symbols import numpy_asks
 from treeplay.trace.conditions import make_signature
 from treeplay.trace.differentiable import flat_results, is_differentiable
 from treeplay.trace.found import PLAIN, Survey
@@ -51,14 +56,6 @@ from treeplay.trace.skipping import steps_may_be_skipped
 from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.survey import survey
-from treeplay.trace.torch_private import (
-    dynamo_off,
-    histories_given,
-    native_layers,
-    numpy_asks,
-    plain_functions,
-    register_call_hook,
-)
 from treeplay.trace.tracer import Tracer
 from treeplay.trace.waiting import no_waiting
 from treeplay.trace.watch import WatchFunctions

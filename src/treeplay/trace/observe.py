@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeplay.device.host.operators import is_foreach_write, tell_autograd
 from treeplay.sandbox.boundary import NoModesLeft
+from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.trace.jit import Call
 from treeplay.trace.layouts import Question, answer, question
 from treeplay.trace.location import call_site, user_location

@@ -50,6 +50,7 @@ from treeplay.facts.signature import Argument, Input, Signature, State
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import paths
 from treeplay.guards.reads import Reads
+from treeplay.torch_seam.autograd import version_of
 from treeplay.trace.found import Survey
 from treeplay.trace.given import over
 from treeplay.trace.host_tensors import HostState
@@ -61,7 +62,6 @@ from treeplay.trace.shown import Shown, key_of
 from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.surroundings import Surroundings
-from treeplay.trace.torch_private import version_of
 from treeplay.trace.whose import may_have_drawn, told_apart
 
 _SAME_AGAIN = "make it do the same on each call, or keep it eager"

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 import torch.fx
 
+from treeplay.torch_seam.operators import OpOverload
+
 _RANDOM = torch.Tag.nondeterministic_seeded
 _NO_EFFECT = frozenset({torch.ops.aten._assert_tensor_metadata.default})  # checks what a trace knows
 TORCHS_OWN = frozenset(
@@ -22,7 +24,7 @@ def has_effect(node: torch.fx.Node) -> bool:
     if node.op in ("placeholder", "output"):
         return True
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return False
     return target._schema.is_mutable or _RANDOM in target.tags or acts(node)
 
@@ -31,7 +33,7 @@ def acts(node: torch.fx.Node) -> bool:
     """Whether a node is there for nothing but what it does beside its results: it has none, or is somebody's own operator
     and its results are not used. A compiler would leave it out."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable or target in _NO_EFFECT:
+    if not isinstance(target, OpOverload) or target._schema.is_mutable or target in _NO_EFFECT:
         return False
     if not target._schema.returns:
         return target.namespace != "profiler"

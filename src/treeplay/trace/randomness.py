@@ -15,7 +15,7 @@ import torch
 from treeplay.device.generators import default_generators, moving
 from treeplay.device.teardown import each
 from treeplay.guards.reads import Reads
-from treeplay.trace.torch_private import address_of
+from treeplay.torch_seam.tensors import address_of
 
 # fmt: off
 USES = frozenset(f"Generator.{name}" for name in (

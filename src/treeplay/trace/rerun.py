@@ -25,6 +25,11 @@ from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Argument, Signature
 from treeplay.facts.structure import unflatten
 from treeplay.guards.reads import Reads
+from treeplay.torch_seam.autograd import autograd_function_arguments
+from treeplay.torch_seam.dynamo import dynamo_off
+from treeplay.torch_seam.modes import as_eager, native_layers
+from treeplay.torch_seam.operators import nn_functions
+from treeplay.torch_seam.tensors import TensorBase
 from treeplay.trace.flat import Flat, look
 from treeplay.trace.found import Survey
 from treeplay.trace.given import over
@@ -34,13 +39,12 @@ from treeplay.trace.one_hot import checked_by_operators
 from treeplay.trace.randomness import Generators
 from treeplay.trace.shown import Shown
 from treeplay.trace.snapshot import Snapshot
-from treeplay.trace.torch_private import as_eager, autograd_function_arguments, dynamo_off, native_layers
 from treeplay.trace.whose import told_apart
 
-_ATTRIBUTES: Any = vars(torch._C.TensorBase)
+_ATTRIBUTES: Any = vars(TensorBase)
 _VIEWS = frozenset(_ATTRIBUTES[name].__get__ for name in ("T", "mT", "H", "mH", "real", "imag"))
 _DATA = _ATTRIBUTES["data"].__get__
-_WRITTEN_OUT = frozenset(name for name in dir(torch._C._nn) if "upsample" in name) | {
+_WRITTEN_OUT = frozenset(name for name in dir(nn_functions) if "upsample" in name) | {
     *("interpolate", "upsample", "multi_margin_loss", "multilabel_margin_loss", "hardshrink", "softshrink"),
 }
 """Functions whose operators torch writes out in others where it traces; their results differ in the last bits."""

@@ -12,9 +12,9 @@ import torch
 
 from treeplay.facts.signature import Fresh, Ref, Same, View
 from treeplay.facts.spec import TensorSpec
+from treeplay.torch_seam.autograd import is_used_up
 from treeplay.trace.found import Survey
 from treeplay.trace.references import References, Refuse
-from treeplay.trace.torch_private import is_used_up
 
 
 class Returned(References):

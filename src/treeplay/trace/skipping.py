@@ -24,10 +24,11 @@ import torch.fx
 
 from treeplay.facts.place import How
 from treeplay.facts.spec import TensorSpec
+from treeplay.torch_seam.layers import scaled_step_replaced
+from treeplay.torch_seam.modes import functions_unwatched
 from treeplay.trace.found import GONE
 from treeplay.trace.snapshot import Change, Snapshot
 from treeplay.trace.tape import Value, storage_of
-from treeplay.trace.torch_private import functions_unwatched, scaled_step_replaced
 from treeplay.trace.tracer import Tracer
 
 

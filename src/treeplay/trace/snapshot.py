@@ -13,17 +13,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from treeplay.device.teardown import Teardown, each
 from treeplay.facts.kinds import is_a, is_leaf
 from treeplay.facts.place import How, Place
 from treeplay.sandbox.interrupts import uninterrupted
+from treeplay.torch_seam.autograd import set_version, version_of
+from treeplay.torch_seam.fakes import FakeTensor
+from treeplay.torch_seam.flags import autocast_state, set_autocast_state
+from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.trace.bare import bare, fill
 from treeplay.trace.found import GONE, Container, Survey
 from treeplay.trace.gradients import Gradients
 from treeplay.trace.random_sources import RandomSources
-from treeplay.trace.torch_private import autocast_state, set_autocast_state, set_version, version_of
 
 if TYPE_CHECKING:
     from treeplay.trace.whose import Whose
@@ -69,7 +71,7 @@ class Snapshot:
         self._cells = [(place, place.read_or(GONE)) for place, _ in found.cells]
         tensors: dict[int, torch.Tensor] = {id(tensor): tensor for tensor in arguments}
         tensors |= {id(value): value for value in found.kept if is_a(value, torch.Tensor)}
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             self._grads = {id(tensor): (tensor, tensor.grad) for tensor in tensors.values() if is_leaf(tensor)}
             self.gradients = Gradients(self._grads)
             tensors |= {id(grad): grad for _, grad in self._grads.values() if grad is not None}
@@ -91,7 +93,7 @@ class Snapshot:
             now = place.read_or(GONE)
             if now is not content and (self.whose is None or self.whose.may_have_set(place, now)):
                 yield Change(place, content, now)
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             ours = [item for item in self._grads.values() if self._is_our_gradient(*item)]
             grads = [(tensor, grad, tensor.grad) for tensor, grad in ours]
         for tensor, old, now in grads:
@@ -139,12 +141,12 @@ class Snapshot:
             _remove(place) if content is GONE else place.write(content)
 
     def _restore_gradient(self, tensor: torch.Tensor, grad: torch.Tensor | None) -> None:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             if self._is_our_gradient(tensor, grad):
                 tensor.grad = self.gradients.after(tensor, grad)
 
     def _restore_versions(self, *, versions: bool) -> None:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             for tensor, version in self._versions if versions else ():
                 set_version(tensor, version)
 

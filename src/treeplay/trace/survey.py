@@ -29,8 +29,10 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.kinds import is_a, is_initialised, is_iterator, is_leaf, items, table_of
+from treeplay.facts.kinds import is_a, is_iterator, is_leaf, items, table_of
 from treeplay.facts.place import How, Place, root
+from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
+from treeplay.torch_seam.tensors import is_initialised
 from treeplay.trace.bare import entries
 from treeplay.trace.found import GONE, PLAIN, Container, Survey
 from treeplay.trace.location import is_own, is_users
@@ -71,7 +73,7 @@ _NEVER: Names = frozenset({_Mark.NEVER})
 def survey(program: Any, extra: Iterable[Any] = ()) -> Survey:
     """Find all that `program` reaches; `extra` are further objects to start from (arguments that are no tensors)."""
     walk = _Walk()
-    with torch._C.DisableTorchFunctionSubclass():  # a tensor's class is not asked either
+    with DisableTorchFunctionSubclass():  # a tensor's class is not asked either
         walk.enter(program, root(program, "program"), _ALWAYS)
         for index, value in enumerate(extra):
             if id(value) not in walk.seen:

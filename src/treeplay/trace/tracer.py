@@ -19,15 +19,6 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from treeplay.device.host.operators import is_foreach_write, tell_autograd
 from treeplay.errors import Refusal
@@ -35,6 +26,16 @@ from treeplay.facts.location import Location
 from treeplay.facts.refusal import Reason
 from treeplay.facts.spec import TensorSpec
 from treeplay.guards.reads import Reads
+from treeplay.torch_seam.fakes import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from treeplay.torch_seam.modes import TorchDispatchMode, functions_unwatched
+from treeplay.torch_seam.tensors import address_of
+from treeplay.torch_seam.trees import tree_map
 from treeplay.trace.fused import torchs_own
 from treeplay.trace.layouts import Answer, Question, laid_out, question
 from treeplay.trace.location import call_site, innermost_is_optimizer, user_location
@@ -54,7 +55,6 @@ from treeplay.trace.tape import (
     storage_of,
     wants_grad,
 )
-from treeplay.trace.torch_private import address_of, functions_unwatched
 
 aten = torch.ops.aten
 _HOST_READS = frozenset(

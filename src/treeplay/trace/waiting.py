@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from threading import get_ident
 from typing import Any
 
-from treeplay.observe.stand_in import stand_in
+from treeplay.torch_seam.patched import stand_in
 from treeplay.trace.tracer import Tracer
 
 

@@ -13,17 +13,19 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from treeplay.errors import Refusal
 from treeplay.facts.location import Location
+from treeplay.torch_seam.autograd import changes_what_is_saved
+from treeplay.torch_seam.fakes import FakeTensor
+from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_of_transform
+from treeplay.torch_seam.tensors import TensorBase
 from treeplay.trace.fused import with_symbolic_rate
 from treeplay.trace.gradients import Gradients
 from treeplay.trace.location import user_location
 from treeplay.trace.one_hot import checked_by_operators
 from treeplay.trace.recurrent import weights_of
-from treeplay.trace.torch_private import changes_what_is_saved, is_of_transform
 from treeplay.trace.tracer import Tracer
 
 _TENSOR = torch.Tensor
@@ -54,7 +56,7 @@ _PRINTS = {name: getattr(_TENSOR, name) for name in ("__repr__", "__format__", "
 _HOOKS = {
     name: getattr(_TENSOR, name) for name in ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 }
-_ATTRIBUTES: Mapping[str, Any] = vars(torch._C.TensorBase)
+_ATTRIBUTES: Mapping[str, Any] = vars(TensorBase)
 _SETTERS = {_ATTRIBUTES[name].__set__: name for name in ("data", "requires_grad")}
 _BACKWARD = (torch.autograd.backward, torch.autograd.grad, _TENSOR.backward)
 _HOST = {*_READS.values(), *_PRINTS.values()}
@@ -98,7 +100,7 @@ class WatchFunctions(TorchFunctionMode):
         if func in _HOST:
             self._refuse_read(func, args)
         elif func in (_GRAD_GET, self.gradients.getter):
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 is_of_the_run = isinstance(args[0].grad, FakeTensor)
             if not is_of_the_run and not _sets_to_none(_caller(sys._getframe(2))):
                 self.grads_read[id(args[0])] = args[0]

@@ -36,7 +36,6 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from treeplay.device.generators import has_company
 from treeplay.errors import Refusal
@@ -46,6 +45,7 @@ from treeplay.facts.structure import flatten
 from treeplay.guards.names import names_in
 from treeplay.guards.reach import Reach, TooMuch
 from treeplay.guards.reads import WHOLE, Reads, classes_of, hooks_of_modules
+from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.trace.scalars import scalar_of
 
 if TYPE_CHECKING:

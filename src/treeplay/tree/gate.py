@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
-from treeplay.observe.locks import after_fork, shared_lock
+from treeplay.locks import after_fork, shared_lock
 from treeplay.trace.jit import Busy, is_tracing_now
 
 MOST_SECONDS_WAITED = 2.0

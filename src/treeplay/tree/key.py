@@ -7,14 +7,15 @@ from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from treeplay.errors import Refusal
-from treeplay.facts.kinds import has_strides, is_a, is_initialised
+from treeplay.facts.kinds import is_a
 from treeplay.facts.refusal import Reason
 from treeplay.facts.same import Itself, exact_key
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import Leaf, Structure, paths
+from treeplay.torch_seam.fakes import FakeTensor
+from treeplay.torch_seam.tensors import has_strides, is_initialised, mkldnn_layout
 from treeplay.trace.found import PLAIN
 from treeplay.trace.jit import Call
 from treeplay.wrap.emit import Ambience
@@ -39,7 +40,7 @@ def make_key(call: Call) -> Key:
 
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-_OTHER_LAYOUTS = (torch.sparse_coo, *_COMPRESSED, torch.jagged, torch._mkldnn)  # type: ignore[attr-defined]
+_OTHER_LAYOUTS = (torch.sparse_coo, *_COMPRESSED, torch.jagged, mkldnn_layout)
 _KEYWORD = re.compile(r"^kwargs\['(\w+)'\]")
 
 

@@ -18,11 +18,11 @@ from treeplay.facts.plan import Plan
 from treeplay.facts.signature import Argument, Constant, Fresh, Input, Ref, Signature, State, View
 from treeplay.generated import load_source
 from treeplay.lower.lowered import Lowered
+from treeplay.torch_seam import autograd, dynamo, flags
 from treeplay.trace.jit import Call, Trace
 from treeplay.trace.randomness import is_own
 from treeplay.tree.inputs import current_inputs as current_inputs
 from treeplay.tree.table import Recording
-from treeplay.wrap import torch_private
 from treeplay.wrap.apart import Apart, ApartArguments
 from treeplay.wrap.emit import Ambience, Parts, emit_call
 from treeplay.wrap.take_back import TakeBack
@@ -110,13 +110,13 @@ def make_recording(
     ]
     parts = Parts(
         run=recorded.replay,
-        check=torch_private.tensor_check(checked) if checked else None,
+        check=dynamo.tensor_check(checked) if checked else None,
         is_apart=ApartArguments.of(signature, inputs)
         if lowered.name == "capture"
         else Apart.of(signature, inputs, is_compiled=is_compiled),
-        increment_version=torch_private.increment_version if lowered.name in _BUMPED else None,
-        set_grad_enabled=torch_private.set_grad_enabled,
-        disable_autocast=torch_private.DisableAutocast,
+        increment_version=autograd.increment_version if lowered.name in _BUMPED else None,
+        set_grad_enabled=flags.set_grad_enabled,
+        disable_autocast=flags.DisableAutocast,
         back=back,
     )
     source = emit_call(signature, ambience, parts, name=f"call {name}")

@@ -38,6 +38,7 @@ from treeplay.observe.internal import tell_internal
 from treeplay.observe.once import warn_here
 from treeplay.sandbox.boundary import Boundary, Whole, internal
 from treeplay.settings import settings
+from treeplay.torch_seam.modes import default_device
 from treeplay.trace.jit import Busy, Call, home_of, program_raised, survey_call
 from treeplay.tree.audit import Audit
 from treeplay.tree.decide import Action, CallFacts, Phase, decide
@@ -49,7 +50,6 @@ from treeplay.tree.moved import bring_back
 from treeplay.tree.recorders import recorders
 from treeplay.tree.table import MOST_TRIES, Entry, Observation, Recording, Table
 from treeplay.wrap.emit import MISS
-from treeplay.wrap.torch_private import default_device
 
 Observe = Callable[[Callable[..., Any], Call], tuple[Any, list[Any]]]
 Record = Callable[[Call, list[Any]], Recording]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from threading import get_ident
 
-from treeplay.observe.locks import after_fork, shared_lock
+from treeplay.locks import after_fork, shared_lock
 from treeplay.trace.jit import is_tracing, turns_taken
 
 

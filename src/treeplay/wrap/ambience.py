@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from treeplay.wrap import torch_private
+from treeplay.torch_seam import flags, modes
 
 
 class Asked(Enum):
@@ -51,22 +51,22 @@ class Mode:
 
 def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
     """Device types under autocast, and what it casts to there."""
-    if not torch_private.is_any_autocast_enabled():
+    if not flags.is_any_autocast_enabled():
         return ()
-    kinds = torch_private.AUTOCAST_KINDS
+    kinds = flags.AUTOCAST_KINDS
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind))
 
 
 def _autocast_cache() -> bool:
     """Whether each weight is cast once: then the gradients of its uses are added up as cast."""
-    return torch_private.is_any_autocast_enabled() and torch.is_autocast_cache_enabled()
+    return flags.is_any_autocast_enabled() and torch.is_autocast_cache_enabled()
 
 
 def _deterministic() -> tuple[bool, ...]:
     """Whether only deterministic operators may run, and if so whether others only warn, and whether new memory is filled."""
-    if not torch_private.is_deterministic():
+    if not flags.is_deterministic():
         return (False,)
-    return True, torch.is_deterministic_algorithms_warn_only_enabled(), torch_private.fills_memory()
+    return True, torch.is_deterministic_algorithms_warn_only_enabled(), flags.fills_memory()
 
 
 def _of(
@@ -86,7 +86,7 @@ _CUDNN = (*_ATTENTION, "conv", "norm", "rnn", "lstm", "gru", "ctc", "grid", "aff
 
 GRAD = _of("grad mode", torch.is_grad_enabled)
 DTYPE = _of("default dtype", torch.get_default_dtype)
-DEVICE = _of("default device", torch_private.default_device, Asked.IF_SET)
+DEVICE = _of("default device", modes.default_device, Asked.IF_SET)
 INFERENCE = _of("inference mode", torch.is_inference_mode_enabled, Asked.WITHOUT_TENSORS)
 AUTOCAST = _of("autocast", _autocast, Asked.WITHOUT_TENSORS, "autocast")
 AUTOCAST_CACHE = _of("autocast's cache", _autocast_cache, Asked.WITHOUT_TENSORS, "autocast_cache")
@@ -94,11 +94,11 @@ ANOMALY = _of("anomaly detection", torch.is_anomaly_enabled)
 FORWARD = Mode(
     "forward-mode differentiation",
     "forward_ad",
-    torch_private.forward_level,
-    attribute=torch_private.FORWARD_LEVEL,
+    flags.forward_level,
+    attribute=flags.FORWARD_LEVEL,
 )
 DETERMINISTIC = _of("deterministic algorithms", _deterministic, name="deterministic")
-PRECISION = _of("precision of float32 matrix products", torch_private.matmul_precision)
+PRECISION = _of("precision of float32 matrix products", flags.matmul_precision)
 
 # The order is that of the conditions: first what changes most often.
 MODES = (
@@ -114,19 +114,19 @@ MODES = (
     Mode(
         "fast path of attention modules",
         "fast_path",
-        torch_private.fast_path,
-        attribute=torch_private.FAST_PATH,
+        flags.fast_path,
+        attribute=flags.FAST_PATH,
         operators=_ATTENTION,
     ),
     PRECISION,
-    *(_of(what, read, operators=_ATTENTION) for what, read in torch_private.ATTENTION_MODES.items()),
-    *(_of(what, read, Asked.ON_CPU) for what, read in torch_private.CPU_MODES.items()),
-    *(_of(what, read, Asked.ON_GPU, operators=_ATTENTION) for what, read in torch_private.GPU_ATTENTION_MODES.items()),
-    *(_of(what, read, Asked.ON_GPU, operators=_CUDNN) for what, read in torch_private.CUDNN_MODES.items()),
-    *(_of(what, read, Asked.ON_GPU) for what, read in torch_private.CUBLAS_MODES.items()),
+    *(_of(what, read, operators=_ATTENTION) for what, read in flags.ATTENTION_MODES.items()),
+    *(_of(what, read, Asked.ON_CPU) for what, read in flags.CPU_MODES.items()),
+    *(_of(what, read, Asked.ON_GPU, operators=_ATTENTION) for what, read in flags.GPU_ATTENTION_MODES.items()),
+    *(_of(what, read, Asked.ON_GPU, operators=_CUDNN) for what, read in flags.CUDNN_MODES.items()),
+    *(_of(what, read, Asked.ON_GPU) for what, read in flags.CUBLAS_MODES.items()),
 )
 # One native call tells these from others; it takes as long as four of them.
-_TOGETHER = {mode for mode in MODES if mode.read in torch_private.GLOBAL_STATE} | {DETERMINISTIC, PRECISION}
+_TOGETHER = {mode for mode in MODES if mode.read in flags.GLOBAL_STATE} | {DETERMINISTIC, PRECISION}
 _AT = {mode: index for index, mode in enumerate(MODES)}
 _READS = tuple(mode.read for mode in MODES)
 
@@ -141,7 +141,7 @@ def _read(mode: Mode) -> Any:
     try:
         return mode.read()
     except RuntimeError:  # it was set by torch's newer functions, and has no name among the older ones
-        return _NEWER, torch_private.precisions()
+        return _NEWER, flags.precisions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class Ambience:
             together -= {PRECISION, DETERMINISTIC}
         if together:
             found = [_condition(mode, self[mode], constant) for mode in MODES if mode in together]
-            names = {"global_state": torch_private.global_state(), **{key: of[key] for _, of in found for key in of}}
+            names = {"global_state": flags.global_state(), **{key: of[key] for _, of in found for key in of}}
             yield f"(global_state() or {' and '.join(text for text, _ in found)})", names
         is_told = checked >= ({"cuda"} if on_gpu else set()) and bool(checked)
         for mode, value in zip(MODES, self.values, strict=True):
@@ -227,18 +227,18 @@ def _condition(mode: Mode, value: Any, constant: Callable[[Any], str]) -> tuple[
         holder, name = mode.attribute
         return f"{mode.name}.{name} {'is' if isinstance(value, bool) else '=='} {value!r}", {mode.name: holder}
     if mode is DETERMINISTIC and value == (False,):
-        return "is_deterministic() is False", {"is_deterministic": torch_private.is_deterministic}
+        return "is_deterministic() is False", {"is_deterministic": flags.is_deterministic}
     if mode is PRECISION and value == "highest":
-        return "allows_tf32() is False", {"allows_tf32": torch_private.allows_tf32}
+        return "allows_tf32() is False", {"allows_tf32": flags.allows_tf32}
     if mode is AUTOCAST and not value:
-        return "is_any_autocast_enabled() is False", {"is_any_autocast_enabled": torch_private.is_any_autocast_enabled}
+        return "is_any_autocast_enabled() is False", {"is_any_autocast_enabled": flags.is_any_autocast_enabled}
     if isinstance(value, bool):
         return f"{mode.name}() is {value}", {mode.name: mode.read}
     if isinstance(value, torch.dtype):
         return f"{mode.name}() is {constant(value)}", {mode.name: mode.read}
     if isinstance(value, (str, int)):
         return f"{mode.name}() == {value!r}", {mode.name: mode.read}
-    if mode.read is torch_private.attention_order:
+    if mode.read is flags.attention_order:
         value = list(value)
     is_newer = isinstance(value, tuple) and value[:1] == (_NEWER,)
     return f"{mode.name}() == {constant(value)}", {mode.name: (lambda: _read(mode)) if is_newer else mode.read}

@@ -15,7 +15,7 @@ import torch
 
 from treeplay.facts.overlap import overlapping
 from treeplay.facts.signature import Argument, Signature, State
-from treeplay.wrap.torch_private import is_alone, owns_memory
+from treeplay.torch_seam.tensors import is_alone, owns_memory
 
 _data_ptr = torch.Tensor.data_ptr
 

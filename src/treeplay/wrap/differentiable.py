@@ -18,9 +18,9 @@ from treeplay.facts.refusal import Reason
 from treeplay.facts.signature import Constant, Input, Signature, State, Watch
 from treeplay.facts.source import Source
 from treeplay.guards.reads import Reads
+from treeplay.torch_seam import dynamo, flags
 from treeplay.trace.jit import Call, home_of
 from treeplay.trace.rerun import Rerun
-from treeplay.wrap import torch_private
 from treeplay.wrap.apart import Apart
 from treeplay.wrap.emit import Ambience, Parts, emit_call
 from treeplay.wrap.take_back import TakeBack
@@ -111,11 +111,11 @@ def emit_around(
     checked = call.tensors + state
     parts = Parts(
         run=wrapped.run,
-        check=torch_private.tensor_check(checked) if checked else None,
+        check=dynamo.tensor_check(checked) if checked else None,
         is_apart=Apart.of(signature, tensors, is_compiled=True),
         increment_version=None,
-        set_grad_enabled=torch_private.set_grad_enabled,
-        disable_autocast=torch_private.DisableAutocast,
+        set_grad_enabled=flags.set_grad_enabled,
+        disable_autocast=flags.DisableAutocast,
         back=back,
     )
     return emit_call(signature, Ambience.now(), parts, name=f"call {name}")

@@ -14,7 +14,7 @@ import torch
 
 from treeplay.facts.failing import InRange, ToKeep
 from treeplay.observe import counters
-from treeplay.wrap.torch_private import preserving_version
+from treeplay.torch_seam.autograd import preserving_version
 
 Before = tuple[list[tuple[torch.Tensor, torch.Tensor]], list[tuple[torch.Generator, torch.Tensor]]]
 

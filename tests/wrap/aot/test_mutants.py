@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from treeplay.wrap.aot import torch_private
+from treeplay.torch_seam import aot
 from wrap.aot.oracle import Make, compare, grown, numbers, wrapped
 from wrap.aot.pairs import nested
 from wrap.aot.test_later import Counted, Greedy
@@ -103,7 +103,7 @@ def with_node(call: Any, texts: dict[str, str]) -> Any:
         exec(text, scope)
         members[name] = staticmethod(scope[name])
     scope = dict(call.__globals__)
-    scope["run"] = torch_private.apply_of(torch_private.NodeType("Mutant", (torch.autograd.Function,), members))
+    scope["run"] = aot.apply_of(aot.NodeType("Mutant", (torch.autograd.Function,), members))
     exec(call.source, scope)
     return scope["call"]
 

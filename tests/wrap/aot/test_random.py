@@ -13,7 +13,7 @@ import torch
 from benchmarks import machine
 from benchmarks.wrap_programs import Tally
 
-from treeplay.wrap.aot.torch_private import is_view_replay_enabled, set_view_replay
+from treeplay.torch_seam.flags import is_view_replay_enabled, set_view_replay
 from wrap.aot.oracle import compare, grown, numbers, wrapped
 from wrap.aot.programs import outcome
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from treeplay.errors import InternalError, Refusal, UsageError
-from treeplay.wrap.aot import torch_private, wrap_function
+from treeplay.torch_seam import flags
+from treeplay.wrap.aot import wrap_function
 from treeplay.wrap.aot.surroundings import run_in_callers_context
 from wrap.aot.oracle import alike, boxed, compilers, device, min_cut, numbers, wrapped
 
@@ -46,9 +47,9 @@ def spying(seen: list[Any], look: Any) -> Any:
 
 def test_W21_views_are_replayed_inside_a_training_call_and_not_after_it() -> None:
     seen: list[bool] = []
-    call = wrapped(product, two, forward=spying(seen, torch_private.is_view_replay_enabled))
+    call = wrapped(product, two, forward=spying(seen, flags.is_view_replay_enabled))
     call(two())
-    assert seen == [True] and not torch_private.is_view_replay_enabled()
+    assert seen == [True] and not flags.is_view_replay_enabled()
 
 
 def test_W21_modes_are_restored_after_an_exception() -> None:
@@ -62,7 +63,7 @@ def test_W21_modes_are_restored_after_an_exception() -> None:
         with pytest.raises(ValueError):
             call(two())
         assert not torch.is_grad_enabled()
-    assert torch.is_grad_enabled() and not torch_private.is_view_replay_enabled()
+    assert torch.is_grad_enabled() and not flags.is_view_replay_enabled()
     assert not torch.is_autocast_enabled(device())
 
 

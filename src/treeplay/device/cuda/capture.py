@@ -23,12 +23,13 @@ from typing import Any
 
 import torch
 
-from treeplay.device.cuda import broken, driver, streams, torch_private
+from treeplay.device.cuda import broken, driver, streams
 from treeplay.device.cuda.workspaces import Workspace, workspaces
 from treeplay.device.modes import check_error_mode
 from treeplay.device.teardown import Teardown
 from treeplay.device.turns import turns
 from treeplay.errors import UsageError
+from treeplay.torch_seam import allocator
 
 Pool = tuple[int, int]
 
@@ -103,7 +104,7 @@ class Capture:
         self.graph = graph
         self.index = index
         # A token of our own: torch does not tell that of a private pool before the capture has ended.
-        self.pool: Pool = pool if pool is not None else torch_private.new_pool()
+        self.pool: Pool = pool if pool is not None else allocator.new_pool()
         self.error_mode = error_mode
         self.stream = torch.cuda.current_stream(index)
         self._others = allocations_elsewhere(index)
@@ -174,7 +175,7 @@ class Capture:
             warnings.simplefilter("ignore")  # that it is empty
             driver.end_capture(stream)
             driver.begin_capture(stream)
-            torch_private.end_capture(self.graph)
+            allocator.end_capture(self.graph)
 
     def _leave(self) -> None:
         if driver.is_capturing(self.stream.cuda_stream):
@@ -189,10 +190,10 @@ class Capture:
 
     def _leave_pool(self) -> None:
         try:
-            torch_private.end_allocating_to_pool(self.index, self.pool)
+            allocator.end_allocating_to_pool(self.index, self.pool)
         except RuntimeError:  # it had not come so far
             return
-        torch_private.release_pool(self.index, self.pool)
+        allocator.release_pool(self.index, self.pool)
 
     def _holds_workspace(self, captured: int | None) -> bool:
         return self._workspace is not None and captured is not None and self._workspace.is_held_by(captured)
@@ -201,7 +202,7 @@ class Capture:
         """Take from cuBLAS what belongs to this capture, and settle whose the lent one is now."""
         workspace, self._workspace = self._workspace, None
         try:
-            torch_private.clear_library_workspaces()
+            allocator.clear_library_workspaces()
         finally:
             if workspace is not None and is_kept:
                 workspaces.keep(workspace, self.graph)
@@ -221,7 +222,7 @@ def allocations_elsewhere(index: int) -> dict[int, int]:
     return {
         other: int(torch.cuda.memory_stats(other).get("allocation.all.allocated", 0))
         for other in others
-        if torch_private.has_context(other)
+        if allocator.has_context(other)
     }
 
 
@@ -263,7 +264,7 @@ def _make_current(
     if gives_back_caches:
         workspaces.clear(index)
         torch.cuda.empty_cache()
-        torch_private.give_back_pinned_memory()
+        allocator.give_back_pinned_memory()
     outer = torch.cuda.current_stream(index)
     undo.add("restoring the stream", lambda: torch.cuda.set_stream(outer))
     stream.wait_stream(outer)

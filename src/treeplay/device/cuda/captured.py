@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from treeplay.device.cuda import torch_private
 from treeplay.device.cuda.attempt import Attempt, attempt
 from treeplay.device.cuda.decoys import make_decoys
 from treeplay.device.cuda.history import device_ranges
@@ -43,6 +42,7 @@ from treeplay.facts.nodes import Block
 from treeplay.facts.spec import TensorSpec
 from treeplay.generated import load_source
 from treeplay.relocate import Relocation, Row, relocate
+from treeplay.torch_seam import allocator
 
 _MOST_ROUNDS = 8  # each shows what cannot move; the last is made with a copy of everything
 _BYTES_PER_NODE = 2048
@@ -358,7 +358,7 @@ def _parts(
 
     return Parts(
         lane=captured.lane,
-        replay=torch_private.replay_of(captured.made.graph),
+        replay=allocator.replay_of(captured.made.graph),
         otherwise=otherwise,
         vector=work.vector,
         steady=steady,

@@ -11,9 +11,9 @@ from ctypes import byref, c_int, c_void_p
 
 import torch
 
-from treeplay.device.cuda import torch_private
 from treeplay.device.cuda.node_calls import call, current_context
 from treeplay.errors import InternalError
+from treeplay.torch_seam import allocator
 
 
 class Here(threading.local):
@@ -34,11 +34,11 @@ here = Here()
 def make_current() -> None:
     """Give a thread without a context one that exists. The current device, as torch tells it, stays the same one."""
     index = torch.cuda.current_device()
-    if torch_private.has_context(index):
+    if allocator.has_context(index):
         _make_primary_current(index)
         return
     # A recording on another device: torch makes that one's current, and remembers which device the thread is on.
-    other = next((at for at in range(torch.cuda.device_count()) if torch_private.has_context(at)), None)
+    other = next((at for at in range(torch.cuda.device_count()) if allocator.has_context(at)), None)
     if other is None:
         raise InternalError("a graph is to be changed, and no device of this process has a context")
     with torch.cuda.device(other):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from treeplay.device.cuda import torch_private
+from treeplay.torch_seam import allocator
 
 CONGRUENT_BYTES = 512
 _ROOM = 16  # places to choose from, for each tensor
@@ -61,7 +61,7 @@ def place_decoys(
 
 
 def _decoy(tensor: torch.Tensor, start: int, block: torch.Tensor) -> torch.Tensor:
-    storage = torch_private.storage_at(start, tensor.device, tensor.untyped_storage().nbytes())
+    storage = allocator.storage_at(start, tensor.device, tensor.untyped_storage().nbytes())
     decoy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     decoy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
     decoy.decoy_memory = block  # type: ignore[attr-defined]  # keeps the memory

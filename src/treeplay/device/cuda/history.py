@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from treeplay.device.cuda import torch_private
 from treeplay.facts.nodes import Block
+from treeplay.torch_seam import allocator
 
 Range = tuple[int, int]
 Pool = tuple[int, int]
@@ -46,20 +46,20 @@ class Seen:
 def allocations(device: torch.device, pool: Pool) -> Iterator[Seen]:
     """See what is allocated from a pool of a device while the block runs."""
     torch.cuda.init()  # asked of an allocator that is not there yet, torch reads what is not its own
-    seen, note = Seen(), torch_private.noted_allocations()
-    if torch_private.is_recording_history():
+    seen, note = Seen(), allocator.noted_allocations()
+    if allocator.is_recording_history():
         try:
             yield seen
         finally:
-            torch_private.note_allocations(note)
+            allocator.note_allocations(note)
         return
-    torch_private.start_history(_MAX_ENTRIES)
+    allocator.start_history(_MAX_ENTRIES)
     try:
         yield seen
-        state = torch_private.allocator_state()
+        state = allocator.allocator_state()
     finally:
-        torch_private.note_allocations(note)
-        torch_private.stop_history()
+        allocator.note_allocations(note)
+        allocator.stop_history()
     entries = state.histories[_index(device)]
     if len(entries) < _MAX_ENTRIES:  # else the oldest were overwritten
         within = Ranges(_ranges(state.segments_of(pool)))
@@ -94,7 +94,7 @@ def most_alive_of(entries: Sequence[dict[str, Any]]) -> dict[int, int]:
 
 def device_ranges() -> list[Range]:
     """All memory that torch's allocator holds on GPUs, as starts and ends."""
-    return _ranges(torch_private.allocator_state().segments)
+    return _ranges(allocator.allocator_state().segments)
 
 
 class Ranges:

@@ -12,11 +12,11 @@ from typing import Protocol
 
 import torch
 
-from treeplay.device.cuda import torch_private
 from treeplay.facts.nodes import Block
+from treeplay.locks import shared_lock
 from treeplay.observe import counters
-from treeplay.observe.locks import shared_lock
 from treeplay.settings import settings
+from treeplay.torch_seam import allocator
 
 Token = tuple[int, int]
 
@@ -117,7 +117,7 @@ class Lane:
         """Keep the memory of a tensor that is let go from being used anew before the last replay is done with it."""
         if self.stream is not None:
             # A program may be dropped while another one is traced in this thread: that trace is not to see it.
-            with torch_private.unobserved():
+            with allocator.unobserved():
                 tensor.record_stream(stream_at(self.stream, self.device))
 
 

@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 
-from treeplay.device.cuda import torch_private
 from treeplay.device.cuda.lane import Lane, Unplaced
 from treeplay.device.protocol import Fill, Replay
 from treeplay.errors import InternalError
 from treeplay.facts.overlap import overlaps_itself
 from treeplay.facts.source import Source
 from treeplay.facts.spec import TensorSpec
+from treeplay.torch_seam import allocator
 
 Move = Callable[[int], None]
 NotLaunched = Callable[[Exception, list[torch.Tensor], Sequence[float]], Sequence[torch.Tensor]]
@@ -137,7 +137,7 @@ def emit_launch(parts: Parts, name: str) -> Source:
         "lane": parts.lane,
         "lock": parts.lane.lock,
         "order": parts.lane.order,
-        "current_stream": torch_private.native("_cuda_getCurrentRawStream"),
+        "current_stream": allocator.native("_cuda_getCurrentRawStream"),
         "replay": parts.replay,
         "plain": parts.otherwise.plain,
         "not_launched": parts.otherwise.not_launched,
@@ -151,7 +151,7 @@ def emit_launch(parts: Parts, name: str) -> Source:
         body.append("fill(numbers)")
     if parts.steady:
         names |= {
-            "are_at": torch_private.native("_tensors_data_ptrs_at_indices_equal"),
+            "are_at": allocator.native("_tensors_data_ptrs_at_indices_equal"),
             "addresses": parts.addresses,
             "steady": list(parts.steady),
         }
@@ -208,7 +208,7 @@ def _all_patched(names: dict[str, Any], state: list[str], parts: Parts) -> list[
     count = max(item.index for item in parts.patched) + 1
     captured = {item.index: item.address for item in parts.patched}
     names |= {
-        "are_at": torch_private.native("_tensors_data_ptrs_at_indices_equal"),
+        "are_at": allocator.native("_tensors_data_ptrs_at_indices_equal"),
         # Of all, since one index is for both lists; and as captured, which need not be where the first call's tensors lie.
         "given_at": [captured.get(at, 0) for at in range(count)],
         "given": [item.index for item in parts.patched],
@@ -226,7 +226,7 @@ def _all_results(names: dict[str, Any], state: list[str], parts: Parts) -> list[
         return [line for at, result in enumerate(parts.results) for line in _result(at, result, names, state)]
     results = [parts.results[at] for at in new]
     names |= {
-        "are_at": torch_private.native("_tensors_data_ptrs_at_indices_equal"),
+        "are_at": allocator.native("_tensors_data_ptrs_at_indices_equal"),
         "made_at": [result.address for result in results],
         "every": list(range(len(new))),
         "moves": [result.move for result in results],
@@ -301,7 +301,7 @@ def _made(position: int, result: Result, names: dict[str, Any]) -> str:
         names |= {"empty_strided": torch.empty_strided, "device": result.spec.device}
         make = f"empty_strided({result.spec.shape}, {result.spec.stride}, dtype=dtype{position}, device=device)"
     else:
-        names["empty"] = torch_private.empty_on_gpu()
+        names["empty"] = allocator.empty_on_gpu()
         make = f"empty({result.spec.shape}, {result.spec.stride}, dtype{position})"
     return f"out{position} = {make}"
 
@@ -309,9 +309,9 @@ def _made(position: int, result: Result, names: dict[str, Any]) -> str:
 def _again(position: int, leaf: int, lines: list[str], names: dict[str, Any], state: list[str]) -> list[str]:
     """Lines that take the tensor of the last replay if at most its slot has it, and make a new one as `lines` do if not."""
     kept, storage, memory = f"kept{position}", f"storage{position}", f"memory{position}"
-    loose, in_slot = torch_private.counts_of_ours()
+    loose, in_slot = allocator.counts_of_ours()
     names |= {kept: None, storage: None, memory: 0, "references": sys.getrefcount, "loose": loose, "in_slot": in_slot}
-    names["users"] = torch_private.native("_storage_Use_Count")
+    names["users"] = allocator.native("_storage_Use_Count")
     state += [kept, storage, memory]
     counts = f"(references({kept}), {kept}._use_count(), users({memory}), references({storage}))"
     return [

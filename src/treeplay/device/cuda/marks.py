@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from treeplay.device.cuda import driver, torch_private
+from treeplay.device.cuda import driver
 from treeplay.facts.nodes import Block
+from treeplay.torch_seam import allocator
 
 Told = tuple[int, str]
 """How many nodes there were, and what was noted beside allocations."""
@@ -26,14 +27,14 @@ class Marks:
     """How many nodes there were when memory was allocated, by its address. The last that was made at an address counts."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch_private.native("_cuda_getCurrentRawStream")(device.index)
+        self._stream = allocator.native("_cuda_getCurrentRawStream")(device.index)
         self._at: dict[int, Told] = {}
         self._operators = 0
 
     def now(self) -> int:
         """How many nodes there are. What is allocated until the next question belongs together."""
         self._operators += 1
-        torch_private.note_allocations(str(self._operators))
+        allocator.note_allocations(str(self._operators))
         graph = driver.captured_graph(self._stream)
         return driver.count_nodes(graph) if graph is not None else 0
 

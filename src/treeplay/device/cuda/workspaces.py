@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import torch
 
-from treeplay.device.cuda import torch_private
 from treeplay.device.cuda.nodes import read_nodes
 from treeplay.errors import InternalError
 from treeplay.facts.nodes import Node, Other
+from treeplay.torch_seam import allocator
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ class Workspaces:
     def clear(self, index: int) -> None:
         """Free all workspaces that cuBLAS holds, and note whether it has any on this device."""
         if index in self._busy:
-            torch_private.clear_library_workspaces()
+            allocator.clear_library_workspaces()
             return
         before = torch.cuda.memory_allocated(index)
-        torch_private.clear_library_workspaces()
+        allocator.clear_library_workspaces()
         if torch.cuda.memory_allocated(index) < before:
             self._busy.add(index)
 
@@ -81,31 +81,31 @@ class Workspaces:
             return None
         stream = torch.cuda.current_stream(index).cuda_stream
         spare = self._spare.pop((index, stream), None)
-        pool = spare.pool if spare is not None else torch_private.new_pool()
-        torch_private.begin_allocating_to_pool(index, pool)
+        pool = spare.pool if spare is not None else allocator.new_pool()
+        allocator.begin_allocating_to_pool(index, pool)
         try:
             torch.cuda.current_blas_handle()
         finally:
-            torch_private.end_allocating_to_pool(index, pool)
+            allocator.end_allocating_to_pool(index, pool)
         if spare is not None:
-            torch_private.release_pool(index, pool)  # claimed once more by the allocation
+            allocator.release_pool(index, pool)  # claimed once more by the allocation
             return spare
         return self._made(index, stream, pool)
 
     def keep(self, workspace: Workspace, graph: torch.cuda.CUDAGraph) -> None:
         """`graph` uses it: it goes when the graph dies."""
-        weakref.finalize(graph, torch_private.release_pool, workspace.index, workspace.pool).atexit = False
+        weakref.finalize(graph, allocator.release_pool, workspace.index, workspace.pool).atexit = False
 
     def take_back(self, workspace: Workspace) -> None:
         """Nobody uses it."""
         key = workspace.index, workspace.stream
         if self._spare.setdefault(key, workspace) is not workspace:
-            torch_private.release_pool(workspace.index, workspace.pool)
+            allocator.release_pool(workspace.index, workspace.pool)
 
     def _made(self, index: int, stream: int, pool: tuple[int, int]) -> Workspace | None:
-        segments = torch_private.allocator_state().segments_of(pool)
+        segments = allocator.allocator_state().segments_of(pool)
         if len(segments) != 1:
-            torch_private.release_pool(index, pool)
+            allocator.release_pool(index, pool)
             return None
         start = int(segments[0]["address"])
         return Workspace(index, stream, pool, start, start + int(segments[0]["total_size"]))

@@ -10,7 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+
+from treeplay.torch_seam.operators import OpOverload
 
 aten = torch.ops.aten
 

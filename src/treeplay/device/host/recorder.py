@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeplay.device.host.draws import Draws
 from treeplay.device.host.operators import (
@@ -31,10 +30,11 @@ from treeplay.device.host.operators import (
 )
 from treeplay.device.host.rules import refusal_of, refusal_of_method, refusal_of_tensors
 from treeplay.device.host.tape import Tape, leaves_of
-from treeplay.device.host.torch_private import DisableTorchFunction, is_innermost_mode, native_layers, storage_of
 from treeplay.device.teardown import Teardown
 from treeplay.errors import CaptureFailed, UsageError
 from treeplay.facts.refusal import Reason
+from treeplay.torch_seam.modes import TorchDispatchMode, functions_unwatched, is_innermost_mode, native_layers
+from treeplay.torch_seam.tensors import storage_of
 
 _LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
 _local = threading.local()
@@ -110,7 +110,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind is not torch.Tensor for kind in types):
             return NotImplemented  # a tensor subclass takes it apart first
-        with DisableTorchFunction():
+        with functions_unwatched():
             return self._run(func, args, kwargs or {})
 
     def _run(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from treeplay.device.host.operators import KEEPS_FOR_BACKWARD, OutForm, out_form
-from treeplay.device.host.torch_private import DisableAutocast, storage_of, uses_of_storage
+from treeplay.torch_seam.flags import DisableAutocast
+from treeplay.torch_seam.tensors import storage_of, uses_of_storage
 
 Step = Callable[[], object]
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from treeplay.lower.aten.torch_private import ExcludeKeys, direct, keys_above_operators, python_functions
+from treeplay.torch_seam.modes import TorchDispatchMode
+from treeplay.torch_seam.operators import ExcludeKeys, OpOverload, direct, keys_above_operators, python_functions
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._ops import OpOverload
 
 from treeplay.errors import LoweringError
 from treeplay.facts.spec import TensorSpec
@@ -44,15 +43,11 @@ from treeplay.lower.aten.ops import (
 )
 from treeplay.lower.aten.storage import Home, Layout, Node, Storage, written_by
 from treeplay.lower.aten.text import Bound, Text
-from treeplay.lower.aten.torch_private import (
-    ExcludeKeys,
-    empty_strided_host,
-    increment_version,
-    keys_above_operators,
-    with_gradients_on,
-)
 from treeplay.lower.aten.uses import endings, written_inputs
 from treeplay.lower.functional import scalar_nodes
+from treeplay.torch_seam.autograd import increment_versions
+from treeplay.torch_seam.operators import ExcludeKeys, OpOverload, keys_above_operators, with_gradients_on
+from treeplay.torch_seam.tensors import empty_strided_host
 
 _RESERVED = frozenset({"replay", "tensors", "numbers", "arena", "abs"})
 
@@ -101,7 +96,7 @@ class Emitter:
                 lines.append(f"    {''.join(f'{name}, ' for name in names).rstrip()} = {title}")
         written = [node.name for node in written_inputs(self.graph, self.layout)]
         if written:
-            lines.append(f"    {self.text.name(increment_version, 'written')}([{', '.join(written)}])")
+            lines.append(f"    {self.text.name(increment_versions, 'written')}([{', '.join(written)}])")
         guard = self.text.name(ExcludeKeys, "without")
         lines.append(f"    with {guard}({self.text.name(keys_above_operators(), 'keys')}):")
         self.text.lines = lines

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from treeplay.facts.arena import ArenaPlan
 from treeplay.facts.spec import TensorSpec
-from treeplay.lower.aten.torch_private import ExcludeKeys, keys_above_operators
+from treeplay.torch_seam.fakes import FakeTensorMode
+from treeplay.torch_seam.operators import ExcludeKeys, OpOverload, keys_above_operators
 
 _CELL_CODES = {torch.float32: "f", torch.float64: "d"}
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._ops import OpOverload
 
 from treeplay.errors import LoweringError
 from treeplay.lower.aten.memory import Cells, takes_cells
 from treeplay.lower.aten.ops import CELLS, aten
 from treeplay.lower.aten.text import Bound, Node, Text
+from treeplay.torch_seam.operators import OpOverload
 
 _SIGNS: dict[Any, str] = {
     operator.add: "{} + {}",

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch._ops import OpOverload
-
 from treeplay.device.host.operators import (
     COPIES,
     EMPTY,
@@ -21,6 +19,7 @@ from treeplay.device.host.operators import (
     out_form,
     returns_count,
 )
+from treeplay.torch_seam.operators import OpOverload
 
 __all__ = [
     "CELLS",

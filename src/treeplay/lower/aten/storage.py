@@ -15,7 +15,6 @@ from enum import Enum, auto
 from typing import Any
 
 import torch.fx
-from torch._ops import OpOverload
 
 from treeplay.errors import LoweringError
 from treeplay.facts.overlap import overlaps_itself
@@ -30,6 +29,7 @@ from treeplay.lower.aten.ops import (
     is_written,
     needs_only_memory,
 )
+from treeplay.torch_seam.operators import OpOverload
 
 Node = torch.fx.Node
 _RESHAPES = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapdims_", "swapaxes_", "as_strided_"})

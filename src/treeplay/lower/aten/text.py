@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._ops import OpOverload
 
 from treeplay.facts.source import Source
 from treeplay.facts.spec import TensorSpec
 from treeplay.lower.aten.calls import spell
 from treeplay.lower.aten.memory import empty_like_spec
+from treeplay.torch_seam.operators import OpOverload
 
 Node = torch.fx.Node
 _UNKNOWN = object()

@@ -20,8 +20,9 @@ import torch
 
 from treeplay.errors import InternalError, Refusal, TreeplayError
 from treeplay.facts.refusal import Reason
-from treeplay.observe.locks import shared_lock
+from treeplay.locks import shared_lock
 from treeplay.sandbox.boundary import Boundary
+from treeplay.torch_seam.aot import Traced, is_base_kept
 from treeplay.wrap.aot.arrange import Arrangement, Noted
 from treeplay.wrap.aot.capture import captured
 from treeplay.wrap.aot.compilers import Compilers
@@ -29,7 +30,6 @@ from treeplay.wrap.aot.kept import inputs_of
 from treeplay.wrap.aot.opening import plain_gradient
 from treeplay.wrap.aot.plan import KeptInputs, Node, Tangent, WrappedTangent
 from treeplay.wrap.aot.redrawn import drawn_again, has_numbers_of_seeds, has_own_generators, is_drawn_late
-from treeplay.wrap.aot.torch_private import Traced, is_base_kept
 
 Flat = Callable[..., Sequence[Any]]
 Repeat = Callable[[Sequence[Any]], contextlib.AbstractContextManager[Flat]]

@@ -17,10 +17,11 @@ from typing import Any, NoReturn
 import torch
 
 from treeplay.facts.location import Location
+from treeplay.torch_seam.modes import is_wrapper
+from treeplay.torch_seam.tensors import shares_storage
 from treeplay.wrap.aot.capture import refusal
 from treeplay.wrap.aot.overlap import overlap, span
 from treeplay.wrap.aot.plan import Base, Layout, Member, Whole
-from treeplay.wrap.aot.torch_private import is_wrapper, shares_storage
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,10 @@ import torch
 from treeplay.errors import Refusal, UsageError
 from treeplay.graph_check import check_module
 from treeplay.observe.lines import is_users
+from treeplay.torch_seam import context as torch_context
+from treeplay.torch_seam import fakes, flags
+from treeplay.torch_seam.aot import Traced, is_written_by_graph
 from treeplay.trace.jit import home_of
-from treeplay.wrap.aot import torch_private
 from treeplay.wrap.aot.again import Again, Onward, Repeat, fingerprint, origins_of, why_not
 from treeplay.wrap.aot.arrange import Arrangement, Noted, arrange, needs_arrangement
 from treeplay.wrap.aot.capture import captured, refusal
@@ -39,7 +41,6 @@ from treeplay.wrap.aot.shared_results import with_common_values
 from treeplay.wrap.aot.stashed import compute_once_what_is_stashed
 from treeplay.wrap.aot.subclass_rules import explained
 from treeplay.wrap.aot.surroundings import refuse_backward_states, refuse_compiled_autograd, run_in_callers_context
-from treeplay.wrap.aot.torch_private import Traced, is_written_by_graph
 
 _TAKEN = frozenset(
     (
@@ -70,7 +71,7 @@ def wrap_function(
     arrangement, any_write = Arrangement(len(samples)), False
     try:
         refuse_backward_states(samples)
-        given, samples = samples, [torch_private.waited(sample) for sample in samples]
+        given, samples = samples, [fakes.waited(sample) for sample in samples]
         awaited = tuple(k for k, (one, other) in enumerate(zip(given, samples, strict=True)) if one is not other)
         if any(isinstance(sample, torch.SymInt) for sample in samples):
             raise refusal("wrap", "a size that has no number, such as the longest row of a nested tensor", None)
@@ -288,7 +289,7 @@ def _later(
     compile_taken: Callable[..., Boxed], backward: torch.fx.GraphModule, tangents: int, *, is_boxed: bool
 ) -> Callable[[tuple[int, ...], Sequence[Any]], Compiled]:
     """Compile the backward when it is first needed, from a copy of its graph and as if still in this trace."""
-    context = torch_private.keep_tracing_context()
+    context = torch_context.keep_tracing_context()
 
     def compile_backward(missing: tuple[int, ...], values: Sequence[Any]) -> Compiled:
         with context(), torch.no_grad():
@@ -296,7 +297,7 @@ def _later(
             check_module(module, "missing gradients were left out")
             traced = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
             inputs = [as_it_lies(fake, values[k]) for fake, k in zip(traced, taken, strict=True)]
-            run: Boxed = torch_private.without_autocast(compile_taken, module, inputs, taken)
+            run: Boxed = flags.called_without_autocast(compile_taken, module, inputs, taken)
             return run if is_boxed else take_one_list(run), taken
 
     return compile_backward

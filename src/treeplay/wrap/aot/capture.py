@@ -16,9 +16,10 @@ from treeplay.facts.lists import one_by_one, writes_shared
 from treeplay.facts.location import Location
 from treeplay.facts.refusal import Reason
 from treeplay.observe.lines import failed_call, location_in, user_location
-from treeplay.wrap.aot import in_place, torch_private
+from treeplay.torch_seam import aot, fakes, flags, fx, tensors
+from treeplay.torch_seam.aot import Traced
+from treeplay.wrap.aot import in_place
 from treeplay.wrap.aot.dropout import done_as_eager
-from treeplay.wrap.aot.torch_private import Traced
 
 _LEAF = "a leaf Variable that requires grad, or a view of one, is being used in an in-place operation"
 _REQUEST = re.compile(
@@ -115,10 +116,10 @@ class _Watch(TorchFunctionMode):
             self._refuse_replacing(args[0])
         if name == "requires_grad_" and not any(args[0] is value for _, value in self.inputs):
             self.told.append((args[0], user_location()))  # which is nobody's concern as long as it stays inside
-        elif name == "detach_" and not any(torch_private.shares_storage(args[0], value) for _, value in self.inputs):
+        elif name == "detach_" and not any(tensors.shares_storage(args[0], value) for _, value in self.inputs):
             pass  # the trace's own tensor loses its history as the user's would
         elif _is_in_place(name):
-            where = torch_private.replayed_location() or user_location()
+            where = location_in(fx.stack_of_current_node()) or user_location()
             self.seen.writes.append((name, where))
             if args and isinstance(args[0], torch.Tensor):
                 self._touch(name, args[0], where)
@@ -131,7 +132,7 @@ class _Watch(TorchFunctionMode):
             with in_place.lying_as_before(written):
                 run = _run_list if name.startswith("_foreach_") and name.endswith("_") else _run
                 result = in_place.viewed(name, args, run(func, args, kwargs))
-        if kwargs and torch_private.is_outgrown(kwargs.get("out")):
+        if kwargs and fakes.is_outgrown(kwargs.get("out")):
             why = "gives the tensor at `out` another size, which a trace does not follow"
             raise refusal(name or "out", why, user_location(), "make that tensor with the size of the result")
         if isinstance(result, torch.Tensor):
@@ -141,11 +142,13 @@ class _Watch(TorchFunctionMode):
     def _refuse_failing(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         why = in_place.why_not(name, args, kwargs)
         if why is not None:
-            raise refusal(name, f"fails when it runs: {why}", torch_private.replayed_location() or user_location())
+            raise refusal(
+                name, f"fails when it runs: {why}", location_in(fx.stack_of_current_node()) or user_location()
+            )
 
     def _refuse_enlarged(self, name: str, written: Sequence[torch.Tensor]) -> None:
         if any(map(in_place.is_enlarged, written)):
-            where = torch_private.replayed_location() or user_location()
+            where = location_in(fx.stack_of_current_node()) or user_location()
             raise refusal(name, "writes through an expanded view, which a trace does to rounding only", where)
 
     def _refuse_setting(self, func: Any) -> None:
@@ -174,7 +177,7 @@ class _Watch(TorchFunctionMode):
             if id(result) in self.born and result.is_leaf:  # what a custom function made may have a history by now
                 raise refusal("leaf", "a result needs a gradient and has no history", self.born[id(result)][1])
             for leaf, where in self.told:
-                if isinstance(result, torch.Tensor) and torch_private.shares_storage(result, leaf):
+                if isinstance(result, torch.Tensor) and tensors.shares_storage(result, leaf):
                     raise refusal(
                         "requires_grad_", "changes how autograd sees a result, which a trace does not keep", where
                     )
@@ -184,9 +187,9 @@ class _Watch(TorchFunctionMode):
             self.reshaped.append((target, (name, where)))
         elif self.seen.reshaped_then_written is None:
             self.seen.reshaped_then_written = next(
-                (told for tensor, told in self.reshaped if torch_private.shares_storage(target, tensor)), None
+                (told for tensor, told in self.reshaped if tensors.shares_storage(target, tensor)), None
             )
-        touched = {k for k, value in self.inputs if torch_private.shares_storage(target, value)}
+        touched = {k for k, value in self.inputs if tensors.shares_storage(target, value)}
         self.seen.touched |= touched
         if not any(target is data for data in self.data):
             self.seen.versioned |= touched
@@ -207,7 +210,7 @@ def _run(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) 
 def _run_list(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Write the tensors of a list, one after the other where some share memory."""
     given = [*args, *kwargs.values()]
-    if not isinstance(given[0], (list, tuple)) or not writes_shared(given, torch_private.shares_storage):
+    if not isinstance(given[0], (list, tuple)) or not writes_shared(given, tensors.shares_storage):
         return func(*args, **kwargs)
     for one, named in one_by_one(args, kwargs):
         result = func(*one, **named)
@@ -215,7 +218,7 @@ def _run_list(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, A
 
 
 def _taken(tensor: torch.Tensor) -> Taken:
-    return Taken(tuple(tensor.size()), torch_private.view_steps(tensor))
+    return Taken(tuple(tensor.size()), fakes.view_steps(tensor))
 
 
 def _is_in_place(name: str) -> bool:
@@ -246,7 +249,7 @@ class _Module(torch.nn.Module):
             results = list(function(*inputs))
             watch.refuse_leaves(results)
         self.seen.rebased |= {k for k, value in enumerate(inputs) if _history(value) is not histories[k]}
-        self.seen.reshaped = {k: _taken(value) for k, value in enumerate(inputs) if torch_private.is_reshaped(value)}
+        self.seen.reshaped = {k: _taken(value) for k, value in enumerate(inputs) if fakes.is_reshaped(value)}
         self.seen.results = [
             _taken(result) if isinstance(result, torch.Tensor) and self.seen.reshaped else None for result in results
         ]
@@ -269,7 +272,7 @@ class _Module(torch.nn.Module):
                 after = torch.is_grad_enabled()
                 self.seen.grad_mode_after = after if after != before else None
         finally:
-            torch_private.set_grad_enabled(before)
+            flags.set_grad_enabled(before)
 
 
 @contextlib.contextmanager
@@ -308,7 +311,7 @@ def captured(
         try:
             module = _Module(function, seen, [is_leaf(value) for value in inputs], names)
             traced = stack.enter_context(
-                torch_private.traced(
+                aot.traced(
                     module, inputs, decompositions, writes_inside=writes_inside, functional_random=functional_random
                 )
             )

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from treeplay.errors import PatternChanged, UsageError
+from treeplay.torch_seam.tensors import shares_storage
 from treeplay.wrap.aot.bases import dtype_of, flat_base, layout_of
 from treeplay.wrap.aot.overlap import length, overlap, overlap_across_storages
 from treeplay.wrap.aot.plan import Base, Check, Member, Whole
-from treeplay.wrap.aot.torch_private import shares_storage
 
 _MEND = "To mend: wrap the function again for this pattern of arguments"
 

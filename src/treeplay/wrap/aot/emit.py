@@ -19,7 +19,9 @@ from typing import Any
 import torch
 
 from treeplay.facts.source import Source
-from treeplay.wrap.aot import checks, surroundings, torch_private
+from treeplay.torch_seam import fakes, flags, modes
+from treeplay.torch_seam import tensors as torch_tensors
+from treeplay.wrap.aot import checks, surroundings
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
 from treeplay.wrap.aot.bases import dtype_of
@@ -56,7 +58,7 @@ class _Call(Text):
         self.plan = plan
         self.is_boxed = is_boxed
         self.use("run", run)
-        self.use("set_grad_enabled", torch_private.set_grad_enabled)
+        self.use("set_grad_enabled", flags.set_grad_enabled)
         self.use("is_grad_enabled", torch.is_grad_enabled)
 
     def source(self) -> Source:
@@ -80,7 +82,7 @@ class _Call(Text):
 
     def checks(self) -> None:
         for argument in self.plan.awaited:
-            self.use("waited", torch_private.waited)
+            self.use("waited", fakes.waited)
             self.add(f"args[{argument}] = waited(args[{argument}])")
         if self.plan.checks:
             self.use("check_arguments", checks.check_arguments)
@@ -142,7 +144,7 @@ class _Call(Text):
                     given = f"args[{self.at(one)}], args[{self.at(other)}], {(self.told(one), self.told(other))!r}"
                     self.add(f"if -{first} < at{one} - at{other} < {second}: check_apart({given})")
                 continue
-            self.use("shares_storage", torch_private.shares_storage)
+            self.use("shares_storage", torch_tensors.shares_storage)
             for left in self.tensors(one):
                 for right in self.tensors(other):
                     pair = f"{left}, {right}"
@@ -222,9 +224,9 @@ class _Call(Text):
         names = ", ".join(self.name(k) for k in given)
         passed = ", ".join(self.name(k) + (".detach()" if k in node.detached else "") for k in given)
         returned = ", ".join(f"value{k}" for k in node.returned)
-        self.use("set_view_replay", torch_private.set_view_replay)
-        self.use("is_view_replay_enabled", torch_private.is_view_replay_enabled)
-        self.use("is_transformed", torch_private.is_transformed)
+        self.use("set_view_replay", flags.set_view_replay)
+        self.use("is_view_replay_enabled", flags.is_view_replay_enabled)
+        self.use("is_transformed", modes.is_transformed)
         self.use("transformed", surroundings.transformed)
         self.add(
             "if is_transformed(): raise transformed('forward')",
@@ -299,7 +301,7 @@ class _Call(Text):
 
     def view(self, k: int, base: str, recipe: Recipe, begins: str = "") -> str:
         if recipe.steps is not None:
-            self.use("apply_views", torch_private.apply_views)
+            self.use("apply_views", fakes.apply_views)
             self.use(f"view{k}", pickle.loads(recipe.steps))
             text = f"apply_views({base}, view{k})"
         else:

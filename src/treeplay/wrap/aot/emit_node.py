@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from treeplay.facts.source import Source
+from treeplay.torch_seam import aot, autograd, flags, modes
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
-from treeplay.wrap.aot import opening, surroundings, torch_private
+from treeplay.wrap.aot import opening, surroundings
 from treeplay.wrap.aot.emit_text import Text, count_values, run_graph, take_random_values, tokens
 from treeplay.wrap.aot.kept import past_of, versions_of
 from treeplay.wrap.aot.node import Needs
@@ -64,7 +65,7 @@ def emit_forward(
         text.add(f"set_random_offset(values[{plan.flat_values}])")
     _save(text, plan, node)
     if needs.run_last is not None:  # what the user's hooks give back may be the user's own
-        text.use("saving_hooks", torch_private.saving_hooks)
+        text.use("saving_hooks", autograd.saving_hooks)
         text.add("ctx.is_hooked = saving_hooks(True) is not None")
     subclasses.rebuild_values(text, plan, node.returned)
     for k in node.views:
@@ -128,7 +129,7 @@ def emit_backward(plan: CallPlan, node: Node, needs: Needs) -> Source:
     arriving = {tangent.value: f"grad{k}" for k, tangent in enumerate(node.tangents)}
     names = [arriving.get(value, f"unused{value}") for value in node.returned]
     _refuse_surroundings(text, node)
-    if torch_private.GRADIENTS_COME_IN_A_LIST:  # but for compiled autograd's
+    if aot.GRADIENTS_COME_IN_A_LIST:  # but for compiled autograd's
         text.add("grads = grads[0] if type(grads[0]) is list else [*grads]")
     if plan.opened is not None:
         text.use("differentiated_again", helpers.differentiated_again)
@@ -137,7 +138,7 @@ def emit_backward(plan: CallPlan, node: Node, needs: Needs) -> Source:
         text.add("if is_grad_enabled() and (found := ctx.needs.onward(ctx, grads)) is not None: return found")
     # Autograd's own reference to each gradient must go too, so that it can die inside the graph.
     text.add(f"{''.join(f'{name}, ' for name in names)} = grads" if len(names) > 1 else f"{names[0]}, = grads")
-    text.add("grads.clear()" if torch_private.GRADIENTS_COME_IN_A_LIST else "del grads")
+    text.add("grads.clear()" if aot.GRADIENTS_COME_IN_A_LIST else "del grads")
     _refuse_late(text, node)
     parts: list[str] = []
     for k, tangent in enumerate(node.tangents):
@@ -187,7 +188,7 @@ def _release(text: Text, node: Node, *, has_last: bool) -> str:
     """Let go of saved tensors that no other backward will read; the name of what runs the graph."""
     if node.saved == node.unchecked:
         return "run"
-    text.use("keeps_graph", torch_private.keeps_graph)
+    text.use("keeps_graph", autograd.keeps_graph)
     text.add("is_last = not keeps_graph()", "if is_last: ctx.maybe_clear_saved_tensors()")
     if node.inputs is not None:
         places = ["given", *(["copies"] if node.inputs.copied else []), *(["past"] if node.inputs.past else [])]
@@ -224,11 +225,11 @@ def _tangent(text: Text, tangent: Tangent, k: int, *, is_whole: bool) -> None:
 
 
 def _refuse_surroundings(text: Text, node: Node) -> None:
-    text.use("is_transformed", torch_private.is_transformed)
+    text.use("is_transformed", modes.is_transformed)
     text.use("transformed", surroundings.transformed)
     text.add("if is_transformed(): raise transformed('backward')")
     if not node.is_deterministic:
-        text.use("is_deterministic", torch_private.is_deterministic)
+        text.use("is_deterministic", flags.is_deterministic)
         text.use("became_deterministic", surroundings.became_deterministic)
         text.add("if is_deterministic(): raise became_deterministic()")
 

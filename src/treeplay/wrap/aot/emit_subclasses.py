@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from treeplay.wrap.aot import opening, torch_private
+from treeplay.torch_seam import modes
+from treeplay.wrap.aot import opening
 from treeplay.wrap.aot.emit_text import Text
 from treeplay.wrap.aot.plan import CallPlan, WrappedTangent
 from treeplay.wrap.aot.subclasses import Wrapper, starts
@@ -53,7 +54,7 @@ def _check_plain(text: Text, plan: CallPlan, inside: Sequence[tuple[str, str]]) 
     test = " and ".join(f"type({at}) in plain" for at in places) if len(places) <= _FEW else None
     test = test or f"plain.issuperset(map(type, {values}))"
     if plan.node is None:
-        text.use("is_transformed", torch_private.is_transformed)
+        text.use("is_transformed", modes.is_transformed)
         test = f"is_transformed() or not ({test})"
     else:  # which looks for transforms itself
         test = f"not ({test})"

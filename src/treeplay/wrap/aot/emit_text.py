@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from treeplay.wrap.aot import node, torch_private
+from treeplay.torch_seam import aot, flags
+from treeplay.wrap.aot import node
 from treeplay.wrap.aot.plan import CallPlan
 
 _INDENT = "    "
@@ -36,7 +37,7 @@ def tokens(count: int) -> str:
 def run_graph(text: Text, *, is_boxed: bool = True, run: str = "run") -> str:
     """What calls `run` with `args` and autocast off: the casts are in the graph. What is not boxed takes them one by one."""
     text.use("run_plainly", node.run_plainly)
-    text.use("is_any_autocast_enabled", torch_private.is_any_autocast_enabled)
+    text.use("is_any_autocast_enabled", flags.is_any_autocast_enabled)
     given = "args" if is_boxed else "*args"
     return f"run_plainly({run}, {given}) if is_any_autocast_enabled() else {run}({given})"
 
@@ -52,6 +53,6 @@ def count_values(text: Text, count: int, values: str = "values", place: str = "f
 def take_random_values(text: Text, plan: CallPlan) -> None:
     """The seed and offset that the graph takes, if it does."""
     if plan.has_functional_random:
-        text.use("random_values", torch_private.random_values)
-        text.use("set_random_offset", torch_private.set_random_offset)
+        text.use("random_values", aot.random_values)
+        text.use("set_random_offset", aot.set_random_offset)
         text.add("args += random_values()")

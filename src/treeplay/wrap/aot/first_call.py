@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeplay.errors import UsageError
-from treeplay.wrap.aot import torch_private
+from treeplay.torch_seam import context as torch_context
+from treeplay.torch_seam.modes import TorchDispatchMode
+from treeplay.torch_seam.operators import OpOverload
+from treeplay.torch_seam.tensors import shares_storage
+from treeplay.torch_seam.trees import tree_leaves
 from treeplay.wrap.aot.compilers import AliasCheck, Boxed, take_one_list
-from treeplay.wrap.aot.torch_private import shares_storage
 
 Instead = Callable[[Boxed, list[Any]], Sequence[Any]]
 _TORCHS = frozenset(
@@ -37,7 +39,7 @@ def on_first_call(function: Any, instead: Instead, *, is_boxed: bool = True) -> 
 
 def first_call(graph: torch.fx.GraphModule, *, alias_check: AliasCheck, has_wrappers: bool) -> Instead | None:
     """What the first call does in place of running the graph, if anything. Asked before the graph is compiled."""
-    if torch_private.wants_fakes_first():
+    if torch_context.wants_fakes_first():
         results: Any = graph.graph.output_node().args[0]
         return _fakes(tuple(item.meta["val"] if isinstance(item, torch.fx.Node) else item for item in results))
     has_custom = any(is_custom(node.target) for node in graph.graph.nodes if node.op == "call_function")
@@ -48,7 +50,7 @@ def first_call(graph: torch.fx.GraphModule, *, alias_check: AliasCheck, has_wrap
 
 def is_custom(target: Any) -> bool:
     """Whether a call's target is an operator that torch does not bring."""
-    return isinstance(target, torch._ops.OpOverload) and target.namespace not in _TORCHS
+    return isinstance(target, OpOverload) and target.namespace not in _TORCHS
 
 
 def _fakes(values: tuple[Any, ...]) -> Instead:
@@ -100,13 +102,13 @@ class _CheckAliases(TorchDispatchMode):
 
 def _shared(func: Any, given: Any, result: Any) -> str | None:
     """With what a result shares memory that its schema does not allow."""
-    inputs = [leaf for leaf in torch.utils._pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+    inputs = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
     results = result if isinstance(result, tuple) else (result,)
     known: list[torch.Tensor] = []
     for value, returned in zip(results, func._schema.returns, strict=False):
         if returned.alias_info is not None:
             continue
-        for leaf in torch.utils._pytree.tree_leaves(value):
+        for leaf in tree_leaves(value):
             if not isinstance(leaf, torch.Tensor):
                 continue
             if any(leaf is other or shares_storage(leaf, other) for other in inputs):

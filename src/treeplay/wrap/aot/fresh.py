@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from treeplay.torch_seam.operators import OpOverload
 from treeplay.wrap.aot.first_call import is_custom
 
 
@@ -20,6 +21,6 @@ def fresh_values(graph: torch.fx.GraphModule) -> frozenset[int]:
 def _is_fresh(node: torch.fx.Node) -> bool:
     if node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node):
         node = node.args[0]
-    if not isinstance(node.target, torch._ops.OpOverload) or is_custom(node.target):
+    if not isinstance(node.target, OpOverload) or is_custom(node.target):
         return False
     return all(returned.alias_info is None for returned in node.target._schema.returns)

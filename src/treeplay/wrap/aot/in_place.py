@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from treeplay.facts.lists import one_by_one
-from treeplay.wrap.aot import torch_private
+from treeplay.torch_seam import fakes, operators
 
 _EXPANDS = frozenset(("expand", "expand_as", "broadcast_to"))
 
@@ -29,20 +29,20 @@ def viewed(name: str, args: Sequence[Any], result: Any) -> Any:
 
 def is_enlarged(target: torch.Tensor) -> bool:
     """Whether a traced tensor shows elements of another one several times, or a part of such a tensor."""
-    steps = torch_private.view_steps(target) or ()
+    steps = fakes.view_steps(target) or ()
     return any(type(step).__name__.startswith("expand") for step in steps)
 
 
 @contextmanager
 def lying_as_before(targets: Sequence[torch.Tensor]) -> Iterator[None]:
     """What is written meanwhile lies afterwards as it did, but for its size."""
-    before = [(target, target.size(), torch_private.traced_stride(target)) for target in targets]
+    before = [(target, target.size(), fakes.traced_stride(target)) for target in targets]
     yield
     for target, size, stride in before:
         if stride is not None and target.size() == size and target.numel() > 0:
-            now = zip(size, torch_private.traced_stride(target) or (), stride, strict=False)
+            now = zip(size, fakes.traced_stride(target) or (), stride, strict=False)
             if any(length > 1 and one != other for length, one, other in now):
-                torch_private.lay_traced(target, stride)
+                fakes.lay_traced(target, stride)
 
 
 def written_by(args: Sequence[Any], kwargs: Mapping[str, Any], *, is_in_place: bool) -> list[torch.Tensor]:
@@ -78,9 +78,9 @@ def _cast(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | No
         return None
     plain = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_")
     computes = getattr(torch.Tensor, plain, None)
-    if computes is None or not torch_private.is_elementwise(plain.strip("_")):
+    if computes is None or not operators.is_elementwise(plain.strip("_")):
         return None
-    with torch_private.without_data(args) as given:
+    with fakes.without_data(args) as given:
         try:
             found = computes(*given, **{name: _alone(value) for name, value in kwargs.items()}).dtype
         except Exception:  # it is no such call: whoever makes it will be told
@@ -107,7 +107,7 @@ def _index_put(given: Mapping[str, Any]) -> str | None:
     self, indices, values = given["self"], given["indices"], given["values"]
     if self.dtype != values.dtype:
         return f"self ({self.dtype}) and values ({values.dtype}) must have the same dtype"
-    with torch_private.without_data((self, values, *indices)) as (target, value, *places):
+    with fakes.without_data((self, values, *indices)) as (target, value, *places):
         if any(place is not None and place.dtype in (torch.bool, torch.uint8) for place in places):
             return None  # the size depends on the mask's elements
         return _raised(lambda: value.expand(target[tuple(places)].size()))

@@ -15,9 +15,9 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.facts.refusal import Reason
+from treeplay.torch_seam.aot import Traced
 from treeplay.wrap.aot.node import unchanged
 from treeplay.wrap.aot.plan import KeptInputs, Node
-from treeplay.wrap.aot.torch_private import Traced
 
 
 def overwritten_inputs(traced: Traced) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -20,10 +20,10 @@ import torch
 from treeplay.errors import InternalError
 from treeplay.facts.location import Location
 from treeplay.graph_check import add_placeholder
+from treeplay.torch_seam.aot import Traced
 from treeplay.wrap.aot.capture import refusal
 from treeplay.wrap.aot.plan import CallPlan, LateWrite
 from treeplay.wrap.aot.planning_node import values_with_tangents
-from treeplay.wrap.aot.torch_private import Traced
 
 _copy = torch.ops.aten.copy_.default
 

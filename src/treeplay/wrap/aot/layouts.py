@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from treeplay.wrap.aot import torch_private
+from treeplay.torch_seam import fakes
+from treeplay.torch_seam.aot import Traced
 from treeplay.wrap.aot.capture import Seen, refusal
 from treeplay.wrap.aot.plan import Layout
 from treeplay.wrap.aot.probe import apart
-from treeplay.wrap.aot.torch_private import Traced
 
 
 def fake_of(node: Any) -> Any:
@@ -40,8 +40,8 @@ def layout_from(sample: torch.Tensor, steps: list[Any]) -> Layout:
     """How the view of an argument lies that these steps lead to."""
     known_layout(sample)
     (fake,) = apart([sample])
-    with torch.no_grad(), torch_private.mode_of_fake(fake):
-        return known_layout(torch_private.apply_views(fake, steps))
+    with torch.no_grad(), fakes.mode_of_fake(fake):
+        return known_layout(fakes.apply_views(fake, steps))
 
 
 def new_layouts(facts: Any, seen: Seen, samples: Sequence[Any], names: Sequence[str]) -> dict[int, Layout]:

@@ -10,7 +10,7 @@ import torch
 from treeplay.errors import InternalError
 from treeplay.facts.source import Source
 from treeplay.generated import hide_from_dynamo, load_source
-from treeplay.wrap.aot import torch_private
+from treeplay.torch_seam import aot
 from treeplay.wrap.aot.again import Onward
 from treeplay.wrap.aot.compilers import Boxed
 from treeplay.wrap.aot.emit import emit_call
@@ -44,7 +44,7 @@ def load_call(
         if instead is not None:
             on_first_call(node_class.forward, instead, is_boxed=is_boxed)
         kept = (needs, _End(node_class.forward.__globals__))
-        run, sources, instead = torch_private.apply_of(node_class), node_class.sources, None
+        run, sources, instead = aot.apply_of(node_class), node_class.sources, None
     source: Source = emit_call(plan, run, is_boxed=is_boxed)
     call: Any = load_source(source)
     if instead is not None:
@@ -82,4 +82,4 @@ def _node_class(
         "backward": staticmethod(run_backward),
         "sources": (first.text, second.text),
     }
-    return torch_private.NodeType("Treeplay", (torch.autograd.Function,), members)
+    return aot.NodeType("Treeplay", (torch.autograd.Function,), members)

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from treeplay.errors import InternalError, UsageError
-from treeplay.observe.locks import shared_lock
-from treeplay.wrap.aot import torch_private
+from treeplay.locks import shared_lock
+from treeplay.torch_seam import autograd, fakes, flags
+from treeplay.torch_seam.dynamo import tensor_check
 from treeplay.wrap.aot.compilers import Boxed
 from treeplay.wrap.aot.plan import Group, Layout
-from treeplay.wrap.torch_private import tensor_check
 
 _compiling = shared_lock()
 _is_none = functools.partial(operator.is_, None)
@@ -125,7 +125,7 @@ def as_it_lies(fake: Any, value: Any) -> Any:
     if (fake.stride(), fake.storage_offset()) == (stride, offset) or value.layout is not torch.strided:
         return fake
     span = sum((size - 1) * step for size, step in zip(value.shape, stride, strict=True)) if value.numel() else 0
-    with torch_private.mode_of_fake(fake):
+    with fakes.mode_of_fake(fake):
         return torch.empty(offset + span + 1, dtype=value.dtype, device=value.device).as_strided(
             value.shape, stride, offset
         )
@@ -184,7 +184,7 @@ def saved_of(ctx: Any, groups: Sequence[Group], came: Sequence[bool]) -> list[to
         if not all(group in kept for group in touched):
             raise
         found = {k: value for group in touched for k, value in kept[group].items()}
-        if not torch_private.keeps_graph():
+        if not autograd.keeps_graph():
             ctx.kept = {group: those for group, those in kept.items() if group not in touched}
         return [unchanged(*found[k]) if k in found else None for k in range(ctx.kept_count)]
     ctx.kept = {group: _kept(values, group) for group in groups if group not in touched}
@@ -210,7 +210,7 @@ def unchanged(tensor: torch.Tensor, version: int) -> torch.Tensor:
 
 def run_plainly(run: Callable[..., Any], *given: Any) -> Any:
     """Run a graph while autocast is on outside."""
-    return torch_private.without_autocast(run, *given)
+    return flags.called_without_autocast(run, *given)
 
 
 def missing(layout: Layout, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -247,13 +247,13 @@ def view_in(memory: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 def lay_out(tensor: torch.Tensor, layout: Layout) -> None:
     """Give a tensor another layout. Its version has moved before the graph."""
-    with torch_private.preserving_version(tensor):
+    with autograd.preserving_version(tensor):
         tensor.as_strided_(layout.size, layout.stride, layout.offset)
 
 
 def write_unnoticed(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """A write that came through `.data`: the version stays."""
-    with torch_private.preserving_version(tensor):
+    with autograd.preserving_version(tensor):
         tensor.detach().copy_(value.detach())
 
 

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
+from treeplay.torch_seam.fakes import has_data
+from treeplay.torch_seam.tensors import shares_storage
 from treeplay.wrap.aot.subclasses import plain_parts
-from treeplay.wrap.aot.torch_private import has_data, shares_storage
 
 _MAX_STEPS = 10_000
 """After that many tries two tensors count as overlapping. Layouts that views can make need a handful."""

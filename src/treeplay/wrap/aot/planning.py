@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from treeplay.errors import InternalError
-from treeplay.wrap.aot import torch_private
+from treeplay.torch_seam import fakes as torch_fakes
+from treeplay.torch_seam.aot import Traced, is_new, is_written_by_graph
+from treeplay.torch_seam.modes import is_wrapper
 from treeplay.wrap.aot.arrange import Arrangement, Noted
 from treeplay.wrap.aot.capture import Seen, is_leaf, refusal
 from treeplay.wrap.aot.compilers import Compilers
@@ -34,7 +36,6 @@ from treeplay.wrap.aot.plan import (
 from treeplay.wrap.aot.random_states import refuse_unsupported_random
 from treeplay.wrap.aot.subclass_rules import refuse_unsupported_view
 from treeplay.wrap.aot.subclasses import opened, value_fakes
-from treeplay.wrap.aot.torch_private import Traced, is_new, is_wrapper, is_written_by_graph
 
 
 def plan_call(
@@ -201,7 +202,7 @@ def _leads_from(base: Any, sequence: Any, view: Any) -> bool:
     if sequence is None or any(step.has_symbolic_inputs for step in sequence.sequence):
         return False
     try:
-        made = torch_private.apply_views(base, sequence.sequence)
+        made = torch_fakes.apply_views(base, sequence.sequence)
     except RuntimeError:  # they do not fit its shape
         return False
     return (made.size(), made.stride(), made.storage_offset()) == (view.size(), view.stride(), view.storage_offset())

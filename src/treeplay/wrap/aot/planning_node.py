@@ -9,7 +9,8 @@ import torch
 
 from treeplay.errors import InternalError
 from treeplay.observe.lines import location_in
-from treeplay.wrap.aot import torch_private
+from treeplay.torch_seam import tensors
+from treeplay.torch_seam.aot import Traced, is_new
 from treeplay.wrap.aot.capture import refusal
 from treeplay.wrap.aot.fresh import fresh_values
 from treeplay.wrap.aot.layouts import fake_of, known_layout
@@ -18,7 +19,6 @@ from treeplay.wrap.aot.plan import CallPlan, LateWrite, New, Node, Tangent, View
 from treeplay.wrap.aot.random_states import generator_inputs
 from treeplay.wrap.aot.stashed import IS_STASHED
 from treeplay.wrap.aot.subclasses import Wrapper, places, tangent_wrappers, width
-from treeplay.wrap.aot.torch_private import Traced, is_new
 
 
 def plan_node(
@@ -95,9 +95,7 @@ def _donated(
     for k, node in enumerate(saved[: len(saved) - _unchecked(saved)]):
         value, twin = fake_of(node), arriving[k]  # the two graphs may have fakes of their own
         rest = [fake_of(other) for at, other in enumerate(saved) if at != k]
-        is_shared = any(
-            torch_private.shares_storage(item, other) for item in (value, twin) for other in (*others, *rest)
-        )
+        is_shared = any(tensors.shares_storage(item, other) for item in (value, twin) for other in (*others, *rest))
         if not is_shared and value.layout is torch.strided:
             donated.append(k)
     return tuple(donated)
@@ -128,9 +126,7 @@ def _copied(forward: torch.fx.GraphModule, saved: Sequence[torch.fx.Node], plan:
     fakes = [fake_of(inputs[k]) for at, argument in lying if argument in written for k in at]
     targets = [value for value in fakes if isinstance(value, torch.Tensor)]
     return tuple(
-        k
-        for k, node in enumerate(saved)
-        if any(torch_private.shares_storage(fake_of(node), target) for target in targets)
+        k for k, node in enumerate(saved) if any(tensors.shares_storage(fake_of(node), target) for target in targets)
     )
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from treeplay.wrap.aot import torch_private
+from treeplay.torch_seam import fakes, modes
+from treeplay.torch_seam.fakes import FakeTensorMode
 from treeplay.wrap.aot.bases import Written
 from treeplay.wrap.aot.capture import captured
 from treeplay.wrap.aot.overlap import span
@@ -25,14 +25,10 @@ def written_by(function: Callable[..., Any], samples: Sequence[Any], names: Sequ
 
 def apart(samples: Sequence[Any]) -> list[Any]:
     """Tensors without data that lie like the samples, each in a storage of its own."""
-    mode = torch_private.fake_mode_of(samples) or FakeTensorMode()
+    mode = fakes.fake_mode_of(samples) or FakeTensorMode()
 
     def alone(sample: Any) -> Any:
-        if (
-            not isinstance(sample, torch.Tensor)
-            or torch_private.is_wrapper(sample)
-            or sample.layout is not torch.strided
-        ):
+        if not isinstance(sample, torch.Tensor) or modes.is_wrapper(sample) or sample.layout is not torch.strided:
             return sample
         with mode, torch.enable_grad():
             end = -(-span(sample)[1] // sample.element_size())

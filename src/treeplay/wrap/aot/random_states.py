@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from treeplay.torch_seam.aot import Traced
 from treeplay.wrap.aot.capture import refusal
-from treeplay.wrap.aot.torch_private import Traced
 
 _LARGEST = 2**63 - 1
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from treeplay.device.generators import moving
+from treeplay.torch_seam import trees as pytree
 from treeplay.wrap.aot.plan import Draw
 
 States = list[tuple[torch.Generator, torch.Tensor]]

@@ -15,10 +15,12 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from treeplay.torch_seam.aot import Traced
+from treeplay.torch_seam.modes import is_wrapper
+from treeplay.torch_seam.operators import OpOverload
 from treeplay.wrap.aot.bases import layout_of
 from treeplay.wrap.aot.overlap import length
 from treeplay.wrap.aot.plan import CallPlan, Flag, New, Recipe, Result, ViewOfValue
-from treeplay.wrap.aot.torch_private import Traced, is_wrapper
 
 
 def with_common_values(traced: Traced, plan: CallPlan) -> CallPlan:
@@ -84,4 +86,4 @@ def _base(node: Node) -> Node | None:
 
 def _is_view(node: Node) -> bool:
     reshapes = (torch.ops.aten.reshape.default, torch.ops.aten._unsafe_view.default)
-    return node.target in reshapes or (isinstance(node.target, torch._ops.OpOverload) and node.target.is_view)
+    return node.target in reshapes or (isinstance(node.target, OpOverload) and node.target.is_view)

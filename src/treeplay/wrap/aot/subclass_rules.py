@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
+from treeplay.torch_seam.modes import is_wrapper
 from treeplay.wrap.aot.capture import refusal
 from treeplay.wrap.aot.subclasses import plain_parts
-from treeplay.wrap.aot.torch_private import is_wrapper
 
 _WHY = {
     "Metadata mutations": (

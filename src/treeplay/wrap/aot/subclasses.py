@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from treeplay.wrap.aot.torch_private import Traced, is_wrapper
+from treeplay.torch_seam.aot import Traced
+from treeplay.torch_seam.modes import is_wrapper
 
 _IGNORED = -1
 """Stands for a size that only the class itself knows, such as the longest row of a nested tensor."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from treeplay.errors import InternalError, UsageError
-from treeplay.wrap.aot import torch_private
+from treeplay.torch_seam import aot, autograd
 from treeplay.wrap.aot.capture import refusal
 from treeplay.wrap.aot.compilers import Boxed
 
@@ -29,13 +29,13 @@ def became_deterministic() -> UsageError:
 
 def run_in_callers_context(run: Boxed, values: list[Any]) -> Sequence[Any]:
     """Run a backward on a thread of the autograd engine, with the context variables of whoever called backward."""
-    result: Sequence[Any] = torch_private.in_callers_context(run, values)
+    result: Sequence[Any] = autograd.in_callers_context(run, values)
     return result
 
 
 def refuse_compiled_autograd() -> None:
     """Refuse a training plan while backwards are traced: the node has no graph to offer to such a trace."""
-    if torch_private.is_autograd_compiled():
+    if aot.is_autograd_compiled():
         why = "compiled autograd is on, and it cannot trace the backward of a compiled function"
         raise refusal("wrap", why, None, "turn compiled autograd off: backwards are compiled here without it")
 

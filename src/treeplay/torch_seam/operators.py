@@ -1,4 +1,4 @@
-"""The private parts of torch that the `aten` lowering uses, in one place, each with a test that it exists and behaves."""
+"""ATen operators: their kinds, their fastest entry, the dispatch keys above them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator as HigherOrderOperator
+from torch._ops import OperatorBase as OperatorBase
+from torch._ops import OpOverload as OpOverload
+from torch._ops import OpOverloadPacket as OpOverloadPacket
+
+BINDING: type = type(getattr(torch._C._get_tracing_state, "__self__", None))
+"""The class of what pybind11 keeps behind each of torch's functions in C."""
+nn_functions: Any = torch._C._nn
+foreach_copy_: Callable[..., None] = torch._foreach_copy_
+foreach_zero_: Callable[..., None] = torch._foreach_zero_
+foreach_clone: Callable[..., Any] | None = getattr(torch, "_foreach_clone", None)  # torch 2.13 and later
+
 
 ExcludeKeys: Any = torch._C._ExcludeDispatchKeyGuard
-increment_version: Callable[..., None] = torch._C._increment_version
-empty_strided_host: Callable[..., torch.Tensor] = getattr(torch._C._dynamo.guards, "_empty_strided_cpu")  # noqa: B009 - not in torch's stubs
 
 _ABOVE_OPERATORS = (
     "AutogradFunctionality",
@@ -60,3 +70,19 @@ def direct(op: Any) -> Callable[..., Any]:
     """The operator without the Python layer of `OpOverload.__call__`."""
     function: Callable[..., Any] = op._op
     return function
+
+
+def schema_returns(target: Callable[..., Any]) -> int | None:
+    """How many values an ATen operator returns by its schema; None for anything else."""
+    return len(target._schema.returns) if isinstance(target, torch._ops.OpOverload) else None
+
+
+_METHODS = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder"}
+"""What the operators of Python's syntax are called."""
+
+
+def is_elementwise(name: str) -> bool:
+    """Whether an operator of this name works element by element."""
+    packet = getattr(torch.ops.aten, _METHODS.get(name, name), None)
+    overloads = packet.overloads() if packet is not None else ()
+    return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in overloads)

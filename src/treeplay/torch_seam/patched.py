@@ -9,7 +9,7 @@ from threading import get_ident
 from types import FunctionType
 from typing import Any, TypeVar
 
-from treeplay.observe.locks import shared_lock
+from treeplay.locks import shared_lock
 
 
 class Shared:

@@ -12,41 +12,42 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from treeplay.trace import scalars, torch_private
+from treeplay.torch_seam import autograd, dynamo, flags, layers, modes, symbols
+from treeplay.trace import scalars
 
 
 def test_active_modes_and_transforms_are_seen() -> None:
     seen = []
-    assert not torch_private.is_mode_active()
+    assert not modes.is_mode_active()
     with FakeTensorMode():
-        assert torch_private.is_mode_active()
+        assert modes.is_mode_active()
     with torch.device("meta"):
-        assert torch_private.is_mode_active() and torch_private.foreign_mode() is None
+        assert modes.is_mode_active() and modes.foreign_mode() is None
         with TorchFunctionMode():
-            assert torch_private.foreign_mode() == "the mode TorchFunctionMode"
+            assert modes.foreign_mode() == "the mode TorchFunctionMode"
     with TorchDispatchMode():
-        assert torch_private.is_mode_active() and torch_private.foreign_mode() == "the mode TorchDispatchMode"
-    torch.func.vmap(lambda x: seen.append(torch_private.foreign_mode()) or x)(torch.ones(2))
-    assert seen == ["the function transform vmap"] and not torch_private.is_mode_active()
-    assert torch_private.foreign_mode() is None
+        assert modes.is_mode_active() and modes.foreign_mode() == "the mode TorchDispatchMode"
+    torch.func.vmap(lambda x: seen.append(modes.foreign_mode()) or x)(torch.ones(2))
+    assert seen == ["the function transform vmap"] and not modes.is_mode_active()
+    assert modes.foreign_mode() is None
 
 
 def test_version_counters_can_be_read_and_put_back() -> None:
     tensor = torch.ones(2)
     tensor.add_(1)
-    assert torch_private.version_of(tensor) == 1
-    torch_private.set_version(tensor, 0)
-    assert torch_private.version_of(tensor) == 0
+    assert autograd.version_of(tensor) == 1
+    autograd.set_version(tensor, 0)
+    assert autograd.version_of(tensor) == 0
     with torch.inference_mode():
         inference = torch.ones(2)
-    assert torch_private.version_of(inference) == 0
-    torch_private.set_version(inference, 5)
+    assert autograd.version_of(inference) == 0
+    autograd.set_version(inference, 5)
 
 
 def test_a_call_hook_sees_every_module() -> None:
     seen: list[nn.Module] = []
     model = nn.Sequential(nn.ReLU())
-    handle = torch_private.register_call_hook(lambda module, args: seen.append(module))
+    handle = layers.register_call_hook(lambda module, args: seen.append(module))
     model(torch.ones(1))
     handle.remove()
     model(torch.ones(1))
@@ -54,11 +55,11 @@ def test_a_call_hook_sees_every_module() -> None:
 
 
 def test_hooks_are_counted_and_global_ones_can_be_seen() -> None:
-    before = torch_private.hooks_made()
+    before = layers.hooks_made()
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
-    assert torch_private.hooks_made() > before and sum(map(len, torch_private.global_hook_tables())) == 1
+    assert layers.hooks_made() > before and sum(map(len, layers.global_hook_tables())) == 1
     handle.remove()
-    assert sum(map(len, torch_private.global_hook_tables())) == 0
+    assert sum(map(len, layers.global_hook_tables())) == 0
 
 
 def test_dynamo_is_off_for_a_while() -> None:
@@ -69,22 +70,22 @@ def test_dynamo_is_off_for_a_while() -> None:
         ran.append(torch.compiler.is_compiling())
         return x + 1
 
-    with torch_private.dynamo_off():
+    with dynamo.dynamo_off():
         part(torch.ones(1))
     assert ran == [False]
-    with pytest.raises(ValueError, match="as told"), torch_private.dynamo_off():
+    with pytest.raises(ValueError, match="as told"), dynamo.dynamo_off():
         raise ValueError("as told")
-    assert not torch_private.is_dynamo_watching()
+    assert not dynamo.is_dynamo_watching()
 
 
 def test_dynamo_looks_away_where_it_is_told_to() -> None:
     seen: list[tuple[bool, bool]] = []
 
     def look() -> None:
-        seen.append((torch_private.is_dynamo_watching(), torch.compiler.is_compiling()))
+        seen.append((dynamo.is_dynamo_watching(), torch.compiler.is_compiling()))
 
     def program(x: torch.Tensor) -> torch.Tensor:
-        torch_private.without_dynamo(look)()
+        dynamo.without_dynamo(look)()
         return x + 1
 
     torch.compile(program, backend="eager")(torch.ones(1))
@@ -94,7 +95,7 @@ def test_dynamo_looks_away_where_it_is_told_to() -> None:
 def test_native_layers_say_no_of_plain_tensors_in_this_thread_only() -> None:
     x, unusual = (torch.ones(1), None), (torch.ones(1).as_subclass(Other),)
     before = torch.overrides.has_torch_function
-    with torch_private.native_layers(), TorchFunctionMode():
+    with modes.native_layers(), TorchFunctionMode():
         assert not torch.overrides.has_torch_function(x)
         assert torch.overrides.has_torch_function(unusual)
     assert torch.overrides.has_torch_function is before
@@ -114,7 +115,7 @@ def test_a_scaled_step_is_replaced_for_a_while() -> None:
     weight = torch.ones(2, requires_grad=True)
     optimizer, scaler = torch.optim.SGD([weight], lr=1.0), torch.amp.GradScaler("cpu")
     is_meant = [True]
-    with torch_private.scaled_step_replaced(step, lambda: is_meant[0]):
+    with layers.scaled_step_replaced(step, lambda: is_meant[0]):
         for _ in range(2):
             scaler.scale(weight.sum()).backward()
             result = scaler.step(optimizer)
@@ -139,18 +140,18 @@ def test_torch_functions_are_unwatched_in_a_block() -> None:
 
     with Listener():
         torch.ones(1)
-        with torch_private.functions_unwatched():
+        with modes.functions_unwatched():
             torch.ones(1) + 1
     assert len(heard) == 1
 
 
 def test_autocast_is_read_and_put_back() -> None:
-    before = torch_private.autocast_state()
+    before = flags.autocast_state()
     entered = torch.autocast("cpu", torch.float16, cache_enabled=False)
     entered.__enter__()
-    assert torch_private.autocast_state() != before
-    torch_private.set_autocast_state(before)
-    assert torch_private.autocast_state() == before and not torch.is_autocast_enabled("cpu")
+    assert flags.autocast_state() != before
+    flags.set_autocast_state(before)
+    assert flags.autocast_state() == before and not torch.is_autocast_enabled("cpu")
 
 
 def test_a_graph_is_used_up_by_its_backward() -> None:
@@ -170,26 +171,26 @@ def test_a_graph_is_used_up_by_its_backward() -> None:
     for made in (lambda: (weight * weight).sum(), lambda: weight.exp().sum(), lambda: Own.apply(weight).sum()):
         for retain_graph in (True, False):
             loss = made()
-            assert not torch_private.is_used_up(loss.grad_fn)
+            assert not autograd.is_used_up(loss.grad_fn)
             loss.backward(retain_graph=retain_graph)
-            assert torch_private.is_used_up(loss.grad_fn) is not retain_graph
+            assert autograd.is_used_up(loss.grad_fn) is not retain_graph
 
 
 def test_hooks_on_saved_tensors_are_seen() -> None:
-    assert not torch_private.is_mode_active()
+    assert not modes.is_mode_active()
     with torch.autograd.graph.save_on_cpu():
-        assert torch_private.is_mode_active() and torch_private.foreign_mode() == "hooks on saved tensors"
-    assert not torch_private.is_mode_active()
+        assert modes.is_mode_active() and modes.foreign_mode() == "hooks on saved tensors"
+    assert not modes.is_mode_active()
 
 
 def test_backward_hooks_of_modules_are_seen() -> None:
     model = torch.nn.Linear(1, 1)
-    assert not torch_private.has_backward_hooks([model])
+    assert not layers.has_backward_hooks([model])
     for register in (model.register_full_backward_hook, model.register_full_backward_pre_hook):
         handle = register(lambda *given: None)
-        assert torch_private.has_backward_hooks([model])
+        assert layers.has_backward_hooks([model])
         handle.remove()
-    assert not torch_private.has_backward_hooks([model])
+    assert not layers.has_backward_hooks([model])
 
 
 def test_arguments_of_autograd_functions_are_replaced_for_a_while() -> None:
@@ -204,7 +205,7 @@ def test_arguments_of_autograd_functions_are_replaced_for_a_while() -> None:
 
     leaf, other = torch.ones(1, requires_grad=True), torch.full((1,), 3.0, requires_grad=True)
     original = vars(torch.autograd.Function)["apply"]
-    with torch_private.autograd_function_arguments(lambda args: tuple(other for _ in args) if args else args):
+    with autograd.autograd_function_arguments(lambda args: tuple(other for _ in args) if args else args):
         result = Double.apply(leaf)
     result.backward()
     assert leaf.grad is None and other.grad is not None and result.item() == 6
@@ -219,7 +220,7 @@ def test_numpy_asks_what_it_makes_of_a_symbolic_number() -> None:
         asked.append((ufunc.__name__, method, len(operands)))
         return "met"
 
-    with torch_private.numpy_asks(meet):
+    with symbols.numpy_asks(meet):
         assert numpy.float32(3) * number == number - numpy.float64(1) == "met"
     assert asked == [("multiply", "__call__", 2), ("subtract", "__call__", 2)]
     assert not hasattr(torch.SymFloat, "__array_ufunc__")
@@ -227,8 +228,8 @@ def test_numpy_asks_what_it_makes_of_a_symbolic_number() -> None:
 
 def test_without_function_modes_nothing_follows_a_default_device() -> None:
     with torch.device("meta"), TorchFunctionMode() as mode:
-        with torch_private.without_function_modes():
-            assert torch.ones(2).device.type == "cpu" and not torch_private.is_mode_active()
+        with modes.without_function_modes():
+            assert torch.ones(2).device.type == "cpu" and not modes.is_mode_active()
         assert torch.overrides._get_current_function_mode_stack()[-1] is mode
 
 
@@ -236,6 +237,6 @@ def test_a_mode_of_a_trace_is_told_from_those_of_others() -> None:
     from treeplay.trace.observe import Observer
 
     with TorchFunctionMode():
-        assert not torch_private.is_traced()
+        assert not modes.is_traced()
         with Observer():
-            assert torch_private.is_traced()
+            assert modes.is_traced()

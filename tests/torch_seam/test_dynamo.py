@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from treeplay.guards.torch_private import tensor_check, version_of_table
+from treeplay.torch_seam.dynamo import tensor_check, version_of_table
 
 SAME = ("a", 1.5)
 CHANGES: dict[str, tuple[Callable[[dict[Any, Any]], Any], bool]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from treeplay.device.cuda import torch_private
+from treeplay.torch_seam import allocator
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -17,8 +17,8 @@ def marked(function):
 
 
 def test_builds_are_told_apart() -> None:
-    assert torch_private.is_built() is (torch.version.cuda is not None)
-    assert torch_private.is_built() or not torch_private.has_context(0)
+    assert allocator.is_built() is (torch.version.cuda is not None)
+    assert allocator.is_built() or not allocator.has_context(0)
 
 
 @marked
@@ -27,7 +27,7 @@ def test_workspaces_are_freed_and_made_anew() -> None:
     a @ a
     torch.cuda.synchronize()
     with_workspace = torch.cuda.memory_allocated()
-    torch_private.clear_library_workspaces()
+    allocator.clear_library_workspaces()
     assert torch.cuda.memory_allocated() < with_workspace
     assert (a @ a)[0, 0].item() == 64
 
@@ -35,7 +35,7 @@ def test_workspaces_are_freed_and_made_anew() -> None:
 @marked
 def test_pinned_memory_is_given_back() -> None:
     torch.empty(1 << 20, pin_memory=True)
-    torch_private.give_back_pinned_memory()
+    allocator.give_back_pinned_memory()
     assert torch.cuda.host_memory_stats()["allocated_bytes.current"] == 0
 
 
@@ -43,18 +43,18 @@ def test_pinned_memory_is_given_back() -> None:
 def test_allocations_can_be_taken_off_a_pool_and_the_pool_released() -> None:
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
     with pytest.raises(RuntimeError):
-        torch_private.end_allocating_to_pool(0, pool)
+        allocator.end_allocating_to_pool(0, pool)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         graph.capture_begin(pool=pool)
         torch.ones(3, device="cuda")
-        torch_private.end_capture(graph)
+        allocator.end_capture(graph)
     with pytest.raises(RuntimeError):
-        torch_private.end_allocating_to_pool(0, pool)  # the end has done it
+        allocator.end_allocating_to_pool(0, pool)  # the end has done it
     graph.replay()
 
 
 @marked
 def test_contexts_are_seen() -> None:
     torch.ones(1, device="cuda")
-    assert torch_private.has_context(0)
+    assert allocator.has_context(0)

@@ -1,28 +1,40 @@
-"""The private parts of torch that generated call functions use, in one place, each with a test that it behaves."""
+"""Flags of a thread and of the process: gradients, autocast, deterministic algorithms, precisions, kernels of attention."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.autograd.forward_ad
 import torch.backends.mha
-from torch.utils._device import DeviceContext
 
-from treeplay.guards.torch_private import tensor_check as tensor_check
+is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
+
+
+# What Dynamo's graphs call to change modes.
+ENTER_INFERENCE = torch.autograd.grad_mode._enter_inference_mode
+
+EXIT_INFERENCE = torch.autograd.grad_mode._exit_inference_mode
+
+SET_GRAD = torch._C._set_grad_enabled
 
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+
 DisableAutocast: Any = torch._C._DisableAutocast
-increment_version = torch.autograd.graph.increment_version
-preserving_version: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
 # Modes that have no public function, or one that takes several times as long.
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+
 is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms
+
 fills_memory: Callable[[], bool] = torch._C._get_deterministic_fill_uninitialized_memory
+
 FORWARD_LEVEL = (torch.autograd.forward_ad, "_current_level")  # -1 outside of `dual_level`
+
 FAST_PATH = (torch.backends.mha, "_is_fastpath_enabled")
+
 AUTOCAST_KINDS = (
     "cpu",
     "cuda",
@@ -33,29 +45,36 @@ AUTOCAST_KINDS = (
     "xla",
     "privateuseone",
 )  # those that the function above knows
+
 matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
+
 allows_tf32: Callable[[], bool] = torch._C._get_cublas_allow_tf32  # False for the highest precision; takes half as long
+
 CPU_MODES: dict[str, Callable[[], Any]] = {"oneDNN": torch._C._get_mkldnn_enabled}
 
 attention_order: Callable[[], list[int]] = (
     torch._C._get_sdp_priority_order
 )  # the kernel that is tried first comes first
+
 ATTENTION_MODES: dict[str, Callable[[], Any]] = {
     "flash attention": torch._C._get_flash_sdp_enabled,
     "attention of plain operators": torch._C._get_math_sdp_enabled,
     "16-bit sums in attention": torch._C._get_math_sdp_allow_fp16_bf16_reduction,
 }
+
 GPU_ATTENTION_MODES: dict[str, Callable[[], Any]] = {
     "memory-efficient attention": torch._C._get_mem_efficient_sdp_enabled,
     "cuDNN attention": torch._C._get_cudnn_sdp_enabled,
     "order of attention kernels": attention_order,
 }
+
 CUDNN_MODES: dict[str, Callable[[], Any]] = {
     "cuDNN": torch._C._get_cudnn_enabled,
     "cuDNN benchmark": torch._C._get_cudnn_benchmark,
     "cuDNN deterministic": torch._C._get_cudnn_deterministic,
     "TF32 in cuDNN": torch._C._get_cudnn_allow_tf32,
 }
+
 CUBLAS_MODES: dict[str, Callable[[], Any]] = {
     "float16 sums in cuBLAS": torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
     "bfloat16 sums in cuBLAS": torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
@@ -94,27 +113,42 @@ def precisions() -> tuple[str, ...]:
     return tuple(torch._C._get_fp32_precision_getter(*product) for product in products)
 
 
-_CPU = torch.device("cpu")
+set_view_replay = torch._C._set_view_replay_enabled
+
+is_view_replay_enabled = torch._C._is_view_replay_enabled
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
-def default_device() -> torch.device | None:
-    """Where tensors are made for which a program names no device; None for the CPU."""
-    for at in range(torch._C._len_torch_function_stack() - 1, -1, -1):
-        mode = torch._C._get_function_stack_at(at)
-        if isinstance(mode, DeviceContext):
-            device: torch.device = mode.device
-            return None if device == _CPU else device
-    return None
+def autocast_state() -> tuple[Any, ...]:
+    """What autocast does in this thread: per kind of device whether it is on and to which dtype it casts; its cache."""
+    kinds = ((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST_DEVICES)
+    return (*kinds, torch.is_autocast_cache_enabled(), _autocast_nesting())
 
 
-def is_alone(tensor: torch.Tensor) -> bool:
-    """Whether no other tensor shares the memory of `tensor`. Of memory that is not torch's own (a NumPy array's) that
-    cannot be known: it may be in several storages."""
-    storage = tensor.untyped_storage()
-    users = int(torch._C._storage_Use_Count(storage._cdata)) - 1  # less the wrapper just made
-    return users == 1 and storage.resizable()
+def _autocast_nesting() -> int:
+    nesting = int(torch.autocast_increment_nesting()) - 1
+    torch.autocast_decrement_nesting()
+    return nesting
 
 
-def owns_memory(tensor: torch.Tensor) -> bool:
-    """Whether torch allocated the memory of `tensor`: then it is in no other storage."""
-    return tensor.untyped_storage().resizable()
+def set_autocast_state(state: tuple[Any, ...]) -> None:
+    """Put autocast back."""
+    *kinds, is_cached, nesting = state
+    for kind, (is_enabled, dtype) in zip(_AUTOCAST_DEVICES, kinds, strict=True):
+        torch.set_autocast_enabled(kind, is_enabled)
+        torch.set_autocast_dtype(kind, dtype)
+    torch.set_autocast_cache_enabled(is_cached)
+    for _ in range(_autocast_nesting(), nesting, -1):  # contexts that were entered and not left
+        torch.autocast_decrement_nesting()
+
+
+def without_autocast() -> contextlib.AbstractContextManager[Any]:
+    """While this lasts, autocast is off on every device."""
+    return torch._C._DisableAutocast()
+
+
+def called_without_autocast(function: Callable[..., Any], *inputs: Any) -> Any:
+    """Call `function` with autocast off: its casts are in the graph."""
+    with torch._C._DisableAutocast():
+        return function(*inputs)

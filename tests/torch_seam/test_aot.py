@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch.fx.traceback import preserve_node_meta
 
-from treeplay.wrap.aot import torch_private
+from treeplay.observe.lines import location_in
+from treeplay.torch_seam import aot, autograd, fakes, flags, fx, modes, tensors
+from treeplay.torch_seam import context as torch_context
 from treeplay.wrap.aot.capture import captured
 from wrap.aot.oracle import numbers
 from wrap.aot.pairs import pair
@@ -20,17 +22,17 @@ class Doubled(torch.nn.Module):
 
 
 def test_tracing_gives_a_graph_and_the_facts() -> None:
-    with torch_private.traced(Doubled(), [numbers(2, 3)], None) as traced:
+    with aot.traced(Doubled(), [numbers(2, 3)], None) as traced:
         assert not traced.is_joint
         assert [info.output_type.name for info in traced.facts.output_info] == ["non_alias", "alias_of_input"]
         sequence = traced.facts.output_info[1].view_meta_sequence.sequence
     x = numbers(2, 3)
-    view = torch_private.apply_views(x, sequence)
+    view = fakes.apply_views(x, sequence)
     assert view._base is x and view.shape == (6,)
 
 
 def test_tracing_gives_a_joint_graph_where_gradients_are_needed() -> None:
-    with torch_private.traced(Doubled(), [numbers(2, 3, grad=True)], None) as traced:
+    with aot.traced(Doubled(), [numbers(2, 3, grad=True)], None) as traced:
         assert traced.is_joint
         primals, tangents = traced.inputs
         assert (len(primals), len(tangents)) == (1, 1)
@@ -43,37 +45,37 @@ def test_a_trace_knows_which_shapes_changed_in_place_and_by_which_steps() -> Non
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
             x.t_()
             x.mul_(2)
-            found[:] = [torch_private.is_reshaped(x), torch_private.is_reshaped(y), torch_private.view_steps(x)]
+            found[:] = [fakes.is_reshaped(x), fakes.is_reshaped(y), fakes.view_steps(x)]
             return [x * y]
 
-    with torch_private.traced(Turned(), [numbers(2, 3), numbers(3, 2)], None):
+    with aot.traced(Turned(), [numbers(2, 3), numbers(3, 2)], None):
         is_turned, is_other_turned, steps = found
     assert is_turned and not is_other_turned
     whole = numbers(4, 6)[2:, ::2]
-    view = torch_private.apply_views(whole, steps)
+    view = fakes.apply_views(whole, steps)
     assert (view.size(), view.stride(), view.storage_offset()) == ((3, 2), (2, 6), 12)
-    assert torch_private.view_steps(whole) is None and not torch_private.is_reshaped(whole)
+    assert fakes.view_steps(whole) is None and not fakes.is_reshaped(whole)
 
 
 def test_modes_are_read_and_set() -> None:
-    assert not torch_private.is_any_autocast_enabled()
+    assert not flags.is_any_autocast_enabled()
     with torch.autocast("cpu"):
-        assert torch_private.is_any_autocast_enabled()
-        assert not torch_private.without_autocast(torch_private.is_any_autocast_enabled)
-    torch_private.set_grad_enabled(False)
+        assert flags.is_any_autocast_enabled()
+        assert not flags.called_without_autocast(flags.is_any_autocast_enabled)
+    flags.set_grad_enabled(False)
     assert not torch.is_grad_enabled()
-    torch_private.set_grad_enabled(True)
+    flags.set_grad_enabled(True)
 
 
 def test_shared_storage_is_seen() -> None:
     x = numbers(4)
-    assert torch_private.shares_storage(x[:1], x[2:])
-    assert not torch_private.shares_storage(x, x.clone())
+    assert tensors.shares_storage(x[:1], x[2:])
+    assert not tensors.shares_storage(x, x.clone())
 
 
 def test_a_version_is_preserved() -> None:
     x = numbers(2, 3)
-    with torch_private.preserving_version(x):
+    with autograd.preserving_version(x):
         x.t_()
     assert x._version == 0 and x.shape == (3, 2)
 
@@ -81,24 +83,24 @@ def test_a_version_is_preserved() -> None:
 def test_the_tracing_context_comes_back() -> None:
     context = torch._guards.TracingContext(torch._subclasses.FakeTensorMode())
     with torch._guards.tracing(context):
-        again = torch_private.keep_tracing_context()
+        again = torch_context.keep_tracing_context()
     with again():
         assert torch._guards.TracingContext.try_get() is context
-    with torch_private.keep_tracing_context()():
+    with torch_context.keep_tracing_context()():
         assert torch._guards.TracingContext.try_get() is None
 
 
 def test_wrapper_subclasses_are_told_apart() -> None:
-    assert not torch_private.is_wrapper(numbers(2))
-    assert not torch_private.is_wrapper(torch.nn.Parameter(numbers(2)))
-    assert not torch_private.is_wrapper(3)
+    assert not modes.is_wrapper(numbers(2))
+    assert not modes.is_wrapper(torch.nn.Parameter(numbers(2)))
+    assert not modes.is_wrapper(3)
 
 
 def test_the_line_of_a_node_is_known_while_it_is_run() -> None:
     seen = []
 
     def look(x: torch.Tensor) -> torch.Tensor:
-        seen.append(torch_private.replayed_location())
+        seen.append(location_in(fx.stack_of_current_node()))
         return x
 
     graph = torch.fx.Graph()
@@ -121,33 +123,33 @@ def test_a_trace_without_gradients_writes_arguments_in_the_graph() -> None:
 
     for function, inside in ((program, True), (shaping, False)):
         with captured(function, [numbers(2, 3)], None) as (traced, _):
-            assert [torch_private.is_written_by_graph(info) for info in traced.facts.input_info] == [inside]
+            assert [aot.is_written_by_graph(info) for info in traced.facts.input_info] == [inside]
     with captured(program, [numbers(2, 3).requires_grad_() * 1], None) as (traced, _):
-        assert not torch_private.is_written_by_graph(traced.facts.input_info[0])
+        assert not aot.is_written_by_graph(traced.facts.input_info[0])
 
 
 def test_what_is_made_is_as_fake_as_another_tensor() -> None:
     fake = torch._subclasses.FakeTensorMode().from_tensor(numbers(2))
-    with torch_private.mode_of_fake(fake):
+    with fakes.mode_of_fake(fake):
         assert type(torch.empty(3)) is type(fake)
-    with torch_private.mode_of_fake(numbers(2)):
+    with fakes.mode_of_fake(numbers(2)):
         assert type(torch.empty(3)) is torch.Tensor
 
 
 def test_the_fake_mode_of_values_is_found() -> None:
     mode = torch._subclasses.FakeTensorMode()
-    assert torch_private.fake_mode_of([3, mode.from_tensor(numbers(2))]) is mode
-    assert torch_private.fake_mode_of([3, numbers(2)]) is None
+    assert fakes.fake_mode_of([3, mode.from_tensor(numbers(2))]) is mode
+    assert fakes.fake_mode_of([3, numbers(2)]) is None
 
 
 def test_hooks_on_saved_tensors_and_kept_graphs_are_seen() -> None:
-    assert torch_private.saving_hooks(True) is None
+    assert autograd.saving_hooks(True) is None
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
-        assert torch_private.saving_hooks(True) is not None
+        assert autograd.saving_hooks(True) is not None
     kept: list[bool] = []
     x = numbers(2, grad=True)
     y = (x * 2).sum()
-    x.register_hook(lambda gradient: kept.append(torch_private.keeps_graph()))
+    x.register_hook(lambda gradient: kept.append(autograd.keeps_graph()))
     y.backward(retain_graph=True)
     y.backward()
     assert kept == [True, False]
@@ -160,69 +162,69 @@ def test_writes_can_be_traced_inside() -> None:
             return [x + 1]
 
     for inside in (False, True):
-        with torch_private.traced(Written(), [numbers(2)], None, writes_inside=inside) as traced:
+        with aot.traced(Written(), [numbers(2)], None, writes_inside=inside) as traced:
             assert ("copy_" in str(traced.graph.graph)) == inside
             assert list(traced.facts.mutated_inp_runtime_indices) == ([] if inside else [0])
 
 
 def test_facts_about_tensors_made_of_others_are_given() -> None:
-    with torch_private.traced(Doubled(), [pair(2, 3)], None) as traced:
+    with aot.traced(Doubled(), [pair(2, 3)], None) as traced:
         assert traced.subclasses is not None
         assert [len(meta.attrs) for meta in traced.facts.subclass_inp_meta] == [2]
-    with torch_private.traced(Doubled(), [numbers(2, 3)], None) as traced:
+    with aot.traced(Doubled(), [numbers(2, 3)], None) as traced:
         assert traced.subclasses is None
-    assert torch_private.is_wrapper(pair(2))
+    assert modes.is_wrapper(pair(2))
 
 
 def test_a_tensor_on_its_way_is_waited_for() -> None:
     collectives = pytest.importorskip("torch.distributed._functional_collectives")
     x = numbers(2)
-    assert torch_private.waited(x) is x
-    arrived = torch_private.waited(collectives.AsyncCollectiveTensor(x))
+    assert fakes.waited(x) is x
+    arrived = fakes.waited(collectives.AsyncCollectiveTensor(x))
     assert type(arrived) is torch.Tensor and torch.equal(arrived, x)
 
 
 def test_more_modes_are_read() -> None:
-    assert not torch_private.is_view_replay_enabled()
-    torch_private.set_view_replay(True)
-    assert torch_private.is_view_replay_enabled()
-    torch_private.set_view_replay(False)
-    assert not torch_private.is_deterministic()
+    assert not flags.is_view_replay_enabled()
+    flags.set_view_replay(True)
+    assert flags.is_view_replay_enabled()
+    flags.set_view_replay(False)
+    assert not flags.is_deterministic()
     torch.use_deterministic_algorithms(True)
-    assert torch_private.is_deterministic()
+    assert flags.is_deterministic()
     torch.use_deterministic_algorithms(False)
-    assert not torch_private.is_transformed()
+    assert not modes.is_transformed()
     seen = []
-    torch.func.vmap(lambda x: (seen.append(torch_private.is_transformed()), x)[1])(numbers(2))
+    torch.func.vmap(lambda x: (seen.append(modes.is_transformed()), x)[1])(numbers(2))
     assert seen == [True]
 
 
 def test_fakes_first_is_asked_for_by_the_tracing_context() -> None:
-    assert not torch_private.wants_fakes_first()
+    assert not torch_context.wants_fakes_first()
     context = torch._guards.TracingContext(torch._subclasses.FakeTensorMode())
     with torch._guards.tracing(context):
-        assert not torch_private.wants_fakes_first()
+        assert not torch_context.wants_fakes_first()
         context.fakify_first_call = True
-        assert torch_private.wants_fakes_first()
+        assert torch_context.wants_fakes_first()
 
 
 def test_a_node_gets_its_gradients_in_a_list_but_from_compiled_autograd() -> None:
-    node = torch_private.NodeType("Node", (torch.autograd.Function,), {})
-    assert node.boxed_grads_call == torch_private.GRADIENTS_COME_IN_A_LIST
+    node = aot.NodeType("Node", (torch.autograd.Function,), {})
+    assert node.boxed_grads_call == aot.GRADIENTS_COME_IN_A_LIST
     with torch._dynamo.compiled_autograd._enable(lambda module: module):
         assert not node.boxed_grads_call
 
 
 def test_no_guess_is_made_about_gradients_of_written_arguments() -> None:
-    assert hasattr(torch._functorch.config, torch_private._GUESSES_ZEROS)
+    assert hasattr(torch._functorch.config, aot._GUESSES_ZEROS)
 
 
 def test_compiled_autograd_is_seen() -> None:
-    assert not torch_private.is_autograd_compiled()
+    assert not aot.is_autograd_compiled()
     with torch._dynamo.config.patch(compiled_autograd=True):
-        assert torch_private.is_autograd_compiled()
+        assert aot.is_autograd_compiled()
     with torch._dynamo.compiled_autograd._enable(lambda module: module):
-        assert torch_private.is_autograd_compiled()
+        assert aot.is_autograd_compiled()
 
 
 def test_random_states_are_drawn_again_by_operators_of_torch() -> None:
@@ -244,7 +246,7 @@ def test_a_backward_knows_whether_it_retains_the_graph() -> None:
 
         @staticmethod
         def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            seen.append(torch_private.keeps_graph())
+            seen.append(autograd.keeps_graph())
             return grad * 2
 
     result = Asks.apply(torch.ones(1, requires_grad=True))
@@ -264,6 +266,6 @@ def test_apply_without_the_look_at_each_argument_is_apply() -> None:
             return gradient * 2
 
     x = numbers(3, grad=True)
-    y = torch_private.apply_of(Doubling)(x)
+    y = aot.apply_of(Doubling)(x)
     y.sum().backward()
     assert type(y.grad_fn).__name__ == "DoublingBackward" and x.grad.tolist() == [2.0] * 3

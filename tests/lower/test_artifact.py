@@ -11,50 +11,51 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from treeplay.facts.spec import TensorSpec
-from treeplay.lower.aten import torch_private as aten_private
 from treeplay.lower.compiler import find_compiler
+from treeplay.torch_seam import autograd, tensors
+from treeplay.torch_seam import operators as torch_operators
 
 aten = torch.ops.aten
 
 
 def test_operators_below_autograd_leave_no_history() -> None:
     weight = torch.ones(2, requires_grad=True)
-    with aten_private.ExcludeKeys(aten_private.keys_above_operators()):
-        made = aten_private.direct(aten.mul.Tensor)(weight, weight)
+    with torch_operators.ExcludeKeys(torch_operators.keys_above_operators()):
+        made = torch_operators.direct(aten.mul.Tensor)(weight, weight)
     assert not made.requires_grad and made.tolist() == [1.0, 1.0]
 
 
 def test_memory_is_made_and_versions_are_moved() -> None:
-    made = aten_private.empty_strided_host((2, 3), (3, 1), torch.float64)
+    made = tensors.empty_strided_host((2, 3), (3, 1), torch.float64)
     assert made.shape == (2, 3) and made.dtype is torch.float64
-    aten_private.increment_version([made])
+    autograd.increment_versions([made])
     assert made._version == 1
 
 
 def test_python_bindings_of_an_operator_are_found() -> None:
-    found = dict(aten_private.python_functions("mul"))
+    found = dict(torch_operators.python_functions("mul"))
     assert any(torch.equal(function(torch.ones(2), 3.0), torch.full((2,), 3.0)) for function in found.values())
-    assert not dict(aten_private.python_functions("no_such_operator"))
+    assert not dict(torch_operators.python_functions("no_such_operator"))
 
 
 def test_gradients_are_on_for_an_operator_and_off_again() -> None:
     weight = torch.ones(2, requires_grad=True)
     with torch.no_grad():
-        assert aten_private.with_gradients_on(aten.mul.Tensor)(weight, weight).requires_grad
+        assert torch_operators.with_gradients_on(aten.mul.Tensor)(weight, weight).requires_grad
         assert not torch.is_grad_enabled()
 
 
 @pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")
 def test_inductor_compiles_a_graph_of_fakes() -> None:
-    from treeplay.lower import torch_private
+    from treeplay.lower import artifact
 
     with FakeTensorMode(), torch.no_grad():
         fakes = [torch.ones(4)]
-        module = make_fx(lambda x: (x * 2 - 1,), torch_private.decompositions(eager_random=False), tracing_mode="real")(
+        module = make_fx(lambda x: (x * 2 - 1,), artifact.decompositions(eager_random=False), tracing_mode="real")(
             *fakes
         )
-    with torch_private.compile_lock:
-        run = torch_private.compile_graph(module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True)
+    with artifact.compile_lock:
+        run = artifact.compile_graph(module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True)
     assert torch.equal(run([torch.full((4,), 3.0)])[0], torch.full((4,), 5.0))
 
 
@@ -69,14 +70,14 @@ def test_inductor_compiles_a_graph_of_fakes() -> None:
     ],
 )
 def test_a_wrapper_in_cpp_is_made_where_it_saves_something(operators: list[Any], is_worth: bool) -> None:
-    from treeplay.lower import torch_private
+    from treeplay.lower import artifact
 
     graph = torch.fx.Graph()
     value = graph.placeholder("x")
     for target in operators:
         value = graph.call_function(operator.getitem, (graph.call_function(target, (value,)), 0))
     graph.output((value,))
-    assert torch_private.is_worth_cpp(graph) == is_worth
+    assert artifact.is_worth_cpp(graph) == is_worth
 
 
 @pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")
@@ -84,16 +85,16 @@ def test_inductors_cache_knows_which_results_are_seen() -> None:
     from torch._dynamo.utils import counters
     from torch._inductor.utils import fresh_cache
 
-    from treeplay.lower import torch_private
+    from treeplay.lower import artifact
     from treeplay.lower.functional import make_functional
 
     def compile_for(visible: tuple[int, ...] | None) -> tuple[int, int]:
         spec = TensorSpec((4, 5), (5, 1), torch.float32, torch.device("cpu"))
         module, fakes = make_functional(
-            lambda x: [x.sin().t() * 2, x - 1], [spec], torch_private.decompositions(eager_random=False)
+            lambda x: [x.sin().t() * 2, x - 1], [spec], artifact.decompositions(eager_random=False)
         )
         counters["inductor"].clear()
-        torch_private.compile_graph(
+        artifact.compile_graph(
             module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True, visible=visible
         )
         return counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]
@@ -106,11 +107,11 @@ def test_inductors_cache_knows_which_results_are_seen() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 def test_lists_that_inductor_hands_on_are_not_called_from_cpp(dtype: torch.dtype) -> None:
-    from treeplay.lower import torch_private
+    from treeplay.lower import artifact
 
     with FakeTensorMode():
         fakes = [torch.ones(3, dtype=dtype)]
         module = make_fx(lambda x: [x - 1, *torch.ops.aten._foreach_zero([x])], tracing_mode="real")(*fakes)
         added = make_fx(lambda x: [*torch._foreach_add([x.exp()], 1.5), x.real - 1], tracing_mode="real")(*fakes)
-    assert not torch_private.is_worth_cpp(module.graph)
-    assert torch_private.is_worth_cpp(added.graph) == (not dtype.is_complex)
+    assert not artifact.is_worth_cpp(module.graph)
+    assert artifact.is_worth_cpp(added.graph) == (not dtype.is_complex)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from treeplay.observe.stand_in import ABSENT, Shared, stand_in, without_stand_in
+from treeplay.torch_seam.patched import ABSENT, Shared, stand_in, without_stand_in
 
 
 class Owner:

@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from treeplay.sandbox.torch_private import ThreadModes
+from treeplay.torch_seam.modes import ThreadModes
 
 
 class Through(TorchFunctionMode):

@@ -1,4 +1,4 @@
-"""The private parts of torch that lowering uses, in one place, each covered by a test that it exists and behaves."""
+"""Inductor's artifact for a graph: the options that it is compiled with, and what it tells of the memory it takes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-import torch._higher_order_ops.effects
-import torch._inductor.config as inductor_config
-import torch._prims.rng_prims
 import torch.fx
-import torch.utils._pytree as pytree
-from torch._dynamo.convert_frame import compile_lock as compile_lock
-from torch._dynamo.utils import counters as torchs_counters
-from torch._inductor.compile_fx import compile_fx_inner
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
-from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.fx_passes import post_grad
-from torch._inductor.fx_passes.joint_graph import joint_graph_passes
-from torch._inductor.graph import GraphLowering
-from torch._inductor.inductor_prims import force_stride_order as force_stride_order
-from torch._inductor.lowering import fallback_handler, fallbacks, lowerings, register_lowering
-from torch._inductor.virtualized import V
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from treeplay.device.generators import unmoved
 from treeplay.device.host.operators import is_random
@@ -41,6 +25,29 @@ from treeplay.lower.layouts import has_convolutions_both_ways, put_channels_last
 from treeplay.lower.memory import Groups, groups_of, keep_apart
 from treeplay.lower.signs import keep_signs, with_signs
 from treeplay.observe import counters
+from treeplay.torch_seam import trees as pytree
+from treeplay.torch_seam.context import TracingContext, tracing
+from treeplay.torch_seam.fakes import FakeTensor, FakeTensorMode
+from treeplay.torch_seam.flags import DisableAutocast
+from treeplay.torch_seam.inductor import (
+    CustomGraphPass,
+    GraphLowering,
+    V,
+    compile_fx_inner,
+    fallback_handler,
+    fallbacks,
+    get_hash_for_files,
+    inductor_config,
+    joint_graph_passes,
+    lowerings,
+    post_grad,
+    register_lowering,
+    select_decomp_table,
+    torchs_counters,
+)
+from treeplay.torch_seam.inductor import compile_lock as compile_lock
+from treeplay.torch_seam.inductor import force_stride_order as force_stride_order
+from treeplay.torch_seam.operators import OpOverload
 
 _OPTIONS: dict[str, Any] = {
     "triton.cudagraphs": False,
@@ -84,7 +91,7 @@ def decompositions(*, eager_random: bool) -> dict[Any, Any]:
 
 def _draws_whole(op: Any) -> bool:
     # `random.from` cannot stand in a graph's code; taken apart it draws as `randint` does, and so as itself.
-    return isinstance(op, torch._ops.OpOverload) and is_random(op) and not keyword.iskeyword(op._overloadname)
+    return isinstance(op, OpOverload) and is_random(op) and not keyword.iskeyword(op._overloadname)
 
 
 @register_lowering(settled, type_promotion_kind=None)
@@ -167,14 +174,14 @@ def compile_graph(
     if device.type == "cpu" and not is_backward and has_unchecked_scatter(module.graph):
         options |= {name: False for name in (_COMPARES,) if name in known}
     mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None) or FakeTensorMode()
-    context = torch._guards.TracingContext(mode)
+    context = TracingContext(mode)
     context.output_strides = strides
     with (
         unmoved(),  # padding and tuning are measured on random inputs
         inductor_config.patch(options),
         V.set_fake_mode(mode),
-        torch._guards.tracing(context),
-        torch._C._DisableAutocast(),
+        tracing(context),
+        DisableAutocast(),
         torch.no_grad(),
     ):
         groups = groups or groups_of(module)
@@ -215,14 +222,14 @@ def _is_python_only(node: torch.fx.Node) -> bool:
     target = node.target
     if target in _PYTHON_ONLY:
         return True
-    if not isinstance(target, torch._ops.OpOverload) or target.is_view or not _is_handed_on(node):
+    if not isinstance(target, OpOverload) or target.is_view or not _is_handed_on(node):
         return False
     return any(str(item.type) != "Tensor" for item in target._schema.returns)
 
 
 def _is_handed_on(node: torch.fx.Node) -> bool:
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return target is operator.getitem
     return target.is_view or target not in lowerings or target in fallbacks or any(map(_is_complex, (*node.args, node)))
 

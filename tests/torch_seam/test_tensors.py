@@ -6,7 +6,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from treeplay.device.host import torch_private
+from treeplay.torch_seam import flags, modes, tensors
 
 
 def test_function_modes_look_away() -> None:
@@ -19,7 +19,7 @@ def test_function_modes_look_away() -> None:
 
     x = torch.ones(2)
     with Watch():
-        with torch_private.DisableTorchFunction():
+        with modes.functions_unwatched():
             x + 1
         assert seen == []
         x + 1
@@ -30,18 +30,18 @@ def test_autocast_can_be_left_out() -> None:
     a = torch.ones(2, 2)
     with torch.autocast("cpu"):
         assert torch.mm(a, a).dtype == torch.bfloat16
-        with torch_private.DisableAutocast():
+        with flags.DisableAutocast():
             assert torch.mm(a, a).dtype == torch.float32
 
 
 def test_storages_are_told_apart_and_counted() -> None:
     x = torch.ones(4)
-    alone = torch_private.uses_of_storage(x)
+    alone = tensors.uses_of_storage(x)
     view = x[1:]
-    assert torch_private.storage_of(x) == torch_private.storage_of(view) != torch_private.storage_of(x.clone())
-    assert torch_private.uses_of_storage(x) == alone + 1
+    assert tensors.storage_of(x) == tensors.storage_of(view) != tensors.storage_of(x.clone())
+    assert tensors.uses_of_storage(x) == alone + 1
     del view
-    assert torch_private.uses_of_storage(x) == alone
+    assert tensors.uses_of_storage(x) == alone
 
 
 def test_a_generator_has_an_address() -> None:
@@ -49,19 +49,19 @@ def test_a_generator_has_an_address() -> None:
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.extend(torch_private.address_of(v) for v in kwargs.values() if isinstance(v, torch.Generator))
+            seen.extend(tensors.address_of(v) for v in kwargs.values() if isinstance(v, torch.Generator))
             return func(*args, **kwargs)
 
     mine = torch.Generator()
     with Watch():
         torch.rand(2, generator=mine)
-    assert seen == [torch_private.address_of(mine)] != [torch_private.address_of(torch.default_generator)]
+    assert seen == [tensors.address_of(mine)] != [tensors.address_of(torch.default_generator)]
 
 
 def test_the_innermost_mode_is_known() -> None:
     outer, inner = TorchDispatchMode(), TorchDispatchMode()
     with outer:
-        assert torch_private.is_innermost_mode(outer)
+        assert modes.is_innermost_mode(outer)
         with inner:
-            assert torch_private.is_innermost_mode(inner) and not torch_private.is_innermost_mode(outer)
-    assert not torch_private.is_innermost_mode(outer)
+            assert modes.is_innermost_mode(inner) and not modes.is_innermost_mode(outer)
+    assert not modes.is_innermost_mode(outer)

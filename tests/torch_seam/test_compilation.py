@@ -7,19 +7,20 @@ import torch.fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from treeplay.backend import torch_private
+from treeplay.backend.inner import _report
+from treeplay.torch_seam import dynamo, fakes, flags, fx, modes, operators, partition
 from wrap.aot.pairs import pair
 
 
 def test_the_fake_mode_of_values():
     mode = FakeTensorMode()
-    assert torch_private.fake_mode_of([1, None, mode.from_tensor(torch.ones(2))]) is mode
-    assert torch_private.fake_mode_of([torch.ones(2)]) is None
+    assert fakes.fake_mode_of([1, None, mode.from_tensor(torch.ones(2))]) is mode
+    assert fakes.fake_mode_of([torch.ones(2)]) is None
 
 
 def test_autocast_is_off_for_a_block():
     with torch.autocast("cpu", torch.bfloat16):
-        with torch_private.without_autocast():
+        with flags.without_autocast():
             assert not torch.is_autocast_enabled("cpu")
         assert torch.is_autocast_enabled("cpu")
 
@@ -27,15 +28,15 @@ def test_autocast_is_off_for_a_block():
 def test_states_of_generators_are_stored_for_a_block():
     config = torch._functorch.config
     assert config.graphsafe_rng_functionalization
-    with torch_private.stored_random_states():
+    with partition.stored_random_states():
         assert not config.graphsafe_rng_functionalization
     assert config.graphsafe_rng_functionalization
 
 
 def test_what_operators_return():
-    assert torch_private.schema_returns(torch.ops.aten.max.dim) == 2
-    assert torch_private.schema_returns(torch.ops.aten.add.Tensor) == 1
-    assert torch_private.schema_returns(torch.max) is None
+    assert operators.schema_returns(torch.ops.aten.max.dim) == 2
+    assert operators.schema_returns(torch.ops.aten.add.Tensor) == 1
+    assert operators.schema_returns(torch.max) is None
 
 
 def test_trees_of_an_exporter_are_found_and_dropped():
@@ -44,35 +45,35 @@ def test_trees_of_an_exporter_are_found_and_dropped():
             return {"o": d["a"] * 2}
 
     graph = torch.export.export(Module(), ({"a": torch.ones(2)},)).module().graph
-    trees = torch_private.exporter_trees(graph)
+    trees = fx.exporter_trees(graph)
     assert trees is not None and trees[1].num_leaves == 1
-    torch_private.drop_exporter_trees(graph)
-    assert torch_private.exporter_trees(graph) is None
+    fx.drop_exporter_trees(graph)
+    assert fx.exporter_trees(graph) is None
 
 
 def test_strides_are_reported_only_where_they_are_asked_for():
-    torch_private.report_strides([(1,)])
+    _report([(1,)])
     context = TracingContext(None)
     with tracing(context):
-        torch_private.report_strides([(1,)])
+        _report([(1,)])
         assert context.output_strides is None
         context.output_strides = []
-        torch_private.report_strides([(3, 1), None])
+        _report([(3, 1), None])
     assert context.output_strides == [(3, 1), None]
 
 
 def test_the_lock_of_compiles_can_be_taken_twice():
     import torch._dynamo.convert_frame as frames
 
-    with torch_private.compile_lock(), torch_private.compile_lock():
-        assert torch_private.compile_lock() is frames.compile_lock
+    with dynamo.compile_lock(), dynamo.compile_lock():
+        assert dynamo.compile_lock() is frames.compile_lock
 
 
 def test_a_new_fake_mode_has_what_inductors_cache_asks_for():
-    mode = torch_private.new_fake_mode()
+    mode = fakes.new_fake_mode()
     fake = mode.from_tensor(torch.ones(2, 3), static_shapes=True)
     assert mode.shape_env is not None and all(type(size) is int for size in fake.shape)
-    assert torch_private.is_real(torch.ones(2)) and not torch_private.is_real(fake) and not torch_private.is_real(3)
+    assert fakes.is_real(torch.ones(2)) and not fakes.is_real(fake) and not fakes.is_real(3)
 
 
 def test_dynamo_marks_what_stays_where_it_is():
@@ -89,8 +90,8 @@ def test_dynamo_marks_what_stays_where_it_is():
 
 
 def test_wrappers_are_told_apart():
-    assert torch_private.is_wrapper(pair(2))
-    assert not torch_private.is_wrapper(torch.ones(2)) and not torch_private.is_wrapper(3)
+    assert modes.is_wrapper(pair(2))
+    assert not modes.is_wrapper(torch.ones(2)) and not modes.is_wrapper(3)
 
 
 def test_a_joint_graph_can_be_split_without_computing_twice():
@@ -102,7 +103,7 @@ def test_a_joint_graph_can_be_split_without_computing_twice():
     mode = FakeTensorMode()
     for node in joint.nodes:
         node.meta["val"] = mode.from_tensor(torch.ones(2))
-    forward, backward = torch_private.keep_all(
+    forward, backward = partition.keep_all(
         torch.fx.GraphModule(torch.nn.Module(), joint), ([x.meta["val"]], [tangent.meta["val"]]),
         num_fwd_outputs=1, static_lifetime_input_indices=[],
     )  # fmt: skip
@@ -111,9 +112,9 @@ def test_a_joint_graph_can_be_split_without_computing_twice():
 
 
 def test_the_functions_by_which_graphs_change_modes() -> None:
-    mode = torch_private.ENTER_INFERENCE(True)
+    mode = flags.ENTER_INFERENCE(True)
     assert torch.is_inference_mode_enabled()
-    torch_private.EXIT_INFERENCE(mode)
+    flags.EXIT_INFERENCE(mode)
     assert not torch.is_inference_mode_enabled()
-    torch_private.SET_GRAD(True)
+    flags.SET_GRAD(True)
     assert torch.is_grad_enabled()

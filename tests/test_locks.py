@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from support import jit
-from treeplay.observe.locks import TimedLock, shared_lock
+from treeplay.locks import TimedLock, shared_lock
 from treeplay.trace.jit import is_tracing_now, turn
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

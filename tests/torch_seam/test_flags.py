@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from treeplay.wrap import torch_private
+from treeplay.torch_seam import autograd, dynamo, flags, modes, tensors
 
 BASE = torch.ones(2, 3)
 OTHERS = {
@@ -24,18 +24,18 @@ OTHERS = {
 
 @pytest.mark.parametrize("what", OTHERS)
 def test_the_native_check_tells_tensors_apart(what: str) -> None:
-    check = torch_private.tensor_check([BASE])
+    check = dynamo.tensor_check([BASE])
     assert check(torch.zeros(2, 3)) and not check(OTHERS[what])
 
 
 def test_the_native_check_refuses_other_kinds_and_one_tensor_twice() -> None:
-    check = torch_private.tensor_check([BASE, torch.ones(2, 3)])
+    check = dynamo.tensor_check([BASE, torch.ones(2, 3)])
     assert check(torch.ones(2, 3), torch.ones(2, 3))
     assert not check(BASE, BASE) and not check(BASE, None)
 
 
 def test_the_native_check_compares_the_dispatch_state() -> None:
-    check = torch_private.tensor_check([BASE])
+    check = dynamo.tensor_check([BASE])
     with torch.inference_mode():
         assert not check(BASE)
     with torch.autocast("cpu", torch.bfloat16):
@@ -45,23 +45,23 @@ def test_the_native_check_compares_the_dispatch_state() -> None:
 
 def test_memory_that_others_share_or_that_is_not_torchs_is_told() -> None:
     tensor = torch.ones(4)
-    assert torch_private.is_alone(tensor)
+    assert tensors.is_alone(tensor)
     view = tensor[1:]
-    assert not torch_private.is_alone(tensor) and not torch_private.is_alone(view) and torch_private.owns_memory(view)
+    assert not tensors.is_alone(tensor) and not tensors.is_alone(view) and tensors.owns_memory(view)
     del view
-    assert torch_private.is_alone(tensor)
+    assert tensors.is_alone(tensor)
     foreign = torch.from_numpy(np.ones(4))
-    assert not torch_private.is_alone(foreign) and not torch_private.owns_memory(foreign)
+    assert not tensors.is_alone(foreign) and not tensors.owns_memory(foreign)
 
 
 def test_modes_can_be_set_and_versions_moved() -> None:
-    torch_private.set_grad_enabled(False)
+    flags.set_grad_enabled(False)
     assert not torch.is_grad_enabled()
-    torch_private.set_grad_enabled(True)
-    with torch.autocast("cpu", torch.bfloat16), torch_private.DisableAutocast():
+    flags.set_grad_enabled(True)
+    with torch.autocast("cpu", torch.bfloat16), flags.DisableAutocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
     tensor = torch.ones(1)
-    torch_private.increment_version((tensor,))
+    autograd.increment_version((tensor,))
     assert tensor._version == 1
 
 
@@ -84,11 +84,11 @@ SETTERS = {
 
 
 READERS = {
-    **torch_private.CPU_MODES,
-    **torch_private.ATTENTION_MODES,
-    **torch_private.GPU_ATTENTION_MODES,
-    **torch_private.CUDNN_MODES,
-    **torch_private.CUBLAS_MODES,
+    **flags.CPU_MODES,
+    **flags.ATTENTION_MODES,
+    **flags.GPU_ATTENTION_MODES,
+    **flags.CUDNN_MODES,
+    **flags.CUBLAS_MODES,
 }
 
 
@@ -108,11 +108,11 @@ def test_each_mode_of_the_process_can_be_read(what: str) -> None:
     assert read() == before
 
 
-@pytest.mark.parametrize("what", [name for name, read in READERS.items() if read in torch_private.GLOBAL_STATE])
+@pytest.mark.parametrize("what", [name for name, read in READERS.items() if read in flags.GLOBAL_STATE])
 def test_the_global_state_tells_of_a_mode(what: str) -> None:
     write, value = SETTERS[what]
     before = READERS[what]()
-    is_as_before = torch_private.global_state()
+    is_as_before = flags.global_state()
     assert is_as_before()
     write(value)
     try:
@@ -135,7 +135,7 @@ def test_the_global_state_tells_of_a_mode(what: str) -> None:
 def test_the_global_state_tells_of_a_mode_that_torch_shows(
     change: Callable[[], None], back: Callable[[], None]
 ) -> None:
-    is_as_before = torch_private.global_state()
+    is_as_before = flags.global_state()
     change()
     try:
         assert not is_as_before()
@@ -145,61 +145,61 @@ def test_the_global_state_tells_of_a_mode_that_torch_shows(
 
 
 def test_precisions_are_told_apart_once_the_older_names_are_of_no_use() -> None:
-    before = torch_private.precisions()
+    before = flags.precisions()
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
         with pytest.raises(RuntimeError, match="mix"):
-            torch_private.matmul_precision()
+            flags.matmul_precision()
         with pytest.raises(RuntimeError, match="mix"):
-            torch_private.allows_tf32()
-        assert torch_private.precisions() != before
+            flags.allows_tf32()
+        assert flags.precisions() != before
     finally:
         torch.backends.cuda.matmul.fp32_precision = before[0]
-    assert torch_private.precisions() == before
+    assert flags.precisions() == before
 
 
 def test_only_the_highest_precision_does_without_tf32() -> None:
     for precision in ("medium", "high", "highest"):
         torch.set_float32_matmul_precision(precision)
-        assert torch_private.matmul_precision() == precision
-        assert torch_private.allows_tf32() is (precision != "highest")
+        assert flags.matmul_precision() == precision
+        assert flags.allows_tf32() is (precision != "highest")
 
 
 def test_levels_of_forward_mode_and_the_fast_path_are_read_where_torch_keeps_them() -> None:
-    assert torch_private.forward_level() == -1
+    assert flags.forward_level() == -1
     with torch.autograd.forward_ad.dual_level():
-        assert torch_private.forward_level() == 0
-    assert torch_private.forward_level() == -1
+        assert flags.forward_level() == 0
+    assert flags.forward_level() == -1
     torch.backends.mha.set_fastpath_enabled(False)
-    assert not torch_private.fast_path()
+    assert not flags.fast_path()
     torch.backends.mha.set_fastpath_enabled(True)
-    assert torch_private.fast_path()
+    assert flags.fast_path()
 
 
 def test_the_deterministic_modes_are_those_of_torchs_functions() -> None:
     for on in (True, False):
         torch.use_deterministic_algorithms(on)
-        assert torch_private.is_deterministic() is torch.are_deterministic_algorithms_enabled() is on
-        assert torch_private.fills_memory() is torch.utils.deterministic.fill_uninitialized_memory
+        assert flags.is_deterministic() is torch.are_deterministic_algorithms_enabled() is on
+        assert flags.fills_memory() is torch.utils.deterministic.fill_uninitialized_memory
 
 
 def test_autocast_is_asked_for_of_each_kind_of_device() -> None:
-    assert not torch_private.is_any_autocast_enabled()
-    for kind in torch_private.AUTOCAST_KINDS:
+    assert not flags.is_any_autocast_enabled()
+    for kind in flags.AUTOCAST_KINDS:
         torch.set_autocast_enabled(kind, True)
-        assert torch_private.is_any_autocast_enabled() and torch.get_autocast_dtype(kind)
+        assert flags.is_any_autocast_enabled() and torch.get_autocast_dtype(kind)
         torch.set_autocast_enabled(kind, False)
 
 
 def test_the_default_device_is_the_innermost_that_was_set() -> None:
-    assert torch_private.default_device() is None
+    assert modes.default_device() is None
     with torch.device("meta"):
-        assert torch_private.default_device() == torch.device("meta")
+        assert modes.default_device() == torch.device("meta")
         with torch.device("cpu"):
-            assert torch_private.default_device() is None
+            assert modes.default_device() is None
     torch.set_default_device("meta")
     try:
-        assert torch_private.default_device() == torch.device("meta")
+        assert modes.default_device() == torch.device("meta")
     finally:
         torch.set_default_device(None)
-    assert torch_private.default_device() is None
+    assert modes.default_device() is None

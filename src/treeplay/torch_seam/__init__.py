@@ -1,0 +1,57 @@
+"""The one door to torch's private parts: a file for each area of torch, and none of them imports a stage of ours.
+
+A new release of torch breaks files here and nowhere else. `probe` tells which, `require` turns it into one clear error.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import torch
+
+WORKS_WITH = "2.11 to 2.13"
+"""The releases of torch that the tests are run with."""
+
+AT_ONCE = (
+    "allocator",
+    "autograd",
+    "context",
+    "dynamo",
+    "fakes",
+    "flags",
+    "fx",
+    "layers",
+    "logs",
+    "modes",
+    "operators",
+    "symbols",
+    "tensors",
+    "trees",
+)
+LATER = ("aot", "inductor", "partition")
+"""Areas whose import takes seconds: they are imported where they are needed."""
+
+
+def probe() -> dict[str, str | None]:
+    """What this torch lacks, by area; None for an area that has all it needs. Imports Dynamo and Inductor."""
+    return {area: lacking(area) for area in (*AT_ONCE, *LATER)}
+
+
+def lacking(area: str) -> str | None:
+    """What torch lacks that an area needs, as torch says it; None if nothing."""
+    try:
+        import_module(f"{__name__}.{area}")
+    except (ImportError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def require() -> None:
+    """Raise `ImportError` if this torch lacks what `import treeplay` needs."""
+    for area in AT_ONCE:
+        missing = lacking(area)
+        if missing is not None:
+            raise ImportError(
+                f"treeplay works with torch {WORKS_WITH}, and this is torch {torch.__version__}, which lacks something that "
+                f"treeplay.torch_seam.{area} needs ({missing}). Install one of those releases, or a newer treeplay."
+            )

@@ -1,0 +1,138 @@
+"""Tracing of a function with its derivative, and the class of generated autograd nodes. Imports Dynamo."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._dynamo import compiled_autograd
+from torch._dynamo import config as dynamo_config
+from torch._functorch import config as functorch_config
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._prims_common import CUDARngStateHelper
+
+GRADIENTS_COME_IN_A_LIST = hasattr(torch.autograd.Function, "boxed_grads_call")
+"""Whether a node's backward can be given its gradients in one list, to be emptied; older torch passes a tuple."""
+
+_GUESSES_ZEROS = "disable_guess_zero_tangent_for_mutated_input_subclass"
+# Torch guesses that no gradient arrives for a written argument that is made of other tensors, and makes plain zeros. Ours
+# are made of the same parts as the argument, so whatever arrives has its class.
+
+
+class NodeType(type(torch.autograd.Function)):  # type: ignore[misc]
+    """The class of generated nodes' classes. Compiled autograd, which runs a backward node by node, passes no list."""
+
+    @property
+    def boxed_grads_call(cls) -> bool:
+        """Whether the backward is given its gradients in one list."""
+        return GRADIENTS_COME_IN_A_LIST and not compiled_autograd.compiled_autograd_enabled
+
+
+def apply_of(node_class: Any) -> Callable[..., Any]:
+    """`apply` of an autograd function, without the look at each argument that torch's own has for transforms."""
+    direct: Callable[..., Any] = super(torch.autograd.Function, node_class).apply
+    return direct
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What torch's tracing gives: the graph, its inputs, whether it is a joint graph, and the facts about the call.
+
+    `subclasses` are facts about tensors made of other tensors, if the function has to do with any.
+    """
+
+    graph: torch.fx.GraphModule
+    inputs: Any
+    is_joint: bool
+    facts: Any
+    subclasses: Any
+
+
+@contextlib.contextmanager
+def traced(
+    module: torch.nn.Module,
+    inputs: Sequence[Any],
+    decompositions: dict[Any, Callable[..., Any]] | None,
+    *,
+    writes_inside: bool | None = None,
+    functional_random: bool = False,
+) -> Iterator[Traced]:
+    """Trace `module` without data into a functional graph. The graph is to be partitioned and compiled inside.
+
+    `writes_inside`: arguments that it writes are written by the graph itself, at its end, where that can be; by default where
+    no gradient is needed. `functional_random`: random operators become functions of seed and offset."""
+    needs_gradient = torch.is_grad_enabled() and any(map(_needs_gradient, inputs))
+    with contextlib.ExitStack() as stack:
+        options: dict[str, Any] = {_GUESSES_ZEROS: True} if hasattr(functorch_config, _GUESSES_ZEROS) else {}
+        stack.enter_context(functorch_config.patch(functionalize_rng_ops=functional_random, **options))
+        if writes_inside is None:
+            writes_inside = not needs_gradient
+        found = _trace(stack, module, inputs, decompositions, writes_arguments=writes_inside)
+        if needs_gradient:
+            yield found
+            return
+        infos = found.facts.input_info
+        is_mixed = found.facts.mutated_inp_runtime_indices or any(info.mutates_metadata for info in infos)
+        if (is_mixed or found.subclasses is not None) and any(map(is_written_by_graph, infos)):
+            # Torch mixes up the results where some arguments are written by the graph and others after it, and forgets
+            # the new layout of one that the graph writes. What is made of other tensors may have to be rebuilt.
+            found = _trace(stack, module, inputs, decompositions, writes_arguments=False)
+        yield found
+
+
+def _trace(
+    stack: contextlib.ExitStack,
+    module: torch.nn.Module,
+    inputs: Sequence[Any],
+    decompositions: dict[Any, Callable[..., Any]] | None,
+    *,
+    writes_arguments: bool,
+) -> Traced:
+    joint = aot_export_joint_with_descriptors(
+        stack, module, tuple(inputs), decompositions=decompositions, keep_inference_input_mutations=writes_arguments
+    )
+    state, capture = joint._aot_state, joint._aot_graph_capture
+    return Traced(
+        graph=capture.graph_module,
+        inputs=capture.updated_flat_args,
+        is_joint=bool(state.needs_autograd),
+        facts=state.fw_metadata,
+        subclasses=capture.maybe_subclass_meta,
+    )
+
+
+def _needs_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def is_written_by_graph(info: Any) -> bool:
+    """Whether the graph itself writes an argument, by what the trace noted of it; else its new contents are a result."""
+    return bool(info.mutation_type.name == "MUTATED_IN_GRAPH")
+
+
+def is_new(info: Any) -> bool:
+    """Whether a result, by what the trace noted of it, leaves as the graph makes it: no argument, and no view to be taken."""
+    return info.output_type.name in ("non_alias", "unsafe_view_alias", "custom_function_view")
+
+
+def is_base_kept(info: Any) -> bool:
+    """Whether what a result is a view of, by what the trace noted, leaves the graph beside the results."""
+    return bool(info.output_type.name in ("alias_of_intermediate", "alias_of_intermediate_save_as_output"))
+
+
+def random_values() -> list[torch.Tensor]:
+    """Seed and offset of the CUDA device's default generator."""
+    return [*CUDARngStateHelper.get_torch_state_as_tuple()]
+
+
+def set_random_offset(offset: torch.Tensor) -> None:
+    """Move the CUDA device's default generator to an offset."""
+    CUDARngStateHelper.set_new_offset(offset)
+
+
+def is_autograd_compiled() -> bool:
+    """Whether backwards are traced by compiled autograd."""
+    return bool(compiled_autograd.compiled_autograd_enabled or dynamo_config.compiled_autograd)

@@ -1,0 +1,137 @@
+"""Autograd's graphs: versions of tensors, hooks on what is saved, whether a graph is used up, custom functions."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from treeplay.torch_seam.patched import stand_in
+
+saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+_KEEPING = ("torch.autograd.graph", "torch.utils.checkpoint")
+
+
+def changes_what_is_saved() -> bool:
+    """Whether hooks on all saved tensors are active that may give the backward something else than was saved. Torch's own,
+    which offload to the host or compute again, do not."""
+    hooks = saving_hooks(False)
+    return hooks is not None and getattr(hooks[0], "__module__", None) not in _KEEPING
+
+
+keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+
+increment_version = torch.autograd.graph.increment_version
+
+increment_versions: Callable[..., None] = torch._C._increment_version
+
+preserving_version: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often autograd was told that `tensor` changed; 0 where that is not kept (inference tensors)."""
+    return 0 if tensor.is_inference() else int(tensor._version)
+
+
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Put a version counter back."""
+    if not tensor.is_inference() and tensor._version != version:
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+def is_used_up(node: Any) -> bool:
+    """Whether a backward has freed what a graph kept, at an autograd node or at one that it leads to."""
+    waiting, seen = [node], set()
+    while waiting:
+        current = waiting.pop()
+        if current is None or current in seen:
+            continue
+        seen.add(current)
+        if _is_freed(current):
+            return True
+        waiting.extend(following for following, _ in current.next_functions)
+    return False
+
+
+def _is_freed(node: Any) -> bool:
+    for name in dir(node):
+        if name.startswith("_saved_") or name == "saved_tensors":
+            try:
+                getattr(node, name)
+            except RuntimeError:
+                return True
+    return False
+
+
+@contextlib.contextmanager
+def autograd_function_arguments(replaced: Callable[[Any], Any]) -> Iterator[None]:
+    """For a block and in this thread, `autograd.Function.apply` is given `replaced(arguments)`: no mode is asked for these."""
+    original, thread = vars(torch.autograd.Function)["apply"], threading.get_ident()
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            args, kwargs = replaced(args), replaced(kwargs)
+        return original.__func__(cls, *args, **kwargs)
+
+    stand_in(apply, original)
+    owner: Any = torch.autograd.Function
+    owner.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        owner.apply = original
+
+
+@contextlib.contextmanager
+def histories_given(check: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """For a block and in this thread, `check(tensor)` is called before a custom function marks a tensor as changed in place
+    and so gives it a history. No operator and no mode sees that."""
+    owner: Any = torch.autograd.Function
+    apply, mark, thread = vars(owner)["apply"], owner.mark_dirty, threading.get_ident()
+    modes: list[bool] = []  # of those who called `apply`: inside of a forward gradients are off
+
+    def noting(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return apply.__func__(cls, *args, **kwargs)
+        modes.append(torch.is_grad_enabled())
+        try:
+            return apply.__func__(cls, *args, **kwargs)
+        finally:
+            modes.pop()
+
+    def checking(ctx: Any, *tensors: Any) -> Any:
+        if threading.get_ident() == thread and modes and modes[-1] and any(ctx.needs_input_grad):
+            for tensor in tensors:
+                check(tensor)
+        return mark(ctx, *tensors)
+
+    stand_in(noting, apply)
+    stand_in(checking, mark)
+    with (
+        _replaced(owner, "apply", classmethod(noting)),
+        _replaced(torch.autograd.function.FunctionCtx, "mark_dirty", checking),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def in_callers_context(function: Callable[..., Any], *inputs: Any) -> Any:
+    """Call `function` with the context variables of whoever called backward, if this thread is another one."""
+    if torch._C._is_key_in_tls("context"):
+        context = torch._C._get_obj_in_tls("context")
+        if context is not None:
+            return context.copy().run(function, *inputs)
+    return function(*inputs)

@@ -1,0 +1,167 @@
+"""Dynamo: whether it watches, how it looks away, and its native guards."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import CodeType, FunctionType
+from typing import Any, cast
+
+import torch
+
+from treeplay.torch_seam.patched import Shared
+
+_guards: Any = torch._C._dynamo.guards
+
+version_of_table: Callable[[dict[Any, Any]], int] = _guards.dict_version
+"""A number that changes whenever a dictionary gets, loses or replaces an entry, and not when the very same is assigned."""
+
+
+def tensor_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """One native call that tells whether tensors have these types, dtypes, devices, shapes, strides and grad flags.
+
+    It also compares the thread's dispatch state (inference mode, autocast) with the one at this moment. Importing it
+    takes no Dynamo: the class lives in torch's extension module.
+    """
+    guards: Any = _guards.TensorGuards
+    with torch._C.DisableTorchFunctionSubclass():
+        check: Callable[..., bool] = guards(
+            *tensors,
+            dynamic_dims_sizes=[list(tensor.size()) for tensor in tensors],
+            dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+        ).check
+    return check
+
+
+Kinds = Sequence[tuple[Any, type]]
+
+Codes = Sequence[tuple[FunctionType, CodeType]]
+
+
+def native_check(tables: Sequence[dict[Any, Any]], kinds: Kinds, codes: Codes) -> Callable[[], bool] | None:
+    """One native call that tells whether these dictionaries have the versions of this moment, these objects these classes,
+    and these functions this code: some 10 to 20 ns each. None where nothing has imported Dynamo yet, whose import takes
+    seconds and without which torch makes no such check, and for a torch that has not all of it.
+    """
+    enumeration = getattr(sys.modules.get("torch._dynamo.guards"), "GuardManagerType", None)
+    if enumeration is None:
+        return None
+    objects = (*tables, *(value for value, _ in kinds), *(function for function, _ in codes))
+    try:
+        root = _root(enumeration.GUARD_MANAGER, tables, [id(cls) for _, cls in kinds], [id(code) for _, code in codes])
+    except (TypeError, AttributeError):
+        return None
+    return partial(root.check, objects)
+
+
+def _root(kind: Any, tables: Sequence[dict[Any, Any]], classes: list[int], codes: list[int]) -> Any:
+    root = _guards.RootGuardManager()
+
+    def at(index: int) -> Any:
+        return root.tuple_getitem_manager(key=index, source=f"[{index}]", example_value=None, guard_manager_enum=kind)
+
+    for index, table in enumerate(tables):
+        _add(at(index).add_dict_version_guard, table)
+    for index, cls in enumerate(classes, len(tables)):
+        _add(at(index).add_type_match_guard, cls)
+    for index, code in enumerate(codes, len(tables) + len(classes)):
+        of_code = at(index).code_manager(source=f"[{index}].__code__", example_value=None, guard_manager_enum=kind)
+        _add(of_code.add_id_match_guard, code)
+    return root
+
+
+def _add(add: Callable[..., None], value: Any) -> None:
+    try:
+        add(value, [""], None)
+    except TypeError:  # an older torch, which takes no stack of the user's
+        add(value, [""])
+
+
+_frame_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
+
+
+def is_dynamo_watching() -> bool:
+    """Whether `torch.compile` would look at each Python function that is called from here."""
+    return _frame_callback() is not None
+
+
+def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, with `torch.compile` looking away while it runs."""
+    from torch._dynamo import disable  # imported already where it is watching
+
+    return cast("Callable[..., Any]", disable(function))
+
+
+@contextlib.contextmanager
+def dynamo_off() -> Iterator[None]:
+    """Parts of a program that are under torch.compile, or the region around it, run as plain Python for a while."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
+    callback = set_eval_frame(None)  # first: a stance may not be set inside of a compiled region
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        set_eval_frame(callback)
+
+
+def compile_lock() -> contextlib.AbstractContextManager[Any]:
+    """The lock under which torch compiles. Where Dynamo was never imported nobody else compiles."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    return frames.compile_lock if frames is not None else contextlib.nullcontext()
+
+
+def _leaving_states(original: Any, is_wanted: Callable[[], bool]) -> Any:
+    def preserve_rng_state() -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if is_wanted() else original()
+
+    return preserve_rng_state
+
+
+_PRESERVING = ("torch._dynamo.utils", "torch._functorch.aot_autograd")
+
+_preserving: dict[str, Shared] = {}
+
+
+@contextlib.contextmanager
+def random_states_left_alone() -> Iterator[None]:
+    """In this thread, torch does not put default generators back when it has traced or compiled for the length of a block: it
+    would put back what other threads drew meanwhile."""
+    with contextlib.ExitStack() as stack:
+        for name in _PRESERVING:
+            if name not in _preserving and name in sys.modules:
+                _preserving[name] = Shared(sys.modules[name], "preserve_rng_state", _leaving_states)
+            if name in _preserving:
+                stack.enter_context(_preserving[name].wanted())
+        yield
+
+
+def note_changing_sizes(tensor: torch.Tensor, dimensions: frozenset[int]) -> None:
+    """Tell Dynamo, should it meet this tensor, that these dimensions' sizes change. It makes no guard of that."""
+    name = _mark_of_changing_sizes()
+    tensor.__dict__[name] = set(dimensions) | tensor.__dict__.get(name, set())
+
+
+@functools.cache
+def _mark_of_changing_sizes() -> str:
+    """The attribute under which this torch passes such marks from graph to graph; before it had one, that of a user's mark."""
+    own = "_dynamo_propagated_dynamic_indices"
+    return own if own in inspect.getsource(torch._dynamo.utils) else "_dynamo_weak_dynamic_indices"
+
+
+def skip_code(code: CodeType, with_callees: bool) -> None:
+    """Have Dynamo skip frames of this code, and on request those of what it calls."""
+    # Dynamo's C half is part of torch itself; its Python half takes seconds to import and is often never needed.
+    c_half = torch._C._dynamo.eval_frame
+    if hasattr(c_half, "set_code_exec_strategy"):
+        callees = c_half._FrameAction.SKIP if with_callees else c_half._FrameAction.DEFAULT
+        strategy = c_half._FrameExecStrategy(c_half._FrameAction.SKIP, callees)
+        c_half.set_code_exec_strategy(code, strategy)
+    elif "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].eval_frame.skip_code(code)

@@ -1,0 +1,113 @@
+"""Tensors without data: fakes, functional tensors and the views they remember."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
+from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch._subclasses.fake_tensor import UnsupportedOperatorException as UnsupportedOperatorException
+from torch._subclasses.functional_tensor import FunctionalTensor, disable_functional_mode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from treeplay.torch_seam.modes import is_wrapper
+
+
+def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode | None:
+    """The fake mode that some of `values` are fakes of, or that is active."""
+    found: FakeTensorMode | None = detect_fake_mode(list(values))
+    return found
+
+
+def new_fake_mode() -> FakeTensorMode:
+    """A fake mode for sizes that are known. Inductor's cache passes by graphs whose mode has no shape environment."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv  # which imports sympy: half a second
+
+    return FakeTensorMode(shape_env=ShapeEnv())
+
+
+def is_real(value: Any) -> bool:
+    """Whether a value is a tensor with data."""
+    return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+
+
+def mode_of_fake(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+    """While this lasts, what is made is as fake as `tensor`; for a tensor with data, nothing changes."""
+    return tensor.fake_mode if isinstance(tensor, FakeTensor) else contextlib.nullcontext()
+
+
+def is_reshaped(value: Any) -> bool:
+    """Whether the shape of a traced tensor, or of one that it is made of, was ever changed in place."""
+    if is_wrapper(value):
+        return any(is_reshaped(getattr(value, name)) for name in value.__tensor_flatten__()[0])
+    return isinstance(value, FunctionalTensor) and bool(torch._functionalize_has_metadata_mutation(value.elem))
+
+
+def is_outgrown(value: Any) -> bool:
+    """Whether a traced tensor, or one of several, still shows the size that it had before an operator resized it."""
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    return any(isinstance(item, FunctionalTensor) and item.size() != item.elem.size() for item in values)
+
+
+def view_steps(value: Any) -> list[Any] | None:
+    """The steps by which a traced tensor is taken from the argument or the new tensor that it lies in."""
+    if not isinstance(value, FunctionalTensor):
+        return None
+    steps: list[Any] = torch._C._functionalization.get_view_meta_sequence(value.elem)
+    return steps
+
+
+apply_views = torch._C._functionalization.apply_view_meta_sequence
+
+
+def waited(value: Any) -> Any:
+    """A tensor that is still on its way from other processes is waited for."""
+    collectives = sys.modules.get("torch.distributed._functional_collectives")
+    if collectives is not None and isinstance(value, collectives.AsyncCollectiveTensor):
+        return value.trigger_wait()
+    return value
+
+
+def traced_stride(target: Any) -> tuple[int, ...] | None:
+    """The strides of what a traced tensor stands for now; None for another tensor."""
+    if not isinstance(target, FunctionalTensor):
+        return None
+    with disable_functional_mode():
+        found: Any = target
+        return tuple(found.from_functional().stride())
+
+
+def lay_traced(target: Any, stride: Sequence[int]) -> None:
+    """Let a traced tensor lie with these strides from here on; what it holds stays."""
+    with torch.no_grad():
+        laid: Any = torch.empty_strided(target.size(), stride, dtype=target.dtype, device=target.device).copy_(target)
+    with disable_functional_mode():
+        target.replace_(laid.from_functional())
+        target.commit_update()
+        target.sync()
+
+
+@contextlib.contextmanager
+def without_data(values: Sequence[Any]) -> Iterator[list[Any]]:
+    """Tensors that are like `values` and of which nothing is traced, for the time of a block; other values as they are."""
+
+    def like(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+
+    with _disable_current_modes(), torch.no_grad():
+        yield list(map(like, values))
+
+
+def has_data(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has elements that lie at an address."""
+    is_made_up = isinstance(tensor, FakeTensor | FunctionalTensor) or tensor.is_meta
+    return not is_made_up and tensor.layout is torch.strided and tensor.numel() > 0

@@ -1,0 +1,60 @@
+"""Hooks of modules and optimizers, and the scaler of gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.modules import module as _module
+from torch.optim import optimizer as _optimizer
+from torch.utils.hooks import RemovableHandle
+
+from treeplay.torch_seam.patched import stand_in
+
+register_call_hook = _module.register_module_forward_pre_hook
+
+
+def hooks_made() -> int:
+    """How many hooks of modules, optimizers and tensors this process has made so far."""
+    return int(RemovableHandle.next_id)
+
+
+def global_hook_tables() -> tuple[dict[int, Any], ...]:
+    """The tables of hooks that run for every module or every optimizer."""
+    return (
+        _module._global_forward_pre_hooks,
+        _module._global_forward_hooks,
+        _module._global_backward_pre_hooks,
+        _module._global_backward_hooks,
+        _optimizer._global_optimizer_pre_hooks,
+        _optimizer._global_optimizer_post_hooks,
+    )
+
+
+def has_backward_hooks(modules: Iterable[torch.nn.Module]) -> bool:
+    """Whether a backward through one of these modules would run a hook of the module's, or one of all modules'."""
+    everywhere = (_module._global_backward_pre_hooks, _module._global_backward_hooks)
+    own = (table for item in modules for table in (item._backward_pre_hooks, item._backward_hooks))
+    return any(everywhere) or any(own)
+
+
+@contextlib.contextmanager
+def scaled_step_replaced(step: Callable[..., Any], is_meant: Callable[[], bool]) -> Iterator[None]:
+    """Where `GradScaler.step` would ask on the host whether an optimizer may step, `step(optimizer, found, args, kwargs)` is
+    called instead, with the tensors that hold the answer, if `is_meant()`."""
+    original = GradScaler._maybe_opt_step
+
+    def maybe_step(self: Any, optimizer: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        if not is_meant():
+            return original(self, optimizer, state, *args, **kwargs)
+        return step(optimizer, state["found_inf_per_device"].values(), args, kwargs)
+
+    stand_in(maybe_step, original)
+    GradScaler._maybe_opt_step = maybe_step  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        GradScaler._maybe_opt_step = original  # type: ignore[method-assign]

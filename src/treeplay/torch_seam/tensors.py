@@ -1,0 +1,74 @@
+"""Tensors and generators: what they are, their identity, who shares their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._prims_common
+
+from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_wrapper
+
+TensorBase: Any = torch._C.TensorBase
+"""The class in C behind `torch.Tensor`, with the attributes that it defines."""
+mkldnn_layout: Any = torch._mkldnn  # type: ignore[attr-defined]
+negated_view: Callable[[torch.Tensor], torch.Tensor] = torch._neg_view
+as_subclass: Callable[[type, torch.Tensor], torch.Tensor] = torch.Tensor._make_subclass
+
+
+def is_initialised(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has memory: a lazy layer's parameters have none yet."""
+    return not isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)  # type: ignore[attr-defined]
+
+
+def has_strides(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is described by shape and strides. A nested one calls its layout strided too."""
+    with DisableTorchFunctionSubclass():
+        return tensor.layout is torch.strided and not tensor.is_nested and is_initialised(tensor)
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The identity of a tensor's storage while it is alive."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def uses_of_storage(tensor: torch.Tensor) -> int:
+    """How many tensors hold the storage of `tensor`, itself included."""
+    storage = tensor.untyped_storage()
+    return int(torch._C._storage_Use_Count(storage._cdata)) - 1  # this handle
+
+
+def is_alone(tensor: torch.Tensor) -> bool:
+    """Whether no other tensor shares the memory of `tensor`. Of memory that is not torch's own (a NumPy array's) that
+    cannot be known: it may be in several storages."""
+    storage = tensor.untyped_storage()
+    users = int(torch._C._storage_Use_Count(storage._cdata)) - 1  # less the wrapper just made
+    return users == 1 and storage.resizable()
+
+
+def owns_memory(tensor: torch.Tensor) -> bool:
+    """Whether torch allocated the memory of `tensor`: then it is in no other storage."""
+    return tensor.untyped_storage().resizable()
+
+
+shares_storage = torch._C._is_alias_of  # type: ignore[attr-defined]
+
+empty_strided_host: Callable[..., torch.Tensor] = getattr(torch._C._dynamo.guards, "_empty_strided_cpu")  # noqa: B009 - not in torch's stubs
+
+
+def address_of(generator: torch.Generator) -> int:
+    """What identifies a generator: operators are given another Python object of the same one."""
+    return int(generator._cdata)  # type: ignore[attr-defined]
+
+
+def is_view_elsewhere(tensor: torch.Tensor) -> bool:
+    """Whether a tensor without history was made as a view, and one of the two was given other memory since."""
+    base = None if tensor.requires_grad or is_wrapper(tensor) else tensor._base
+    return base is not None and not torch._C._is_alias_of(tensor, base)  # type: ignore[attr-defined]
+
+
+def suggested_format(tensor: torch.Tensor) -> torch.memory_format:
+    """How operators that make a new tensor lay it out for one like this: contiguous, or with the channels last."""
+    found: torch.memory_format = torch._prims_common.suggest_memory_format(tensor)
+    return found

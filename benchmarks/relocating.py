@@ -23,7 +23,7 @@ from treeplay.device.cuda.nodes import read_nodes
 from treeplay.device.cuda.patch import Patcher, build_patcher
 from treeplay.device.cuda.plugs import Plugs, plan_plugs
 from treeplay.device.cuda.verify import unfaithful_nodes
-from treeplay.facts.nodes import Captured, Placed
+from treeplay.facts.nodes import CaptureNotes, Placed
 from treeplay.relocate import Relocation, Row, relocate
 from treeplay.relocate.policy import MEASURED, Costs
 
@@ -36,7 +36,7 @@ class Relocatable:
     """A graph that can be moved. `outputs`: what the captured call returned; `seconds`: what making it took."""
 
     graph: torch.cuda.CUDAGraph
-    captures: list[Captured]
+    captures: list[CaptureNotes]
     table: Relocation
     patcher: Patcher
     outputs: Tensors
@@ -90,7 +90,7 @@ class Session:
     stream: torch.cuda.Stream
     pool: tuple[int, int] = field(default_factory=torch.cuda.graph_pool_handle)
     graphs: list[torch.cuda.CUDAGraph] = field(default_factory=list)
-    seen: list[Captured] = field(default_factory=list)
+    seen: list[CaptureNotes] = field(default_factory=list)
     outputs: list[Tensors] = field(default_factory=list)
     inputs: list[Tensors] = field(default_factory=list)
     plugs: Plugs = field(default_factory=Plugs)
@@ -109,7 +109,7 @@ class Session:
         if placed_inputs(inputs) != places:
             raise RuntimeError("the function gave an argument another place")
         nodes = read_nodes(graph.raw_cuda_graph())
-        captured = Captured(nodes, places, placed_outputs(outputs), history.after(guards.count))
+        captured = CaptureNotes(nodes, places, placed_outputs(outputs), history.after(guards.count))
         if not self.seen:
             self.plugs = plan_plugs(history.most_alive, captured.outputs)
         self.graphs.append(graph)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from treeplay.facts.nodes import Block, Captured, Kernel, Memcpy, Memset, Node, Placed, word_bytes
+from treeplay.facts.nodes import Allocation, CaptureNotes, Kernel, Memcpy, Memset, Node, Placed, word_bytes
 from treeplay.relocate import Site
 
 DEVICE = (0x7F00_0000_0000, 0x7F80_0000_0000)
@@ -53,14 +53,14 @@ class World:
         for _ in range(nodes):
             self.add_random_node()
 
-    def captures(self) -> list[Captured]:
+    def captures(self) -> list[CaptureNotes]:
         """The captures as they would have been read."""
         return [
-            Captured(
+            CaptureNotes(
                 tuple(node(number) for node in self.nodes),
                 tuple(Placed(thing.index, thing.at(number), thing.nbytes) for thing in self.tensors),
                 tuple(Placed(thing.index, thing.at(number), thing.nbytes) for thing in self.outputs),
-                tuple(Block(block.at(number), block.nbytes) for block in self.blocks),
+                tuple(Allocation(block.at(number), block.nbytes) for block in self.blocks),
             )
             for number in range(CAPTURES)
         ]
@@ -220,7 +220,7 @@ class LivingWorld(World):
         self.owners = {id(block): output for block, output in zip(kept, self.outputs, strict=True)}
         self._plant_all()
 
-    def captures(self, *, knows_births: bool = True) -> list[Captured]:
+    def captures(self, *, knows_births: bool = True) -> list[CaptureNotes]:
         return [
             replace(
                 capture,

@@ -101,3 +101,12 @@ def test_only_the_lowerings_import_inductor() -> None:
     for path in SOURCE.rglob("*.py"):
         if path.relative_to(SOURCE).parts[0] != "lower":
             assert ("torch_seam", "inductor") not in [parts[:2] for _, parts in imports(path)], path
+
+
+def test_no_class_name_has_two_meanings() -> None:
+    found: dict[str, list[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(f"{path.relative_to(SOURCE)}:{node.lineno}")
+    assert not {name: places for name, places in found.items() if len(places) > 1}

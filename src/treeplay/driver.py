@@ -45,7 +45,7 @@ from treeplay.sandbox.boundary import Boundary
 from treeplay.settings import settings
 from treeplay.torch_seam.modes import without_function_modes
 from treeplay.trace.jit import Busy, Call, Trace, program_raised, trace
-from treeplay.trace.log import Entry, first_difference
+from treeplay.trace.log import LoggedCall, first_difference
 from treeplay.trace.opaque import Prepared, prepare
 from treeplay.trace.randomness import is_own
 from treeplay.tree.audit import Audit
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 
 def record(
-    program: Callable[..., Any], call: Call, first_run: list[Entry], *, lower: str, name: str, wrap: Wrap
+    program: Callable[..., Any], call: Call, first_run: list[LoggedCall], *, lower: str, name: str, wrap: Wrap
 ) -> Recording:
     """Make a recording of `program` for calls like `call`. Has no effect on any tensor; raises `Refusal`.
 
@@ -86,7 +86,7 @@ def record(
 def run_stages(
     program: Callable[..., Any],
     call: Call,
-    first_run: list[Entry],
+    first_run: list[LoggedCall],
     seconds: dict[str, float],
     *,
     lower: str,
@@ -287,7 +287,7 @@ class Front:
 
 
 def run_front(
-    program: Callable[..., Any], call: Call, first_run: list[Entry], seconds: dict[str, float], *, lower: str
+    program: Callable[..., Any], call: Call, first_run: list[LoggedCall], seconds: dict[str, float], *, lower: str
 ) -> Front:
     """The stages up to the plan, which compile and record nothing."""
 

@@ -12,7 +12,7 @@ from support.faults import raising_once, surroundings
 from treeplay import driver, torch_compile
 from treeplay.backend import job, replayed, shapes, wrapped
 from treeplay.backend.account import graph_reports
-from treeplay.backend.replayed import Graph, Replayed
+from treeplay.backend.replayed import CompiledGraph, Replayed
 from treeplay.device.host import HostDevice
 from treeplay.observe import counters, internal_errors
 
@@ -109,7 +109,7 @@ def test_an_error_while_a_graph_is_recorded_keeps_the_results_of_the_call(
         total.mul_(2).add_(x)
         return [total - x]
 
-    one = Replayed(Graph(run, "graph", ("x",)), HostDevice(), lambda: None, reasons.append)
+    one = Replayed(CompiledGraph(run, "graph", ("x",)), HostDevice(), lambda: None, reasons.append)
     monkeypatch.setattr(replayed, name, raising_once(KeyError("told to"), getattr(replayed, name)))
     with pytest.warns(UserWarning, match="because of an error of its own"):
         assert_same(one([torch.ones(2)])[0], torch.full((2,), 2.0))

@@ -14,7 +14,7 @@ import torch
 from treeplay.backend import job
 from treeplay.backend.account import graph_reports
 from treeplay.backend.recorded import recorded_on
-from treeplay.backend.replayed import Graph, Replayed, checked_run, counted
+from treeplay.backend.replayed import CompiledGraph, Replayed, checked_run, counted
 from treeplay.device.cuda.device import CudaDevice
 from treeplay.device.host import HostDevice
 from treeplay.device.protocol import Recorded, Work
@@ -42,7 +42,7 @@ class Counted:
 
 def make(run: Any = body, *, device: str = "cpu", **facts: Any) -> tuple[Replayed, Counted, list[Reason]]:
     counted, reasons = Counted(run), []
-    graph = Graph(counted, "graph 0", ("x", "w", "size", "nothing"), **facts)
+    graph = CompiledGraph(counted, "graph 0", ("x", "w", "size", "nothing"), **facts)
     on = HostDevice() if device == "cpu" else CudaDevice(torch.device("cuda", 0))
     return Replayed(graph, on, lambda: None, reasons.append), counted, reasons
 
@@ -279,7 +279,7 @@ class Capturing:
 @pytest.mark.parametrize("stage", ["recorded", "not recorded"])
 def test_D32_a_graph_counts_as_recorded_once_it_is_captured_and_else_says_why(stage: str) -> None:
     told: list[Any] = []
-    graph = Graph(keeps_places, "graph 0", ("x", "w", "size", "nothing"))
+    graph = CompiledGraph(keeps_places, "graph 0", ("x", "w", "size", "nothing"))
     replayed = Replayed(graph, Capturing(stage), lambda: told.append("recorded"), told.append)  # type: ignore[arg-type]
     x, w = torch.randn(3, 4), torch.randn(4, 4)
     for call in range(5):

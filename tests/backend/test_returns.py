@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from treeplay.backend.returns import Given, Made, Returns, Value, View, emit_results, survey_returns
+from treeplay.backend.returns import (
+    ArgumentItself,
+    ArgumentView,
+    Made,
+    PlainValue,
+    Returns,
+    emit_results,
+    survey_returns,
+)
 
 
 def program(x: torch.Tensor, w: torch.Tensor, size: int) -> list[object]:
@@ -20,13 +28,13 @@ def test_each_result_is_told_by_its_memory() -> None:
     assert isinstance(returns, Returns)
     assert returns.parts == (
         Made(0),
-        Given(1),
-        View(1, False, (4,), (1,), 0),
-        View(0, True, (4, 3), (1, 4), 0),
-        Value(None),
-        Value(7),
-        View(0, False, (2, 4), (4, 1), 4),
-        View(1, True, (6,), (1,), 2),
+        ArgumentItself(1),
+        ArgumentView(1, False, (4,), (1,), 0),
+        ArgumentView(0, True, (4, 3), (1, 4), 0),
+        PlainValue(None),
+        PlainValue(7),
+        ArgumentView(0, False, (2, 4), (4, 1), 4),
+        ArgumentView(1, True, (6,), (1,), 2),
         Made(2),
     )
     assert returns.owners == (0, 7, 8)
@@ -36,7 +44,7 @@ def test_one_tensor_given_twice_is_one_tensor_again() -> None:
     hidden = torch.randn(3) * 2
     returns = survey_returns([], [hidden, hidden, hidden[:]])
     assert isinstance(returns, Returns) and returns.owners == (0,)
-    assert returns.parts == (Made(0), Made(0), View(0, True, (3,), (1,), 0))
+    assert returns.parts == (Made(0), Made(0), ArgumentView(0, True, (3,), (1,), 0))
 
 
 def test_results_are_put_together_from_other_arguments_and_new_memory() -> None:
@@ -58,7 +66,7 @@ def test_results_are_put_together_from_other_arguments_and_new_memory() -> None:
 
 def test_one_argument_at_two_places_is_either_of_them() -> None:
     x = torch.randn(3)
-    assert survey_returns([x, x], [x]) == Returns((Given(0),), ())
+    assert survey_returns([x, x], [x]) == Returns((ArgumentItself(0),), ())
 
 
 @pytest.mark.parametrize(

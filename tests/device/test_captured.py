@@ -9,7 +9,7 @@ import torch
 
 from treeplay.device.cuda import captured as module
 from treeplay.device.cuda.attempt import kept_in_place
-from treeplay.device.cuda.captured import Captured, Found, capture_work, lodgers
+from treeplay.device.cuda.captured import CapturedGraph, CaptureFindings, capture_work, lodgers
 from treeplay.device.cuda.lane import Unplaced
 from treeplay.device.protocol import Work
 from treeplay.errors import CaptureFailed
@@ -28,11 +28,11 @@ class Patcher:
         self.moved += [(row.index, address) for row, address in moves]
 
 
-def captured(tensors: list[torch.Tensor], rows: list[Row], *, state: set[int]) -> Captured:
+def captured(tensors: list[torch.Tensor], rows: list[Row], *, state: set[int]) -> CapturedGraph:
     work = Work("work", NOTHING, NOTHING, names=tuple(map(str, range(len(tensors)))), state=frozenset(state))
     addresses = [tensor.data_ptr() for tensor in tensors]
     by_index = {row.index: row for row in rows}
-    return Captured(work, NOTHING, NOTHING, Found(), {}, by_index, Patcher(), addresses, NOTHING, 0, {})  # type: ignore[arg-type]
+    return CapturedGraph(work, NOTHING, NOTHING, CaptureFindings(), {}, by_index, Patcher(), addresses, NOTHING, 0, {})  # type: ignore[arg-type]
 
 
 def row_of(index: int, tensor: torch.Tensor, *, leader: int | None = None, alignment: int = 4) -> Row:
@@ -120,7 +120,7 @@ class Shown:
         monkeypatch.setattr(module, "movable_of", lambda work, tensors, buffers: [0, 1, 2])
         monkeypatch.setattr(module, "_instantiated", lambda *args: args[3])
 
-    def capture(self, work: Any, tensors: Any, lane: Any, found: Found, buffers: Any, seconds: Any) -> Shown:
+    def capture(self, work: Any, tensors: Any, lane: Any, found: CaptureFindings, buffers: Any, seconds: Any) -> Shown:
         self.buffered.append(set(buffers))
         rows = [Row("output", at, 0, 1, (), reason="moves oddly") for at in range(100) if at not in found.cloned]
         found.table = Relocation((), tuple(rows[:1] if self.left else ()), 0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from treeplay.device.cuda.history import Ranges, allocations, blocks_of, device_ranges, most_alive_of
-from treeplay.facts.nodes import Block
+from treeplay.facts.nodes import Allocation
 from treeplay.torch_seam import allocator
 
 
@@ -32,7 +32,12 @@ ENTRIES = [
 
 
 def test_allocations_are_told_in_order():
-    assert blocks_of(ENTRIES) == (Block(1000, 30), Block(5000, 40), Block(1000, 700), Block(9000, 7))
+    assert blocks_of(ENTRIES) == (
+        Allocation(1000, 30),
+        Allocation(5000, 40),
+        Allocation(1000, 700),
+        Allocation(9000, 7),
+    )
 
 
 def test_what_is_alive_at_a_time_is_counted_by_rounded_size():
@@ -41,7 +46,7 @@ def test_what_is_alive_at_a_time_is_counted_by_rounded_size():
 
 @pytest.mark.parametrize(("nbytes", "length"), [(0, 512), (1, 512), (512, 512), (513, 1024)])
 def test_a_block_ends_where_the_allocator_rounds_it_up_to(nbytes, length):
-    assert Block(4096, nbytes).end == 4096 + length
+    assert Allocation(4096, nbytes).end == 4096 + length
 
 
 gpu = pytest.mark.gpu

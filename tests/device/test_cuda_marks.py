@@ -7,14 +7,14 @@ import torch
 
 from treeplay.device.cuda.history import notes_of
 from treeplay.device.cuda.marks import undisputed
-from treeplay.facts.nodes import Block
+from treeplay.facts.nodes import Allocation
 from treeplay.torch_seam import allocator
 
-A, B = Block(0x1000, 600), Block(0x1000, 100)  # the second lies where the first lay
-ELSEWHERE = Block(0x4000, 100)
+A, B = Allocation(0x1000, 600), Allocation(0x1000, 100)  # the second lies where the first lay
+ELSEWHERE = Allocation(0x4000, 100)
 
 
-def known(blocks: list[Block], notes: str, *, told: str = "2") -> bool:
+def known(blocks: list[Allocation], notes: str, *, told: str = "2") -> bool:
     return undisputed({0: (7, told)}, {0: 0x1000}, blocks, tuple(notes)) == {0: 7}
 
 
@@ -26,12 +26,12 @@ def test_what_another_operator_had_there_before_is_told_by_the_birth():
 def test_scratch_of_the_same_operator_at_the_same_place_is_not():
     assert not known([A, B], "22")
     assert not known([ELSEWHERE, A, ELSEWHERE, B], "1222")
-    assert not known([Block(0x0F00, 0x200), B], "22")
+    assert not known([Allocation(0x0F00, 0x200), B], "22")
 
 
 def test_scratch_elsewhere_does_not_matter():
     assert known([ELSEWHERE, B], "22")
-    assert known([Block(0x0E00, 512), B, Block(0x1200, 512)], "222")
+    assert known([Allocation(0x0E00, 512), B, Allocation(0x1200, 512)], "222")
 
 
 def test_a_result_that_was_not_allocated_is_not_known():

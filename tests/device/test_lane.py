@@ -9,13 +9,13 @@ import torch
 
 import treeplay
 from treeplay.device.cuda.lane import Lane, union_bytes
-from treeplay.facts.nodes import Block
+from treeplay.facts.nodes import Allocation
 
 
 class Held:
     """A recording as the lane sees it."""
 
-    def __init__(self, launches: int, own_bytes: int, blocks: Sequence[Block] = ()) -> None:
+    def __init__(self, launches: int, own_bytes: int, blocks: Sequence[Allocation] = ()) -> None:
         self.launches = launches
         self.own_bytes = own_bytes
         self.blocks = blocks
@@ -32,12 +32,12 @@ def lane() -> Lane:
 
 def test_memory_that_several_use_counts_once() -> None:
     assert union_bytes([]) == 0
-    assert union_bytes([Block(0, 1024), Block(512, 1024), Block(4096, 1)]) == 1536 + 512
-    assert union_bytes([Block(512, 512), Block(0, 4096)]) == 4096
+    assert union_bytes([Allocation(0, 1024), Allocation(512, 1024), Allocation(4096, 1)]) == 1536 + 512
+    assert union_bytes([Allocation(512, 512), Allocation(0, 4096)]) == 4096
 
 
 def test_what_is_held_is_scratch_and_what_each_has_of_its_own(lane: Lane) -> None:
-    first, second = Held(0, 10, [Block(0, 1024)]), Held(0, 20, [Block(0, 2048)])
+    first, second = Held(0, 10, [Allocation(0, 1024)]), Held(0, 20, [Allocation(0, 2048)])
     lane.hold(first)
     lane.hold(second)
     assert lane.held_bytes() == 2048 + 30

@@ -11,8 +11,8 @@ import torch
 
 from treeplay.device.cuda.launch import (
     Copied,
+    LaunchParts,
     Otherwise,
-    Parts,
     Patched,
     Result,
     disable,
@@ -93,7 +93,7 @@ class Machine:
             "results": (),
             "align": lambda tensor, residue, modulus: tensor.clone(),
         }
-        return load_source(emit_launch(Parts(**{**everything, **parts}), "test"))
+        return load_source(emit_launch(LaunchParts(**{**everything, **parts}), "test"))
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from support.random_programs import PROGRAMS, is_valid, run
 from treeplay import CaptureFailed, UsageError
 from treeplay.device.host.dot import edges_of
 from treeplay.device.host.recorder import Recorder, is_recording
-from treeplay.device.host.tape import Operation, Tape
+from treeplay.device.host.tape import HostTape, Operation
 
 
-def record(body: Callable[[], Any], *generators: torch.Generator) -> tuple[Tape, Any]:
+def record(body: Callable[[], Any], *generators: torch.Generator) -> tuple[HostTape, Any]:
     """The tape of `body`, and what it returned."""
     recorder = Recorder(generators)
     recorder.begin()
@@ -34,7 +34,7 @@ def record(body: Callable[[], Any], *generators: torch.Generator) -> tuple[Tape,
     return recorder.end(), result
 
 
-def check(make: Callable[..., Any], *state: torch.Tensor, replays: int = 3) -> Tape:
+def check(make: Callable[..., Any], *state: torch.Tensor, replays: int = 3) -> HostTape:
     """Replays of `make(*state)` agree with eager runs on a copy: results, state, and random numbers. Returns the tape."""
     twins = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in state]
     before = [tensor.detach().clone() for tensor in state], torch.get_rng_state()

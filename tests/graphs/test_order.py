@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from treeplay.graphs.order import Kept, PoolOrder, Run, Ticket, order_of
+from treeplay.graphs.order import Kept, PoolOrder, ReplayRun, Ticket, order_of
 
 CPU = torch.device("cpu")
 F1, F2, F3, B3, B2, B1 = range(6)
@@ -25,8 +25,8 @@ def spoilers(order: PoolOrder, start: int, end: int | None) -> list[int]:
     """Which single runs, after one of `start`, make its memory stale."""
     found = []
     for position in range(6):
-        since = order.ran(start, Run("start", 1))
-        order.ran(position, Run(str(position), 2))
+        since = order.ran(start, ReplayRun("start", 1))
+        order.ran(position, ReplayRun(str(position), 2))
         if Ticket(order, start, end, since).spoiler() is not None:
             found.append(position)
     return found
@@ -44,16 +44,16 @@ def test_outputs_are_kept_from_their_capture_on(order: PoolOrder) -> None:
 
 
 def test_the_last_spoiler_is_named(order: PoolOrder) -> None:
-    since = order.ran(F2, Run("second", 1))
-    order.ran(F1, Run("first", 4))
-    order.ran(F3, Run("third", 9))
-    order.ran(F2, Run("second", 2, is_backward=True))
+    since = order.ran(F2, ReplayRun("second", 1))
+    order.ran(F1, ReplayRun("first", 4))
+    order.ran(F3, ReplayRun("third", 9))
+    order.ran(F2, ReplayRun("second", 2, is_backward=True))
     spoiler = Ticket(order, F2, B2, since).spoiler()
     assert str(spoiler) == "the backward of call 2 of second"
 
 
 def test_a_new_capture_may_have_spoiled_what_was_pending(order: PoolOrder) -> None:
-    since = order.ran(F1, Run("first", 1))
+    since = order.ran(F1, ReplayRun("first", 1))
     assert Ticket(order, F1, B1, since).spoiler() is None
     order.place()
     assert str(Ticket(order, F1, B1, since).spoiler()) == "the making of another recording of the same pool"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from treeplay.guards.ran import Ran, function_of, noting
+from treeplay.guards.ran import RanCode, function_of, noting
 
 
 def inner(values: list[int]) -> int:
@@ -29,11 +29,11 @@ def other() -> None:
     pass
 
 
-def names(ran: Ran) -> set[str]:
+def names(ran: RanCode) -> set[str]:
     return {code.co_name for code in ran.code().values()}
 
 
-def of(program: Callable[[], Any]) -> Ran:
+def of(program: Callable[[], Any]) -> RanCode:
     ran = noting()
     ran.start()
     program()

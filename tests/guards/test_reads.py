@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from treeplay.guards.reads import WHOLE, Hooks, Reads, classes_of, entry_of, hooks_of_modules, is_machinery
+from treeplay.guards.reads import WHOLE, ReadHooks, Reads, classes_of, entry_of, hooks_of_modules, is_machinery
 from treeplay.torch_seam.patched import without_stand_in
 
 
@@ -409,7 +409,7 @@ def test_hooks_are_made_anew_for_a_class_that_has_other_methods_since() -> None:
     class Child(Parent):
         pass
 
-    hooks, value, asked = Hooks([Child]), Child(), []
+    hooks, value, asked = ReadHooks([Child]), Child(), []
     with Reads([], standing=hooks):
         pass
 

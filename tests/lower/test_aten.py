@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import treeplay
 from support import assert_same, jit
 from treeplay.errors import LoweringError
-from treeplay.facts.signature import Argument, Built, Constant, Fresh, Same, Static, View
+from treeplay.facts.signature import Argument, Built, Constant, Fresh, SameAsInput, Static, View
 from treeplay.facts.structure import flatten, unflatten
 from treeplay.lower.aten import lower_aten
 from treeplay.lower.aten.calls import spell
@@ -63,7 +63,7 @@ class Replay:
         match ref:
             case Fresh(index):
                 return outputs[index]
-            case Same(index):
+            case SameAsInput(index):
                 return inputs[index]
             case Static(value):
                 return value

@@ -7,7 +7,7 @@ import torch
 
 from treeplay import observe
 from treeplay.observe import print_once, warn_once
-from treeplay.observe.once import Seen
+from treeplay.observe.once import SeenKeys
 
 
 def test_O8_a_text_is_warned_once_with_the_callers_line():
@@ -79,7 +79,7 @@ def test_O8_at_most_4096_texts_are_remembered(capsys):
 
 
 def test_O8_seeing_a_key_again_renews_it():
-    seen = Seen(limit=2)
+    seen = SeenKeys(limit=2)
     assert [seen.add(key) for key in "abac"] == [True, True, False, True]
     assert seen.add("a") is False
     assert seen.add("b") is True

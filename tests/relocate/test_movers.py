@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from treeplay.facts.nodes import Block, Captured, Placed
+from treeplay.facts.nodes import Allocation, CaptureNotes, Placed
 from treeplay.relocate.movers import NEVER_MOVED, NOT_ALLOCATED, SHARED, find_movers, merged
 
 
 def captured(
     blocks: list[tuple[int, int]], output: tuple[int, int] | None = None, birth: int | None = None
-) -> Captured:
+) -> CaptureNotes:
     outputs = () if output is None else (Placed(0, *output, birth=birth),)
-    return Captured((), (), outputs, tuple(Block(*block) for block in blocks))
+    return CaptureNotes((), (), outputs, tuple(Allocation(*block) for block in blocks))
 
 
 def test_spans_that_touch_are_joined():

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from relocate_worlds import World
 from treeplay.relocate.movers import find_movers
 from treeplay.relocate.proof import first_failure
-from treeplay.relocate.sites import Found, find_sites
+from treeplay.relocate.sites import SiteSearch, find_sites
 
 
-def found_in(world: World) -> tuple[list, Found]:
+def found_in(world: World) -> tuple[list, SiteSearch]:
     captures = world.captures()
     return captures, find_sites(captures, find_movers(captures))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from relocate_worlds import CAPTURES, DEVICE, LivingWorld, World
 from treeplay.errors import InternalError
-from treeplay.facts.nodes import Captured, Memcpy, Other, word_bytes
+from treeplay.facts.nodes import CaptureNotes, Memcpy, Other, word_bytes
 from treeplay.relocate import Relocation, relocate
 
 seeds = st.integers(0, 1 << 30)
@@ -291,4 +291,4 @@ def test_nothing_is_moved_if_the_proof_fails(monkeypatch):
 
 def test_two_captures_prove_nothing():
     with pytest.raises(InternalError, match="3 captures or more, found 2"):
-        relocate([Captured(())] * 2)
+        relocate([CaptureNotes(())] * 2)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.captures import read_captures
-from treeplay.facts.nodes import Captured, Kernel
+from treeplay.facts.nodes import CaptureNotes, Kernel
 from treeplay.relocate import Site, relocate
 
 FILES = sorted((Path(__file__).parent / "data").glob("*.json"))
@@ -25,7 +25,7 @@ STAY = {  # an output whose memory something larger had before; stale addresses 
 pytestmark = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
 
-def words(captures: list[Captured]):
+def words(captures: list[CaptureNotes]):
     """Each 8 bytes of each buffer, at steps of 4: where they are, and their value in each capture."""
     for node, versions in enumerate(zip(*(capture.nodes for capture in captures), strict=True)):
         for buffer, data in enumerate(zip(*(version.buffers for version in versions), strict=True)):
@@ -33,7 +33,7 @@ def words(captures: list[Captured]):
                 yield node, buffer, offset, [int.from_bytes(each[offset : offset + 8], "little") for each in data]
 
 
-def oracle(captures: list[Captured]) -> dict[int, set[Site]]:
+def oracle(captures: list[CaptureNotes]) -> dict[int, set[Site]]:
     places = {
         place.index: [capture.tensors[place.index].address for capture in captures] for place in captures[0].tensors
     }
@@ -78,7 +78,7 @@ def test_a_site_that_does_not_follow_in_one_capture_stays(path):
     assert relocate(captures).tensors[row.index].reason is not None
 
 
-def with_word(capture: Captured, site: Site, other: Captured) -> Captured:
+def with_word(capture: CaptureNotes, site: Site, other: CaptureNotes) -> CaptureNotes:
     nodes = list(capture.nodes)
     node, donor = nodes[site.node], other.nodes[site.node]
     if isinstance(node, Kernel):

@@ -8,22 +8,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from treeplay.facts.nodes import Block, Captured, Kernel, Memcpy, Memset, Node, Other, Placed
+from treeplay.facts.nodes import Allocation, CaptureNotes, Kernel, Memcpy, Memset, Node, Other, Placed
 
 _KINDS: dict[str, type[Node]] = {"Kernel": Kernel, "Memcpy": Memcpy, "Memset": Memset, "Other": Other}
 
 
-def write_captures(path: Path, captures: Sequence[Captured]) -> None:
+def write_captures(path: Path, captures: Sequence[CaptureNotes]) -> None:
     """Write captures to a file."""
     path.write_text(json.dumps([_plain(capture) for capture in captures]))
 
 
-def read_captures(path: Path) -> list[Captured]:
+def read_captures(path: Path) -> list[CaptureNotes]:
     """Read them again."""
     return [_captured(data) for data in json.loads(path.read_text())]
 
 
-def _plain(capture: Captured) -> dict[str, Any]:
+def _plain(capture: CaptureNotes) -> dict[str, Any]:
     return {
         "nodes": [{"is": type(node).__name__, **_with_text(asdict(node))} for node in capture.nodes],
         "tensors": [asdict(place) for place in capture.tensors],
@@ -40,13 +40,13 @@ def _with_text(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _captured(data: dict[str, Any]) -> Captured:
+def _captured(data: dict[str, Any]) -> CaptureNotes:
     blocks = data["blocks"]
-    return Captured(
+    return CaptureNotes(
         tuple(_node(fields) for fields in data["nodes"]),
         tuple(Placed(**place) for place in data["tensors"]),
         tuple(Placed(**place) for place in data["outputs"]),
-        None if blocks is None else tuple(Block(*block) for block in blocks),
+        None if blocks is None else tuple(Allocation(*block) for block in blocks),
     )
 
 

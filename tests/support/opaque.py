@@ -16,7 +16,7 @@ from treeplay.generated import load_source
 from treeplay.torch_seam import dynamo, flags
 from treeplay.trace.jit import Call
 from treeplay.trace.opaque import Prepared, plain_run, prepare
-from treeplay.wrap.emit import MISS, Ambience, Parts, emit_call
+from treeplay.wrap.emit import MISS, Ambience, CallParts, emit_call
 
 
 def call_of(*args: Any, **kwargs: Any) -> Call:
@@ -124,7 +124,7 @@ def _call_function(signature: Signature, call: Call, given: list[torch.Tensor], 
     checked = call.tensors + [
         tensor for item, tensor in zip(signature.inputs, given, strict=True) if not isinstance(item.source, Argument)
     ]
-    parts = Parts(
+    parts = CallParts(
         run=run,
         check=dynamo.tensor_check(checked) if checked else None,
         is_apart=None,

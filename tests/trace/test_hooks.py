@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from treeplay.trace.hooks import Hooks, has_hooks, ours
+from treeplay.trace.hooks import HookTables, has_hooks, ours
 
 
 def test_hooks_elsewhere_do_not_matter() -> None:
     model, other = nn.Linear(1, 1), nn.Linear(1, 1)
-    hooks = Hooks([model], [], [])
+    hooks = HookTables([model], [], [])
     other.register_forward_hook(lambda *_: None)
     assert hooks.are_the_same and hooks.are_the_same
 
@@ -27,10 +27,10 @@ def test_a_hook_of_any_kind_is_noticed_and_forgotten_when_removed() -> None:
         model.weight.register_post_accumulate_grad_hook,
         nn.modules.module.register_module_forward_hook,
     ):
-        hooks = Hooks([model], [optimizer], [model.weight])
+        hooks = HookTables([model], [optimizer], [model.weight])
         handle = register(lambda *_: None)
         assert not hooks.are_the_same
-        with_hook = Hooks([model], [optimizer], [model.weight])
+        with_hook = HookTables([model], [optimizer], [model.weight])
         handle.remove()
         assert hooks.are_the_same and not with_hook.are_the_same
 
@@ -45,9 +45,9 @@ def test_a_tensor_tells_whether_hooks_hang_on_it() -> None:
 
 
 def test_hooks_of_a_trace_in_another_thread_are_none_of_a_programs() -> None:
-    hooks = Hooks([], [], [])
+    hooks = HookTables([], [], [])
     handle = nn.modules.module.register_module_forward_pre_hook(ours(lambda *_: None))
-    while_traced = Hooks([], [], [])
+    while_traced = HookTables([], [], [])
     assert hooks.are_the_same
     handle.remove()
     assert hooks.are_the_same and while_traced.are_the_same

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from support.opaque import call_of
 from treeplay.facts.location import Location
-from treeplay.trace.log import SYMBOLIC, Entry, first_difference, numbers_in, result_entry
+from treeplay.trace.log import SYMBOLIC, LoggedCall, first_difference, numbers_in, result_entry
 from treeplay.trace.observe import observe
 
 
-def entry(op: str, line: int, *numbers: Any) -> Entry:
-    return Entry(op, Location("program.py", line), numbers)
+def entry(op: str, line: int, *numbers: Any) -> LoggedCall:
+    return LoggedCall(op, Location("program.py", line), numbers)
 
 
 def test_equal_runs_have_no_difference() -> None:
@@ -81,8 +81,8 @@ def test_a_changed_number_is_found_in_any_aligned_run(lines: list[tuple[int, int
 
 
 def test_a_call_with_another_set_of_tensors_is_another_call() -> None:
-    def entry_of(flag: bool, **tensors: Any) -> Entry:
-        return Entry.of("attention", Location("program.py", 1), (torch.ones(1), flag), tensors, ("library.py", 5))
+    def entry_of(flag: bool, **tensors: Any) -> LoggedCall:
+        return LoggedCall.of("attention", Location("program.py", 1), (torch.ones(1), flag), tensors, ("library.py", 5))
 
     causal, masked = entry_of(True), entry_of(False, mask=torch.ones(1))
     assert first_difference([causal], [masked]) is None

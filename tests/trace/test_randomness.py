@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from treeplay.trace.randomness import Generators, generator_in
+from treeplay.trace.randomness import TrackedGenerators, generator_in
 
 
 def test_drawing_on_is_no_change() -> None:
-    with Generators([]) as generators:
+    with TrackedGenerators([]) as generators:
         for _ in range(3):
             assert not generators.was_set(torch.default_generator)
             generators.draw(torch.default_generator)
@@ -18,7 +18,7 @@ def test_drawing_on_is_no_change() -> None:
 
 def test_an_earlier_state_put_back_is_noticed() -> None:
     own = torch.Generator()
-    with Generators([own]) as generators:
+    with TrackedGenerators([own]) as generators:
         before = own.get_state()
         generators.draw(own)
         own.set_state(before)
@@ -28,7 +28,7 @@ def test_an_earlier_state_put_back_is_noticed() -> None:
 def test_seeding_is_noticed_and_everything_is_put_back() -> None:
     own = torch.Generator().manual_seed(3)
     states = torch.get_rng_state(), own.get_state()
-    with Generators([own]) as generators:
+    with TrackedGenerators([own]) as generators:
         torch.manual_seed(5)
         generators.draw(own)
         assert generators.was_set(torch.default_generator) and not generators.was_set(own)
@@ -39,11 +39,11 @@ def test_the_generator_of_an_operator_is_the_one_it_is_given() -> None:
     own = torch.Generator()
     cpu = torch.device("cpu")
     assert generator_in([1, own, None], cpu) is own and generator_in([1], cpu) is torch.default_generator
-    assert not Generators([]).is_known(own) and Generators([own]).is_known(own)
+    assert not TrackedGenerators([]).is_known(own) and TrackedGenerators([own]).is_known(own)
 
 
 def test_numbers_drawn_elsewhere_are_no_change() -> None:
-    with Generators([]) as generators:
+    with TrackedGenerators([]) as generators:
         torch.randn(2)
         generators.draw(torch.default_generator)
         torch.randn(2)
@@ -52,7 +52,7 @@ def test_numbers_drawn_elsewhere_are_no_change() -> None:
 
 def test_seeding_as_before_is_noticed_too() -> None:
     torch.manual_seed(3)
-    with Generators([]) as generators:
+    with TrackedGenerators([]) as generators:
         torch.manual_seed(3)
         assert generators.was_set(torch.default_generator)
 
@@ -60,14 +60,14 @@ def test_seeding_as_before_is_noticed_too() -> None:
 def test_seeds_that_cannot_all_be_given_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     own = torch.Generator().manual_seed(3)
     states = torch.get_rng_state(), own.get_state()
-    draw = Generators.draw
+    draw = TrackedGenerators.draw
 
-    def fail(self: Generators, generator: torch.Generator) -> None:
+    def fail(self: TrackedGenerators, generator: torch.Generator) -> None:
         if generator is own:
             raise MemoryError
         draw(self, generator)
 
-    monkeypatch.setattr(Generators, "draw", fail)
-    with pytest.raises(MemoryError), Generators([own]):
+    monkeypatch.setattr(TrackedGenerators, "draw", fail)
+    with pytest.raises(MemoryError), TrackedGenerators([own]):
         pass
     assert torch.equal(torch.get_rng_state(), states[0]) and torch.equal(own.get_state(), states[1])

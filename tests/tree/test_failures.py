@@ -22,7 +22,7 @@ from treeplay.errors import InternalError, Refusal, UsageError
 from treeplay.facts.refusal import Reason
 from treeplay.observe import counters, internal_errors
 from treeplay.trace import jit as tracing
-from treeplay.trace.log import Entry
+from treeplay.trace.log import LoggedCall
 from treeplay.trace.tracer import Tracer
 from treeplay.tree import manager
 
@@ -72,7 +72,7 @@ def inject(step: str, error: BaseException, patch: pytest.MonkeyPatch, program: 
 
     match step:
         case "observe":
-            patch.setattr(Entry, "of", staticmethod(raising_once(error, Entry.of)))
+            patch.setattr(LoggedCall, "of", staticmethod(raising_once(error, LoggedCall.of)))
         case "reach":
             once(manager, "survey_call")
         case "begin":

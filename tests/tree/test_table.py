@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeplay.trace.found import Survey
-from treeplay.tree.decide import Phase
-from treeplay.tree.table import Entry, Observation, Recording, Table
+from treeplay.tree.decide import KeyPhase
+from treeplay.tree.table import Entry, EntryTable, Observation, Recording
 
 
 def recording(name: str = "") -> Recording:
@@ -20,28 +20,28 @@ def recording(name: str = "") -> Recording:
     return Recording(nothing, signature, nothing, "aten", 0, name, {}, nothing, lambda: None)
 
 
-def used(table: Table, *keys: str) -> None:
+def used(table: EntryTable, *keys: str) -> None:
     for key in keys:
         table.entry(key, lambda key=key: {"x": key})  # type: ignore[misc]
 
 
 def test_an_entry_is_made_once_and_is_new() -> None:
-    table = Table()
+    table = EntryTable()
     first = table.entry("a", lambda: {"x": "1"})
     assert table.entry("a", lambda: pytest.fail("made already")) is first
-    assert (first.phase, first.label, len(table)) == (Phase.NEW, "x=1", 1)
+    assert (first.phase, first.label, len(table)) == (KeyPhase.NEW, "x=1", 1)
     assert Entry({}).label == "no arguments"
 
 
 def test_the_least_recently_used_entry_is_dropped() -> None:
-    table = Table()
+    table = EntryTable()
     used(table, "a", "b", "c", "a", "d")
     assert [entry.label for entry in table.evict(2)] == ["x=b", "x=c"]
     assert [entry.label for entry in table] == ["x=a", "x=d"]
 
 
 def test_recordings_count_against_the_limit_and_the_newest_entry_stays() -> None:
-    table = Table()
+    table = EntryTable()
     used(table, "a", "b")
     for entry in table:
         entry.recordings += [recording("1"), recording("2")]
@@ -65,7 +65,7 @@ def test_an_observation_fits_as_long_as_its_values_hold() -> None:
 @settings(max_examples=60, derandomize=True, deadline=None)
 @given(st.lists(st.sampled_from("abcdefgh"), max_size=30), st.integers(1, 5))
 def test_what_is_left_is_what_was_used_last(keys: list[str], most: int) -> None:
-    table = Table()
+    table = EntryTable()
     for key in keys:
         used(table, key)
         table.evict(most)

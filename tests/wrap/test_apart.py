@@ -8,30 +8,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeplay.facts.overlap import overlapping, overlaps_itself
-from treeplay.wrap.apart import Apart, ApartArguments
+from treeplay.wrap.apart import ApartArguments, SharingCheck
 
 
 def test_tensors_of_their_own_are_apart():
     arguments = (torch.randn(4),)
-    assert Apart([1], [])(arguments, (*arguments, torch.randn(4)))
+    assert SharingCheck([1], [])(arguments, (*arguments, torch.randn(4)))
 
 
 def test_an_argument_inside_written_state_is_not_apart():
     state = torch.randn(8)
     argument = state[2:4]
-    assert not Apart([1], [])((argument,), (argument, state))
+    assert not SharingCheck([1], [])((argument,), (argument, state))
 
 
 def test_slices_of_a_dataset_stay_apart_without_asking_again():
     data, state = torch.randn(100), torch.randn(4)
-    apart = Apart([1], [])
+    apart = SharingCheck([1], [])
     assert all(apart((data[i : i + 4],), (data[i : i + 4], state)) for i in range(5))
     assert not apart((state[:2],), (state[:2], state))
 
 
 def test_state_that_moves_into_an_arguments_memory_is_noticed():
     data, state = torch.randn(100), torch.randn(4)
-    apart = Apart([1], [])
+    apart = SharingCheck([1], [])
     assert apart((data[:4],), (data[:4], state))
     state.set_(data[2:6])
     assert not apart((data[:4],), (data[:4], state))
@@ -94,7 +94,7 @@ def test_a_tensor_that_overlaps_itself(shape, stride, expected):
 
 def test_state_that_comes_to_share_memory_with_written_state_is_noticed():
     argument, state, other = torch.randn(4), torch.randn(4), torch.randn(4)
-    apart = Apart([1], [], [1, 2])
+    apart = SharingCheck([1], [], [1, 2])
     assert apart((argument,), (argument, state, other)) and apart((argument,), (argument, state, other))
     other.data = torch.randn(4)
     assert apart((argument,), (argument, state, other))
@@ -105,7 +105,7 @@ def test_state_that_comes_to_share_memory_with_written_state_is_noticed():
 def test_arguments_made_of_one_array_are_not_apart():
     array = torch.randn(6).numpy()
     one, other = torch.from_numpy(array[:4]), torch.from_numpy(array[2:])
-    apart = Apart([1], [])
+    apart = SharingCheck([1], [])
     assert not apart((one, other), (one, other))
     far = torch.from_numpy(array[4:])
     assert apart((one, far), (one, far)) and not apart((one, other), (one, other))

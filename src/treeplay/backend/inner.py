@@ -32,7 +32,7 @@ _NOT_CALLS = ("placeholder", "get_attr", "output")
 
 
 @dataclass(frozen=True, slots=True)
-class Flat:
+class GraphRoles:
     """What an inner compiler may want to know of a graph beside its inputs.
 
     `visible`: positions of the results whose strides are eager's; None for all. `static`: inputs that stay where they are.
@@ -55,7 +55,7 @@ class Flat:
 
 
 def compile_inner(
-    module: torch.fx.GraphModule, inputs: Sequence[Any], options: Options, flat: Flat | None = None
+    module: torch.fx.GraphModule, inputs: Sequence[Any], options: Options, flat: GraphRoles | None = None
 ) -> Boxed:
     """Compile a flat graph under `options`. Its results may be tensors, None and numbers, and stay in their places.
 
@@ -64,7 +64,7 @@ def compile_inner(
     check_result(module)
     if is_empty(module):
         return boxed(module)
-    flat = flat or Flat()
+    flat = flat or GraphRoles()
     strides = noted_strides(module)
     with flags.without_autocast():  # its casts are written out, and must not be made twice
         if callable(options.inner):
@@ -152,7 +152,7 @@ class BoxedCode(torch.fx.graph.CodeGen):
         return f"def {self._func_name}(self, args_list){maybe_return_annotation}:{taken}\n    args_list.clear()"
 
 
-def _asked_for(inner: Callable[..., Any], flat: Flat) -> dict[str, Any]:
+def _asked_for(inner: Callable[..., Any], flat: GraphRoles) -> dict[str, Any]:
     """What a user's inner compiler has keywords for."""
     known = flat.as_keywords()
     try:
@@ -166,7 +166,7 @@ def _asked_for(inner: Callable[..., Any], flat: Flat) -> dict[str, Any]:
 
 
 def _inductor(
-    module: torch.fx.GraphModule, inputs: Sequence[Any], options: Options, flat: Flat, noted: list[Any]
+    module: torch.fx.GraphModule, inputs: Sequence[Any], options: Options, flat: GraphRoles, noted: list[Any]
 ) -> tuple[Boxed, list[Any]]:
     """Inductor's artifact and the strides of its results; where Inductor cannot be had, the graph as it is."""
     device = _device_of(module, inputs)

@@ -22,7 +22,7 @@ from treeplay.backend.alignment import plan_alignment, with_repair
 from treeplay.backend.decide import decide
 from treeplay.backend.examine import calls_of, devices_of, has_caching_allocator, inputs_of, marks_of, obstacles_of
 from treeplay.backend.failing import acts_outside, kept_by, taken_back
-from treeplay.backend.inner import Boxed, Flat, boxed, compile_inner, is_empty, without_views
+from treeplay.backend.inner import Boxed, GraphRoles, boxed, compile_inner, is_empty, without_views
 from treeplay.backend.keeping import keep_for_backward
 from treeplay.backend.metadata import refresh_layout
 from treeplay.backend.numbers import tensors_for_numbers
@@ -62,7 +62,7 @@ def plain_compilers(drawing: Options | None = None) -> Compilers:
         if drawing.inner == "aten" or not draws_random_numbers(module) or keep_for_backward(module):
             return as_it_is(module, inputs)
         with _alone(drawing):
-            return compile_inner(module, inputs, drawing, Flat("forward"))
+            return compile_inner(module, inputs, drawing, GraphRoles("forward"))
 
     again = functools.partial(plain_compilers, drawing)
     return Compilers(forward, as_it_is, as_it_is, splitter(drawing), plain=again, keeps_inputs=True)
@@ -202,7 +202,7 @@ class Job:
             self.saved = saved_roles(module, roles)
         facts = self._facts(module, inputs, roles, direction)  # before a compiler rewrites the graph
         static = tuple(at for at, role in enumerate(roles) if role is Role.STATIC)
-        flat = Flat(direction, visible, static=static, graph_id=self.graph_id)
+        flat = GraphRoles(direction, visible, static=static, graph_id=self.graph_id)
         keep = None
         if direction != "backward":
             self.can_be_taken_back = not facts.uses_accelerator and not acts_outside(module)

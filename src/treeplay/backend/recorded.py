@@ -14,7 +14,7 @@ import torch.fx
 
 from treeplay.backend.account import Account
 from treeplay.backend.keeping import Keeping
-from treeplay.backend.replayed import Graph, Replayed
+from treeplay.backend.replayed import CompiledGraph, Replayed
 from treeplay.device.protocol import Births, Device
 from treeplay.facts.captured import Role
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
@@ -41,7 +41,7 @@ def recorded_on(
 ) -> Boxed:
     """The graph behind a recording of `device`."""
     facts = report.facts
-    graph = Graph(
+    graph = CompiledGraph(
         run,
         f"graph {report.graph_id} {report.direction}",
         tuple(item.name for item in facts.inputs),

@@ -38,7 +38,7 @@ _OTHER = "other numbers than those recorded"
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class CompiledGraph:
     """A compiled graph and what a device has to know of it.
 
     `names` are its inputs'; `static` are those that stay where they are, `written` those that it writes. `draws`: whether it
@@ -59,7 +59,7 @@ class Replayed:
     """Boxed, like the graph. `made` is called once the device has the work, else `given_up` with the reason; `forgotten` when
     it is reset."""
 
-    graph: Graph
+    graph: CompiledGraph
     device: Device
     made: Callable[[], None]
     given_up: Callable[[Reason], None]
@@ -182,7 +182,7 @@ def _locked(lock: Any, replay: Replay) -> Replay:
 
 
 def checked_run(
-    graph: Graph, args: list[Any], *, count: int | None = None, wrong_kind: WrongKind | None = None
+    graph: CompiledGraph, args: list[Any], *, count: int | None = None, wrong_kind: WrongKind | None = None
 ) -> Sequence[Any]:
     """Run a graph as it is compiled: what compiled it owes an empty list and, where that is known, `count` results."""
     if wrong_kind is not None and (told := wrong_kind(args)) is not None:
@@ -235,7 +235,7 @@ def emit_call(name: str, count: int, places: Sequence[int], fixed: dict[int, Any
     return Source(f"replay of {name}", "\n".join(lines) + "\n", names | more, entry="call")
 
 
-def _work(graph: Graph, places: Sequence[int], fixed: dict[int, Any], returns: Returns) -> Work:
+def _work(graph: CompiledGraph, places: Sequence[int], fixed: dict[int, Any], returns: Returns) -> Work:
     """The graph as work over its tensors alone, which gives new memory alone."""
     count, tensor_at = len(places) + len(fixed), {place: at for at, place in enumerate(places)}
     wrong_kind = partial(_wrong_kind, graph.names[:count], frozenset(places))

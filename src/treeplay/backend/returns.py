@@ -20,21 +20,21 @@ from treeplay.trace.tape import storage_of
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class PlainValue:
     """No tensor: None, or a number that is the same in every call."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ArgumentItself:
     """The very argument at `index`."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ArgumentView:
     """A view of the argument at `index`, or of the base at it; `offset` counts elements from where that begins."""
 
     index: int
@@ -51,7 +51,7 @@ class Made:
     index: int
 
 
-Part = Value | Given | View | Made
+Part = PlainValue | ArgumentItself | ArgumentView | Made
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +79,12 @@ def survey_returns(args: Sequence[Any], results: Sequence[Any]) -> Returns | str
     made: dict[int, Made] = {}
     for at, result in enumerate(results):
         if not isinstance(result, torch.Tensor):
-            parts.append(Value(result))
+            parts.append(PlainValue(result))
             continue
         if not is_plain(result):
             return f"result {at} is more than memory, shape and strides"
         if id(result) in places:
-            parts.append(Given(places[id(result)]))
+            parts.append(ArgumentItself(places[id(result)]))
             continue
         if id(result) in made:  # one tensor given twice, such as a result that the backward needs too
             parts.append(made[id(result)])
@@ -97,7 +97,7 @@ def survey_returns(args: Sequence[Any], results: Sequence[Any]) -> Returns | str
             if base.dtype != result.dtype:
                 return f"result {at} is a view of input {inside[0]} with another dtype"
             offset = int(result.storage_offset()) - int(base.storage_offset())
-            parts.append(View(inside[0], False, tuple(result.shape), result.stride(), offset))
+            parts.append(ArgumentView(inside[0], False, tuple(result.shape), result.stride(), offset))
             continue
         known = bases.setdefault(storage_of(result), len(owners)) if result.untyped_storage().nbytes() else len(owners)
         if known == len(owners):
@@ -108,7 +108,7 @@ def survey_returns(args: Sequence[Any], results: Sequence[Any]) -> Returns | str
             made[id(result)] = Made(known)
             parts.append(made[id(result)])
         else:
-            parts.append(View(known, True, tuple(result.shape), result.stride(), int(result.storage_offset())))
+            parts.append(ArgumentView(known, True, tuple(result.shape), result.stride(), int(result.storage_offset())))
     return Returns(tuple(parts), tuple(owners))
 
 
@@ -118,14 +118,14 @@ def emit_results(returns: Returns, args: str, made: str) -> tuple[str, dict[str,
     items = []
     for at, part in enumerate(returns.parts):
         match part:
-            case Value(value):
+            case PlainValue(value):
                 names[f"result{at}"] = value
                 items.append(f"result{at}")
-            case Given(index):
+            case ArgumentItself(index):
                 items.append(f"{args}[{index}]")
             case Made(index):
                 items.append(f"{made}[{index}]")
-            case View(index, is_of_base, shape, stride, offset):
+            case ArgumentView(index, is_of_base, shape, stride, offset):
                 names |= {"as_strided": torch.as_strided, "begin": torch.Tensor.storage_offset}
                 base = f"{made if is_of_base else args}[{index}]"
                 start = str(offset) if is_of_base else f"begin({base})" + (f" + {offset}" if offset else "")

@@ -30,7 +30,7 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ArenaBuffer:
     """A buffer with its place: `offset` in bytes from the start of the arena."""
 
     buffer: Buffer
@@ -46,7 +46,7 @@ class Block:
 class ArenaPlan:
     """Blocks in the order their buffers were given, and how long the arena is."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[ArenaBuffer, ...]
     total_bytes: int
 
     def offsets(self) -> dict[int, int]:

@@ -152,7 +152,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Allocation:
     """One allocation during a capture: `nbytes` as they were asked for.
 
     `rounded` is its size as the allocator rounds it up, `end` the first byte after that: asked for very often, so kept.
@@ -169,7 +169,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CaptureNotes:
     """One capture: its nodes in order of creation, and where things lay meanwhile.
 
     tensors: those whose addresses may be patched later, the same in each capture of a program.
@@ -180,7 +180,7 @@ class Captured:
     nodes: tuple[Node, ...]
     tensors: tuple[Placed, ...] = ()
     outputs: tuple[Placed, ...] = ()
-    blocks: tuple[Block, ...] | None = field(default=None)
+    blocks: tuple[Allocation, ...] | None = field(default=None)
 
     def __str__(self) -> str:
         blocks = "unknown" if self.blocks is None else len(self.blocks)

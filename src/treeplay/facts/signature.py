@@ -94,7 +94,7 @@ class Fresh:
 
 
 @dataclass(frozen=True, slots=True)
-class Same:
+class SameAsInput:
     """The very tensor that came in as input `index`."""
 
     index: int
@@ -121,7 +121,7 @@ class View:
     `cast`: it reads the memory as another dtype.
     """
 
-    of: Fresh | Same
+    of: Fresh | SameAsInput
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
@@ -138,14 +138,14 @@ class Static:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenContainer:
     """The very container among the call's arguments that a call function has in the variable `name`."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StateContainer:
     """The very container that is at a place of state when the call begins."""
 
     place: Place
@@ -163,7 +163,7 @@ class Built:
     number: int | None = None
 
 
-Ref = Fresh | Same | View | Static | Given | Found | Built
+Ref = Fresh | SameAsInput | View | Static | GivenContainer | StateContainer | Built
 
 
 def parts_of(ref: Ref) -> Iterator[Ref]:

@@ -18,7 +18,7 @@ from treeplay.sandbox.boundary import users_own
 
 
 @dataclass(frozen=True, slots=True)
-class Ambience:
+class CallableModes:
     """The modes under which a callable was wrapped; what is recorded later for it is recorded under the same."""
 
     device: torch.device
@@ -26,7 +26,7 @@ class Ambience:
     autocast: torch.dtype | None  # None where it is off
 
     @classmethod
-    def now(cls, device: torch.device) -> Ambience:
+    def now(cls, device: torch.device) -> CallableModes:
         """The modes of this thread."""
         return cls(device, torch.is_grad_enabled() and not torch.is_inference_mode_enabled(), autocast_of(device))
 
@@ -49,7 +49,7 @@ def autocast_of(device: torch.device) -> torch.dtype | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class PlainLeaf:
     """A leaf of the result that is not a tensor."""
 
     value: Any
@@ -60,11 +60,11 @@ class Packing:
     """How results are put together from tensors; a tensor that stands in two places is one tensor."""
 
     structure: Leaf | Structure
-    leaves: tuple[int | Constant, ...]
+    leaves: tuple[int | PlainLeaf, ...]
 
     def pack(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The result, of the types that the original returned."""
-        values = [leaf.value if isinstance(leaf, Constant) else tensors[leaf] for leaf in self.leaves]
+        values = [leaf.value if isinstance(leaf, PlainLeaf) else tensors[leaf] for leaf in self.leaves]
         return unflatten(self.structure, values)
 
     @property
@@ -74,7 +74,7 @@ class Packing:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ran:
+class BodyRun:
     """What one run gave: its tensors, how they make up the result, and which leaves their history ends in.
 
     `differentiable` are the indices of outputs that require a gradient. `reached` says by which leaf, or stand-ins for it,
@@ -104,11 +104,11 @@ class Body:
     paths: tuple[str, ...]
     parameters: tuple[tuple[str, torch.nn.Parameter], ...]
     roster: Roster
-    ambience: Ambience
+    ambience: CallableModes
     allow_unused: bool
     has_stand_ins: bool = False
 
-    def run(self, since: int) -> Ran:
+    def run(self, since: int) -> BodyRun:
         """Run once. `since` is autograd's next number, read beforehand: reading it is an operation too."""
         args, kwargs = self.arguments(self.inputs)
         stand_ins = StandIns(self.inputs)
@@ -118,7 +118,7 @@ class Body:
         outputs, places = _distinct(leaves)
         self._check_outputs(outputs)
         behind = stand_ins.resolved(leaves_behind(outputs, since=since, label=self.label))
-        return Ran(
+        return BodyRun(
             outputs=tuple(outputs),
             packing=Packing(structure, tuple(places)),
             differentiable=tuple(index for index, out in enumerate(outputs) if self._is_differentiable(out)),
@@ -126,7 +126,7 @@ class Body:
             reached={id(leaf): by for leaf, by in behind},
         )
 
-    def differentiated(self, ran: Ran) -> list[tuple[str, torch.Tensor]]:
+    def differentiated(self, ran: BodyRun) -> list[tuple[str, torch.Tensor]]:
         """Names and tensors that gradients go to: arguments, parameters, then leaves of the closure."""
         own = [(path, item) for path, item in zip(self.paths, self.inputs, strict=True) if item.requires_grad]
         own += [(name, item) for name, item in self.parameters if item.requires_grad]
@@ -134,7 +134,7 @@ class Body:
         return own + [(self.roster.name_of(leaf), leaf) for leaf in ran.leaves if id(leaf) not in known]
 
     def gradients(
-        self, ran: Ran, incoming: Sequence[torch.Tensor], to: Sequence[tuple[str, torch.Tensor]]
+        self, ran: BodyRun, incoming: Sequence[torch.Tensor], to: Sequence[tuple[str, torch.Tensor]]
     ) -> list[torch.Tensor | None]:
         """The gradient of each of `to`, None for what is not used; raises `UsageError` if that is not allowed."""
         outputs = [ran.outputs[index] for index in ran.differentiable]
@@ -177,7 +177,7 @@ class Body:
                 )
 
 
-def sequence_number_for(ambience: Ambience) -> int:
+def sequence_number_for(ambience: CallableModes) -> int:
     """What `Body.run` wants to know, 0 where no history is made."""
     return next_sequence_number() if ambience.has_gradients else 0
 
@@ -201,13 +201,13 @@ def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
     return a + b
 
 
-def _distinct(leaves: Sequence[Any]) -> tuple[list[torch.Tensor], list[int | Constant]]:
+def _distinct(leaves: Sequence[Any]) -> tuple[list[torch.Tensor], list[int | PlainLeaf]]:
     outputs: list[torch.Tensor] = []
-    places: list[int | Constant] = []
+    places: list[int | PlainLeaf] = []
     index_of: dict[int, int] = {}
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
-            places.append(Constant(leaf))
+            places.append(PlainLeaf(leaf))
             continue
         if id(leaf) not in index_of:
             index_of[id(leaf)] = len(outputs)

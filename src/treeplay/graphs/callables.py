@@ -16,7 +16,7 @@ import torch
 
 from treeplay.errors import CaptureFailed, TreeplayError
 from treeplay.facts.structure import flatten, unflatten
-from treeplay.graphs.body import Ambience, Body
+from treeplay.graphs.body import Body, CallableModes
 from treeplay.graphs.contract import Contract, Keywords, take_keywords
 from treeplay.graphs.order import order_of
 from treeplay.graphs.pools import checked_pool
@@ -30,17 +30,17 @@ from treeplay.graphs.preflight import (
     take_requests,
 )
 from treeplay.graphs.queries import graph_pool_handle
-from treeplay.graphs.record import Manner, Unrecorded, record_all
-from treeplay.graphs.recorded import Gradients, Outputs, Recorded
+from treeplay.graphs.record import EagerBody, Manner, record_all
+from treeplay.graphs.recorded import Gradients, Outputs, RecordedBody
 from treeplay.graphs.roster import Roster
 from treeplay.graphs.samples import Claims, claim, own_copy
 from treeplay.graphs.warmup import warm_up
-from treeplay.graphs.wrapped import Entry, GraphedCallable, OnMismatch, Original, original_of, own_forward
+from treeplay.graphs.wrapped import GraphedCallable, KeyState, OnMismatch, Original, original_of, own_forward
 from treeplay.sandbox.boundary import Boundary
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CallableOptions:
     """How the caller wants it."""
 
     warmup: int
@@ -84,7 +84,7 @@ def make_graphed_callables(
     Raises `UsageError` and its kin before any effect for what cannot be recorded, what the callables raise as it is, and
     `InternalError` for an error of ours.
     """
-    options = Options(num_warmup_iters, allow_unused_input, pool, outputs, gradients, on_mismatch)
+    options = CallableOptions(num_warmup_iters, allow_unused_input, pool, outputs, gradients, on_mismatch)
     options.check()
     requests = take_requests(callables, sample_args, sample_kwargs)
     for request in requests:
@@ -96,8 +96,8 @@ def make_graphed_callables(
     return tuple(made) if isinstance(callables, tuple) else made[0]
 
 
-def _make(requests: Sequence[Request], device: torch.device, options: Options) -> list[Any]:
-    ambience = Ambience.now(device)
+def _make(requests: Sequence[Request], device: torch.device, options: CallableOptions) -> list[Any]:
+    ambience = CallableModes.now(device)
     with torch.inference_mode(False), torch.set_grad_enabled(ambience.has_gradients):
         originals = [_original(request, ambience) for request in requests]
         claims = Claims(tensor for original in originals for tensor in original.roster.tensors)
@@ -111,7 +111,7 @@ def _make(requests: Sequence[Request], device: torch.device, options: Options) -
     return [_commit(request, item) for request, item in zip(requests, graphed, strict=True)]
 
 
-def _original(request: Request, ambience: Ambience) -> Original:
+def _original(request: Request, ambience: CallableModes) -> Original:
     module, modules = request.module, request.modules
     # The graphed callable becomes an attribute of the module, so it must not keep it.
     seen: list[Any] = [weakref.proxy(part) if part is module else part for part in modules]
@@ -130,7 +130,7 @@ def _contract(request: Request) -> tuple[Keywords, Contract]:
     return keywords, Contract.of(request.args, keywords)
 
 
-def _body(request: Request, original: Original, claims: Claims, options: Options) -> Body:
+def _body(request: Request, original: Original, claims: Claims, options: CallableOptions) -> Body:
     keywords, contract = _contract(request)
     samples = [*flatten(request.args)[0], *keywords.tensors]
     return _body_over(original, claims.place(samples), contract, request.args, request.kwargs, options)
@@ -142,7 +142,7 @@ def _body_over(
     contract: Contract,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    options: Options,
+    options: CallableOptions,
 ) -> Body:
     module = original.module
     return Body(
@@ -177,25 +177,28 @@ def _arranger(
 
 
 def _record(
-    bodies: Sequence[Body], contracts: Sequence[tuple[Keywords, Contract]], device: torch.device, options: Options
-) -> list[Entry]:
+    bodies: Sequence[Body],
+    contracts: Sequence[tuple[Keywords, Contract]],
+    device: torch.device,
+    options: CallableOptions,
+) -> list[KeyState]:
     warm_up(bodies, options.warmup, device)
     made = record_all(bodies, _manner(device, options))
     return [
-        Entry(contract, _roster_of(body, recorded), recorded)
+        KeyState(contract, _roster_of(body, recorded), recorded)
         for body, (_, contract), recorded in zip(bodies, contracts, made, strict=True)
     ]
 
 
-def _manner(device: torch.device, options: Options) -> Manner:
+def _manner(device: torch.device, options: CallableOptions) -> Manner:
     pool = options.pool if options.pool is not None else graph_pool_handle(device)
     order = order_of(pool, device)
     return Manner(device, pool, order, options.outputs, options.gradients)
 
 
-def _roster_of(body: Body, recorded: Recorded | Unrecorded) -> Roster:
+def _roster_of(body: Body, recorded: RecordedBody | EagerBody) -> Roster:
     """The body's state, with the tensors that only its history told of."""
-    if isinstance(recorded, Unrecorded):
+    if isinstance(recorded, EagerBody):
         return body.roster
     claim(recorded.forward.inputs)
     known = {id(tensor) for tensor in body.roster.tensors}
@@ -208,8 +211,8 @@ def _roster_of(body: Body, recorded: Recorded | Unrecorded) -> Roster:
     return body.roster.with_tensors(further) if further else body.roster
 
 
-def _graphed(original: Original, options: Options) -> GraphedCallable:
-    def record(args: tuple[Any, ...], keywords: Keywords, kwargs: dict[str, Any], *, may_fail: bool) -> Entry:
+def _graphed(original: Original, options: CallableOptions) -> GraphedCallable:
+    def record(args: tuple[Any, ...], keywords: Keywords, kwargs: dict[str, Any], *, may_fail: bool) -> KeyState:
         contract = Contract.of(args, keywords)
         samples = [*flatten(args)[0], *keywords.tensors]
         with torch.inference_mode(False), torch.set_grad_enabled(original.ambience.has_gradients):
@@ -220,7 +223,7 @@ def _graphed(original: Original, options: Options) -> GraphedCallable:
             except CaptureFailed as error:
                 if not may_fail:
                     raise
-                return Entry(contract, original.roster, Unrecorded(str(error)))
+                return KeyState(contract, original.roster, EagerBody(str(error)))
 
     return GraphedCallable(original, record, outputs=options.outputs, on_mismatch=options.on_mismatch)
 

@@ -11,13 +11,13 @@ from treeplay.device.cuda import driver, streams
 from treeplay.device.cuda.capture import Capture, capturing, take_turn
 from treeplay.device.turns import turns
 from treeplay.errors import UsageError
-from treeplay.graphs.device import Held, Wish, counted, noted
+from treeplay.graphs.device import CaptureHoldings, Wish, counted, noted
 from treeplay.graphs.inputs import Inputs
 from treeplay.graphs.pools import Pool
 from treeplay.torch_seam import allocator
 
 
-class CudaRecording:
+class CudaDeviceRecording:
     """`DeviceRecording` on one CUDA device.
 
     torch's recording is always made with `keep_graph=True`: what was captured can then be counted and dumped at any time,
@@ -139,12 +139,12 @@ class CudaRecording:
             raise UsageError("there is nothing captured")
         return self._graph
 
-    def held(self) -> Held:
+    def held(self) -> CaptureHoldings:
         """Nodes by kind, and the memory of pool and launchable form."""
         pool = self.pool()
         segments = allocator.allocator_state().segments_of(pool)
         size = sum(part["total_size"] for part in segments if part["device"] == self.device.index)
-        return Held(counted(driver.node_kinds(self.raw().raw_cuda_graph())), size, self._exec_bytes)
+        return CaptureHoldings(counted(driver.node_kinds(self.raw().raw_cuda_graph())), size, self._exec_bytes)
 
     def reset(self) -> None:
         """Drop it, with its claim on the pool."""

@@ -26,7 +26,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CaptureHoldings:
     """What a finished capture holds."""
 
     nodes: Mapping[str, int]
@@ -66,7 +66,7 @@ class DeviceRecording(Protocol):
     def raw(self) -> Any:
         """torch's own recording, or None where torch has none."""
 
-    def held(self) -> Held:
+    def held(self) -> CaptureHoldings:
         """Its facts."""
 
     def reset(self) -> None:

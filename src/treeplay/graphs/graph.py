@@ -13,11 +13,11 @@ import torch
 from treeplay.device.modes import check_error_mode
 from treeplay.errors import ArgumentError, ArgumentTypeError, UsageError
 from treeplay.facts.graph import GraphStatistics
-from treeplay.graphs.cuda import CudaRecording
+from treeplay.graphs.cuda import CudaDeviceRecording
 from treeplay.graphs.device import DeviceRecording, Wish
 from treeplay.graphs.host import HostRecording
 from treeplay.graphs.inputs import Inputs
-from treeplay.graphs.phases import Phase, check_phase
+from treeplay.graphs.phases import RecordingPhase, check_phase
 from treeplay.graphs.pools import Pool, checked_pool
 from treeplay.observe.once import warn_here
 
@@ -40,7 +40,7 @@ class Graph:
     def __init__(
         self, keep_graph: bool = False, *, device: torch.device | str | None = None, checks_inputs: bool = False
     ) -> None:
-        self._phase = Phase.EMPTY
+        self._phase = RecordingPhase.EMPTY
         self._keeps_graph = keep_graph
         self._inputs = Inputs() if checks_inputs else None
         self._generators: list[torch.Generator] = []
@@ -64,7 +64,7 @@ class Graph:
         self._forget()
         started = perf_counter()
         self._recording.begin(wish)
-        self._phase, self._capture_seconds = Phase.CAPTURING, -started
+        self._phase, self._capture_seconds = RecordingPhase.CAPTURING, -started
 
     def capture_end(self) -> None:
         """End the capture, on the stream on which it began. `CaptureFailed` if it is broken."""
@@ -74,9 +74,9 @@ class Graph:
         except UsageError:  # it was not the place to end it: it goes on
             raise
         except BaseException:
-            self._phase = Phase.FAILED
+            self._phase = RecordingPhase.FAILED
             raise
-        self._phase = Phase.READY
+        self._phase = RecordingPhase.READY
         self._capture_seconds += perf_counter()
 
     @contextmanager
@@ -87,13 +87,13 @@ class Graph:
         started = perf_counter()
         try:
             with self._recording.capturing(wish):
-                self._phase = Phase.CAPTURING
+                self._phase = RecordingPhase.CAPTURING
                 yield
         except BaseException:
-            if self._phase is Phase.CAPTURING:
-                self._phase = Phase.FAILED
+            if self._phase is RecordingPhase.CAPTURING:
+                self._phase = RecordingPhase.FAILED
             raise
-        self._phase = Phase.READY
+        self._phase = RecordingPhase.READY
         self._capture_seconds = perf_counter() - started
 
     def instantiate(self) -> None:
@@ -107,7 +107,7 @@ class Graph:
 
     def replay(self) -> None:
         """Run the recorded work again, on the current stream of the recording's device, without waiting for it."""
-        if self._phase is not Phase.READY:
+        if self._phase is not RecordingPhase.READY:
             check_phase(self._phase, "replay")
         if self._inputs is not None:
             self._inputs.check()
@@ -121,7 +121,7 @@ class Graph:
         check_phase(self._phase, "reset")
         self._recording.reset()
         self._forget()
-        self._phase = Phase.EMPTY
+        self._phase = RecordingPhase.EMPTY
 
     def pool(self) -> Pool:
         """The token of the recording's pool, for recordings that may share its memory."""
@@ -164,7 +164,7 @@ class Graph:
 
     def statistics(self) -> GraphStatistics:
         """What it holds and has done, as a frozen snapshot."""
-        held = self._recording.held() if self._phase is Phase.READY else None
+        held = self._recording.held() if self._phase is RecordingPhase.READY else None
         return GraphStatistics(
             device=str(self.device),
             phase=self._phase.value,
@@ -181,7 +181,7 @@ class Graph:
 
     def __del__(self) -> None:
         with suppress(Exception):  # dropping it has the effect of reset, and never raises
-            if self._phase is Phase.CAPTURING:
+            if self._phase is RecordingPhase.CAPTURING:
                 self._recording.abandon()
             self._recording.reset()
 
@@ -199,7 +199,7 @@ class Graph:
     def _recording_on(self, device: torch.device) -> DeviceRecording:
         if device.type == "cpu":
             return HostRecording(self._generators, self._inputs)
-        return CudaRecording(device, self._generators, self._inputs, launches_later=self._keeps_graph)
+        return CudaDeviceRecording(device, self._generators, self._inputs, launches_later=self._keeps_graph)
 
 
 def _device(device: torch.device | str | None) -> torch.device:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import StaleOutput
-from treeplay.graphs.order import Run, Ticket
+from treeplay.graphs.order import ReplayRun, Ticket
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.trees import tree_iter, tree_map
 
@@ -33,7 +33,7 @@ _COPYING = {torch.Tensor.__deepcopy__, torch.Tensor.__reduce_ex__}
 class GuardedOutput(torch.Tensor):
     """A tensor in static memory. Using it after a later replay reused the memory raises `StaleOutput`."""
 
-    _claim: tuple[Ticket, Run, int]
+    _claim: tuple[Ticket, ReplayRun, int]
 
     @classmethod
     def __torch_function__(
@@ -52,7 +52,7 @@ class GuardedOutput(torch.Tensor):
             return tree_map(lambda leaf: _guarded_again(leaf, claims), result)
 
 
-def guard(tensor: torch.Tensor, ticket: Ticket, run: Run, index: int) -> torch.Tensor:
+def guard(tensor: torch.Tensor, ticket: Ticket, run: ReplayRun, index: int) -> torch.Tensor:
     """`tensor`, which is output number `index` of `run`, guarded by `ticket`."""
     guarded = tensor.as_subclass(GuardedOutput)
     guarded._claim = (ticket, run, index)
@@ -68,19 +68,19 @@ def plain(value: Any) -> Any:
         return value.as_subclass(torch.Tensor)
 
 
-def _claims(arguments: Any) -> dict[int, tuple[Ticket, Run, int]]:
+def _claims(arguments: Any) -> dict[int, tuple[Ticket, ReplayRun, int]]:
     """The claims of the guarded tensors among `arguments`, by the storage they are on."""
     return {leaf.untyped_storage()._cdata: leaf._claim for leaf in tree_iter(arguments) if type(leaf) is GuardedOutput}
 
 
-def _guarded_again(leaf: Any, claims: dict[int, tuple[Ticket, Run, int]]) -> Any:
+def _guarded_again(leaf: Any, claims: dict[int, tuple[Ticket, ReplayRun, int]]) -> Any:
     if type(leaf) is not torch.Tensor or leaf.layout is not torch.strided:
         return leaf
     claim = claims.get(leaf.untyped_storage()._cdata)
     return leaf if claim is None else guard(leaf, *claim)
 
 
-def _check(ticket: Ticket, run: Run, index: int) -> None:
+def _check(ticket: Ticket, run: ReplayRun, index: int) -> None:
     spoiler = ticket.spoiler()
     if spoiler is not None:
         raise StaleOutput(

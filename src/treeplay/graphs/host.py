@@ -10,11 +10,11 @@ import torch
 
 from treeplay.device.host.dot import dot_of
 from treeplay.device.host.recorder import Recorder
-from treeplay.device.host.tape import Tape
+from treeplay.device.host.tape import HostTape
 from treeplay.device.teardown import Teardown
 from treeplay.device.turns import turns
 from treeplay.errors import UsageError
-from treeplay.graphs.device import Held, Wish, counted, refuse_stream
+from treeplay.graphs.device import CaptureHoldings, Wish, counted, refuse_stream
 from treeplay.graphs.inputs import Inputs
 from treeplay.graphs.pools import Pool, host_pools, new_pool
 from treeplay.observe.once import warn_here
@@ -29,7 +29,7 @@ class HostRecording:
         self._generators = generators
         self._inputs = inputs
         self._recorder: Recorder | None = None
-        self._tape = Tape()
+        self._tape = HostTape()
         self._pool: Pool | None = None
 
     @contextmanager
@@ -108,14 +108,14 @@ class HostRecording:
     def raw(self) -> None:
         """torch has no recordings on the CPU."""
 
-    def held(self) -> Held:
+    def held(self) -> CaptureHoldings:
         """Operators by name, and what their results take."""
         names = [operation.name for operation in self._tape.operations]
-        return Held(counted(names), host_pools.size_bytes(self.pool()), 0)
+        return CaptureHoldings(counted(names), host_pools.size_bytes(self.pool()), 0)
 
     def reset(self) -> None:
         """Drop the tape; tensors that somebody holds keep their memory."""
-        self._tape, self._pool = Tape(), None
+        self._tape, self._pool = HostTape(), None
 
     def _note(self, tensor: torch.Tensor) -> None:
         tape, storage = self._recorder.tape if self._recorder else self._tape, storage_of(tensor)

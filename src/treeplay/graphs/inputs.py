@@ -26,7 +26,7 @@ _START = "an unknown line (start `tracemalloc` before making it, with Python 3.1
 
 
 @dataclass(eq=False, slots=True)
-class Input:
+class OutsideTensor:
     """One outside tensor: what it is, where it was made, first used and let go of, and whether its memory is there."""
 
     text: str
@@ -49,13 +49,13 @@ class Input:
 class Inputs:
     """The outside tensors of one recording."""
 
-    entries: list[Input] = field(default_factory=list)
+    entries: list[OutsideTensor] = field(default_factory=list)
 
     def note(self, tensor: torch.Tensor, is_there: Callable[[], bool] | None = None) -> None:
         """Note a tensor without keeping it; `is_there` where its storage cannot be asked."""
         dims = ", ".join(map(str, tensor.shape))
         text = f"{str(tensor.dtype).removeprefix('torch.')}[{dims}] on {tensor.device}"
-        entry = Input(text, is_there or _lives(tensor), made_at(tensor), user_location())
+        entry = OutsideTensor(text, is_there or _lives(tensor), made_at(tensor), user_location())
         entry.watch = weakref.ref(tensor, lambda _: _note_drop(entry))
         self.entries.append(entry)
 
@@ -71,7 +71,7 @@ class Inputs:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Note what a block of CUDA work reads and did not make itself."""
-        with _Watch(self):
+        with _InputWatch(self):
             yield
 
     def clear(self) -> None:
@@ -86,7 +86,7 @@ def made_at(tensor: torch.Tensor) -> Location | None:
     return Location(frames[-1].filename, frames[-1].lineno) if frames else None
 
 
-class _Watch(TorchDispatchMode):
+class _InputWatch(TorchDispatchMode):
     """Tells inputs from what the block makes, by storage."""
 
     def __init__(self, inputs: Inputs) -> None:
@@ -115,5 +115,5 @@ def _lives(tensor: torch.Tensor) -> Callable[[], bool]:
     return lambda: not reference.expired()
 
 
-def _note_drop(entry: Input) -> None:
+def _note_drop(entry: OutsideTensor) -> None:
     entry.dropped = user_location()

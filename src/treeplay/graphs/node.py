@@ -10,15 +10,15 @@ import torch
 
 from treeplay.errors import UsageError
 from treeplay.facts.location import Location
-from treeplay.graphs.recorded import Recorded
+from treeplay.graphs.recorded import RecordedBody
 
 
-class Call:
+class PendingCall:
     """One call on its way through autograd: its arguments, and when it ran."""
 
     __slots__ = ("recorded", "time", "values", "where")
 
-    def __init__(self, recorded: Recorded, values: Sequence[torch.Tensor], where: Location | None) -> None:
+    def __init__(self, recorded: RecordedBody, values: Sequence[torch.Tensor], where: Location | None) -> None:
         self.recorded = recorded
         self.values = values
         self.where = where
@@ -34,7 +34,7 @@ class ReplayedCall(torch.autograd.Function):
     """Replays forward and, for gradients, backward. Its inputs are the tensors that gradients go to."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, *surface: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(ctx: Any, call: PendingCall, *surface: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The outputs, those that never need a gradient marked so."""
         outputs = tuple(call.run())
         recorded = call.recorded
@@ -48,7 +48,7 @@ class ReplayedCall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *incoming: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """A gradient for each of the surface."""
-        recorded: Recorded = ctx.recorded
+        recorded: RecordedBody = ctx.recorded
         differentiable = [incoming[index] for index in recorded.forward.differentiable]
         if not torch.is_grad_enabled():
             return None, *recorded.differentiate(ctx.saved, differentiable, ctx.needs_input_grad[1:])

@@ -21,7 +21,7 @@ from treeplay.locks import shared_lock
 from treeplay.torch_seam.allocator import native
 
 
-class Run(NamedTuple):
+class ReplayRun(NamedTuple):
     """One replay: whose it is, which call of it, and from which line if that is known. Call 0 is its making."""
 
     label: str
@@ -44,7 +44,7 @@ class Ticket(NamedTuple):
     end: int | None
     since: int
 
-    def spoiler(self) -> Run | None:
+    def spoiler(self) -> ReplayRun | None:
         """The run that may have overwritten it, or None while it is whole."""
         return self.order.spoiler(self)
 
@@ -70,7 +70,7 @@ class PoolOrder:
         with self.lock:
             self._clock += 1
             self._times.append(self._clock)
-            self._runs.append(Run("another recording of the same pool", 0))
+            self._runs.append(ReplayRun("another recording of the same pool", 0))
             self._outputs.append(weakref.ref(aliased) if aliased is not None else None)
             self._has_aliases = self._has_aliases or aliased is not None
             return len(self._times) - 1
@@ -83,13 +83,13 @@ class PoolOrder:
                 self._lane.order(stream)
 
     def ran(self, position: int, run: tuple[str, int, bool, Location | None]) -> int:
-        """Note that the capture at `position` ran just now, by the fields of a `Run`; returns the time."""
+        """Note that the capture at `position` ran just now, by the fields of a `ReplayRun`; returns the time."""
         self._clock += 1
         self._times[position] = self._clock
         self._runs[position] = run
         return self._clock
 
-    def spoiler(self, ticket: Ticket) -> Run | None:
+    def spoiler(self, ticket: Ticket) -> ReplayRun | None:
         """The last run outside of the ticket's life, if there was one since."""
         if self._clock == ticket.since:  # nothing has run since
             return None
@@ -98,7 +98,7 @@ class PoolOrder:
             if ticket.end is not None:
                 outside += range(ticket.end, len(self._times))
             last = max(outside, key=self._times.__getitem__)
-            return Run(*self._runs[last]) if self._times[last] > ticket.since else None
+            return ReplayRun(*self._runs[last]) if self._times[last] > ticket.since else None
 
     def overwritten_by(self, position: int) -> list[torch.Tensor]:
         """Outputs in users' hands that a run of the capture at `position` may overwrite: its own, and later captures'."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from treeplay.device.host.tape import Tape
+from treeplay.device.host.tape import HostTape
 from treeplay.errors import ArgumentTypeError
 
 Pool = tuple[int, int]
@@ -39,9 +39,9 @@ class HostPools:
     """Which tapes lie in which pool, as long as they live. On the host a shared pool shares the account, not memory."""
 
     def __init__(self) -> None:
-        self._tapes: dict[Pool, weakref.WeakSet[Tape]] = {}
+        self._tapes: dict[Pool, weakref.WeakSet[HostTape]] = {}
 
-    def claim(self, pool: Pool, tape: Tape) -> None:
+    def claim(self, pool: Pool, tape: HostTape) -> None:
         """Note that `tape` is recorded in `pool`."""
         self._tapes = {token: tapes for token, tapes in self._tapes.items() if len(tapes)}
         self._tapes.setdefault(pool, weakref.WeakSet()).add(tape)

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from treeplay.errors import CaptureFailed, UsageError
-from treeplay.graphs.body import Body, Ran, sequence_number_for
+from treeplay.graphs.body import Body, BodyRun, sequence_number_for
 from treeplay.graphs.buffers import Buffers, storage_of
 from treeplay.graphs.context import graph
 from treeplay.graphs.graph import Graph
 from treeplay.graphs.order import Kept, PoolOrder
-from treeplay.graphs.recorded import Backward, Forward, Gradients, Outputs, Recorded
+from treeplay.graphs.recorded import Backward, Forward, Gradients, Outputs, RecordedBody
 from treeplay.graphs.roster import Roster
 from treeplay.graphs.side_streams import SideStreams
 
@@ -38,23 +38,23 @@ class Manner:
 
 
 @dataclass(frozen=True, slots=True)
-class Unrecorded:
+class EagerBody:
     """A body that runs eagerly, and why."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Taken:
+class PendingBody:
     """A body on the way: its forward is captured, and the history of `ran` waits for the backward."""
 
     body: Body
-    ran: Ran
+    ran: BodyRun
     to: tuple[tuple[str, torch.Tensor], ...]
     forward: Forward
 
 
-def record_all(bodies: Sequence[Body], manner: Manner) -> list[Recorded | Unrecorded]:
+def record_all(bodies: Sequence[Body], manner: Manner) -> list[RecordedBody | EagerBody]:
     """Record every body, or say why it cannot be; other failures propagate, and nothing is left of what was recorded."""
     taken = [_take_forward(body, manner) for body in bodies]
     try:
@@ -67,24 +67,24 @@ def record_all(bodies: Sequence[Body], manner: Manner) -> list[Recorded | Unreco
     return _finish_all([_take_forward(replace(body, has_stand_ins=True), manner) for body in bodies], manner)
 
 
-def _finish_all(taken: list[Taken | Unrecorded], manner: Manner) -> list[Recorded | Unrecorded]:
+def _finish_all(taken: list[PendingBody | EagerBody], manner: Manner) -> list[RecordedBody | EagerBody]:
     made = []
     while taken:
         made.append(_finish(taken.pop(), manner))
     return made[::-1]
 
 
-def _take_forward(body: Body, manner: Manner) -> Taken | Unrecorded:
+def _take_forward(body: Body, manner: Manner) -> PendingBody | EagerBody:
     since = sequence_number_for(body.ambience)
     before = [item._version for item in body.inputs]
     graph, ran = capture(manner, lambda: body.run(since))
-    if isinstance(ran, Unrecorded):
+    if isinstance(ran, EagerBody):
         return ran
     _check_roster(body.label, body.roster)
     written = tuple(index for index, item in enumerate(body.inputs) if item._version != before[index])
     to = tuple(body.differentiated(ran)) if ran.differentiable else ()
     aliased = Kept(_own_memory(ran.outputs, body)) if manner.outputs != "copy" else None
-    return Taken(
+    return PendingBody(
         body,
         ran,
         to,
@@ -107,22 +107,22 @@ def _own_memory(outputs: Sequence[torch.Tensor], body: Body) -> list[torch.Tenso
     return [out.detach() for out in outputs if storage_of(out) not in before]
 
 
-def _finish(taken: Taken | Unrecorded, manner: Manner) -> Recorded | Unrecorded:
-    if isinstance(taken, Unrecorded):
+def _finish(taken: PendingBody | EagerBody, manner: Manner) -> RecordedBody | EagerBody:
+    if isinstance(taken, EagerBody):
         return taken
     backward = _take_backward(taken, manner) if taken.to else None
-    if isinstance(backward, Unrecorded):
+    if isinstance(backward, EagerBody):
         return backward
-    return Recorded(
+    return RecordedBody(
         taken.body.label, taken.forward, backward, manner.order, outputs=manner.outputs, gradients=manner.gradients
     )
 
 
-def _take_backward(taken: Taken, manner: Manner) -> Backward | Unrecorded:
+def _take_backward(taken: PendingBody, manner: Manner) -> Backward | EagerBody:
     body, ran, to = taken.body, taken.ran, taken.to
     incoming = [torch.zeros_like(ran.outputs[index]).detach() for index in ran.differentiable]
     graph, gradients = capture(manner, lambda: body.gradients(ran, incoming, to))
-    if isinstance(gradients, Unrecorded):
+    if isinstance(gradients, EagerBody):
         return gradients
     index_of = {id(item): index for index, item in enumerate(body.inputs)}
     used = [(item, gradient) for (_, item), gradient in zip(to, gradients, strict=True) if gradient is not None]
@@ -153,7 +153,7 @@ def capture(manner: Manner, body: Callable[[], Any]) -> tuple[Any, Any]:
         if streams is None or not streams.names:
             raise
         first = str(error).splitlines()[0]
-        return None, Unrecorded(f"it uses {len(streams.names)} streams of its own, and could not be captured: {first}")
+        return None, EagerBody(f"it uses {len(streams.names)} streams of its own, and could not be captured: {first}")
     return made, result
 
 

@@ -18,7 +18,7 @@ from treeplay.errors import StaleOutput, UsageError
 from treeplay.facts.location import Location
 from treeplay.graphs.body import Packing
 from treeplay.graphs.buffers import Buffers, clone_all, copy_all
-from treeplay.graphs.order import Kept, PoolOrder, Run, Ticket
+from treeplay.graphs.order import Kept, PoolOrder, ReplayRun, Ticket
 
 _version = attrgetter("_version")
 Outputs = Literal["copy", "alias", "guard"]
@@ -67,7 +67,7 @@ class Saved(NamedTuple):
     parameters: list[int]
 
 
-class Recorded:
+class RecordedBody:
     """Replays on request. Keeps all that its captures read and write alive; `order` says who may run when."""
 
     def __init__(
@@ -143,7 +143,7 @@ class Recorded:
     def _check(self, saved: Saved) -> None:
         spoiler = saved.ticket.spoiler()
         if spoiler is not None:
-            raise StaleOutput(_spoiled(Run(self.label, saved.call), spoiler))
+            raise StaleOutput(_spoiled(ReplayRun(self.label, saved.call), spoiler))
         if self.forward.inputs.versions() != saved.inputs:
             raise UsageError(
                 f"{self.label}: a sample tensor was written between a call and its backward. It is the recording's own "
@@ -181,7 +181,7 @@ class Recorded:
         return f"<recording of {self.label}, {self.calls} calls>"
 
 
-def _spoiled(run: Run, spoiler: Run) -> str:
+def _spoiled(run: ReplayRun, spoiler: ReplayRun) -> str:
     return (
         f"the backward of {run} came too late: {spoiler} ran since, in the same memory, so what the call saved for its "
         "gradient may be gone. Call backward before the next call and once only; callables that are used in another order "
@@ -189,7 +189,7 @@ def _spoiled(run: Run, spoiler: Run) -> str:
     )
 
 
-def surface_of(recorded: Recorded, values: Sequence[Any]) -> list[Any]:
+def surface_of(recorded: RecordedBody, values: Sequence[Any]) -> list[Any]:
     """The tensors of a call that gradients go to, in the backward's order."""
     backward = recorded.backward
     assert backward is not None

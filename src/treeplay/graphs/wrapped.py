@@ -25,13 +25,13 @@ from treeplay.device.host.recorder import is_recording
 from treeplay.errors import InternalError, TreeplayError, UsageError
 from treeplay.facts.graphed import CallableStatistics
 from treeplay.generated import hide_from_dynamo
-from treeplay.graphs.body import Ambience, autocast_of
+from treeplay.graphs.body import CallableModes, autocast_of
 from treeplay.graphs.contract import NO_KEYWORDS, Contract, Keywords, take_keywords
 from treeplay.graphs.guarded import guard, plain
-from treeplay.graphs.node import Call, ReplayedCall
-from treeplay.graphs.order import Run
-from treeplay.graphs.record import Unrecorded
-from treeplay.graphs.recorded import Outputs, Recorded, surface_of
+from treeplay.graphs.node import PendingCall, ReplayedCall
+from treeplay.graphs.order import ReplayRun
+from treeplay.graphs.record import EagerBody
+from treeplay.graphs.recorded import Outputs, RecordedBody, surface_of
 from treeplay.graphs.roster import Roster
 from treeplay.locks import shared_lock
 from treeplay.observe import counters, warn_once
@@ -56,7 +56,7 @@ class Original:
     module_of: Callable[[], torch.nn.Module | None] | None
     roster: Roster
     is_training: list[bool]  # of the modules themselves, as they were wrapped
-    ambience: Ambience
+    ambience: CallableModes
 
     @property
     def module(self) -> torch.nn.Module | None:
@@ -72,12 +72,12 @@ class Original:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entry:
+class KeyState:
     """What is known of one key: the contract of its calls, and their recording or why there is none."""
 
     contract: Contract
     roster: Roster
-    recorded: Recorded | Unrecorded | None  # None: forgotten, to be recorded anew by its next call
+    recorded: RecordedBody | EagerBody | None  # None: forgotten, to be recorded anew by its next call
 
     @property
     def needs_gradient(self) -> bool:
@@ -90,7 +90,7 @@ class Record(Protocol):
 
     def __call__(
         self, args: tuple[Any, ...], keywords: Keywords, kwargs: dict[str, Any], *, may_fail: bool
-    ) -> Entry: ...
+    ) -> KeyState: ...
 
 
 class GraphedCallable:
@@ -105,7 +105,7 @@ class GraphedCallable:
         self._record = record
         self._outputs = outputs
         self._on_mismatch = on_mismatch
-        self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
+        self._entries: OrderedDict[Hashable, KeyState] = OrderedDict()
         # The question of the device alone: the one for all devices costs microseconds.
         on_cuda = original.ambience.device.type == "cuda"
         self._is_capturing = torch.cuda.is_current_stream_capturing if on_cuda else is_recording
@@ -132,11 +132,11 @@ class GraphedCallable:
                 raise
             tell_internal(error, self.original.label)
             return self._run_eagerly(f"an error of treeplay's own: {error}", args, kwargs)
-        if isinstance(recorded, Unrecorded):
+        if isinstance(recorded, EagerBody):
             return self._run_eagerly(recorded.reason, args, kwargs)
         return self._replay(recorded, leaves)
 
-    def adopt(self, key: Hashable, entry: Entry) -> None:
+    def adopt(self, key: Hashable, entry: KeyState) -> None:
         """Take in what was recorded for `key`."""
         with self._lock:
             self._entries[key] = entry
@@ -145,14 +145,14 @@ class GraphedCallable:
             while len(self._entries) > settings.max_recordings_per_program:
                 self._drop(self._entries.popitem(last=False)[1])
         counters.add("graphed callables", "recordings")
-        if isinstance(entry.recorded, Unrecorded):
+        if isinstance(entry.recorded, EagerBody):
             counters.add("graphed callables", "not recorded")
             warn_once(f"treeplay runs {self.original.label} unrecorded: {entry.recorded.reason}")
 
     def statistics(self) -> CallableStatistics:
         """What has happened so far."""
         with self._lock:
-            recorded = [entry.recorded for entry in self._entries.values() if isinstance(entry.recorded, Recorded)]
+            recorded = [entry.recorded for entry in self._entries.values() if isinstance(entry.recorded, RecordedBody)]
             return CallableStatistics(
                 label=self.original.label,
                 recordings=self._made,
@@ -171,12 +171,12 @@ class GraphedCallable:
                 self._drop(entry)
                 self._entries[key] = replace(entry, recorded=None)
 
-    def _drop(self, entry: Entry) -> None:
-        if isinstance(entry.recorded, Recorded):
+    def _drop(self, entry: KeyState) -> None:
+        if isinstance(entry.recorded, RecordedBody):
             replays, copies = self._dropped
             self._dropped = (replays + entry.recorded.calls, copies + entry.recorded.copied)
 
-    def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Recorded | Unrecorded, list[Any]]:
+    def _fitting(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[RecordedBody | EagerBody, list[Any]]:
         """The recording for a call and the call's tensors in its order; raises `UsageError` if none fits."""
         keywords = take_keywords(kwargs) if kwargs else NO_KEYWORDS
         entry = self._entries.get(keywords.key)
@@ -192,7 +192,7 @@ class GraphedCallable:
             return self._fitting(args, kwargs)
         return entry.recorded, leaves
 
-    def _record_now(self, args: tuple[Any, ...], keywords: Keywords, kwargs: dict[str, Any]) -> Entry:
+    def _record_now(self, args: tuple[Any, ...], keywords: Keywords, kwargs: dict[str, Any]) -> KeyState:
         with self._lock:
             known = self._entries.get(keywords.key)
             if known is not None and known.recorded is not None:  # another thread was faster
@@ -208,7 +208,7 @@ class GraphedCallable:
             self.adopt(keywords.key, entry)
             return entry
 
-    def _check_state(self, entry: Entry) -> None:
+    def _check_state(self, entry: KeyState) -> None:
         label, ambience = self.original.label, self.original.ambience
         if not entry.roster.is_unchanged():
             raise UsageError(
@@ -226,9 +226,9 @@ class GraphedCallable:
                 f"{label} is called for gradients and was wrapped without: wrap it outside of torch.no_grad()"
             )
 
-    def _replay(self, recorded: Recorded, leaves: list[Any]) -> Any:
+    def _replay(self, recorded: RecordedBody, leaves: list[Any]) -> Any:
         where = user_location() if self._outputs == "guard" else None
-        call = Call(recorded, leaves, where)
+        call = PendingCall(recorded, leaves, where)
         with recorded.order.lock:
             if recorded.backward is not None and torch.is_grad_enabled():
                 outputs = ReplayedCall.apply(call, *surface_of(recorded, leaves))  # type: ignore[no-untyped-call]
@@ -297,8 +297,8 @@ def _same(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def _guarded(call: Call, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _guarded(call: PendingCall, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     recorded = call.recorded
     ticket = recorded.output_ticket(call.time)
-    run = Run(recorded.label, recorded.calls, where=call.where)
+    run = ReplayRun(recorded.label, recorded.calls, where=call.where)
     return [guard(tensor, ticket, run, index) for index, tensor in enumerate(outputs)]

@@ -15,7 +15,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorT
 from typing import Any, Protocol
 
 
-class Ran(Protocol):
+class RanCode(Protocol):
     """Notes code between `start` and `stop`; `pause` and `resume` leave out what is ours."""
 
     is_complete: bool
@@ -43,7 +43,7 @@ class Ran(Protocol):
         """The methods of classes in C that were called, as `Random.random`."""
 
 
-def noting() -> Ran:
+def noting() -> RanCode:
     """What notes code in this version of Python."""
     return _Monitored() if hasattr(sys, "monitoring") else _Profiled()
 

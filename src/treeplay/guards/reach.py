@@ -41,7 +41,7 @@ from treeplay.facts.same import is_same
 from treeplay.guards.conditions import Asked, Code, Container, Data, Items, Members, Table
 from treeplay.guards.names import BEHIND, computes_names, globals_in, imports_in, names_in, passes_to_super
 from treeplay.guards.ran import function_of
-from treeplay.guards.reads import WHOLE, Noted, Reads, entry_of
+from treeplay.guards.reads import WHOLE, ObjectReads, Reads, entry_of
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.operators import BINDING, OpOverload, OpOverloadPacket
 from treeplay.torch_seam.patched import ABSENT
@@ -659,7 +659,7 @@ def _hashed(key: Any) -> Any:
 
 _TORCH = torch.__file__.rpartition("__init__")[0]  # whose code asks a class for names that it spells out
 _HEAP = 1 << 9
-_OURS = 2  # references to an object that nobody else refers to: that of `Noted`, and the argument of the question
+_OURS = 2  # references to an object that nobody else refers to: that of `ObjectReads`, and the argument of the question
 _TRANSIENT = frozenset({"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"})
 
 
@@ -723,7 +723,7 @@ def _is_found_on(cls: type, name: str) -> bool:
     return False
 
 
-def _is_of_the_run(noted: Noted) -> bool:
+def _is_of_the_run(noted: ObjectReads) -> bool:
     """Whether an object holds nothing but what the run put into it, or something that only the run can have made."""
     table = table_of(noted.object) or {}
     if table and all(noted.assigned.get(name) is ABSENT for name in table):

@@ -42,7 +42,7 @@ _LEFT_ALONE = (torch.Tensor, type, BaseException, enum.Enum, TorchDispatchMode, 
 _HOOKED = ("__getattribute__", "__setattr__", "__delattr__")
 
 
-class Noted:
+class ObjectReads:
     """What was read and assigned of one object: names in the order of their first use."""
 
     __slots__ = ("assigned", "object", "read")
@@ -57,14 +57,14 @@ class Reads:
     """A context: inside it, this thread's reads and stores of attributes are noted, and the code that runs."""
 
     def __init__(
-        self, classes: Iterable[type], modules: Iterable[ModuleType] = (), standing: Hooks | None = None
+        self, classes: Iterable[type], modules: Iterable[ModuleType] = (), standing: ReadHooks | None = None
     ) -> None:
-        self.objects: dict[int, Noted] = {}
+        self.objects: dict[int, ObjectReads] = {}
         self.code: dict[int, CodeType] | None = {}  # None: not known, so that any may have run
         self.builtins: dict[str, list[CodeType]] = {}  # builtin functions that were called, with their callers
         self.methods: set[str] = set()  # of classes in C, as `Random.random`, that were called
         self.watched: set[type] = set()
-        self._hooks = [hooks for hooks in (standing, Hooks(classes)) if hooks is not None]
+        self._hooks = [hooks for hooks in (standing, ReadHooks(classes)) if hooks is not None]
         self._changed: list[Hook] = []
         self._modules: list[ModuleType] = []
         self._further = list(modules)  # which may be among those that are loaded
@@ -153,10 +153,10 @@ class Reads:
 
     # --- noting ---------------------------------------------------------------------------------------------
 
-    def _noted(self, value: Any) -> Noted:
+    def _noted(self, value: Any) -> ObjectReads:
         noted = self.objects.get(id(value))
         if noted is None:
-            noted = self.objects[id(value)] = Noted(value)
+            noted = self.objects[id(value)] = ObjectReads(value)
         return noted
 
     def _note(self, value: Any, name: str) -> None:
@@ -219,7 +219,7 @@ Hook = tuple[type, str, Any, Any]
 """A class, the name of the method that is replaced, what is there in the class itself (`ABSENT`: nothing), what notes."""
 
 
-class Hooks:
+class ReadHooks:
     """What has to be replaced so that all reads and stores of these classes' instances are noted. Made once, put in often."""
 
     def __init__(self, classes: Iterable[type]) -> None:
@@ -285,11 +285,11 @@ def _take_out(cls: type, name: str, before: Any, _: Any) -> None:
 
 
 @lru_cache(maxsize=1)
-def _standing(_: int) -> Hooks:
-    return Hooks(_classes_in_modules())
+def _standing(_: int) -> ReadHooks:
+    return ReadHooks(_classes_in_modules())
 
 
-def hooks_of_modules() -> Hooks:
+def hooks_of_modules() -> ReadHooks:
     """Hooks for the classes of the objects that loaded modules hold."""
     return _standing(len(sys.modules))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from treeplay.facts.verdict import Elements, Float64Errors, LeafFailure, Verdict, Worst
 from treeplay.observe.clone import clone, clone_all
 from treeplay.observe.compare import same
-from treeplay.observe.counters import Count, Counters, Group, counters
+from treeplay.observe.counters import Count, CounterGroup, Counters, counters
 from treeplay.observe.internal import internal_errors
 from treeplay.observe.leaf import UnsupportedLeafError
 from treeplay.observe.once import print_once, warn_once
@@ -17,20 +17,20 @@ from treeplay.observe.process import reset
 from treeplay.observe.records import RecordRing, compile_records, records
 from treeplay.observe.restore import checkpoint
 from treeplay.observe.rng import RngState, TransformError, keep_rng, read_rng, write_rng
-from treeplay.observe.timers import Phase, PhaseFailure, Timers, phase, report, timers
+from treeplay.observe.timers import PhaseFailure, PhaseTimer, Timers, phase, report, timers
 from treeplay.observe.timing import time_call
 from treeplay.observe.weak import WeakIdDict
 
 __all__ = [
     "Count",
+    "CounterGroup",
     "Counters",
     "Elements",
     "Float64Errors",
-    "Group",
     "LazyText",
     "LeafFailure",
-    "Phase",
     "PhaseFailure",
+    "PhaseTimer",
     "RecordRing",
     "RngState",
     "Timers",

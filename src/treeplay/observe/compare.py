@@ -54,13 +54,13 @@ def same(
     if tol != "auto" and not (isinstance(tol, (int, float)) and 0 <= tol < math.inf):
         raise ArgumentError(f'tol is "auto" or a finite number from 0 up, got {tol!r}')
     rules = Rules(tol, exact_dtype, equal_nan, ignore_non_float)
-    walk = _Walk(rules, stop_at_first=stop_at_first, on_message=on_message)
+    walk = _CompareWalk(rules, stop_at_first=stop_at_first, on_message=on_message)
     with torch.no_grad():
         walk.visit(ref, res, ref64, "")
     return Verdict(tuple(walk.failures), walk.leaves, tuple(walk.hints))
 
 
-class _Walk:
+class _CompareWalk:
     """Goes through reference, result and float64 reference in step, and gathers what is wrong."""
 
     def __init__(self, rules: Rules, *, stop_at_first: bool, on_message: Callable[[str], object] | None) -> None:

@@ -21,7 +21,7 @@ class Count(int):
     to whatever the count is by then.
     """
 
-    _slot: tuple[Group, str] | None = None
+    _slot: tuple[CounterGroup, str] | None = None
     _delta: int = 0
 
     def __iadd__(self, delta: int) -> Count:
@@ -39,7 +39,7 @@ class Count(int):
         return int, (int(self),)  # a copy or a pickle of a count is just its value
 
 
-class Group(Mapping[str, int]):
+class CounterGroup(Mapping[str, int]):
     """The counts of one group by name; made by `Counters`, and valid as long as those are."""
 
     __slots__ = ("_counts", "_owner")
@@ -95,16 +95,16 @@ class Counters:
     """Counts by group and name that any number of threads may raise at the same time."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, CounterGroup] = {}
         self._lock = threading.RLock()
 
-    def __getitem__(self, group: str) -> Group:
+    def __getitem__(self, group: str) -> CounterGroup:
         """The counts of `group`; an empty group shows in no snapshot."""
         try:
             return self._groups[group]
         except KeyError:
             _check(group, 0)
-            return self._groups.setdefault(group, Group(self))
+            return self._groups.setdefault(group, CounterGroup(self))
 
     def add(self, group: str, name: str, n: int = 1) -> None:
         """Add `n` to the count `name` of `group`; the fastest way to count.

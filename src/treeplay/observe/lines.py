@@ -57,7 +57,7 @@ def location_in(stack_trace: str | None) -> Location | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallSite:
     """What stands at a user's line: the name of what is called there, the line, and the source of the expression.
 
     `x.sum().item()` has the name `item`. Without a call there, or without source, the name is None.
@@ -74,18 +74,18 @@ class Call:
         return next((ast.unparse(item.value) for item in keywords if item.arg == name), None)
 
 
-def running_call() -> Call:
+def running_call() -> CallSite:
     """The call at the innermost line of the user's that is running."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
-        return Call(None, None, "")
+        return CallSite(None, None, "")
     positions = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
     return _call(frame.f_code, positions, frame.f_lineno)
 
 
-def failed_call(trace: TracebackType | None) -> Call:
+def failed_call(trace: TracebackType | None) -> CallSite:
     """The call at the innermost line of the user's in a traceback."""
     found: TracebackType | None = None
     while trace is not None:
@@ -93,7 +93,7 @@ def failed_call(trace: TracebackType | None) -> Call:
             found = trace
         trace = trace.tb_next
     if found is None:
-        return Call(None, None, "")
+        return CallSite(None, None, "")
     code = found.tb_frame.f_code
     positions = next(islice(code.co_positions(), found.tb_lasti // 2, None), (None,) * 4)
     return _call(code, positions, found.tb_lineno)
@@ -102,9 +102,9 @@ def failed_call(trace: TracebackType | None) -> Call:
 _Positions = tuple[int | None, int | None, int | None, int | None]
 
 
-def _call(code: CodeType, positions: _Positions, line: int) -> Call:
+def _call(code: CodeType, positions: _Positions, line: int) -> CallSite:
     source = _segment(code.co_filename, positions) or linecache.getline(code.co_filename, line).strip()
-    return Call(_called(source), Location(code.co_filename, line, code.co_name), source)
+    return CallSite(_called(source), Location(code.co_filename, line, code.co_name), source)
 
 
 def _segment(file: str, positions: _Positions) -> str:

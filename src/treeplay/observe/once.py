@@ -23,7 +23,7 @@ _OUR_FOLDERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(torch.__file__).
 _OUR_PACKAGES = ("treeplay", "torch")
 
 
-class Seen:
+class SeenKeys:
     """Which keys were seen, at most `limit` of them, forgetting first the one not seen for longest."""
 
     def __init__(self, limit: int = KEPT_TEXTS) -> None:
@@ -51,8 +51,8 @@ class Seen:
         self._lock = threading.RLock()
 
 
-warned = Seen()
-printed = Seen()
+warned = SeenKeys()
+printed = SeenKeys()
 
 
 def warn_once(text: str, *, category: type[Warning] = UserWarning) -> None:

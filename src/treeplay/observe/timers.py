@@ -131,7 +131,7 @@ timers = Timers()
 """The durations of this process."""
 
 
-class Phase:
+class PhaseTimer:
     """A timer of one key: enter it to time a block, or put it on a function to time every call.
 
     One object times one block at a time in one thread (blocks may nest); as a decorator it has no such limit.
@@ -179,13 +179,13 @@ class Phase:
 
         @functools.wraps(function)
         def timed(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            with Phase(key):
+            with PhaseTimer(key):
                 return function(*args, **kwargs)
 
         return timed
 
 
-def phase(name: str | None = None) -> Phase:
+def phase(name: str | None = None) -> PhaseTimer:
     """A timer of the phase `name`, to enter as a context or to put on a function.
 
     On a function the name may be left out; the phase is then called by the function's qualified name.
@@ -194,7 +194,7 @@ def phase(name: str | None = None) -> Phase:
     if name is not None and not isinstance(name, str):
         hint = " (write @phase() with parentheses)" if callable(name) else ""
         raise ArgumentTypeError(f"a phase is named by a string, got {type(name).__name__}{hint}")
-    return Phase(name)
+    return PhaseTimer(name)
 
 
 report = timers.report

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import torch.fx
 
-from treeplay.facts.arena import ArenaPlan, Block, Buffer, aligned
+from treeplay.facts.arena import ArenaBuffer, ArenaPlan, Buffer, aligned
 from treeplay.lower.aten.storage import Home, survey_storages
 
 
@@ -33,16 +33,16 @@ def plan_arena(graph: torch.fx.Graph) -> ArenaPlan:
 
 def pack(buffers: Sequence[Buffer]) -> ArenaPlan:
     """Give each buffer an offset such that no two that meet overlap."""
-    placed: list[Block] = []
+    placed: list[ArenaBuffer] = []
     # Sorting is stable: of two alike, the first comes first. Identities take no part, as they may be addresses.
     for buffer in sorted(buffers, key=lambda item: (-item.nbytes, item.first_step)):
-        placed.append(Block(buffer, _tightest_gap(buffer, placed)))
+        placed.append(ArenaBuffer(buffer, _tightest_gap(buffer, placed)))
     by_buffer = {id(block.buffer): block for block in placed}
     blocks = tuple(by_buffer[id(buffer)] for buffer in buffers)
     return ArenaPlan(blocks, max((block.end for block in blocks), default=0))
 
 
-def _tightest_gap(buffer: Buffer, placed: list[Block]) -> int:
+def _tightest_gap(buffer: Buffer, placed: list[ArenaBuffer]) -> int:
     """Where the least room is left over; the end of all that is in the way, if no gap is large enough."""
     needed = aligned(buffer.nbytes)
     in_the_way = sorted((block for block in placed if block.buffer.meets(buffer)), key=lambda block: block.offset)
@@ -51,7 +51,7 @@ def _tightest_gap(buffer: Buffer, placed: list[Block]) -> int:
     return min(fitting)[1] if fitting else gaps[-1][0]
 
 
-def _gaps(blocks: list[Block]) -> Iterator[tuple[int, int]]:
+def _gaps(blocks: list[ArenaBuffer]) -> Iterator[tuple[int, int]]:
     """The free stretches between blocks sorted by offset, as start and size; the last one has no end."""
     start = 0
     for block in blocks:

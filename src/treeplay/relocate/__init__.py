@@ -22,11 +22,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from treeplay.errors import InternalError
-from treeplay.facts.nodes import Captured, Memcpy, Other, Placed
+from treeplay.facts.nodes import CaptureNotes, Memcpy, Other, Placed
 from treeplay.relocate.blame import blame
 from treeplay.relocate.movers import Movers, Span, find_movers
 from treeplay.relocate.proof import first_failure
-from treeplay.relocate.sites import Found, find_sites
+from treeplay.relocate.sites import SiteSearch, find_sites
 from treeplay.relocate.table import Relocation, Role, Row, Site, Who, common_alignment
 
 __all__ = ["Relocation", "Row", "Site", "relocate"]
@@ -34,13 +34,13 @@ __all__ = ["Relocation", "Row", "Site", "relocate"]
 _ENOUGH = 3
 
 
-def relocate(captures: Sequence[Captured], *, ranges: Sequence[Span] = ()) -> Relocation:
+def relocate(captures: Sequence[CaptureNotes], *, ranges: Sequence[Span] = ()) -> Relocation:
     """The relocation table of the first of at least three captures. `ranges`: device memory, as starts and ends."""
     if len(captures) < _ENOUGH:
         raise InternalError(f"relocation is proven from {_ENOUGH} captures or more, found {len(captures)}")
     reason = why_incomparable(captures)
     if reason is not None:
-        return _table(captures, Movers(), Found(), {}, reason)
+        return _table(captures, Movers(), SiteSearch(), {}, reason)
     movers = find_movers(captures)
     found = find_sites(captures, movers)
     judged = blame(found, captures, movers, ranges)
@@ -49,7 +49,7 @@ def relocate(captures: Sequence[Captured], *, ranges: Sequence[Span] = ()) -> Re
     return replace(table, padding_words=len(judged.padding))
 
 
-def why_incomparable(captures: Sequence[Captured]) -> str | None:
+def why_incomparable(captures: Sequence[CaptureNotes]) -> str | None:
     """Why nothing at all can be moved: the captures are not of the same nodes, or hold what cannot be read."""
     first = captures[0]
     for number, other in enumerate(captures[1:], 2):
@@ -67,7 +67,7 @@ def why_incomparable(captures: Sequence[Captured]) -> str | None:
 
 
 def _table(
-    captures: Sequence[Captured], movers: Movers, found: Found, reasons: dict[Who, str], everybody: str | None
+    captures: Sequence[CaptureNotes], movers: Movers, found: SiteSearch, reasons: dict[Who, str], everybody: str | None
 ) -> Relocation:
     def row(role: Role, number: int, place: Placed) -> Row:
         places = [(capture.tensors if role == "tensor" else capture.outputs)[number] for capture in captures]

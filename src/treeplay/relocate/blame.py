@@ -15,11 +15,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from treeplay.facts.nodes import WORD_BYTES, Captured, Kernel, Memcpy
-from treeplay.relocate.memory import Memory
+from treeplay.facts.nodes import WORD_BYTES, CaptureNotes, Kernel, Memcpy
+from treeplay.relocate.memory import KnownMemory
 from treeplay.relocate.movers import Movers, Span
 from treeplay.relocate.relations import Relations
-from treeplay.relocate.sites import CONTENT_BUFFER, Found, Word
+from treeplay.relocate.sites import CONTENT_BUFFER, SiteSearch, Word
 from treeplay.relocate.table import Who
 
 
@@ -32,10 +32,10 @@ class Blame:
     padding: list[Word] = field(default_factory=list)
 
 
-def blame(found: Found, captures: Sequence[Captured], movers: Movers, ranges: Sequence[Span]) -> Blame:
+def blame(found: SiteSearch, captures: Sequence[CaptureNotes], movers: Movers, ranges: Sequence[Span]) -> Blame:
     """Judge each unexplained word. `ranges`: device memory, as far as it is known."""
     judged = Blame(dict(found.frozen))
-    judge = _Judge(captures, movers, Memory(captures, ranges), found)
+    judge = _Judge(captures, movers, KnownMemory(captures, ranges), found)
     for word in found.unexplained:
         suspects, why = judge.suspects(word)
         text = f"a word of node {word.node} ({captures[0].nodes[word.node]}) {why}: {_shown(word)}"
@@ -51,7 +51,9 @@ def blame(found: Found, captures: Sequence[Captured], movers: Movers, ranges: Se
 class _Judge:
     """What is asked about a word."""
 
-    def __init__(self, captures: Sequence[Captured], movers: Movers, memory: Memory, found: Found) -> None:
+    def __init__(
+        self, captures: Sequence[CaptureNotes], movers: Movers, memory: KnownMemory, found: SiteSearch
+    ) -> None:
         self.captures = captures
         self.movers = movers.all()
         self.relations = Relations(movers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from treeplay.facts.nodes import Captured
+from treeplay.facts.nodes import CaptureNotes
 from treeplay.relocate.movers import Span, merged
 
 
@@ -20,10 +20,10 @@ class Spans:
         return index >= 0 and address < self._spans[index][1]
 
 
-class Memory:
+class KnownMemory:
     """The device memory that captures tell of, each what was its own, and the device memory there is besides."""
 
-    def __init__(self, captures: Sequence[Captured], ranges: Sequence[Span]) -> None:
+    def __init__(self, captures: Sequence[CaptureNotes], ranges: Sequence[Span]) -> None:
         spans = [_spans_of(capture) for capture in captures]
         self._own = [Spans(own) for own in spans]
         self._any = Spans([span for own in spans for span in own])
@@ -41,6 +41,6 @@ class Memory:
         return value in self._own[capture] or (value in self._device and value not in self._any)
 
 
-def _spans_of(capture: Captured) -> list[Span]:
+def _spans_of(capture: CaptureNotes) -> list[Span]:
     places = [(place.start, place.end) for place in (*capture.tensors, *capture.outputs)]
     return places + [(block.address, block.end) for block in capture.blocks or ()]

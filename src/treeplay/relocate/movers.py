@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from treeplay.facts.nodes import Block, Captured, Placed
+from treeplay.facts.nodes import Allocation, CaptureNotes, Placed
 from treeplay.relocate.table import Who
 
 Deltas = tuple[int, ...]  # from the first capture to each later one
@@ -89,7 +89,7 @@ class Movers:
         return value - spans[index][1] if index >= 0 else 1
 
 
-def find_movers(captures: Sequence[Captured]) -> Movers:
+def find_movers(captures: Sequence[CaptureNotes]) -> Movers:
     """The movers of at least two captures of the same program."""
     movers = Movers()
     storages: dict[tuple[int, Deltas], int] = {}
@@ -108,7 +108,7 @@ def find_movers(captures: Sequence[Captured]) -> Movers:
     return movers
 
 
-def _add_blocks(movers: Movers, captures: Sequence[Captured]) -> None:
+def _add_blocks(movers: Movers, captures: Sequence[CaptureNotes]) -> None:
     sequences = [capture.blocks or () for capture in captures]
     deltas = [_deltas([block.address for block in blocks]) for blocks in zip(*sequences, strict=True)]
     blocks = sequences[0]
@@ -143,7 +143,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
     return joined
 
 
-def _why_blocks_are_unknown(captures: Sequence[Captured]) -> str | None:
+def _why_blocks_are_unknown(captures: Sequence[CaptureNotes]) -> str | None:
     if any(capture.blocks is None for capture in captures):
         return NO_HISTORY
     sizes = {tuple(block.nbytes for block in capture.blocks or ()) for capture in captures}
@@ -162,7 +162,7 @@ def _deltas(addresses: Sequence[int]) -> Deltas:
     return tuple(address - addresses[0] for address in addresses[1:])
 
 
-def _block_of(placed: Sequence[Placed], sequences: Sequence[Sequence[Block]]) -> int | None:
+def _block_of(placed: Sequence[Placed], sequences: Sequence[Sequence[Allocation]]) -> int | None:
     """The allocation that an output lives in: in each capture the last one at its place; None if they disagree."""
     found = {
         max((index for index, block in enumerate(blocks) if block.address <= place.start < block.end), default=None)
@@ -171,16 +171,16 @@ def _block_of(placed: Sequence[Placed], sequences: Sequence[Sequence[Block]]) ->
     return found.pop() if len(found) == 1 else None
 
 
-def _overlap(a: Block, b: Block) -> bool:
+def _overlap(a: Allocation, b: Allocation) -> bool:
     return a.address < b.end and b.address < a.end
 
 
-def _moves_with(index: int, own: int, blocks: Sequence[Block], deltas: Sequence[Deltas]) -> bool:
+def _moves_with(index: int, own: int, blocks: Sequence[Allocation], deltas: Sequence[Deltas]) -> bool:
     """Whether a block cannot be told from an output's: it lay in the same place and moved alike. True of its own."""
     return deltas[index] == deltas[own] and _overlap(blocks[index], blocks[own])
 
 
-def _shares(own: int, blocks: Sequence[Block], deltas: Sequence[Deltas]) -> bool:
+def _shares(own: int, blocks: Sequence[Allocation], deltas: Sequence[Deltas]) -> bool:
     """Whether something that cannot be told from an output's block is not wholly inside it."""
     block = blocks[own]
     return any(

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from treeplay.facts.nodes import WORD_BYTES, Captured, word_bytes
-from treeplay.relocate.sites import Found
+from treeplay.facts.nodes import WORD_BYTES, CaptureNotes, word_bytes
+from treeplay.relocate.sites import SiteSearch
 from treeplay.relocate.table import Who
 
 Key = tuple[int, int]  # node and buffer
 
 
-def first_failure(captures: Sequence[Captured], found: Found) -> str | None:
+def first_failure(captures: Sequence[CaptureNotes], found: SiteSearch) -> str | None:
     """The first byte that is not as predicted, in words. It says that nothing of what was found can be trusted."""
     ignored: dict[Key, set[int]] = defaultdict(set)
     for word in found.unexplained:
@@ -32,7 +32,7 @@ def first_failure(captures: Sequence[Captured], found: Found) -> str | None:
     return None
 
 
-def predict(captures: Sequence[Captured], found: Found, number: int) -> Mapping[Key, bytearray]:
+def predict(captures: Sequence[CaptureNotes], found: SiteSearch, number: int) -> Mapping[Key, bytearray]:
     """The buffers of capture `number` as far as they are not those of the first one."""
     first, other = captures[0], captures[number]
     predicted = {
@@ -51,7 +51,7 @@ def predict(captures: Sequence[Captured], found: Found, number: int) -> Mapping[
     return predicted
 
 
-def _write(predicted: dict[Key, bytearray], first: Captured, key: Key, offset: int, value: int) -> None:
+def _write(predicted: dict[Key, bytearray], first: CaptureNotes, key: Key, offset: int, value: int) -> None:
     if key not in predicted:  # nothing differs there: then nothing that is written may differ either
         predicted[key] = bytearray(first.nodes[key[0]].buffers[key[1]])
     predicted[key][offset : offset + WORD_BYTES] = word_bytes(value % (1 << (8 * WORD_BYTES)))

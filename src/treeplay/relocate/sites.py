@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from treeplay.facts.nodes import WORD_BYTES, Captured, Memcpy
+from treeplay.facts.nodes import WORD_BYTES, CaptureNotes, Memcpy
 from treeplay.relocate.movers import Deltas, Movers
 from treeplay.relocate.table import Site, Who
 
@@ -35,7 +35,7 @@ class Word:
 
 
 @dataclass(slots=True)
-class Found:
+class SiteSearch:
     """What a comparison found. `frozen`: tensors whose address is also where it cannot be changed, and where that is."""
 
     sites: dict[Who, list[Site]] = field(default_factory=lambda: defaultdict(list))
@@ -44,9 +44,9 @@ class Found:
     frozen: dict[Who, str] = field(default_factory=dict)
 
 
-def find_sites(captures: Sequence[Captured], movers: Movers) -> Found:
+def find_sites(captures: Sequence[CaptureNotes], movers: Movers) -> SiteSearch:
     """Explain each word that differs between captures whose nodes have equal frames."""
-    found = Found()
+    found = SiteSearch()
     for index, nodes in enumerate(zip(*(capture.nodes for capture in captures), strict=True)):
         for number, buffers in enumerate(zip(*(node.buffers for node in nodes), strict=True)):
             if any(buffer != buffers[0] for buffer in buffers):
@@ -82,7 +82,7 @@ class _Buffers:
                 yield offset
 
 
-def _explain(found: Found, movers: Movers, buffers: _Buffers) -> None:
+def _explain(found: SiteSearch, movers: Movers, buffers: _Buffers) -> None:
     explained: set[int] = set()
     unexplained: dict[int, Word] = {}
     for half in buffers.differing_halves():
@@ -99,7 +99,7 @@ def _explain(found: Found, movers: Movers, buffers: _Buffers) -> None:
     found.unexplained.extend(unexplained.values())
 
 
-def _take(found: Found, movers: Movers, word: Word, *, is_content: bool) -> bool:
+def _take(found: SiteSearch, movers: Movers, word: Word, *, is_content: bool) -> bool:
     """Note whose word it is; whether anybody's."""
     where = word.values[0], word.deltas
     owners, is_scratch = movers.owners(*where, word.node), movers.is_scratch(*where)

@@ -25,7 +25,7 @@ _MARK = "_treeplay_users_own"
 Reasons = tuple[type[BaseException], ...]
 
 
-class Whole:
+class UninterruptedBlock:
     """A block around contexts of ours, with code of the user's in them: Ctrl-C leaves none of these half entered or left."""
 
     def __enter__(self) -> None:

@@ -26,20 +26,25 @@ from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import DICTS, Leaf, Structure, paths
 from treeplay.trace.given import meetings
 from treeplay.trace.guarded import attributes_of_arguments
-from treeplay.trace.hooks import Hooks, has_hooks
+from treeplay.trace.hooks import HookTables, has_hooks
 from treeplay.trace.scaling import idle_scalers
 from treeplay.trace.tape import InputSeen, storage_of
 
 if TYPE_CHECKING:
     from treeplay.trace.found import Survey
-    from treeplay.trace.jit import Call, Run
+    from treeplay.trace.jit import Call, TracedRun
 
 _CONTAINERS = (dict, list, tuple)
 _VALUES = (torch.Tensor, torch.SymFloat, int, float, complex, str, bytes, type(None))
 
 
 def make_signature(
-    run: Run, call: Call, results: Leaf | Structure, refs: tuple[Ref, ...], writes: tuple[Write, ...], outputs: int
+    run: TracedRun,
+    call: Call,
+    results: Leaf | Structure,
+    refs: tuple[Ref, ...],
+    writes: tuple[Write, ...],
+    outputs: int,
 ) -> Signature:
     """Put together what the run came across."""
     tape = run.tracer.tape
@@ -74,7 +79,7 @@ def make_signature(
     )
 
 
-def _input(seen: InputSeen, index: int, call: Call, names: list[str], run: Run) -> Input:
+def _input(seen: InputSeen, index: int, call: Call, names: list[str], run: TracedRun) -> Input:
     tensor = seen.tensor
     spec = TensorSpec.of(tensor)
     mutated = storage_of(seen.value.fake) in run.tracer.tape.mutated
@@ -105,15 +110,15 @@ def _mentions(text: str, name: str) -> bool:
     return name in text.replace("(", " ").replace(")", " ").replace("-", " ").split()
 
 
-def _hook_watch(run: Run) -> Iterator[Watch]:
+def _hook_watch(run: TracedRun) -> Iterator[Watch]:
     """Hooks of the tensors that a backward of the program goes to; those of modules and optimizers are read, so guarded."""
     leaves = _leaves_of_backward(run)
     if leaves:
-        hooks = Hooks((), (), leaves, name=lambda leaf: str(run.found.tensor_at(leaf)[0]))
+        hooks = HookTables((), (), leaves, name=lambda leaf: str(run.found.tensor_at(leaf)[0]))
         yield Watch(root(hooks, "hooks").child(How.ATTRIBUTE, hooks, "are_the_same", "the hooks are the same"), True)
 
 
-def _leaves_of_backward(run: Run) -> list[torch.Tensor]:
+def _leaves_of_backward(run: TracedRun) -> list[torch.Tensor]:
     # In a differentiable program the caller's own backward adds to gradients and runs hooks.
     if not run.tracer.tape.uses_backward or run.kind is Kind.DIFFERENTIABLE:
         return []
@@ -121,7 +126,7 @@ def _leaves_of_backward(run: Run) -> list[torch.Tensor]:
     return [tensor for tensor in seen if tensor.requires_grad and tensor.is_leaf]
 
 
-def _absent_grads(run: Run) -> Iterator[Watch]:
+def _absent_grads(run: TracedRun) -> Iterator[Watch]:
     """Leaves that had no gradient: with one, backward would add to it, and an optimizer would not pass them over (frozen
     ones neither)."""
     used = dict(run.watch.grads_read)

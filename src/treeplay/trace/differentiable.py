@@ -17,16 +17,16 @@ from treeplay.facts.refusal import Reason
 from treeplay.facts.structure import flatten
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import has_backward_hooks
-from treeplay.trace.flat import Flat, look
-from treeplay.trace.shown import Shown
+from treeplay.trace.flat import TensorNumbers, look
+from treeplay.trace.shown import RunFacts
 from treeplay.trace.tape import storage_of
 from treeplay.trace.watch import mark_upstream
 
 if TYPE_CHECKING:
-    from treeplay.trace.jit import Run
+    from treeplay.trace.jit import TracedRun
 
 
-def is_differentiable(run: Run, result: Any) -> bool:
+def is_differentiable(run: TracedRun, result: Any) -> bool:
     """Whether a result, or what the program stored, has a history that a later backward goes through.
 
     Raises `Refusal` where the program has one, and does something that cannot be repeated by a wrapper.
@@ -46,14 +46,14 @@ def is_differentiable(run: Run, result: Any) -> bool:
     return True
 
 
-def flat_results(run: Run, result: Any) -> tuple[Shown, list[torch.fx.Node]]:
+def flat_results(run: TracedRun, result: Any) -> tuple[RunFacts, list[torch.fx.Node]]:
     """What the traced run showed, and the nodes of its tensors."""
-    flat = Flat(run.found, run.tracer.refuse, lambda tensor: _check(run, tensor))
+    flat = TensorNumbers(run.found, run.tracer.refuse, lambda tensor: _check(run, tensor))
     shown = look(flat, result, run.snapshot, run.numbers)
     return shown, [run.tracer.values[id(tensor)].node for tensor in flat.tensors]
 
 
-def _with_history(run: Run, result: Any) -> Iterator[torch.Tensor]:
+def _with_history(run: TracedRun, result: Any) -> Iterator[torch.Tensor]:
     given = {storage_of(seen.value.fake) for seen in run.tracer.tape.inputs}
     stored = [leaf for value in run.snapshot.stored() for leaf in flatten(value)[0]]
     for leaf in [*flatten(result)[0], *stored]:
@@ -86,7 +86,7 @@ def _leads_outside(node: Any) -> bool:
     return any(hasattr(end, "variable") and not isinstance(end.variable, FakeTensor) for end in ends)
 
 
-def _why_not(run: Run, where: Location | None) -> Reason | None:
+def _why_not(run: TracedRun, where: Location | None) -> Reason | None:
     """What keeps a program with differentiable results from being recorded, or None."""
     if run.tracer.tape.fills_gradients or run.stepped:
         return Reason(
@@ -123,7 +123,7 @@ def _why_not(run: Run, where: Location | None) -> Reason | None:
     return None
 
 
-def _check(run: Run, tensor: torch.Tensor) -> None:
+def _check(run: TracedRun, tensor: torch.Tensor) -> None:
     """A tensor among the results is one that the trace knows, and a plain one."""
     tracer = run.tracer
     known = tracer.values.get(id(tensor))

@@ -10,12 +10,12 @@ import torch
 from treeplay.facts.signature import Fresh, Ref
 from treeplay.trace.found import Survey
 from treeplay.trace.references import References, Refuse
-from treeplay.trace.shown import Shown
+from treeplay.trace.shown import RunFacts
 from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
 
 
-class Flat(References):
+class TensorNumbers(References):
     """Numbers the tensors that a run returned or stored. What they share, and whose views they are, is not asked here."""
 
     def __init__(self, found: Survey, refuse: Refuse, check: Callable[[torch.Tensor], None]) -> None:
@@ -30,7 +30,7 @@ class Flat(References):
         return Fresh(len(self.tensors) - 1)
 
 
-def look(flat: Flat, result: Any, snapshot: Snapshot, numbers: list[Any]) -> Shown:
+def look(flat: TensorNumbers, result: Any, snapshot: Snapshot, numbers: list[Any]) -> RunFacts:
     """What a run returned and stored; `flat.tensors` are the tensors of it."""
     structure, refs = flat.of_call(result, snapshot.stored())
-    return Shown(structure, refs, find_writes(snapshot, flat, numbers), ())
+    return RunFacts(structure, refs, find_writes(snapshot, flat, numbers), ())

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from treeplay.facts.place import How, Place
-from treeplay.facts.signature import Given, Meeting, Ref, Write, parts_of
+from treeplay.facts.signature import GivenContainer, Meeting, Ref, Write, parts_of
 from treeplay.facts.structure import containers
 from treeplay.trace.found import Survey
 
@@ -72,7 +72,7 @@ def meetings(found: Survey, refs: Iterable[Ref], writes: Iterable[Write]) -> Ite
     """The conditions under which another call's containers are the same ones as each other, and as state, as this call's."""
     writes = list(writes)
     values = [part for ref in (*refs, *(write.value for write in writes)) for part in parts_of(ref)]
-    used = {value.name for value in values if isinstance(value, Given)}
+    used = {value.name for value in values if isinstance(value, GivenContainer)}
     used |= {name for write in writes if (name := given_name(write.place)) is not None}
     for places in found.given.values():
         first = places[0]

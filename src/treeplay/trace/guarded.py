@@ -13,7 +13,7 @@ from treeplay.errors import Refusal
 from treeplay.facts.kinds import is_a, table_of
 from treeplay.facts.place import How, Place
 from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Argument, Found, Kind, Number, Signature, State, Watch
+from treeplay.facts.signature import Argument, Kind, Number, Signature, State, StateContainer, Watch
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import classes_in
 from treeplay.guards.check import Guards
@@ -27,13 +27,13 @@ from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import has_strides
 from treeplay.trace.found import PLAIN
 from treeplay.trace.given import only_given
-from treeplay.trace.log import Entry
+from treeplay.trace.log import LoggedCall
 
 if TYPE_CHECKING:
-    from treeplay.trace.jit import Call, Run
+    from treeplay.trace.jit import Call, TracedRun
 
 
-def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guards:
+def guards_of(program: Any, call: Call, run: TracedRun, signature: Signature) -> Guards:
     """The guards over what a traced run read; raises `Refusal` where that is too much to guard, or cannot be."""
     _check_called(run.reads)
     reach = Reach(run.reads, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
@@ -56,7 +56,7 @@ def guards_of(program: Any, call: Call, run: Run, signature: Signature) -> Guard
     places = [*_places_of_inputs(signature), *_places_of_numbers(run.numbers)]
     written = [write.place for write in signature.writes]
     reach.asked += settings_asked(run.reads.builtins)
-    returned = [value.place for value in signature.values if isinstance(value, Found)]
+    returned = [value.place for value in signature.values if isinstance(value, StateContainer)]
     reach.guard_the_way([*places, *written, *returned])
     reach.free(_spots(places), _spots(written))
     for tensor in (*call.tensors, *_state_in(signature)):
@@ -74,7 +74,7 @@ def roots_of(program: Any, call: Call) -> list[tuple[Any, str]]:
     return roots + [(cls, cls.__qualname__) for cls in classes_in(call.structure)]
 
 
-def _add_gradients(reach: Reach, signature: Signature, run: Run) -> None:
+def _add_gradients(reach: Reach, signature: Signature, run: TracedRun) -> None:
     """Gradients of which the run only asked whether they are there, and that were."""
     inputs = {id(tensor) for tensor in _state_in(signature)}
     for tensor in run.grads_read.values():
@@ -126,7 +126,7 @@ def _check_iterators(reach: Reach) -> None:
         )
 
 
-def _check_unseen_stores(reach: Reach, run: Run) -> None:
+def _check_unseen_stores(reach: Reach, run: TracedRun) -> None:
     """Refuse a program that changed an object which nothing puts back, and undo it; or a module, if only by the same again."""
     known = {(id(place.holder), place.key) for place, _ in run.found.cells}
     modules = [noted for noted in run.reads.objects.values() if isinstance(noted.object, ModuleType)]
@@ -147,7 +147,7 @@ def _check_unseen_stores(reach: Reach, run: Run) -> None:
         )
 
 
-def stores_unread(run: Run) -> set[tuple[int, str]]:
+def stores_unread(run: TracedRun) -> set[tuple[int, str]]:
     """Attributes that the run assigned before it read them, if it did: the dictionary that holds them, and the name."""
     return {
         (id(table), name)
@@ -158,7 +158,7 @@ def stores_unread(run: Run) -> set[tuple[int, str]]:
     }
 
 
-def stores_of_the_same(run: Run) -> Iterator[tuple[Place, Any]]:
+def stores_of_the_same(run: TracedRun) -> Iterator[tuple[Place, Any]]:
     """Attributes that the run assigned, never read before, and that hold what they held: a replay assigns them too, for
     whoever has put something else there meanwhile."""
     for noted in run.reads.objects.values():
@@ -177,7 +177,7 @@ def stores_of_the_same(run: Run) -> Iterator[tuple[Place, Any]]:
             yield place, before
 
 
-def attributes_of_arguments(run: Run, call: Call) -> Iterator[Watch]:
+def attributes_of_arguments(run: TracedRun, call: Call) -> Iterator[Watch]:
     """What users have put on tensors that are arguments, under names that code of the run uses."""
     names = {name for noted in run.reads.objects.values() for name in noted.read}
     names.update(*(names_in(code) for code in (run.reads.code or {}).values()))
@@ -188,7 +188,7 @@ def attributes_of_arguments(run: Run, call: Call) -> Iterator[Watch]:
                 yield Watch(argument.child(How.ATTRIBUTE, leaf, name, f"{argument}.{name}"), value)
 
 
-def called_in(log: Iterable[Entry], reads: Reads) -> frozenset[str] | None:
+def called_in(log: Iterable[LoggedCall], reads: Reads) -> frozenset[str] | None:
     """Names of the operators and the builtin functions that a run called; None if they are not all known, or do not tell."""
     operators = {entry.op for entry in log}
     if reads.code is None or not all(name.startswith(("aten.", "prims.", "prim.", "result")) for name in operators):

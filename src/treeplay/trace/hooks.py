@@ -21,7 +21,7 @@ _OPTIMIZER = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _TENSOR = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
-class Hooks:
+class HookTables:
     """The hooks that there were when it was made; `are_the_same` tells whether these are still all.
 
     `name` is asked once for each tensor, what to call it.

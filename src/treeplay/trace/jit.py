@@ -47,9 +47,9 @@ from treeplay.trace.guarded import called_in, guards_of, stores_of_the_same, sto
 from treeplay.trace.hooks import ours
 from treeplay.trace.layouts import Answer, Question
 from treeplay.trace.location import is_users
-from treeplay.trace.log import Entry, result_entry
+from treeplay.trace.log import LoggedCall, result_entry
 from treeplay.trace.prune import prune
-from treeplay.trace.randomness import Generators
+from treeplay.trace.randomness import TrackedGenerators
 from treeplay.trace.results import Results
 from treeplay.trace.scalars import is_float, meet_numpys
 from treeplay.trace.skipping import steps_may_be_skipped
@@ -98,13 +98,13 @@ class Trace:
 
     graph: torch.fx.Graph
     signature: Signature
-    log: list[Entry] = field(repr=False)
+    log: list[LoggedCall] = field(repr=False)
     generators: tuple[torch.Generator, ...] = ()  # those it draws from
     reads: Reads | None = field(default=None, repr=False)  # of a program that is to be run again
 
 
 @dataclass(slots=True)
-class Run:
+class TracedRun:
     """What one traced run came across, besides its operators."""
 
     tracer: Tracer
@@ -119,7 +119,9 @@ class Run:
     kind: Kind = Kind.INFERENCE
 
 
-def trace(program: Callable[..., Any], call: Call, *, is_exact: bool = True, first_run: Iterable[Entry] = ()) -> Trace:
+def trace(
+    program: Callable[..., Any], call: Call, *, is_exact: bool = True, first_run: Iterable[LoggedCall] = ()
+) -> Trace:
     """Run `program` once on fakes and write down what it does.
 
     `is_exact`: layers take the operators that they take eagerly, also where a compiler would rather have smaller ones.
@@ -192,10 +194,10 @@ class _UsesGenerators(Exception):
 
 def _trace(
     program: Callable[..., Any], call: Call, layouts: dict[Question, Answer], *, is_marking: bool
-) -> tuple[Trace, Run]:
+) -> tuple[Trace, TracedRun]:
     found = survey_to_record(program, call)
     snapshot = Snapshot(found, call.tensors)
-    with Generators(found.generators.values(), is_marking=is_marking) as generators:
+    with TrackedGenerators(found.generators.values(), is_marking=is_marking) as generators:
         return _trace_over(program, call, layouts, found, generators, snapshot)
 
 
@@ -204,12 +206,12 @@ def _trace_over(
     call: Call,
     layouts: dict[Question, Answer],
     found: Survey,
-    generators: Generators,
+    generators: TrackedGenerators,
     snapshot: Snapshot,
-) -> tuple[Trace, Run]:
+) -> tuple[Trace, TracedRun]:
     tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators, layouts)
     tracer.arguments = {id(tensor) for tensor in call.tensors}
-    run = Run(tracer, WatchFunctions(tracer, snapshot.gradients), found, snapshot, reads=reads_of(found))
+    run = TracedRun(tracer, WatchFunctions(tracer, snapshot.gradients), found, snapshot, reads=reads_of(found))
     snapshot.gradients_set = run.watch.grads_set
     is_shared = has_company()
     tracer.reads = tracer.world.reads = run.reads
@@ -227,7 +229,7 @@ def _trace_over(
     return made, run
 
 
-def _with_guards(made: Trace, program: Callable[..., Any], call: Call, run: Run) -> Trace:
+def _with_guards(made: Trace, program: Callable[..., Any], call: Call, run: TracedRun) -> Trace:
     """The trace with guards over what the run read, which is there again as the run found it."""
     is_run_again = made.signature.kind is Kind.DIFFERENTIABLE
     try:
@@ -310,7 +312,7 @@ def home_of(program: Any) -> Location | None:
 
 @uninterrupted
 @uninterrupted
-def _undo(run: Run, tell_apart: Callable[[], None]) -> None:
+def _undo(run: TracedRun, tell_apart: Callable[[], None]) -> None:
     """Put back what the run changed, and let go what it held; each step whatever the others raise."""
     steps = Teardown()
     steps.add(
@@ -328,13 +330,13 @@ def _undo(run: Run, tell_apart: Callable[[], None]) -> None:
         raise error
 
 
-def _tell_apart(program: Callable[..., Any], call: Call, run: Run, *, is_shared: bool) -> None:
+def _tell_apart(program: Callable[..., Any], call: Call, run: TracedRun, *, is_shared: bool) -> None:
     """From here on, what other threads have changed meanwhile is none of the program's changes."""
     if is_shared and run.snapshot.whose is None:
         run.snapshot.whose = Whose(program, call, run.snapshot, run.reads)
 
 
-def _traced(program: Callable[..., Any], call: Call, run: Run, *, is_shared: bool = False) -> Trace:
+def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_shared: bool = False) -> Trace:
     run.numbers = _make_numbers_symbolic(run)
     # Modes belong to a thread: the backward of a GPU's tensors must not go to another one.
     one_thread = torch.autograd.set_multithreading_enabled(False)
@@ -412,7 +414,7 @@ def _find_arguments(found: Survey, call: Call) -> None:
                 found.tensors[id(leaf.grad)] = [place.child(How.GRAD, leaf, None, f"{place}.grad")]
 
 
-def _make_numbers_symbolic(run: Run) -> list[Number]:
+def _make_numbers_symbolic(run: TracedRun) -> list[Number]:
     """Put a symbolic number in the place of each float in the optimizers' parameter groups; a snapshot undoes it."""
     numbers: list[Number] = []
 
@@ -447,7 +449,7 @@ def _make_numbers_symbolic(run: Run) -> list[Number]:
 
 
 @contextlib.contextmanager
-def _noticing(run: Run) -> Iterator[None]:
+def _noticing(run: TracedRun) -> Iterator[None]:
     """Note which modules are called and which optimizers step. The hooks are global: other threads run them too."""
     thread = get_ident()
 
@@ -534,4 +536,4 @@ def program_raised(error: Exception, running: str = "running without data") -> P
 
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
 
-__all__ = ["Call", "Run", "Trace", "root", "trace"]
+__all__ = ["Call", "Trace", "TracedRun", "root", "trace"]

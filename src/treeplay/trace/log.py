@@ -41,7 +41,7 @@ SYMBOLIC = Symbolic()
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LoggedCall:
     """One operator call: its name, the user's line, the numbers among its arguments in order, and the line of code,
     torch's own included, that called it (an optimizer's first step and the next come from one user line).
 
@@ -57,7 +57,9 @@ class Entry:
     layout: tuple[Question, Answer] | None = None
 
     @classmethod
-    def of(cls, func: Any, where: Location | None, args: Any, kwargs: dict[str, Any], site: tuple[str, int]) -> Entry:
+    def of(
+        cls, func: Any, where: Location | None, args: Any, kwargs: dict[str, Any], site: tuple[str, int]
+    ) -> LoggedCall:
         """The entry of an operator that is called now."""
         named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
         given = frozenset(name for name, value in named if isinstance(value, torch.Tensor))
@@ -70,11 +72,13 @@ class Entry:
         return self.op, self.where, self.site, self.given, len(self.numbers)
 
 
-def result_entry(result: Any) -> Entry:
+def result_entry(result: Any) -> LoggedCall:
     """The plain values among a run's results, as if the last operator were given them."""
     leaves, _ = flatten(result)
     values = (SYMBOLIC if isinstance(leaf, (torch.SymFloat, torch.SymBool)) else leaf for leaf in leaves)
-    return Entry("result", None, tuple(v for v in values if v is SYMBOLIC or isinstance(v, (int, float, complex, str))))
+    return LoggedCall(
+        "result", None, tuple(v for v in values if v is SYMBOLIC or isinstance(v, (int, float, complex, str)))
+    )
 
 
 def numbers_in(value: Any) -> Iterator[Any]:
@@ -96,7 +100,9 @@ def numbers_in(value: Any) -> Iterator[Any]:
 _CALLS = "in the first call", "in the second"
 
 
-def first_difference(before: list[Entry], after: list[Entry], when: tuple[str, str] = _CALLS) -> Reason | None:
+def first_difference(
+    before: list[LoggedCall], after: list[LoggedCall], when: tuple[str, str] = _CALLS
+) -> Reason | None:
     """The first number that differs between two runs of one program, as a reason to refuse, or None. `when` they were."""
     for old, new in _matched(before, after):
         for was, now in zip(old.numbers, new.numbers, strict=True):
@@ -131,13 +137,13 @@ def _changing_result(was: Any, now: Any, when: tuple[str, str]) -> Reason:
     )
 
 
-def _matched(before: Sequence[Entry], after: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:
+def _matched(before: Sequence[LoggedCall], after: Sequence[LoggedCall]) -> Iterator[tuple[LoggedCall, LoggedCall]]:
     """The calls of two runs that have to be given the same numbers, in the order of the second run."""
     before, after = [entry for entry in before if entry.numbers], [entry for entry in after if entry.numbers]
     if [entry.key for entry in before] == [entry.key for entry in after]:
         yield from zip(before, after, strict=True)
         return
-    pairs: dict[int, Entry] = {}
+    pairs: dict[int, LoggedCall] = {}
     earlier, later = _by_key(before), _by_key(after)
     for key, positions in later.items():
         old, new = [before[at] for at in earlier.get(key, ())], [after[at] for at in positions]
@@ -147,7 +153,7 @@ def _matched(before: Sequence[Entry], after: Sequence[Entry]) -> Iterator[tuple[
         yield pairs[at], after[at]
 
 
-def _by_key(entries: Sequence[Entry]) -> dict[Any, list[int]]:
+def _by_key(entries: Sequence[LoggedCall]) -> dict[Any, list[int]]:
     """The positions of the entries of each key."""
     found: dict[Any, list[int]] = defaultdict(list)
     for at, entry in enumerate(entries):
@@ -155,7 +161,7 @@ def _by_key(entries: Sequence[Entry]) -> dict[Any, list[int]]:
     return found
 
 
-def _is_among(few: Sequence[Entry], many: Sequence[Entry]) -> bool:
+def _is_among(few: Sequence[LoggedCall], many: Sequence[LoggedCall]) -> bool:
     """Whether the numbers of `few` are those of some of `many`, in their order."""
     rest = iter(many)
     return all(any(all(map(_may_be, one.numbers, other.numbers)) for other in rest) for one in few)

@@ -14,7 +14,7 @@ from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.trace.jit import Call
 from treeplay.trace.layouts import Question, answer, question
 from treeplay.trace.location import call_site, user_location
-from treeplay.trace.log import Entry, result_entry
+from treeplay.trace.log import LoggedCall, result_entry
 from treeplay.trace.recurrent import asked_of
 from treeplay.trace.tape import content
 
@@ -23,7 +23,7 @@ _UNLOGGED = frozenset({aten._local_scalar_dense.default, aten.detach.default})
 _LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
 
 
-class Log(list[Entry]):
+class Log(list[LoggedCall]):
     """The operators of a run. `failure` is an error of ours that ended it: the program went on, unlogged."""
 
     failure: Exception | None = None
@@ -59,8 +59,8 @@ class Observer(TorchDispatchMode):
         """Log an operator: what there is to ask of its results, and its place in the log."""
         where = user_location()
         if func in _LIFTS:
-            self.log.append(Entry("constant", where, content(args[0]), call_site()))
-        entry = Entry.of(func, where, args, kwargs, call_site())
+            self.log.append(LoggedCall("constant", where, content(args[0]), call_site()))
+        entry = LoggedCall.of(func, where, args, kwargs, call_site())
         asked = question(func, asked_of(func, args), kwargs)
         self.log.append(entry)
         return asked, len(self.log) - 1

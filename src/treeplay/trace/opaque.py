@@ -55,10 +55,10 @@ from treeplay.trace.found import Survey
 from treeplay.trace.given import over
 from treeplay.trace.host_tensors import HostState
 from treeplay.trace.jit import Call, call_of, home_of, survey_to_record, turn
-from treeplay.trace.log import Entry
+from treeplay.trace.log import LoggedCall
 from treeplay.trace.opaque_signature import Arguments, inputs_of, opaque_signature, renumbered
 from treeplay.trace.returned import Returned, is_plain
-from treeplay.trace.shown import Shown, key_of
+from treeplay.trace.shown import RunFacts, key_of
 from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.surroundings import Surroundings
@@ -67,7 +67,7 @@ from treeplay.trace.whose import may_have_drawn, told_apart
 _SAME_AGAIN = "make it do the same on each call, or keep it eager"
 
 
-def plain_run(program: Callable[..., Any], call: Call) -> tuple[Any, list[Entry]]:
+def plain_run(program: Callable[..., Any], call: Call) -> tuple[Any, list[LoggedCall]]:
     """Run `program` eagerly, in nobody's sight: its result, and an empty log."""
     return program(*call.args, **call.kwargs), []
 
@@ -153,7 +153,7 @@ class Prepared:
         self._found = found
         self._host = host
         self._around = Surroundings.now()
-        self._shown: Shown | None = None
+        self._shown: RunFacts | None = None
         self._reads: Reads | None = None  # of the first run beside which there were other threads
 
     @property
@@ -219,7 +219,9 @@ class Prepared:
             raise self._refuse("program", "was not run", "report this: it is a fault of treeplay's")
         kept = self._kept(set(unused), self._shown)
         shown = self._shown
-        self._shown = Shown(shown.results, renumbered(shown.refs, kept), renumbered(shown.writes, kept), shown.outputs)
+        self._shown = RunFacts(
+            shown.results, renumbered(shown.refs, kept), renumbered(shown.writes, kept), shown.outputs
+        )
         is_step = self._is_step(shown)
         self.inputs = tuple(self.inputs[at] for at in kept)
         self.movable, self.counted = (
@@ -258,14 +260,14 @@ class Prepared:
 
     def _look(
         self, result: Any, snapshot: Snapshot, tensors: Sequence[torch.Tensor]
-    ) -> tuple[list[torch.Tensor], Shown]:
+    ) -> tuple[list[torch.Tensor], RunFacts]:
         """What a run returned and left behind."""
         self._check_global_state(snapshot)
         returned = Returned(snapshot.found, self._refuse, tensors)
         # Results first: a tensor that is returned and stored is one output.
         structure, refs = returned.of_call(result, snapshot.stored())
         writes = find_writes(snapshot, returned, [])
-        return returned.outputs, Shown(structure, refs, writes, tuple(map(TensorSpec.of, returned.outputs)))
+        return returned.outputs, RunFacts(structure, refs, writes, tuple(map(TensorSpec.of, returned.outputs)))
 
     def _check_global_state(self, snapshot: Snapshot) -> None:
         source = snapshot.random_source_used()
@@ -282,20 +284,20 @@ class Prepared:
             if is_changed:
                 raise self._refuse(mode, f"the program leaves {mode} changed", "change it with a context")
 
-    def _check_like(self, shown: Shown) -> None:
+    def _check_like(self, shown: RunFacts) -> None:
         if self._shown is None or not self._shown.is_like(shown):
             raise self._refuse("program", "does not do the same on each run", _SAME_AGAIN)
 
     # --- what the first run tells ---------------------------------------------------------------------------
 
-    def _is_step(self, shown: Shown) -> bool:
+    def _is_step(self, shown: RunFacts) -> bool:
         """Whether the program calls backward itself, as far as gradients show it."""
         sources = [self.inputs[at].source for at in self.counted]
         places = [write.place for write in shown.writes]
         places += [source.place for source in sources if isinstance(source, State)]
         return any(place.how is How.GRAD for place in places)
 
-    def _find_movable(self, shown: Shown, tensors: Sequence[torch.Tensor]) -> Iterator[int]:
+    def _find_movable(self, shown: RunFacts, tensors: Sequence[torch.Tensor]) -> Iterator[int]:
         rebound = {key_of(write.place) for write in shown.writes}
         shared = {at for pair in overlapping(tensors, range(len(tensors))) for at in pair}
         for at, (item, tensor) in enumerate(zip(self.inputs, tensors, strict=True)):
@@ -305,7 +307,7 @@ class Prepared:
             if is_alone and (is_slot or isinstance(source, Argument)):
                 yield at
 
-    def _kept(self, unused: set[int], shown: Shown) -> tuple[int, ...]:
+    def _kept(self, unused: set[int], shown: RunFacts) -> tuple[int, ...]:
         """All inputs but those that nothing needs: gradients in a program that has none, and what the device says."""
         needed = {at for ref in [*shown.refs, *(write.value for write in shown.writes)] for at in inputs_of(ref)}
         is_step = self._is_step(shown)

@@ -13,12 +13,12 @@ from treeplay.facts.signature import (
     Alias,
     Argument,
     Built,
-    Found,
     Input,
     Kind,
-    Same,
+    SameAsInput,
     Signature,
     State,
+    StateContainer,
     View,
     Watch,
     Write,
@@ -28,12 +28,12 @@ from treeplay.facts.structure import unflatten
 from treeplay.trace.conditions import leaves_of_call, on_the_way
 from treeplay.trace.found import PLAIN, Survey
 from treeplay.trace.given import meetings
-from treeplay.trace.hooks import Hooks
+from treeplay.trace.hooks import HookTables
 from treeplay.trace.host_tensors import HostState
 
 if TYPE_CHECKING:
     from treeplay.trace.jit import Call
-    from treeplay.trace.shown import Shown
+    from treeplay.trace.shown import RunFacts
 
 R = TypeVar("R")
 
@@ -64,7 +64,7 @@ def inputs_of(value: Any) -> Iterator[int]:
             yield from inputs_of(ref)
     elif isinstance(value, View):
         yield from inputs_of(value.of)
-    elif isinstance(value, Same):
+    elif isinstance(value, SameAsInput):
         yield value.index
 
 
@@ -74,8 +74,8 @@ def renumbered(values: Sequence[R], kept: Sequence[int]) -> tuple[R, ...]:
 
 
 def _renumbered(value: Any, kept: Sequence[int]) -> Any:
-    if isinstance(value, Same):
-        return Same(kept.index(value.index))
+    if isinstance(value, SameAsInput):
+        return SameAsInput(kept.index(value.index))
     if isinstance(value, View):
         return dataclasses.replace(value, of=_renumbered(value.of, kept))
     if isinstance(value, Write):
@@ -86,7 +86,7 @@ def _renumbered(value: Any, kept: Sequence[int]) -> Any:
 
 
 def opaque_signature(
-    found: Survey, inputs: tuple[Input, ...], arguments: Arguments, shown: Shown, host: HostState, *, is_step: bool
+    found: Survey, inputs: tuple[Input, ...], arguments: Arguments, shown: RunFacts, host: HostState, *, is_step: bool
 ) -> Signature:
     """Put together what a recording of an opaque program depends on, and what it leaves."""
     leaves = [tensor for tensor in _tensors(found) if tensor.requires_grad and tensor.is_leaf]
@@ -106,7 +106,7 @@ def opaque_signature(
         part.place
         for ref in (*shown.refs, *(write.value for write in shown.writes))
         for part in parts_of(ref)
-        if isinstance(part, Found)
+        if isinstance(part, StateContainer)
     ]
     identities, lengths = on_the_way(places, found, found.modules, leaves if is_step else ())
     identities += tuple(Watch(found.tensor_at(tensor)[0], tensor) for tensor in host.tensors)
@@ -140,7 +140,7 @@ def _places(item: Input) -> Iterator[Place]:
 
 
 def _hook_watch(found: Survey, leaves: Sequence[torch.Tensor]) -> Watch:
-    hooks = Hooks(found.modules.values(), found.optimizers, leaves)
+    hooks = HookTables(found.modules.values(), found.optimizers, leaves)
     return Watch(root(hooks, "hooks").child(How.ATTRIBUTE, hooks, "are_the_same", "the hooks are the same"), True)
 
 

@@ -26,7 +26,7 @@ USES = frozenset(f"Generator.{name}" for name in (
 """The methods by which a program sees or sets where a generator stands."""
 
 
-class Generators:
+class TrackedGenerators:
     """Generators that outlive the call, in a context; they are as before after it.
 
     With `is_marking` each gets a seed of its own at each draw, so that it shows when the program sets one. Without, they are
@@ -45,7 +45,7 @@ class Generators:
         self._expected: dict[int, int] = {}
         self._drawn = 0
 
-    def __enter__(self) -> Generators:
+    def __enter__(self) -> TrackedGenerators:
         try:
             for generator, _ in self._before.values():
                 self.draw(generator)

@@ -17,7 +17,7 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.facts.place import Place
-from treeplay.facts.signature import Built, Found, Given, Ref, Static
+from treeplay.facts.signature import Built, GivenContainer, Ref, StateContainer, Static
 from treeplay.facts.structure import Leaf, Structure, classes_in, containers, flatten, is_dataclass_value, unflatten
 from treeplay.trace.found import PLAIN, Survey
 
@@ -97,9 +97,9 @@ class References:
             return known
         place = self._place(value)
         if id(value) in self.found.given:
-            return Given(self.found.given[id(value)][0].key)
+            return GivenContainer(self.found.given[id(value)][0].key)
         if place is not None:
-            return Found(place)
+            return StateContainer(place)
         if id(value) in self._open:
             raise self.refuse("result", "returns or stores a container that contains itself", "leave the circle out")
         self._open.add(id(value))

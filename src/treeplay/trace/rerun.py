@@ -30,14 +30,14 @@ from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.modes import as_eager, native_layers
 from treeplay.torch_seam.operators import nn_functions
 from treeplay.torch_seam.tensors import TensorBase
-from treeplay.trace.flat import Flat, look
+from treeplay.trace.flat import TensorNumbers, look
 from treeplay.trace.found import Survey
 from treeplay.trace.given import over
 from treeplay.trace.jit import Busy, Call, autocast_cache_apart, home_of, survey_to_record, turn
 from treeplay.trace.location import user_location
 from treeplay.trace.one_hot import checked_by_operators
-from treeplay.trace.randomness import Generators
-from treeplay.trace.shown import Shown
+from treeplay.trace.randomness import TrackedGenerators
+from treeplay.trace.shown import RunFacts
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.whose import told_apart
 
@@ -127,9 +127,9 @@ class Rerun:
         self._signature = signature
         self._tensors = list(tensors)
         self._found: Survey = survey_to_record(program, call)
-        self._expected = Shown(signature.results, signature.refs, signature.writes, ())
+        self._expected = RunFacts(signature.results, signature.refs, signature.writes, ())
         self._substitution = Substitution()
-        self._generators: Generators | None = None
+        self._generators: TrackedGenerators | None = None
         self._reads = reads
 
     def __call__(self, *others: torch.Tensor) -> list[torch.Tensor]:
@@ -137,7 +137,7 @@ class Rerun:
         args, kwargs = self._arguments(others)
         found = over(self._found, args, kwargs)
         snapshot = Snapshot(found, self._call.tensors)
-        flat = Flat(found, self._refuse, lambda tensor: None)
+        flat = TensorNumbers(found, self._refuse, lambda tensor: None)
         try:
             with (
                 told_apart(self._program, self._call, snapshot, self._reads, self._generators) as self._reads,
@@ -168,7 +168,7 @@ class Rerun:
                 stack.enter_context(native_layers())
             self._substitution.is_exact = is_exact
             known = self._found.generators.values()
-            self._generators = stack.enter_context(Generators(known, is_marking=not has_company()))
+            self._generators = stack.enter_context(TrackedGenerators(known, is_marking=not has_company()))
             stack.enter_context(dynamo_off())
             stack.enter_context(autocast_cache_apart())
             stack.callback(self._substitution.set, (), ())

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 import torch.fx
 
-from treeplay.facts.signature import Cast, Fresh, Ref, Same, View
+from treeplay.facts.signature import Cast, Fresh, Ref, SameAsInput, View
 from treeplay.facts.spec import TensorSpec
 from treeplay.trace.found import Survey
 from treeplay.trace.references import References
-from treeplay.trace.tape import Value, storage_of
+from treeplay.trace.tape import TracedValue, storage_of
 from treeplay.trace.tracer import Tracer
 
 
@@ -37,7 +37,7 @@ class Results(References):
                 )
             value = self.tracer.add_input(tensor)
         if value.is_input:
-            return Same(self._index(value))
+            return SameAsInput(self._index(value))
         if value.fake.layout is not torch.strided or value.fake.is_conj() or value.fake.is_neg():
             raise self.tracer.refuse(
                 "result",
@@ -52,10 +52,10 @@ class Results(References):
         """Whether new tensors are of inference mode, where that is not what the call's own mode says."""
         return None if self._is_inference is torch.is_inference_mode_enabled() else self._is_inference
 
-    def _index(self, value: Value) -> int:
+    def _index(self, value: TracedValue) -> int:
         return next(i for i, seen in enumerate(self.tracer.tape.inputs) if seen.value is value)
 
-    def _view_of_input(self, tensor: torch.Tensor, value: Value) -> View | None:
+    def _view_of_input(self, tensor: torch.Tensor, value: TracedValue) -> View | None:
         owners = self._inputs.get(storage_of(value.fake))
         if owners is None:
             return None
@@ -65,9 +65,11 @@ class Results(References):
         base = seen.value
         is_apart = not tensor.requires_grad or tensor.grad_fn is None
         is_detached = seen.tensor.requires_grad and torch.is_grad_enabled() and is_apart
-        return self._view(Same(index), value, base.node, is_detached=is_detached, requires_grad=_is_new_leaf(tensor))
+        return self._view(
+            SameAsInput(index), value, base.node, is_detached=is_detached, requires_grad=_is_new_leaf(tensor)
+        )
 
-    def _fresh(self, tensor: torch.Tensor, value: Value) -> Ref:
+    def _fresh(self, tensor: torch.Tensor, value: TracedValue) -> Ref:
         if self._is_inference not in (None, tensor.is_inference()):
             raise self.tracer.refuse(
                 "result",
@@ -96,7 +98,13 @@ class Results(References):
         return self._view(Fresh(index), value, birth, is_detached=is_detached, requires_grad=requires_grad)
 
     def _view(
-        self, of: Fresh | Same, value: Value, base: torch.fx.Node, *, is_detached: bool, requires_grad: bool
+        self,
+        of: Fresh | SameAsInput,
+        value: TracedValue,
+        base: torch.fx.Node,
+        *,
+        is_detached: bool,
+        requires_grad: bool,
     ) -> View:
         fake, layout = value.fake, (tuple(value.fake.shape), tuple(value.fake.stride()))
         if fake.dtype == base.meta["spec"].dtype:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from treeplay.facts.signature import Fresh, Ref, Same, View
+from treeplay.facts.signature import Fresh, Ref, SameAsInput, View
 from treeplay.facts.spec import TensorSpec
 from treeplay.torch_seam.autograd import is_used_up
 from treeplay.trace.found import Survey
@@ -30,7 +30,7 @@ class Returned(References):
 
     def _tensor(self, tensor: torch.Tensor) -> Ref:
         if id(tensor) in self._indices:
-            return Same(self._indices[id(tensor)])
+            return SameAsInput(self._indices[id(tensor)])
         self.check_class(tensor)
         if id(tensor) in self.lasting:
             return self._static(tensor)
@@ -56,7 +56,7 @@ class Returned(References):
         is_apart = not tensor.requires_grad or tensor.grad_fn is None
         is_detached = base.requires_grad and torch.is_grad_enabled() and is_apart
         offset = (tensor.data_ptr() - base.data_ptr()) // tensor.dtype.itemsize
-        return _view(Same(index), tensor, offset, is_detached=is_detached)
+        return _view(SameAsInput(index), tensor, offset, is_detached=is_detached)
 
     def _fresh(self, tensor: torch.Tensor) -> Ref:
         storage = tensor.untyped_storage()
@@ -123,6 +123,6 @@ def _is_new_leaf(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad and tensor.grad_fn is None
 
 
-def _view(of: Fresh | Same, tensor: torch.Tensor, offset: int, *, is_detached: bool) -> View:
+def _view(of: Fresh | SameAsInput, tensor: torch.Tensor, offset: int, *, is_detached: bool) -> View:
     shape, stride = tuple(tensor.shape), tuple(tensor.stride())
     return View(of, shape, stride, offset, is_detached, requires_grad=_is_new_leaf(tensor))

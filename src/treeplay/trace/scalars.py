@@ -27,7 +27,7 @@ from treeplay.trace.location import user_location
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class ScalarGuard:
     """A Python expression over the scalar inputs `s0, s1, ...` and the value it must keep."""
 
     expression: str
@@ -42,7 +42,7 @@ class ScalarWorld:
     """What one trace knows of its symbolic numbers: the graph they are written to and the guards they left."""
 
     graph: torch.fx.Graph
-    guards: dict[str, Guard] = field(default_factory=dict)
+    guards: dict[str, ScalarGuard] = field(default_factory=dict)
     reads: Reads | None = None  # which is not to note what we do ourselves
     thread: int = field(default_factory=get_ident)
 
@@ -64,7 +64,7 @@ class ScalarWorld:
         """Remember that `text` was decided to be `expected`."""
         if text not in self.guards:
             was_noting = self.reads is not None and self.reads.pause()
-            self.guards[text] = Guard(text, expected)
+            self.guards[text] = ScalarGuard(text, expected)
             if self.reads is not None and was_noting:
                 self.reads.resume()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treeplay.facts.place import How, Place
-from treeplay.facts.signature import Built, Found, Ref, Static, Write
+from treeplay.facts.signature import Built, Ref, StateContainer, Static, Write
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import Leaf, Structure
 from treeplay.trace.found import PLAIN
@@ -14,7 +14,7 @@ from treeplay.trace.given import given_name
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class RunFacts:
     """What one run showed besides the content of its outputs; each run of a program shows the same."""
 
     results: Leaf | Structure
@@ -22,7 +22,7 @@ class Shown:
     writes: tuple[Write, ...]
     outputs: tuple[TensorSpec, ...]
 
-    def is_like(self, other: Shown) -> bool:
+    def is_like(self, other: RunFacts) -> bool:
         """Whether another run showed the same."""
         return self._comparable() == other._comparable()
 
@@ -37,7 +37,7 @@ class Shown:
 def _comparable(value: Ref) -> Any:
     if isinstance(value, Built):
         return value.structure, [_comparable(ref) for ref in value.refs], value.number
-    if isinstance(value, Found):
+    if isinstance(value, StateContainer):
         return key_of(value.place)
     if isinstance(value, Static) and not isinstance(value.value, PLAIN):
         return type(value.value), id(value.value)

@@ -28,7 +28,7 @@ from treeplay.torch_seam.layers import scaled_step_replaced
 from treeplay.torch_seam.modes import functions_unwatched
 from treeplay.trace.found import GONE
 from treeplay.trace.snapshot import Change, Snapshot
-from treeplay.trace.tape import Value, storage_of
+from treeplay.trace.tape import TracedValue, storage_of
 from treeplay.trace.tracer import Tracer
 
 
@@ -99,7 +99,7 @@ class Region:
         nodes = list(self._graph.nodes)
         self._last = nodes[-1] if nodes else None
         self._known = set(nodes)
-        self._written: list[Value] = []
+        self._written: list[TracedValue] = []
 
     def __enter__(self) -> None:
         self._tracer.on_write = self._note
@@ -107,7 +107,7 @@ class Region:
     def __exit__(self, *_: Any) -> None:
         self._tracer.on_write = None
 
-    def _note(self, value: Value) -> None:
+    def _note(self, value: TracedValue) -> None:
         if self._is_older(self._tracer.births[storage_of(value.fake)]):
             self._written.append(value)
 
@@ -132,13 +132,13 @@ class Region:
         first: torch.fx.Node = self._last.next if self._last is not None else next(iter(self._graph.nodes))
         return first
 
-    def _distinct(self) -> list[Value]:
-        found: dict[Any, Value] = {}
+    def _distinct(self) -> list[TracedValue]:
+        found: dict[Any, TracedValue] = {}
         for value in self._written:
             found.setdefault((storage_of(value.fake), value.fake.storage_offset(), TensorSpec.of(value.fake)), value)
         return list(found.values())
 
-    def _keep_old(self, value: Value) -> _Written:
+    def _keep_old(self, value: TracedValue) -> _Written:
         tensor = value.handle
         if not self._is_older(value.node):  # a view that the step made: make it before the step
             birth = self._tracer.births[storage_of(value.fake)]

@@ -41,7 +41,7 @@ class Change:
     is_blind: bool = False  # whether the program assigned the place and never read it before
 
 
-class Shown:
+class ShownText:
     """A text in the place of a container's content that has changed as a whole."""
 
     def __init__(self, text: str) -> None:
@@ -243,10 +243,10 @@ def _compare(container: Any, place: Place, before: Any) -> Iterator[Change]:
                 )  # a tensor's text is its values
                 yield Change(place.child(How.ITEM, container, key, f"{place}.{shown}"), old, new)
     elif len(found) != len(before):
-        yield Change(place, Shown(f"{len(before)} items"), Shown(f"{len(found)} items"))
+        yield Change(place, ShownText(f"{len(before)} items"), ShownText(f"{len(found)} items"))
     elif not isinstance(found, list):
         if not _is_same(found, before):
-            yield Change(place, Shown("these items"), Shown("other items"))
+            yield Change(place, ShownText("these items"), ShownText("other items"))
     else:
         for index, (old, new) in enumerate(zip(before, found, strict=True)):
             if old is not new:

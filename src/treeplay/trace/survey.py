@@ -72,7 +72,7 @@ _NEVER: Names = frozenset({_Mark.NEVER})
 
 def survey(program: Any, extra: Iterable[Any] = ()) -> Survey:
     """Find all that `program` reaches; `extra` are further objects to start from (arguments that are no tensors)."""
-    walk = _Walk()
+    walk = _SurveyWalk()
     with DisableTorchFunctionSubclass():  # a tensor's class is not asked either
         walk.enter(program, root(program, "program"), _ALWAYS)
         for index, value in enumerate(extra):
@@ -82,7 +82,7 @@ def survey(program: Any, extra: Iterable[Any] = ()) -> Survey:
     return walk.found
 
 
-class _Walk:
+class _SurveyWalk:
     """Breadth first, each object once; what a place leads to is told apart by type.
 
     `needs` are the names on the way to a value: it counts as read only if code that the program can run has them all.

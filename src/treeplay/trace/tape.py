@@ -10,11 +10,11 @@ import torch
 import torch.fx
 
 from treeplay.facts.refusal import Reason
-from treeplay.trace.log import Entry
+from treeplay.trace.log import LoggedCall
 
 
 @dataclass(eq=False, slots=True)
-class Value:
+class TracedValue:
     """A tensor of the trace: the fake that was computed, the handle Python holds, and its node in the graph."""
 
     fake: torch.Tensor
@@ -28,18 +28,18 @@ class InputSeen:
     """A real tensor that the program used: an argument, state, or a constant it made from Python numbers."""
 
     tensor: torch.Tensor
-    value: Value
+    value: TracedValue
     is_constant: bool = False
     begins: int | None = None  # where in its memory, if the program said where in that memory something else begins
 
 
 @dataclass(slots=True)
-class Tape:
+class TraceTape:
     """What a finished trace wrote down. Fakes are alive only as long as the tracer is."""
 
     graph: torch.fx.Graph
     inputs: list[InputSeen] = field(default_factory=list)
-    log: list[Entry] = field(default_factory=list)
+    log: list[LoggedCall] = field(default_factory=list)
     mutated: set[int] = field(default_factory=set)  # fake storages that an operator wrote to
     generators: dict[int, torch.Generator] = field(default_factory=dict)  # by identity, those that operators drew from
     refusal: Reason | None = None

@@ -39,16 +39,16 @@ from treeplay.torch_seam.trees import tree_map
 from treeplay.trace.fused import torchs_own
 from treeplay.trace.layouts import Answer, Question, laid_out, question
 from treeplay.trace.location import call_site, innermost_is_optimizer, user_location
-from treeplay.trace.log import Entry
+from treeplay.trace.log import LoggedCall
 from treeplay.trace.outgrown import ADVICE, WHY, made_as, outgrown, outs_of
-from treeplay.trace.randomness import Generators, generator_in
+from treeplay.trace.randomness import TrackedGenerators, generator_in
 from treeplay.trace.recurrent import TAKES_ONE_PIECE, asked_of, in_one_piece, settled
 from treeplay.trace.scalar_ops import takes_symbolic_number
 from treeplay.trace.scalars import Scalar, ScalarWorld, scalar_of, symbolic
 from treeplay.trace.tape import (
     InputSeen,
-    Tape,
-    Value,
+    TracedValue,
+    TraceTape,
     content,
     differentiable_targets,
     leaves_of,
@@ -81,7 +81,7 @@ class Tracer(TorchDispatchMode):
     def __init__(
         self,
         is_known: Callable[[torch.Tensor], bool],
-        generators: Generators,
+        generators: TrackedGenerators,
         layouts: Mapping[Question, Answer] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -89,15 +89,15 @@ class Tracer(TorchDispatchMode):
         self.generators = generators
         self.given_history: list[tuple[torch.Tensor, Reason]] = []  # arguments without one, and why they may not get it
         self.home: Location | None = None  # of the program as a whole, once it has run
-        self.tape = Tape(torch.fx.Graph())
+        self.tape = TraceTape(torch.fx.Graph())
         self.world = ScalarWorld(self.tape.graph)
         self.fake_mode = FakeTensorMode()
-        self.values: dict[int, Value] = {}
+        self.values: dict[int, TracedValue] = {}
         self.is_known = is_known
         self.arguments: set[int] = set()  # the tensors that are arguments of this call, by identity
         self.host_scalars: set[int] = set()
         self.births: dict[int, torch.fx.Node] = {}  # fake storage -> the node that made it
-        self.on_write: Callable[[Value], None] | None = None  # told of each tensor that an operator writes to
+        self.on_write: Callable[[TracedValue], None] | None = None  # told of each tensor that an operator writes to
         self.recurrent_weights: list[torch.Tensor] = []  # of the layer that was called last, and a tensor over them
         self.recurrent_piece: torch.Tensor | None = None
         self.fakes: list[weakref.ref[torch.Tensor]] = []
@@ -116,13 +116,13 @@ class Tracer(TorchDispatchMode):
 
     # --- inputs ---------------------------------------------------------------------------------------------
 
-    def add_input(self, tensor: torch.Tensor, *, is_constant: bool = False) -> Value:
+    def add_input(self, tensor: torch.Tensor, *, is_constant: bool = False) -> TracedValue:
         """The value of a real tensor, made on first use."""
         known = self.values.get(id(tensor))
         if known is not None:
             return known
         node = self._placeholder(f"in{len(self.tape.inputs)}")
-        value = Value(self._twin(tensor), tensor, node, is_input=True)
+        value = TracedValue(self._twin(tensor), tensor, node, is_input=True)
         self.values[id(tensor)] = value
         self._kept.append(tensor)
         self._describe(node, value.fake)
@@ -178,7 +178,7 @@ class Tracer(TorchDispatchMode):
         if func in _HOST_READS:
             return self._read_on_host(func, args, where)
         args = settled(func, args, self.recurrent_piece)
-        self.tape.log.append(Entry.of(func, where, args, kwargs, call_site()))
+        self.tape.log.append(LoggedCall.of(func, where, args, kwargs, call_site()))
         if torch.Tag.nondeterministic_seeded in func.tags:
             self._draw(func, (*args, *kwargs.values()), where)
         if func is TAKES_ONE_PIECE:
@@ -228,7 +228,7 @@ class Tracer(TorchDispatchMode):
         with self.fake_mode:
             aten.set_.source_Tensor(target, whole)
         node = self.values[id(whole)].node
-        self.values[id(target)] = Value(target, target, node, is_input=False)
+        self.values[id(target)] = TracedValue(target, target, node, is_input=False)
         self._kept.append(whole)
         self.recurrent_piece = target
         return target
@@ -401,7 +401,7 @@ class Tracer(TorchDispatchMode):
         scalar = scalar_of(leaf)
         return leaf if scalar is None else float(scalar.value)
 
-    def _value(self, tensor: torch.Tensor, func: Any, where: Location | None) -> Value:
+    def _value(self, tensor: torch.Tensor, func: Any, where: Location | None) -> TracedValue:
         known = self.values.get(id(tensor))
         if known is not None:
             return known
@@ -413,7 +413,7 @@ class Tracer(TorchDispatchMode):
                 where,
             )
         if func is aten.lift_fresh_copy.default:
-            self.tape.log.append(Entry("constant", where, content(tensor), call_site()))
+            self.tape.log.append(LoggedCall("constant", where, content(tensor), call_site()))
             self._kept.append(tensor)
             self.values[id(tensor)] = value = self._constant(tensor)
             return value
@@ -427,7 +427,7 @@ class Tracer(TorchDispatchMode):
             where,
         )
 
-    def _constant(self, tensor: torch.Tensor) -> Value:
+    def _constant(self, tensor: torch.Tensor) -> TracedValue:
         """A tensor made from Python numbers: one number becomes an operator, more become an input of their own."""
         if tensor.numel() != 1:
             return self.add_input(tensor.clone(), is_constant=True)
@@ -491,7 +491,7 @@ class Tracer(TorchDispatchMode):
         if handle is not None:  # written in place: Python gets back the very tensor it passed
             return handle
         self.births.setdefault(storage_of(fake), node)
-        self.values[id(fake)] = Value(fake, fake, node, is_input=False)
+        self.values[id(fake)] = TracedValue(fake, fake, node, is_input=False)
         self.fakes.append(weakref.ref(fake))
         return fake
 

@@ -51,7 +51,7 @@ from treeplay.trace.scalars import scalar_of
 if TYPE_CHECKING:
     from treeplay.trace.found import Survey
     from treeplay.trace.jit import Call
-    from treeplay.trace.randomness import Generators
+    from treeplay.trace.randomness import TrackedGenerators
     from treeplay.trace.snapshot import Snapshot
 
 
@@ -67,7 +67,7 @@ def told_apart(
     call: Call,
     snapshot: Snapshot,
     known: Reads | None,
-    generators: Generators | None = None,
+    generators: TrackedGenerators | None = None,
     alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Iterator[Reads | None]:
     """A block in which `program` runs after a snapshot was taken: when it ends the snapshot tells whose changes are whose, and

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from treeplay.errors import Refusal, TooEarly
 from treeplay.facts.refusal import Reason
 from treeplay.trace.jit import Busy, Call, Trace
-from treeplay.trace.log import Entry, first_difference
+from treeplay.trace.log import LoggedCall, first_difference
 
 FIRST_AFTER = 10
 """Replays before the first audit; each later one comes after ten times as many."""
@@ -30,7 +30,7 @@ Retrace = Callable[[Call], Trace]
 class Evidence:
     """What a trace was, as far as another one is compared with it."""
 
-    log: list[Entry]
+    log: list[LoggedCall]
     graph: str
     effects: tuple[str, ...]
 
@@ -60,7 +60,7 @@ class Evidence:
         return None
 
 
-def _another(what: str, entry: Entry | None) -> Reason:
+def _another(what: str, entry: LoggedCall | None) -> Reason:
     return Reason(
         op=entry.op if entry is not None else "program",
         why=f"no longer does what was recorded: {what}; what it depends on is seen by no guard",

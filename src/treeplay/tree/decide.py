@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Phase(Enum):
+class KeyPhase(Enum):
     """Where one key of a program stands."""
 
     NEW = "new"
@@ -38,7 +38,7 @@ class Action(Enum):
 class CallFacts:
     """What the decision depends on."""
 
-    phase: Phase
+    phase: KeyPhase
     is_observed: bool = False  # there is a log of a call with the plain values of this one
     rerecordings: int = 0
     most_rerecordings: int = 8
@@ -47,11 +47,11 @@ class CallFacts:
 def decide(facts: CallFacts) -> Action:
     """The action for a call that no recording of its key fits."""
     match facts.phase:
-        case Phase.NEW:
+        case KeyPhase.NEW:
             return Action.OBSERVE
-        case Phase.REFUSED | Phase.EAGER:
+        case KeyPhase.REFUSED | KeyPhase.EAGER:
             return Action.RUN_EAGERLY
-        case Phase.OBSERVED | Phase.RECORDED:
+        case KeyPhase.OBSERVED | KeyPhase.RECORDED:
             if facts.is_observed:
                 return Action.RECORD
             return Action.REFUSE if facts.rerecordings >= facts.most_rerecordings else Action.OBSERVE

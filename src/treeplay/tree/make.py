@@ -23,8 +23,8 @@ from treeplay.trace.jit import Call, Trace
 from treeplay.trace.randomness import is_own
 from treeplay.tree.inputs import current_inputs as current_inputs
 from treeplay.tree.table import Recording
-from treeplay.wrap.apart import Apart, ApartArguments
-from treeplay.wrap.emit import Ambience, Parts, emit_call
+from treeplay.wrap.apart import ApartArguments, SharingCheck
+from treeplay.wrap.emit import Ambience, CallParts, emit_call
 from treeplay.wrap.take_back import TakeBack
 
 _BUMPED = ("inductor", "capture")  # lowerings that write behind autograd's back, which has to be told
@@ -108,12 +108,12 @@ def make_recording(
         for item, tensor in zip(signature.inputs, inputs, strict=True)
         if not isinstance(item.source, (Argument, Constant))
     ]
-    parts = Parts(
+    parts = CallParts(
         run=recorded.replay,
         check=dynamo.tensor_check(checked) if checked else None,
         is_apart=ApartArguments.of(signature, inputs)
         if lowered.name == "capture"
-        else Apart.of(signature, inputs, is_compiled=is_compiled),
+        else SharingCheck.of(signature, inputs, is_compiled=is_compiled),
         increment_version=autograd.increment_version if lowered.name in _BUMPED else None,
         set_grad_enabled=flags.set_grad_enabled,
         disable_autocast=flags.DisableAutocast,

@@ -36,19 +36,19 @@ from treeplay.facts.structure import Leaf, flatten
 from treeplay.observe import counters, warn_once
 from treeplay.observe.internal import tell_internal
 from treeplay.observe.once import warn_here
-from treeplay.sandbox.boundary import Boundary, Whole, internal
+from treeplay.sandbox.boundary import Boundary, UninterruptedBlock, internal
 from treeplay.settings import settings
 from treeplay.torch_seam.modes import default_device
 from treeplay.trace.jit import Busy, Call, home_of, program_raised, survey_call
 from treeplay.tree.audit import Audit
-from treeplay.tree.decide import Action, CallFacts, Phase, decide
+from treeplay.tree.decide import Action, CallFacts, KeyPhase, decide
 from treeplay.tree.gate import Gate
 from treeplay.tree.key import Key, describe, has_fakes, kind_of, make_key, passing, varying
 from treeplay.tree.launching import Reached, finish, reached
 from treeplay.tree.mismatch import first_mismatch, key_mismatches, memory_mismatch, nearest_mismatches
 from treeplay.tree.moved import bring_back
 from treeplay.tree.recorders import recorders
-from treeplay.tree.table import MOST_TRIES, Entry, Observation, Recording, Table
+from treeplay.tree.table import MOST_TRIES, Entry, EntryTable, Observation, Recording
 from treeplay.wrap.emit import MISS
 
 Observe = Callable[[Callable[..., Any], Call], tuple[Any, list[Any]]]
@@ -105,7 +105,7 @@ class Manager:
         self.observe = observe
         self.name = name
         self.on_refusal = on_refusal
-        self.table = Table()
+        self.table = EntryTable()
         self._passing: set[Hashable] = set()  # keys by class, of calls with objects that do not come again
         self.tally = Tally()
         self.warm: CallFunction = _never
@@ -119,7 +119,7 @@ class Manager:
         try:
             out = self.warm(args, kwargs)
         except Exception as error:
-            with Whole():
+            with UninterruptedBlock():
                 return self._launch_raised(self._last, error, Call(args, kwargs, *flatten((args, kwargs))))
         except BaseException:
             self.tally.raised[_REPLAYING] += 1
@@ -129,14 +129,14 @@ class Manager:
             if self.warm_calls >= self._due:
                 self.warm = partial(Manager._audited, proxy(self))  # not a method, by which it would keep itself
             return out
-        with Whole():
+        with UninterruptedBlock():
             return self._find(args, kwargs)
 
     def call_under(self, device: torch.device | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call under a default device. A recording that was made without one does not ask for it."""
         if device == self._device:
             return self.call(args, kwargs)
-        with Whole():
+        with UninterruptedBlock():
             return self._find(args, kwargs)
 
     def reset(self) -> None:
@@ -167,7 +167,7 @@ class Manager:
             return self._refused(Entry({"unhashable": ""}), refusal, call)
         except Exception as error:
             return self._broken(Entry({"unknown": ""}), internal(error, "making the key of a call"), call)
-        if entry.phase is Phase.NEW:
+        if entry.phase is KeyPhase.NEW:
             self._look_around(entry, key, call)
             if self._come_once(entry, key):
                 return self._refused(entry, Refusal(_passing(self.program, call)), call)
@@ -203,10 +203,10 @@ class Manager:
         """Note which mode keeps a new entry's calls eager, or what keeps them apart from the nearest that are recorded."""
         mode = key.ambience.only_eagerly
         if mode is not None:
-            entry.phase, entry.reason = Phase.EAGER, _eager_under(mode)
+            entry.phase, entry.reason = KeyPhase.EAGER, _eager_under(mode)
             return
         if has_fakes(call):
-            entry.phase, entry.reason = Phase.EAGER, _OF_FAKES
+            entry.phase, entry.reason = KeyPhase.EAGER, _OF_FAKES
             return
         others = [(other, at) for other, at in self.table.items() if isinstance(other, Key) and at.recordings]
         differing = [
@@ -222,7 +222,7 @@ class Manager:
         if kind is None:
             return False
         others = [(other, at) for other, at in self.table.items() if at is not entry]
-        if any(at.phase is not Phase.OBSERVED or kind_of(other) != kind for other, at in others):  # type: ignore[arg-type]
+        if any(at.phase is not KeyPhase.OBSERVED or kind_of(other) != kind for other, at in others):  # type: ignore[arg-type]
             return False
         self.table.clear()
         self.table.put(kind, entry)
@@ -293,13 +293,13 @@ class Manager:
             if entry.rerecordings >= settings.max_rerecordings:
                 self._note_refusal(entry, difference)
             elif not entry.recordings:
-                entry.phase = Phase.NEW
+                entry.phase = KeyPhase.NEW
         self._use(None)
 
     def _act(self, action: Action, entry: Entry, call: Call, seen: Observation | None) -> Any:
         match action:
             case Action.OBSERVE:
-                if entry.phase is not Phase.NEW:
+                if entry.phase is not KeyPhase.NEW:
                     self._note_cause(entry, call)
                 return self._observe(entry, call)
             case Action.RECORD:
@@ -309,7 +309,7 @@ class Manager:
             case Action.REFUSE:
                 return self._refused(entry, Refusal(_too_often(self.name, entry)), call)
             case Action.RUN_EAGERLY:
-                if entry.phase is not Phase.REFUSED:
+                if entry.phase is not KeyPhase.REFUSED:
                     return self._eager(entry, call, f"under {entry.reason.op}" if entry.reason is not None else "eager")
                 if self.on_refusal == "raise" and entry.reason is not None:
                     raise self._raised(Refusal(entry.reason))
@@ -332,11 +332,11 @@ class Manager:
         with self.gate.inside():
             out, log = self.observe(self.program, call)
             seen = self._seen(entry, call, log)
-        if seen is None or entry.phase is Phase.REFUSED:  # by another thread, meanwhile
+        if seen is None or entry.phase is KeyPhase.REFUSED:  # by another thread, meanwhile
             return out
         del entry.observations[: -_MOST_OBSERVATIONS + 1]  # a later call may agree with one of them
         entry.observations.append(seen)
-        entry.phase = Phase.RECORDED if entry.recordings else Phase.OBSERVED
+        entry.phase = KeyPhase.RECORDED if entry.recordings else KeyPhase.OBSERVED
         entry.was_observed = True
         self._evict()
         return out
@@ -427,7 +427,7 @@ class Manager:
             return out
         entry.recordings.append(recording)
         entry.forget(seen)
-        entry.phase, entry.differing, entry.tries = Phase.RECORDED, False, MOST_TRIES
+        entry.phase, entry.differing, entry.tries = KeyPhase.RECORDED, False, MOST_TRIES
         self.tally.recordings += 1
         self._replayed(recording)
         self._evict()
@@ -534,8 +534,8 @@ class Manager:
         """Forget a recording, so that a later call makes another one."""
         if recording in entry.recordings:
             entry.recordings.remove(recording)
-            if not entry.recordings and entry.phase is Phase.RECORDED:
-                entry.phase = Phase.NEW
+            if not entry.recordings and entry.phase is KeyPhase.RECORDED:
+                entry.phase = KeyPhase.NEW
         if recording is self._last:
             self._use(None)
         self.table.free([recording])
@@ -554,7 +554,7 @@ class Manager:
         if len(entry.errors) >= _MOST_ERRORS:
             for recording in list(entry.recordings):
                 self._drop(entry, recording)
-            entry.phase, entry.reason = Phase.REFUSED, _broken_for(error)
+            entry.phase, entry.reason = KeyPhase.REFUSED, _broken_for(error)
             entry.observations.clear()
 
     def _refused(self, entry: Entry, refusal: Refusal, call: Call) -> Any:
@@ -565,7 +565,7 @@ class Manager:
         return self._eager(entry, call, _REFUSED)
 
     def _note_refusal(self, entry: Entry, reason: Reason) -> None:
-        entry.phase, entry.reason = Phase.REFUSED, reason
+        entry.phase, entry.reason = KeyPhase.REFUSED, reason
         entry.observations.clear()
         self.tally.refusals += 1
         counters.add("refusals", reason.op)

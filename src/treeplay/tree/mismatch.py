@@ -17,7 +17,7 @@ from treeplay.facts.same import is_same
 from treeplay.facts.signature import Alias, Argument, Constant, Input, Signature, State
 from treeplay.facts.spec import TensorSpec
 from treeplay.facts.structure import containers, paths
-from treeplay.trace.hooks import Hooks
+from treeplay.trace.hooks import HookTables
 from treeplay.trace.jit import Call
 from treeplay.trace.scalars import is_float
 from treeplay.tree.inputs import current_inputs
@@ -78,7 +78,7 @@ def _mismatches(signature: Signature, call: Call) -> Iterator[Mismatch]:
     for watch in signature.watches:
         found = current(watch.place)
         hooks = watch.place.holder
-        if isinstance(hooks, Hooks):
+        if isinstance(hooks, HookTables):
             difference = hooks.difference()
             if difference is not None:
                 yield difference

@@ -15,7 +15,7 @@ from treeplay.facts.signature import Input, Signature
 from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.trace.found import Survey
 from treeplay.tree.audit import Audit
-from treeplay.tree.decide import Phase
+from treeplay.tree.decide import KeyPhase
 from treeplay.tree.key import as_line
 
 MOST_TRIES = 2
@@ -68,7 +68,7 @@ class Entry:
     """One key: calls with the same structure, shapes, static values and modes."""
 
     arguments: dict[str, str]  # each argument by name, as text
-    phase: Phase = Phase.NEW
+    phase: KeyPhase = KeyPhase.NEW
     observations: list[Observation] = field(default_factory=list)
     recordings: list[Recording] = field(default_factory=list)
     reason: Reason | None = None
@@ -97,7 +97,7 @@ class Entry:
         return as_line(self.arguments)
 
 
-class Table:
+class EntryTable:
     """Entries by key, the least recently used first."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ import torch
 from treeplay.torch_seam import flags, modes
 
 
-class Asked(Enum):
+class AskedWhen(Enum):
     """When a warm call asks for a mode."""
 
     ALWAYS = "always"
@@ -37,7 +37,7 @@ class Mode:
     what: str
     name: str
     read: Callable[[], Any]
-    asked: Asked = Asked.ALWAYS
+    asked: AskedWhen = AskedWhen.ALWAYS
     attribute: tuple[Any, str] | None = None
     operators: tuple[str, ...] = ()
     """It changes only what operators and builtin functions with one of these in their names do; none: it may change all."""
@@ -72,7 +72,7 @@ def _deterministic() -> tuple[bool, ...]:
 def _of(
     what: str,
     read: Callable[[], Any],
-    asked: Asked = Asked.ALWAYS,
+    asked: AskedWhen = AskedWhen.ALWAYS,
     name: str | None = None,
     operators: tuple[str, ...] = (),
 ) -> Mode:
@@ -86,10 +86,10 @@ _CUDNN = (*_ATTENTION, "conv", "norm", "rnn", "lstm", "gru", "ctc", "grid", "aff
 
 GRAD = _of("grad mode", torch.is_grad_enabled)
 DTYPE = _of("default dtype", torch.get_default_dtype)
-DEVICE = _of("default device", modes.default_device, Asked.IF_SET)
-INFERENCE = _of("inference mode", torch.is_inference_mode_enabled, Asked.WITHOUT_TENSORS)
-AUTOCAST = _of("autocast", _autocast, Asked.WITHOUT_TENSORS, "autocast")
-AUTOCAST_CACHE = _of("autocast's cache", _autocast_cache, Asked.WITHOUT_TENSORS, "autocast_cache")
+DEVICE = _of("default device", modes.default_device, AskedWhen.IF_SET)
+INFERENCE = _of("inference mode", torch.is_inference_mode_enabled, AskedWhen.WITHOUT_TENSORS)
+AUTOCAST = _of("autocast", _autocast, AskedWhen.WITHOUT_TENSORS, "autocast")
+AUTOCAST_CACHE = _of("autocast's cache", _autocast_cache, AskedWhen.WITHOUT_TENSORS, "autocast_cache")
 ANOMALY = _of("anomaly detection", torch.is_anomaly_enabled)
 FORWARD = Mode(
     "forward-mode differentiation",
@@ -120,10 +120,10 @@ MODES = (
     ),
     PRECISION,
     *(_of(what, read, operators=_ATTENTION) for what, read in flags.ATTENTION_MODES.items()),
-    *(_of(what, read, Asked.ON_CPU) for what, read in flags.CPU_MODES.items()),
-    *(_of(what, read, Asked.ON_GPU, operators=_ATTENTION) for what, read in flags.GPU_ATTENTION_MODES.items()),
-    *(_of(what, read, Asked.ON_GPU, operators=_CUDNN) for what, read in flags.CUDNN_MODES.items()),
-    *(_of(what, read, Asked.ON_GPU) for what, read in flags.CUBLAS_MODES.items()),
+    *(_of(what, read, AskedWhen.ON_CPU) for what, read in flags.CPU_MODES.items()),
+    *(_of(what, read, AskedWhen.ON_GPU, operators=_ATTENTION) for what, read in flags.GPU_ATTENTION_MODES.items()),
+    *(_of(what, read, AskedWhen.ON_GPU, operators=_CUDNN) for what, read in flags.CUDNN_MODES.items()),
+    *(_of(what, read, AskedWhen.ON_GPU) for what, read in flags.CUBLAS_MODES.items()),
 )
 # One native call tells these from others; it takes as long as four of them.
 _TOGETHER = {mode for mode in MODES if mode.read in flags.GLOBAL_STATE} | {DETERMINISTIC, PRECISION}
@@ -210,15 +210,19 @@ class Ambience:
             yield f"(global_state() or {' and '.join(text for text, _ in found)})", names
         is_told = checked >= ({"cuda"} if on_gpu else set()) and bool(checked)
         for mode, value in zip(MODES, self.values, strict=True):
-            if mode in together or not mode.concerns(called) or (mode.asked is Asked.ON_CPU and checked == {"cuda"}):
+            if (
+                mode in together
+                or not mode.concerns(called)
+                or (mode.asked is AskedWhen.ON_CPU and checked == {"cuda"})
+            ):
                 continue
-            if mode.asked is Asked.WITHOUT_TENSORS and is_told:
+            if mode.asked is AskedWhen.WITHOUT_TENSORS and is_told:
                 # The check tells whether it is on, and for which kind of device; not what it casts to.
                 if mode in (AUTOCAST, AUTOCAST_CACHE) and self.autocast:
                     yield from _within_autocast(mode, value, constant)
-            elif (mode is AUTOCAST_CACHE and not self.autocast) or (mode.asked is Asked.IF_SET and value is None):
+            elif (mode is AUTOCAST_CACHE and not self.autocast) or (mode.asked is AskedWhen.IF_SET and value is None):
                 pass  # there is none
-            elif mode.asked is not Asked.ON_GPU or on_gpu:
+            elif mode.asked is not AskedWhen.ON_GPU or on_gpu:
                 yield _condition(mode, value, constant)
 
 
@@ -254,4 +258,4 @@ def _within_autocast(mode: Mode, value: Any, constant: Callable[[Any], str]) -> 
         yield f"get_autocast_dtype({kind!r}) is {constant(dtype)}", names
 
 
-__all__ = ["MODES", "Ambience", "Asked", "Mode"]
+__all__ = ["MODES", "Ambience", "AskedWhen", "Mode"]

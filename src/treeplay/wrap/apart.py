@@ -20,7 +20,7 @@ from treeplay.torch_seam.tensors import is_alone, owns_memory
 _data_ptr = torch.Tensor.data_ptr
 
 
-class Apart:
+class SharingCheck:
     """Callable (arguments, inputs) -> bool: whether the pairs that share written memory are those recorded.
 
     `state` are indices of inputs that are no arguments, at least two, where some of them are written: `t.data = s.data` gives
@@ -34,7 +34,7 @@ class Apart:
         self._addresses: list[int] | None = None
 
     @classmethod
-    def of(cls, signature: Signature, inputs: Sequence[torch.Tensor], *, is_compiled: bool) -> Apart | None:
+    def of(cls, signature: Signature, inputs: Sequence[torch.Tensor], *, is_compiled: bool) -> SharingCheck | None:
         """The question to ask on each call, or None where the answer does not matter."""
         if overlapping(inputs, range(len(inputs))):
             # A view among the results may be of either: of which one it is, the memory told that they shared.

@@ -21,8 +21,8 @@ from treeplay.guards.reads import Reads
 from treeplay.torch_seam import dynamo, flags
 from treeplay.trace.jit import Call, home_of
 from treeplay.trace.rerun import Rerun
-from treeplay.wrap.apart import Apart
-from treeplay.wrap.emit import Ambience, Parts, emit_call
+from treeplay.wrap.apart import SharingCheck
+from treeplay.wrap.emit import Ambience, CallParts, emit_call
 from treeplay.wrap.take_back import TakeBack
 
 Boxed = Callable[[list[Any]], list[Any]]
@@ -109,10 +109,10 @@ def emit_around(
     """The call function: conditions, the wrapped call, slots and results."""
     state = [tensor for item, tensor in zip(signature.inputs, tensors, strict=True) if isinstance(item.source, State)]
     checked = call.tensors + state
-    parts = Parts(
+    parts = CallParts(
         run=wrapped.run,
         check=dynamo.tensor_check(checked) if checked else None,
-        is_apart=Apart.of(signature, tensors, is_compiled=True),
+        is_apart=SharingCheck.of(signature, tensors, is_compiled=True),
         increment_version=None,
         set_grad_enabled=flags.set_grad_enabled,
         disable_autocast=flags.DisableAutocast,

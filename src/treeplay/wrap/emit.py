@@ -31,15 +31,15 @@ from treeplay.facts.signature import (
     Built,
     Cast,
     Constant,
-    Found,
     Fresh,
-    Given,
+    GivenContainer,
     Gone,
     Kind,
     Ref,
-    Same,
+    SameAsInput,
     Signature,
     State,
+    StateContainer,
     Static,
     View,
     Watch,
@@ -69,7 +69,7 @@ _EXACT = (int, str, bytes, MethodType, BuiltinFunctionType)  # whose `==` takes 
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class CallParts:
     """What the call function calls: the recording, the native check, and what keeps order around them."""
 
     run: Any
@@ -81,7 +81,7 @@ class Parts:
     back: TakeBack | None = None  # takes a call back whose operators failed
 
 
-def emit_call(signature: Signature, ambience: Ambience, parts: Parts, *, name: str) -> Source:
+def emit_call(signature: Signature, ambience: Ambience, parts: CallParts, *, name: str) -> Source:
     """The call function of a recording."""
     return _Emitter(signature, ambience, parts).source(name)
 
@@ -89,7 +89,7 @@ def emit_call(signature: Signature, ambience: Ambience, parts: Parts, *, name: s
 class _Emitter(Writer):
     """Conditions, the call, and what follows it, in this order."""
 
-    def __init__(self, signature: Signature, ambience: Ambience, parts: Parts) -> None:
+    def __init__(self, signature: Signature, ambience: Ambience, parts: CallParts) -> None:
         super().__init__({"MISS": MISS, "run": parts.run, "check": parts.check})
         self.signature = signature
         self.ambience = ambience
@@ -214,7 +214,7 @@ class _Emitter(Writer):
             other = meeting.other if isinstance(meeting.other, str) else self.value(meeting.other)
             self.require(f"{meeting.name} {'is' if meeting.are_one else 'is not'} {other}")
         for ref in self.signature.values:
-            if isinstance(ref, Found):
+            if isinstance(ref, StateContainer):
                 self.value(ref.place)  # before anything is written there
 
     def keep_state(self, guards: Any) -> None:
@@ -397,13 +397,13 @@ class _Emitter(Writer):
         match ref:
             case Fresh(index, requires_grad):
                 return f"out[{index}].requires_grad_()" if requires_grad else f"out[{index}]"
-            case Same(index):
+            case SameAsInput(index):
                 return self.inputs[index]
             case Static(value):
                 return self.literal(value)
-            case Given(name):
+            case GivenContainer(name):
                 return name
-            case Found(place):
+            case StateContainer(place):
                 return self.value(place)
             case Built(structure, refs, None):
                 return self.built(structure, refs)
@@ -413,7 +413,7 @@ class _Emitter(Writer):
                 base = self.ref(of)
                 mark = ".requires_grad_()" if requires_grad else ""
                 if cast is not None:
-                    base = self.cast(base, cast, is_input=isinstance(of, Same))
+                    base = self.cast(base, cast, is_input=isinstance(of, SameAsInput))
                 is_whole = isinstance(of, Fresh) and cast is None  # it begins where its memory does
                 start = str(offset) if is_whole else f"{base}.storage_offset() + {offset}"
                 source = f"{base}.detach()" if is_detached else base

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from treeplay.errors import PatternChanged, Refusal
-from treeplay.wrap.aot.plan import Same, Whole
+from treeplay.wrap.aot.plan import CommonBase, ResultIsArgument
 from wrap.aot.oracle import boxed, numbers, twin, wrapped
 
 Make = Callable[[], list[Any]]
@@ -41,10 +41,10 @@ def none_recorded(grad: bool = False) -> list[Any]:
 
 
 SITUATIONS = {
-    "both_of_a_third": (of_a_third, Whole.RECORDED),
-    "first_is_base": (first_is_base, Whole.MEMBER),
-    "second_is_base": (second_is_base, Whole.MEMBER),
-    "none_recorded": (none_recorded, Whole.FLAT),
+    "both_of_a_third": (of_a_third, CommonBase.RECORDED),
+    "first_is_base": (first_is_base, CommonBase.MEMBER),
+    "second_is_base": (second_is_base, CommonBase.MEMBER),
+    "none_recorded": (none_recorded, CommonBase.FLAT),
 }
 
 
@@ -215,7 +215,7 @@ def test_Wplus7_a_tensor_and_its_detached_self_share_a_base(function: Any) -> No
         return [x, x.detach()]
 
     if function is views_returned:
-        assert [base.whole for base in wrapped(function, make).plan.bases] == [Whole.MEMBER]
+        assert [base.whole for base in wrapped(function, make).plan.bases] == [CommonBase.MEMBER]
     twin(function, make)
 
 
@@ -229,7 +229,7 @@ def test_Wplus7_members_of_several_bases_or_none_are_right_without_gradients(fun
         x = numbers(6)
         return [x[:4], x.detach()]
 
-    assert wrapped(function, make).plan.bases[0].whole is Whole.FLAT
+    assert wrapped(function, make).plan.bases[0].whole is CommonBase.FLAT
     twin(function, make)
     twin(function, some)
 
@@ -253,7 +253,7 @@ def test_Wplus6_a_returned_member_stays_that_object() -> None:
     a, b = of_a_third()
     r = call([a, b])
     assert r[0] is a and r[1] is b
-    assert call.plan.results == (Same(0), Same(1))
+    assert call.plan.results == (ResultIsArgument(0), ResultIsArgument(1))
 
 
 def squares() -> list[Any]:

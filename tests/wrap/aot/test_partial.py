@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from treeplay.wrap.aot.partial import groups_of, without_gradients
-from treeplay.wrap.aot.plan import Group
+from treeplay.wrap.aot.plan import BackwardGroup
 from wrap.aot.oracle import wrapped
 
 aten = torch.ops.aten
@@ -91,7 +91,7 @@ def chained(call: Any, a: Any, b: Any, g0: Any, g1: Any) -> list[Any]:
 
 
 def test_gradients_that_only_add_up_are_groups_of_their_own() -> None:
-    assert groups_of(graph_of(sums), 2) == (Group((0,), (0,)), Group((1,), (1,)))
+    assert groups_of(graph_of(sums), 2) == (BackwardGroup((0,), (0,)), BackwardGroup((1,), (1,)))
     assert groups_of(graph_of(chained), 2) == ()
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
-from treeplay.wrap.aot.random_states import Generators, draw_seeds
+from treeplay.wrap.aot.random_states import RecomputeGenerators, draw_seeds
 from wrap.aot.oracle import boxed, min_cut, numbers, wrapped
 
 
@@ -186,7 +186,7 @@ def test_W18_the_lines_are_straight() -> None:
 
 
 def test_W18_generators_stay_the_same_objects() -> None:
-    generators = Generators(("cpu", "cpu"))
+    generators = RecomputeGenerators(("cpu", "cpu"))
     first, second = generators.seeded([1, 2]), generators.seeded(draw_seeds(2))
     assert all(one is other for one, other in zip(first, second, strict=True))
 
@@ -194,7 +194,7 @@ def test_W18_generators_stay_the_same_objects() -> None:
 def test_W18_threads_do_not_share_generators() -> None:
     import threading
 
-    generators, found = Generators(("cpu",)), []
+    generators, found = RecomputeGenerators(("cpu",)), []
     for _ in range(2):
         thread = threading.Thread(target=lambda: found.append(generators.seeded([1])[0]))
         thread.start()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from treeplay.wrap.aot import planning
-from treeplay.wrap.aot.plan import Flag, New, Same, ViewOfArgument, ViewOfValue
+from treeplay.wrap.aot.plan import Flag, New, ResultIsArgument, ViewOfArgument, ViewOfValue
 from wrap.aot.oracle import alike, grown, min_cut, numbers, twin, wrapped
 
 
@@ -45,7 +45,7 @@ def test_W29_results_keep_their_identity() -> None:
     values, indices = wrapped(lambda x: [*x.max(0)], lambda: [x])([x])
     assert values.requires_grad and not indices.requires_grad
     kinds = [type(result) for result in wrapped(lambda x: [3, None, x, x * 2, x.view(-1)], lambda: [x]).plan.results]
-    assert kinds == [New, New, Same, New, ViewOfArgument]
+    assert kinds == [New, New, ResultIsArgument, New, ViewOfArgument]
 
 
 def test_W29_a_view_through_a_custom_function_keeps_its_own_backward() -> None:

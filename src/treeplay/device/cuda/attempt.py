@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from treeplay.device.cuda.capture import capturing
-from treeplay.device.cuda.history import Seen, allocations
+from treeplay.device.cuda.history import AllocationHistory, allocations
 from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.marks import Marks
 from treeplay.device.cuda.nodes import Shapes, read_nodes
 from treeplay.device.generators import moving
 from treeplay.device.protocol import Work
 from treeplay.errors import CaptureFailed
-from treeplay.facts.nodes import Captured, Placed
+from treeplay.facts.nodes import CaptureNotes, Placed
 from treeplay.facts.refusal import Reason
 from treeplay.facts.spec import TensorSpec
 
@@ -31,7 +31,7 @@ class Attempt:
     outputs: list[torch.Tensor]
     leave: Callable[[], Any]
     births: dict[int, int] = field(default_factory=dict)  # of outputs by index: nodes before belong to others
-    captured: Captured | None = None  # None where nodes cannot be read
+    captured: CaptureNotes | None = None  # None where nodes cannot be read
 
     def drop(self) -> None:
         """Give graph and memory back."""
@@ -63,7 +63,7 @@ def attempt(
     pool, leave = (torch.cuda.graph_pool_handle(), _nothing) if is_apart else (lane.enter(), lane.leave)
     made = None
     spared = SparedGenerator(lane.device, is_drawn_from=work.draws)
-    seen = Seen()
+    seen = AllocationHistory()
 
     @contextmanager
     def beginning() -> Iterator[None]:  # of the whole process, so in this thread's turn
@@ -87,7 +87,7 @@ def attempt(
         made = Attempt(graph, outputs, leave, births.of(outputs, seen.blocks, seen.notes))
         made.leave = weakref.finalize(made, leave)  # once, also if nobody drops it
         if movable is not None:
-            made.captured = Captured(
+            made.captured = CaptureNotes(
                 read_nodes(graph.raw_cuda_graph(), shapes),
                 tuple(_placed(index, tensors[index]) for index in movable),
                 tuple(_placed(index, outputs[index], made.births.get(index)) for index in in_own_memory(outputs)),

@@ -20,10 +20,10 @@ from treeplay.device.cuda.history import device_ranges
 from treeplay.device.cuda.lane import Lane, Unplaced, union_bytes
 from treeplay.device.cuda.launch import (
     Copied,
+    LaunchParts,
     Move,
     NotLaunched,
     Otherwise,
-    Parts,
     Patched,
     Result,
     disable,
@@ -38,7 +38,7 @@ from treeplay.device.cuda.verify import unfaithful_nodes
 from treeplay.device.protocol import Replay, Work
 from treeplay.errors import InternalError
 from treeplay.facts.launch import LaunchFacts
-from treeplay.facts.nodes import Block
+from treeplay.facts.nodes import Allocation
 from treeplay.facts.spec import TensorSpec
 from treeplay.generated import load_source
 from treeplay.relocate import Relocation, Row, relocate
@@ -51,7 +51,7 @@ _NEVER_SETTLED = "captures went on showing other inputs and outputs that cannot 
 
 
 @dataclass(slots=True)
-class Found:
+class CaptureFindings:
     """What captures have shown: inputs that need a `buffer` and outputs that need a captured copy, each with the reason."""
 
     buffered: dict[int, str] = field(default_factory=dict)
@@ -67,13 +67,13 @@ class Found:
 
 
 @dataclass(eq=False)
-class Captured:
+class CapturedGraph:
     """A graph, the function that launches it, and what both keep alive. Its owner calls `free`."""
 
     work: Work
     made: Attempt
     lane: Lane
-    found: Found
+    found: CaptureFindings
     buffers: dict[int, torch.Tensor]
     rows: dict[int, Row]
     patcher: Patcher | None
@@ -101,7 +101,7 @@ class Captured:
         self._trials = launches_of(self.launch)
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[Allocation, ...]:
         """The scratch memory that it uses while it runs."""
         captured = self.made.captured
         return (captured.blocks or ()) if captured is not None else ()
@@ -184,14 +184,14 @@ class Captured:
 
 def capture_work(
     work: Work, tensors: Sequence[torch.Tensor], lane: Lane, plain: Replay, not_launched: NotLaunched
-) -> Captured:
+) -> CapturedGraph:
     """Capture the body of `work` over `tensors`; executes nothing. Raises `CaptureFailed`, or what the body raises.
 
     `plain` runs the work as it is; it is called where a tensor lies so that the graph cannot read it. `not_launched` is
     called where a launch raised before the graph was launched.
     """
     seconds: dict[str, float] = {}
-    found = Found()
+    found = CaptureFindings()
     buffers: dict[int, torch.Tensor] = {}
     for number in range(_MOST_ROUNDS):
         buffers = {at: buffers.get(at, _buffer(tensors[at])) for at in found.buffered}
@@ -216,7 +216,7 @@ def _capture_and_prove(
     work: Work,
     tensors: Sequence[torch.Tensor],
     lane: Lane,
-    found: Found,
+    found: CaptureFindings,
     buffers: dict[int, torch.Tensor],
     seconds: dict[str, float],
 ) -> Attempt:
@@ -273,7 +273,7 @@ def lodgers(tensors: Sequence[torch.Tensor], among: Collection[int]) -> list[int
     return [at for at in among if users[tensors[at].untyped_storage()._cdata] > 1]
 
 
-def _ask_nodes(made: Attempt, found: Found) -> None:
+def _ask_nodes(made: Attempt, found: CaptureFindings) -> None:
     """What lies in nodes that do not take their parameters back as they are cannot move."""
     if found.table is None:
         return
@@ -283,7 +283,7 @@ def _ask_nodes(made: Attempt, found: Found) -> None:
         found.table = found.table.without(found.unfaithful)
 
 
-def _learned(work: Work, found: Found) -> bool:
+def _learned(work: Work, found: CaptureFindings) -> bool:
     """Note what cannot move and needs another way; whether there is something new."""
     known = (len(found.buffered), len(found.cloned))
     if found.table is None:
@@ -303,12 +303,12 @@ def _instantiated(
     work: Work,
     tensors: Sequence[torch.Tensor],
     lane: Lane,
-    found: Found,
+    found: CaptureFindings,
     buffers: dict[int, torch.Tensor],
     made: Attempt,
     otherwise: Otherwise,
     seconds: dict[str, float],
-) -> Captured:
+) -> CapturedGraph:
     before = time.perf_counter()
     free_before = torch.cuda.mem_get_info(lane.device)[0]
     made.graph.instantiate()
@@ -325,7 +325,7 @@ def _instantiated(
         out_rows = {row.index: row for row in found.table.outputs if row.is_patchable}
     seconds["instantiate"] = time.perf_counter() - before
     addresses = [tensor.data_ptr() for tensor in tensors]
-    captured = Captured(
+    captured = CapturedGraph(
         work, made, lane, found, buffers, rows, patcher, addresses, otherwise.plain, exec_bytes, seconds
     )
     parts = _parts(captured, tensors, out_rows, otherwise)
@@ -338,8 +338,8 @@ def _instantiated(
 
 
 def _parts(
-    captured: Captured, tensors: Sequence[torch.Tensor], out_rows: dict[int, Row], otherwise: Otherwise
-) -> Parts:
+    captured: CapturedGraph, tensors: Sequence[torch.Tensor], out_rows: dict[int, Row], otherwise: Otherwise
+) -> LaunchParts:
     work, rows, patcher = captured.work, captured.rows, captured.patcher
     steady = tuple(at for at, tensor in enumerate(tensors) if at in work.state and tensor.numel())
 
@@ -356,7 +356,7 @@ def _parts(
             return Result(spec, row.address, move, leaf=work.slots.get(at))
         return Result(spec, 0, None, output if output.numel() else None)
 
-    return Parts(
+    return LaunchParts(
         lane=captured.lane,
         replay=allocator.replay_of(captured.made.graph),
         otherwise=otherwise,
@@ -375,7 +375,7 @@ def _parts(
     )
 
 
-def _copied_bytes(parts: Parts, found: Found) -> int:
+def _copied_bytes(parts: LaunchParts, found: CaptureFindings) -> int:
     """What a launch copies: inputs to their buffers, and back where they are written; results that cannot move, by the graph
     and, where it holds them, once more out of it."""
     into = sum(TensorSpec.of(copied.buffer).nbytes * (1 + copied.is_mutated) for copied in parts.copied)

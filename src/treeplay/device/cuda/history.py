@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.nodes import Block
+from treeplay.facts.nodes import Allocation
 from treeplay.torch_seam import allocator
 
 Range = tuple[int, int]
@@ -28,25 +28,25 @@ _MAX_ENTRIES = 1 << 20
 
 
 @dataclass(slots=True)
-class Seen:
+class AllocationHistory:
     """Filled when the block ends. `most_alive`: by size as the allocator rounds it, how many there were at a time.
 
     `notes`: what `note_allocations` had the allocator note beside each block."""
 
-    blocks: tuple[Block, ...] | None = None
+    blocks: tuple[Allocation, ...] | None = None
     notes: tuple[str, ...] = ()
     most_alive: Mapping[int, int] = field(default_factory=dict)
 
-    def after(self, count: int) -> tuple[Block, ...] | None:
+    def after(self, count: int) -> tuple[Allocation, ...] | None:
         """The blocks but for the first ones."""
         return None if self.blocks is None else self.blocks[count:]
 
 
 @contextmanager
-def allocations(device: torch.device, pool: Pool) -> Iterator[Seen]:
+def allocations(device: torch.device, pool: Pool) -> Iterator[AllocationHistory]:
     """See what is allocated from a pool of a device while the block runs."""
     torch.cuda.init()  # asked of an allocator that is not there yet, torch reads what is not its own
-    seen, note = Seen(), allocator.noted_allocations()
+    seen, note = AllocationHistory(), allocator.noted_allocations()
     if allocator.is_recording_history():
         try:
             yield seen
@@ -67,9 +67,9 @@ def allocations(device: torch.device, pool: Pool) -> Iterator[Seen]:
         seen.blocks, seen.most_alive, seen.notes = blocks_of(entries), most_alive_of(entries), notes_of(entries)
 
 
-def blocks_of(entries: Sequence[dict[str, Any]]) -> tuple[Block, ...]:
+def blocks_of(entries: Sequence[dict[str, Any]]) -> tuple[Allocation, ...]:
     """The allocations among the entries of a history."""
-    return tuple(Block(entry["addr"], entry["size"]) for entry in entries if entry["action"] == "alloc")
+    return tuple(Allocation(entry["addr"], entry["size"]) for entry in entries if entry["action"] == "alloc")
 
 
 def notes_of(entries: Sequence[dict[str, Any]]) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def most_alive_of(entries: Sequence[dict[str, Any]]) -> dict[int, int]:
     sizes: dict[int, int] = {}
     for entry in entries:
         if entry["action"] == "alloc":
-            size = sizes[entry["addr"]] = Block(entry["addr"], entry["size"]).rounded
+            size = sizes[entry["addr"]] = Allocation(entry["addr"], entry["size"]).rounded
             alive[size] += 1
             most[size] = max(most[size], alive[size])
         elif entry["action"] == "free_completed" and entry["addr"] in sizes:

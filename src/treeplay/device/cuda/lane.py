@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from treeplay.facts.nodes import Block
+from treeplay.facts.nodes import Allocation
 from treeplay.locks import shared_lock
 from treeplay.observe import counters
 from treeplay.settings import settings
@@ -26,14 +26,14 @@ class Unplaced(Exception):
     captured. The call runs as it is."""
 
 
-class Held(Protocol):
+class LaneMember(Protocol):
     """A recording, as the lane counts it. `launches` since memory was last looked at; `free` gives it all back."""
 
     launches: int
     is_held: bool
 
     @property
-    def blocks(self) -> Sequence[Block]: ...
+    def blocks(self) -> Sequence[Allocation]: ...
 
     @property
     def own_bytes(self) -> int: ...
@@ -51,7 +51,7 @@ class Lane:
         self.kept_bytes = 0  # what the allocator keeps of pools that proofs of recordings have used
         self._token: Token | None = None
         self._users = 0
-        self._held: list[weakref.ref[Held]] = []
+        self._held: list[weakref.ref[LaneMember]] = []
 
     def enter(self) -> Token:
         """The pool for one more graph. An emptied pool is not used again: its memory is on its way back."""
@@ -68,7 +68,7 @@ class Lane:
             if self._users == 0:
                 self._token = None
 
-    def hold(self, newest: Held) -> None:
+    def hold(self, newest: LaneMember) -> None:
         """Keep count of a recording, and let the least used go while all together hold more than they may."""
         with self.lock:
             self._held.append(weakref.ref(newest))
@@ -95,7 +95,7 @@ class Lane:
         held = self._least_used()
         return union_bytes(block for one in held for block in one.blocks) + sum(one.own_bytes for one in held)
 
-    def _least_used(self) -> list[Held]:
+    def _least_used(self) -> list[LaneMember]:
         alive = [held for ref in self._held if (held := ref()) is not None and held.is_held]
         self._held = [weakref.ref(held) for held in alive]
         return sorted(alive, key=lambda held: held.launches)
@@ -121,7 +121,7 @@ class Lane:
                 tensor.record_stream(stream_at(self.stream, self.device))
 
 
-def union_bytes(blocks: Iterable[Block]) -> int:
+def union_bytes(blocks: Iterable[Allocation]) -> int:
     """Bytes that are in at least one block."""
     total, end = 0, 0
     for block in sorted(blocks, key=lambda block: block.address):

@@ -112,7 +112,7 @@ class Otherwise:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class LaunchParts:
     """What a launch consists of.
 
     `addresses` of all inputs; `steady` are those that seldom move, asked about in one go; `moved` is called if one has.
@@ -131,7 +131,7 @@ class Parts:
     align: Callable[[torch.Tensor, int, int], torch.Tensor]
 
 
-def emit_launch(parts: Parts, name: str) -> Source:
+def emit_launch(parts: LaunchParts, name: str) -> Source:
     """The launch function of these parts."""
     names: dict[str, Any] = {
         "lane": parts.lane,
@@ -201,7 +201,7 @@ def _copy_of_held(position: int, result: Result, names: dict[str, Any]) -> str:
     return f"new_strided(held{position}, {tuple(result.spec.shape)}, {tuple(stride)}).copy_(held{position})"
 
 
-def _all_patched(names: dict[str, Any], state: list[str], parts: Parts) -> list[str]:
+def _all_patched(names: dict[str, Any], state: list[str], parts: LaunchParts) -> list[str]:
     """Lines for the arguments that move."""
     if len(parts.patched) <= _FEW:
         return [line for item in parts.patched for line in _patched(item, names, state, parts)]
@@ -219,7 +219,7 @@ def _all_patched(names: dict[str, Any], state: list[str], parts: Parts) -> list[
     return lines
 
 
-def _all_results(names: dict[str, Any], state: list[str], parts: Parts) -> list[str]:
+def _all_results(names: dict[str, Any], state: list[str], parts: LaunchParts) -> list[str]:
     """Lines for the results."""
     new = [at for at, result in enumerate(parts.results) if result.move is not None and result.leaf is None]
     if len(new) <= _FEW:
@@ -248,7 +248,7 @@ def _all_results(names: dict[str, Any], state: list[str], parts: Parts) -> list[
 
 
 def _patched(
-    item: Patched, names: dict[str, Any], state: list[str], parts: Parts, *, at: str | None = None
+    item: Patched, names: dict[str, Any], state: list[str], parts: LaunchParts, *, at: str | None = None
 ) -> list[str]:
     """Lines for one argument; where it lies is kept in `at`, by default in a name of its own."""
     move = f"move{item.index}"

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from treeplay.device.cuda import driver
-from treeplay.facts.nodes import Block
+from treeplay.facts.nodes import Allocation
 from treeplay.torch_seam import allocator
 
 Told = tuple[int, str]
@@ -43,7 +43,7 @@ class Marks:
         self._at[tensor.untyped_storage().data_ptr()] = at, str(self._operators)
 
     def of(
-        self, outputs: Sequence[torch.Tensor], blocks: Sequence[Block] | None, notes: Sequence[str]
+        self, outputs: Sequence[torch.Tensor], blocks: Sequence[Allocation] | None, notes: Sequence[str]
     ) -> dict[int, int]:
         """What was noted of the outputs, by their index; `notes` is what the allocator noted beside each block."""
         places = {index: output.untyped_storage().data_ptr() for index, output in enumerate(outputs)}
@@ -54,7 +54,7 @@ class Marks:
 
 
 def undisputed(
-    told: Mapping[int, Told], places: Mapping[int, int], blocks: Sequence[Block], notes: Sequence[str]
+    told: Mapping[int, Told], places: Mapping[int, int], blocks: Sequence[Allocation], notes: Sequence[str]
 ) -> dict[int, int]:
     """The births of those that were told of themselves, and had their place for themselves while their operator ran."""
     newest = {block.address: at for at, block in enumerate(blocks)}

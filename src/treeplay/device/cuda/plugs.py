@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from treeplay.facts.nodes import Block, Placed
+from treeplay.facts.nodes import Allocation, Placed
 
 _SMALL_BYTES = 1 << 20  # the allocator keeps larger blocks apart from smaller ones
 _MOST_SPACERS = 16
@@ -31,7 +31,7 @@ MOST_BYTES = 1 << 30
 
 
 @dataclass(slots=True, eq=False)
-class Guards:
+class Spacers:
     """What keeps plugs apart while it is kept. `count`: how many allocations it took to lay them out."""
 
     tensors: list[torch.Tensor] = field(default_factory=list)
@@ -44,15 +44,15 @@ class Plugs:
 
     sizes: tuple[int, ...] = ()
 
-    def place(self, device: torch.device, *, seed: int) -> Guards:
+    def place(self, device: torch.device, *, seed: int) -> Spacers:
         """Lay them out in the pool that is being allocated from."""
         if not self.sizes:
-            return Guards()
+            return Spacers()
         spacer = random.Random(seed).randrange(1, _MOST_SPACERS) * 512
         layout = _Layout(device, [_bytes(spacer, device)])
         blocks = [layout.block(size) for size in self.sizes]
         count = len(blocks) + len(layout.guards)
-        return Guards(layout.guards, count)
+        return Spacers(layout.guards, count)
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +77,7 @@ class _Layout:
 
 def plan_plugs(most_alive: Mapping[int, int], outputs: Sequence[Placed], *, most_bytes: int = MOST_BYTES) -> Plugs:
     """Blocks for the sizes, with how many there are at a time, up to that of the largest output."""
-    largest = max((Block(output.start, output.nbytes).rounded for output in outputs), default=0)
+    largest = max((Allocation(output.start, output.nbytes).rounded for output in outputs), default=0)
     sizes: list[int] = []
     total = 0
     for size, count in sorted(most_alive.items()):

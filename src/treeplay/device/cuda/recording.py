@@ -17,7 +17,7 @@ import torch
 from torch.cuda import is_current_stream_capturing as is_capturing
 
 from treeplay.device.collection import no_collection
-from treeplay.device.cuda.captured import Captured, capture_work
+from treeplay.device.cuda.captured import CapturedGraph, capture_work
 from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.launch import weakly
 from treeplay.device.cuda.poisoned import differences
@@ -42,7 +42,7 @@ class CudaRecording:
     def __init__(self, work: Work, lane: Lane) -> None:
         self._work = work
         self._lane = lane
-        self._captured: Captured | None = None
+        self._captured: CapturedGraph | None = None
         self._listener: Callable[[Replay], None] = lambda replay: None
         self._unplaced_calls = 0
         # Not bound: a recording that refers to itself would wait for the garbage collector with all that it holds.
@@ -160,7 +160,7 @@ class CudaRecording:
             return self._given_up(tensors, numbers)
         return self._broken(error, tensors, numbers)
 
-    def _capture(self, tensors: Tensors, numbers: Sequence[float]) -> Captured:
+    def _capture(self, tensors: Tensors, numbers: Sequence[float]) -> CapturedGraph:
         with no_collection():
             unplaced, not_launched = weakly(self._unplaced), weakly(self._not_launched)
             try:

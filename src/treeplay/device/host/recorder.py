@@ -29,7 +29,7 @@ from treeplay.device.host.operators import (
     tell_autograd,
 )
 from treeplay.device.host.rules import refusal_of, refusal_of_method, refusal_of_tensors
-from treeplay.device.host.tape import Tape, leaves_of
+from treeplay.device.host.tape import HostTape, leaves_of
 from treeplay.device.teardown import Teardown
 from treeplay.errors import CaptureFailed, UsageError
 from treeplay.facts.refusal import Reason
@@ -56,7 +56,7 @@ class Recorder(TorchDispatchMode):
         self, generators: Sequence[torch.Generator] = (), on_outside: Callable[[torch.Tensor], None] | None = None
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.tape = Tape()
+        self.tape = HostTape()
         self._draws = Draws([torch.default_generator, *generators])
         self._saved: list[tuple[torch.Tensor, torch.Tensor]] = []  # bytes of an outside storage, and a copy of them
         self._saved_storages: set[int] = set()
@@ -83,7 +83,7 @@ class Recorder(TorchDispatchMode):
             self._leave(error)
             raise
 
-    def end(self) -> Tape:
+    def end(self) -> HostTape:
         """Stop, and put back what the body wrote; `CaptureFailed` if it did something that cannot be recorded."""
         self.check_ends_here()
         self._draws.end()
@@ -99,7 +99,7 @@ class Recorder(TorchDispatchMode):
         """Stop, put back what the body wrote, and keep nothing; safe to call after an end that failed. Returns the first
         error, `first` if given, with later ones as its notes."""
         first = self._leave(first)
-        self.tape = Tape()
+        self.tape = HostTape()
         return first
 
     def refuse(self, reason: Reason) -> CaptureFailed:

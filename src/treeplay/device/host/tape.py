@@ -32,7 +32,7 @@ class Operation:
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
-class Tape:
+class HostTape:
     """What was recorded. Owned by the recording; holds every tensor that a replay touches."""
 
     steps: list[Step] = field(default_factory=list)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from treeplay.device.host.recorder import Recorder
-from treeplay.device.host.tape import Tape
+from treeplay.device.host.tape import HostTape
 from treeplay.device.protocol import Body, Work
 from treeplay.facts.launch import LaunchFacts
 from treeplay.facts.spec import TensorSpec
@@ -21,7 +21,7 @@ Tensors = list[torch.Tensor]
 
 def record_tape(
     body: Body, tensors: Sequence[torch.Tensor], generators: Sequence[torch.Generator] = ()
-) -> tuple[Tape, Sequence[torch.Tensor]]:
+) -> tuple[HostTape, Sequence[torch.Tensor]]:
     """The tape of `body` over `tensors`, and its outputs in the tape's memory. What the body wrote is put back."""
     recorder = Recorder(generators)
     recorder.begin()
@@ -38,7 +38,7 @@ class Taped:
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._tape: Tape | None = None
+        self._tape: HostTape | None = None
         self._given: Tensors = []
         self._addresses: list[int] = []
         self._outputs: Sequence[torch.Tensor] = ()
@@ -76,7 +76,7 @@ class Taped:
         """Give the tape and its memory back; a later call makes a new one."""
         self._tape, self._given, self._outputs, self._copied_bytes_per_call = None, [], (), 0
 
-    def _tape_for(self, tensors: Tensors) -> Tape:
+    def _tape_for(self, tensors: Tensors) -> HostTape:
         if self._tape is not None and all(self._is_in_place(at, tensors[at]) for at in self._work.fixed):
             return self._tape
         self.free()

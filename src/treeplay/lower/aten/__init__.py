@@ -16,10 +16,10 @@ from treeplay.facts.arena import ArenaPlan
 from treeplay.generated import load_source
 from treeplay.graph_check import check_graph
 from treeplay.lower.aten.emit import Emitter
-from treeplay.lower.aten.memory import Cells, Memory
+from treeplay.lower.aten.memory import Cells, GraphArena
 from treeplay.lower.aten.numbers import NumberText
 from treeplay.lower.aten.storage import Home, survey_storages
-from treeplay.lower.aten.text import Text
+from treeplay.lower.aten.text import GraphText
 from treeplay.lower.lowered import Lowered
 
 
@@ -30,7 +30,7 @@ def lower_aten(graph: torch.fx.Graph, plan: ArenaPlan) -> Lowered:
     """
     check_graph(graph, "the trace")
     layout = survey_storages(graph)
-    memory, text = Memory.of(plan), Text()
+    memory, text = GraphArena.of(plan), GraphText()
     emitter = Emitter(graph, layout, memory, text, NumberText(text, Cells.up_to(len(graph.nodes))))
     try:
         emitter.write()

@@ -28,7 +28,7 @@ import torch.fx
 
 from treeplay.errors import LoweringError
 from treeplay.facts.spec import TensorSpec
-from treeplay.lower.aten.memory import Memory, below_autograd, empty_like_spec, result_specs
+from treeplay.lower.aten.memory import GraphArena, below_autograd, empty_like_spec, result_specs
 from treeplay.lower.aten.numbers import NumberText
 from treeplay.lower.aten.ops import (
     COPIES,
@@ -41,8 +41,8 @@ from treeplay.lower.aten.ops import (
     out_form,
     returns_count,
 )
-from treeplay.lower.aten.storage import Home, Layout, Node, Storage, written_by
-from treeplay.lower.aten.text import Bound, Text
+from treeplay.lower.aten.storage import Home, Node, Storage, StoragePlan, written_by
+from treeplay.lower.aten.text import Bound, GraphText
 from treeplay.lower.aten.uses import endings, written_inputs
 from treeplay.lower.functional import scalar_nodes
 from treeplay.torch_seam.autograd import increment_versions
@@ -57,9 +57,9 @@ class Emitter:
     """Writes the nodes of one graph in order."""
 
     graph: torch.fx.Graph
-    layout: Layout
-    memory: Memory
-    text: Text
+    layout: StoragePlan
+    memory: GraphArena
+    text: GraphText
     numbers: NumberText
     allocating: Counter[str] = field(default_factory=Counter)
     _makes: dict[Node, list[Storage]] = field(default_factory=dict)

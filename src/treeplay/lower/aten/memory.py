@@ -32,7 +32,7 @@ def empty_like_spec(spec: TensorSpec, device: torch.device | str | None = None) 
 
 
 @dataclass(eq=False, slots=True)
-class Memory:
+class GraphArena:
     """The arena of one lowered graph; owned by the function that is made of it, and dies with it."""
 
     offsets: dict[int, int]
@@ -40,7 +40,7 @@ class Memory:
     extra_bytes: int = 0
 
     @classmethod
-    def of(cls, plan: ArenaPlan) -> Memory:
+    def of(cls, plan: ArenaPlan) -> GraphArena:
         """Allocate what the plan asks for."""
         return cls(plan.offsets(), torch.empty(plan.total_bytes, dtype=torch.uint8, device="cpu"))
 

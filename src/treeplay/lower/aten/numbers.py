@@ -15,7 +15,7 @@ import torch.fx
 from treeplay.errors import LoweringError
 from treeplay.lower.aten.memory import Cells, takes_cells
 from treeplay.lower.aten.ops import CELLS, aten
-from treeplay.lower.aten.text import Bound, Node, Text
+from treeplay.lower.aten.text import Bound, GraphText, Node
 from treeplay.torch_seam.operators import OpOverload
 
 _SIGNS: dict[Any, str] = {
@@ -41,7 +41,7 @@ _EXACT = {torch.float32: 2**24, torch.float64: 2**53}
 class NumberText:
     """Writes numbers: equal expressions once, and one cell for each number and type."""
 
-    text: Text
+    text: GraphText
     cells: Cells
     _known: dict[str, str] = field(default_factory=dict)
     _made: dict[tuple[torch.dtype, str], Bound] = field(default_factory=dict)

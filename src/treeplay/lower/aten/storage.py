@@ -65,7 +65,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class StoragePlan:
     """The storage of each node that is a tensor, and the copies that need not happen."""
 
     of: dict[Node, Storage]
@@ -81,14 +81,14 @@ class Layout:
         return _by_maker(self.of.values())
 
 
-def survey_storages(graph: torch.fx.Graph) -> Layout:
+def survey_storages(graph: torch.fx.Graph) -> StoragePlan:
     """Find the storages of a graph; raises `LoweringError` for a tensor that changes its shape or size in place."""
     steps = {node: step for step, node in enumerate(graph.nodes)}
     of = _storages(graph, steps)
     outputs = _tensors(graph.output_node().args[0])
     kept = {of[node] for node in outputs} | {of[node] for node in of if node.op == "placeholder"}
     constants = _constants(graph, of, kept)
-    layout = Layout(of, _settle(graph, steps, of, kept | constants))
+    layout = StoragePlan(of, _settle(graph, steps, of, kept | constants))
     results = {of[node] for node in outputs}
     for makes in layout.by_maker().values():
         for storage in makes:

@@ -44,7 +44,7 @@ class Bound:
 
 
 @dataclass(eq=False, slots=True)
-class Text:
+class GraphText:
     """Lines, names, and the meaning of nodes; one per lowered graph, dropped when its function is made."""
 
     env: dict[Node, Bound] = field(default_factory=dict)

@@ -7,10 +7,10 @@ from collections import defaultdict
 
 import torch.fx
 
-from treeplay.lower.aten.storage import Home, Layout, Node, Storage, maker_of, written_by
+from treeplay.lower.aten.storage import Home, Node, Storage, StoragePlan, maker_of, written_by
 
 
-def written_inputs(graph: torch.fx.Graph, layout: Layout) -> list[Node]:
+def written_inputs(graph: torch.fx.Graph, layout: StoragePlan) -> list[Node]:
     """The inputs that an operator writes to, itself or through a view of it."""
     roots: dict[Node, Node] = {}
     found: dict[Node, None] = {}
@@ -25,7 +25,7 @@ def written_inputs(graph: torch.fx.Graph, layout: Layout) -> list[Node]:
     return list(found)
 
 
-def endings(graph: torch.fx.Graph, layout: Layout) -> dict[Node, list[Storage | Node]]:
+def endings(graph: torch.fx.Graph, layout: StoragePlan) -> dict[Node, list[Storage | Node]]:
     """What is over after each node: storages that operators allocated, and results that were taken apart."""
     nodes = list(graph.nodes)
     found: dict[Node, list[Storage | Node]] = defaultdict(list)

@@ -23,7 +23,7 @@ from treeplay.facts.refusal import Reason
 from treeplay.locks import shared_lock
 from treeplay.sandbox.boundary import Boundary
 from treeplay.torch_seam.aot import Traced, is_base_kept
-from treeplay.wrap.aot.arrange import Arrangement, Noted
+from treeplay.wrap.aot.arrange import Arrangement, RunNotes
 from treeplay.wrap.aot.capture import captured
 from treeplay.wrap.aot.compilers import Compilers
 from treeplay.wrap.aot.kept import inputs_of
@@ -101,7 +101,7 @@ def fingerprint(traced: Traced) -> int:
     return hash(str(traced.graph.graph))
 
 
-class Again:
+class HigherDerivatives:
     """The gradients of one wrapped function as functions that can be differentiated: one for each set of gradients that come.
 
     Owned by the function's node class, like its backward. `mark` is the fingerprint of the function's trace where it may have
@@ -133,7 +133,7 @@ class Again:
         @contextlib.contextmanager
         def repeat(given: Sequence[Any]) -> Iterator[Flat]:
             with self._repeat(given[:count]) as function:
-                adapted = self._arrangement.adapted(function, Noted())
+                adapted = self._arrangement.adapted(function, RunNotes())
                 yield _gradients_of(adapted, node, [origins[k] for k in came], count)
 
         try:
@@ -155,7 +155,7 @@ class Again:
 
     def _check_same(self, function: Flat, inputs: Sequence[Any]) -> None:
         """Refuse where the program would do something else by now: a flag may have changed since the call."""
-        adapted = self._arrangement.adapted(function, Noted())
+        adapted = self._arrangement.adapted(function, RunNotes())
         with captured(adapted, inputs, self._compilers.decompositions) as (traced, _):
             if fingerprint(traced) != self._mark:
                 why = "the program would not do the same again as in the call that is differentiated"
@@ -195,7 +195,7 @@ def _plain(gradient: Any, tangent: Tangent | WrappedTangent, place: int) -> Any:
 class Onward:
     """What a node's backward does under create_graph: gradients that lead on, or None with the reason in `ctx.why`."""
 
-    def __init__(self, again: Again | None, why: str | None, node: Node, origins: Sequence[Origin]) -> None:
+    def __init__(self, again: HigherDerivatives | None, why: str | None, node: Node, origins: Sequence[Origin]) -> None:
         self._again, self._why, self._node, self._origins = again, why, node, tuple(origins)
         self._places = [
             node.returned.index(tangent.value) if tangent.value in node.returned else None for tangent in node.tangents

@@ -18,7 +18,7 @@ from treeplay.wrap.aot.plan import Base, Layout
 
 
 @dataclass(slots=True)
-class Noted:
+class RunNotes:
     """What only the function sees while it runs: results that are members of a base, members' new layouts, and detached
     members that a write gave a history."""
 
@@ -57,7 +57,7 @@ class Arrangement:
         bases = [take_base(base, samples) for base in self.bases]
         return [bases[k - self.count] if k >= self.count else samples[k] for k in self.inputs]
 
-    def adapted(self, function: Callable[..., Any], noted: Noted) -> Callable[..., Any]:
+    def adapted(self, function: Callable[..., Any], noted: RunNotes) -> Callable[..., Any]:
         """The function of these inputs."""
         if not self.copies and not self.bases and not self.aliased:
             return function

@@ -21,7 +21,7 @@ from treeplay.torch_seam.modes import is_wrapper
 from treeplay.torch_seam.tensors import shares_storage
 from treeplay.wrap.aot.capture import refusal
 from treeplay.wrap.aot.overlap import overlap, span
-from treeplay.wrap.aot.plan import Base, Layout, Member, Whole
+from treeplay.wrap.aot.plan import Base, CommonBase, Layout, Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def _base(samples: Sequence[Any], group: Sequence[int], names: Sequence[str], wr
     source = next((position for position in group if samples[position] is whole), None)
     is_member = source is not None
     return Base(
-        Whole.MEMBER if is_member else Whole.RECORDED,
+        CommonBase.MEMBER if is_member else CommonBase.RECORDED,
         source if source is not None else lead,
         layout_of(whole),
         str(whole.dtype),
@@ -161,7 +161,7 @@ def _flat(samples: Sequence[Any], group: Sequence[int], written: Written) -> Bas
         for position in group
     )
     moved = tuple(position for position in group if position in written.arguments)
-    return Base(Whole.FLAT, group[0], layout, str(dtype), members, moved)
+    return Base(CommonBase.FLAT, group[0], layout, str(dtype), members, moved)
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
@@ -178,9 +178,9 @@ def dtype_of(name: str) -> torch.dtype:
 def take_base(base: Base, samples: Sequence[Any]) -> torch.Tensor:
     """The common base of a call like the sample's."""
     source: torch.Tensor = samples[base.source]
-    if base.whole is Whole.MEMBER:
+    if base.whole is CommonBase.MEMBER:
         return source
-    if base.whole is Whole.RECORDED:
+    if base.whole is CommonBase.RECORDED:
         recorded: Any = source._base
         return recorded  # type: ignore[no-any-return]
     return flat_base(source, base.layout, dtype_of(base.dtype))

@@ -19,8 +19,8 @@ from treeplay.torch_seam import context as torch_context
 from treeplay.torch_seam import fakes, flags
 from treeplay.torch_seam.aot import Traced, is_written_by_graph
 from treeplay.trace.jit import home_of
-from treeplay.wrap.aot.again import Again, Onward, Repeat, fingerprint, origins_of, why_not
-from treeplay.wrap.aot.arrange import Arrangement, Noted, arrange, needs_arrangement
+from treeplay.wrap.aot.again import HigherDerivatives, Onward, Repeat, fingerprint, origins_of, why_not
+from treeplay.wrap.aot.arrange import Arrangement, RunNotes, arrange, needs_arrangement
 from treeplay.wrap.aot.capture import captured, refusal
 from treeplay.wrap.aot.checks import check_of
 from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, Boxed, Compile, Compilers, take_one_list
@@ -116,7 +116,7 @@ def _wrap(
 
     `is_apart`: inputs that still share a storage do not overlap, or nobody writes them; torch, which would merge some
     of them, sees each in a storage of its own."""
-    noted, given = Noted(), arrangement.samples(samples)
+    noted, given = RunNotes(), arrangement.samples(samples)
     inputs = apart(given) if is_apart else given
     told = [names[k] if k < len(samples) else f"base{k - len(samples)}" for k in arrangement.inputs]
     random = compilers.functional_random
@@ -145,7 +145,7 @@ def _wrap(
             plan = dataclasses.replace(plan, awaited=awaited)
 
             def trace_in_graph() -> list[tuple[int, str]]:
-                again = arrangement.adapted(function, Noted())
+                again = arrangement.adapted(function, RunNotes())
                 with captured(again, inputs, compilers.decompositions, writes_inside=True) as (inside, _):
                     return forward_writes(inside)
 
@@ -153,7 +153,7 @@ def _wrap(
             if traced.is_joint and compilers.plain is not None:
                 plain = dataclasses.replace(compilers.plain(), decompositions=compilers.decompositions)
                 mark = None if repeat is None else fingerprint(traced)
-                again = Again(repeat or _itself(function), wrap_function, plain, arrangement, mark=mark)
+                again = HigherDerivatives(repeat or _itself(function), wrap_function, plain, arrangement, mark=mark)
             late = take_out(traced, plan, seen.line(), trace_in_graph) if traced.is_joint else ()
             check_module(traced.graph, "the backward's writes were taken out")
             compiled: Callable[[list[Any]], list[Any]] = _compile(traced, plan, late, compilers, again)
@@ -204,7 +204,7 @@ def usable_names(names: Sequence[str], count: int) -> tuple[str, ...]:
 
 
 def _compile(
-    traced: Traced, plan: CallPlan, late: tuple[LateWrite, ...], compilers: Compilers, again: Again | None
+    traced: Traced, plan: CallPlan, late: tuple[LateWrite, ...], compilers: Compilers, again: HigherDerivatives | None
 ) -> Any:
     _mark_arguments(traced.graph, plan)
     with torch.no_grad():

@@ -53,7 +53,7 @@ _DUNDERS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenView:
     """A tensor at the end of a trace: its size, and the view steps that lead to it (None if it is made of other tensors)."""
 
     size: tuple[Any, ...]
@@ -61,7 +61,7 @@ class Taken:
 
 
 @dataclass(slots=True)
-class Seen:
+class TraceFindings:
     """What was noticed while the function ran for the trace.
 
     `again`: which results are one object with an earlier one; `touched`: arguments that were changed in place,
@@ -80,8 +80,8 @@ class Seen:
     writes: list[tuple[str, Location | None]] = field(default_factory=list)
     grad_mode_after: bool | None = None
     reshaped_then_written: tuple[str, Location | None] | None = None
-    reshaped: dict[int, Taken] = field(default_factory=dict)
-    results: list[Taken | None] = field(default_factory=list)
+    reshaped: dict[int, TakenView] = field(default_factory=dict)
+    results: list[TakenView | None] = field(default_factory=list)
     rebased: set[int] = field(default_factory=set)
     own: dict[int, int] = field(default_factory=dict)
 
@@ -94,10 +94,12 @@ class Seen:
         return argument in self.versioned or argument not in self.touched
 
 
-class _Watch(TorchFunctionMode):
+class _LineWatch(TorchFunctionMode):
     """Notes the user's line of every call that changes a tensor in place."""
 
-    def __init__(self, seen: Seen, inputs: Sequence[Any], leaves: Sequence[bool], names: Sequence[str]) -> None:
+    def __init__(
+        self, seen: TraceFindings, inputs: Sequence[Any], leaves: Sequence[bool], names: Sequence[str]
+    ) -> None:
         super().__init__()
         self.seen = seen
         self.names = names
@@ -217,8 +219,8 @@ def _run_list(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, A
     return result if result is None else given[0]
 
 
-def _taken(tensor: torch.Tensor) -> Taken:
-    return Taken(tuple(tensor.size()), fakes.view_steps(tensor))
+def _taken(tensor: torch.Tensor) -> TakenView:
+    return TakenView(tuple(tensor.size()), fakes.view_steps(tensor))
 
 
 def _is_in_place(name: str) -> bool:
@@ -229,7 +231,11 @@ class _Module(torch.nn.Module):
     """A flat function in the form that torch traces, under watch. Modes are afterwards what they were."""
 
     def __init__(
-        self, function: Callable[..., Any], seen: Seen, leaves: Sequence[bool], names: Sequence[str] | None = None
+        self,
+        function: Callable[..., Any],
+        seen: TraceFindings,
+        leaves: Sequence[bool],
+        names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         self.leaves = leaves
@@ -244,7 +250,7 @@ class _Module(torch.nn.Module):
         self.seen.versioned.clear()
         self.seen.reshaped_then_written = None
         histories = [_history(value) for value in inputs]
-        with _Watch(self.seen, inputs, self.leaves, self.names) as watch, _autocast_kept(), self._grad_mode_noted():
+        with _LineWatch(self.seen, inputs, self.leaves, self.names) as watch, _autocast_kept(), self._grad_mode_noted():
             function: Any = self.function
             results = list(function(*inputs))
             watch.refuse_leaves(results)
@@ -302,11 +308,11 @@ def captured(
     writes_inside: bool | None = None,
     names: Sequence[str] | None = None,
     functional_random: bool = False,
-) -> Iterator[tuple[Traced, Seen]]:
+) -> Iterator[tuple[Traced, TraceFindings]]:
     """The traced function; with `writes_inside` its graph does what writes it can itself.
 
     What cannot be traced is a `Refusal`; what the caller's block raises passes through."""
-    seen = Seen()
+    seen = TraceFindings()
     with contextlib.ExitStack() as stack:
         try:
             module = _Module(function, seen, [is_leaf(value) for value in inputs], names)

@@ -11,7 +11,7 @@ from treeplay.errors import PatternChanged, UsageError
 from treeplay.torch_seam.tensors import shares_storage
 from treeplay.wrap.aot.bases import dtype_of, flat_base, layout_of
 from treeplay.wrap.aot.overlap import length, overlap, overlap_across_storages
-from treeplay.wrap.aot.plan import Base, Check, Member, Whole
+from treeplay.wrap.aot.plan import Base, Check, CommonBase, Member
 
 _MEND = "To mend: wrap the function again for this pattern of arguments"
 
@@ -97,22 +97,22 @@ def common_base(base: Base, members: Sequence[torch.Tensor], names: Sequence[str
     """The tensor that stands for `members`, if they lie in it as they did at the trace."""
     places = [member.argument for member in base.members]
     source = members[places.index(base.source)]
-    if base.whole is Whole.FLAT:
+    if base.whole is CommonBase.FLAT:
         whole = source
     else:
-        whole = source if base.whole is Whole.MEMBER else source._base  # type: ignore[assignment]
+        whole = source if base.whole is CommonBase.MEMBER else source._base  # type: ignore[assignment]
         if whole is None or layout_of(whole) != base.layout or whole.dtype is not dtype_of(base.dtype):
             raise _another(names)
     for tensor, member in zip(members, base.members, strict=True):
         if not _fits(tensor, member, base, whole):
             raise _another(names)
-    return flat_base(source, base.layout, dtype_of(base.dtype)) if base.whole is Whole.FLAT else whole
+    return flat_base(source, base.layout, dtype_of(base.dtype)) if base.whole is CommonBase.FLAT else whole
 
 
 def _fits(tensor: torch.Tensor, member: Member, base: Base, whole: torch.Tensor) -> bool:
     if not shares_storage(tensor, whole) or layout_of(tensor) != member.layout:
         return False
-    if base.whole is Whole.FLAT:
+    if base.whole is CommonBase.FLAT:
         return not tensor.requires_grad
     return (member.is_detached and not tensor.requires_grad) or tensor is whole or tensor._base is whole
 

@@ -25,17 +25,17 @@ from treeplay.wrap.aot import checks, surroundings
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
 from treeplay.wrap.aot.bases import dtype_of
-from treeplay.wrap.aot.emit_text import Text, count_values, run_graph, take_random_values, tokens
+from treeplay.wrap.aot.emit_text import WrapText, count_values, run_graph, take_random_values, tokens
 from treeplay.wrap.aot.plan import (
-    Again,
-    Apart,
     CallPlan,
+    EarlierResult,
     Flag,
     New,
     Node,
+    NoOverlap,
     Recipe,
     Result,
-    Same,
+    ResultIsArgument,
     ViewOfArgument,
     ViewOfValue,
 )
@@ -50,7 +50,7 @@ def emit_call(plan: CallPlan, run: Callable[..., Any], *, is_boxed: bool = True)
     return _Call(plan, run, is_boxed=is_boxed).source()
 
 
-class _Call(Text):
+class _Call(WrapText):
     """Checks, the graph, writes, views."""
 
     def __init__(self, plan: CallPlan, run: Callable[..., Any], *, is_boxed: bool) -> None:
@@ -151,7 +151,7 @@ class _Call(Text):
                     told = self.told(one), self.told(other)
                     self.add(f"if shares_storage({pair}): check_apart({pair}, {told!r})")
 
-    def all_apart(self, apart: Apart) -> None:
+    def all_apart(self, apart: NoOverlap) -> None:
         parts: dict[int, list[str]] = {k: self.tensors(k) for k in (*apart.written, *apart.others)}
         if not any(map(self.plan.wrapper, parts)):
             places, told, given = {k: [self.at(k)] for k in parts}, {self.at(k): self.told(k) for k in parts}, "args"
@@ -187,7 +187,9 @@ class _Call(Text):
     def keep(self) -> None:
         """Only what the epilogue needs stays referenced; everything else may die inside the graph."""
         kept = {write.argument for write in self.plan.writes}
-        kept |= {result.argument for result in self.plan.results if isinstance(result, Same | ViewOfArgument)}
+        kept |= {
+            result.argument for result in self.plan.results if isinstance(result, ResultIsArgument | ViewOfArgument)
+        }
         for argument in sorted(kept & set(self.plan.inputs) & set(range(len(self.plan.arguments)))):
             self.add(f"{self.name(argument)} = args[{self.at(argument)}]")
 
@@ -259,9 +261,9 @@ class _Call(Text):
 
     def results(self) -> None:
         named: dict[int, str] = {}
-        again = {result.result for result in self.plan.results if isinstance(result, Again)}
+        again = {result.result for result in self.plan.results if isinstance(result, EarlierResult)}
         for k, result in enumerate(self.plan.results):
-            text = named[result.result] if isinstance(result, Again) else self.result(k, result)
+            text = named[result.result] if isinstance(result, EarlierResult) else self.result(k, result)
             if k in again and not text.isidentifier():
                 self.add(f"result{k} = {text}")
                 text = f"result{k}"
@@ -290,7 +292,7 @@ class _Call(Text):
         match result:
             case New():
                 return self.value(result.value)
-            case Same():
+            case ResultIsArgument():
                 return self.name(result.argument)
             case ViewOfArgument():
                 return self.view(k, self.name(result.argument), result.recipe)

@@ -13,11 +13,11 @@ from treeplay.torch_seam import aot, autograd, flags, modes
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
 from treeplay.wrap.aot import opening, surroundings
-from treeplay.wrap.aot.emit_text import Text, count_values, run_graph, take_random_values, tokens
+from treeplay.wrap.aot.emit_text import WrapText, count_values, run_graph, take_random_values, tokens
 from treeplay.wrap.aot.kept import past_of, versions_of
 from treeplay.wrap.aot.node import Needs
 from treeplay.wrap.aot.plan import CallPlan, KeptInputs, Node, Tangent, WrappedTangent
-from treeplay.wrap.aot.random_states import Generators, draw_seeds
+from treeplay.wrap.aot.random_states import RecomputeGenerators, draw_seeds
 from treeplay.wrap.aot.redrawn import states_before
 
 
@@ -30,7 +30,7 @@ def emit_forward(
     is_boxed: bool = True,
 ) -> Source:
     """The node's forward: runs the graph, saves for the backward, marks what needs no gradient."""
-    text = Text()
+    text = WrapText()
     text.use("run", run)
     text.use("needs", weakref.ref(needs))
     text.add("ctx.needs = needs()")
@@ -54,7 +54,7 @@ def emit_forward(
         text.add(f"args[:0] = {tokens(plan.tokens)}")
     take_random_values(text, plan)
     if node.generators:
-        text.use("generators", Generators(node.generators))
+        text.use("generators", RecomputeGenerators(node.generators))
         text.use("draw_seeds", draw_seeds)
         text.add(f"ctx.seeds = draw_seeds({len(node.generators)})", "args += generators.seeded(ctx.seeds)")
     text.add(f"try: values = {run_graph(text, is_boxed=is_boxed)}", "finally: args.clear()")
@@ -81,7 +81,7 @@ def emit_forward(
     return Source("node forward", text.text(f"def forward(ctx, {names}):"), text.names, entry="forward")
 
 
-def _keep_inputs(text: Text, kept: KeptInputs, names: Sequence[str]) -> None:
+def _keep_inputs(text: WrapText, kept: KeptInputs, names: Sequence[str]) -> None:
     """Keep what derivatives of the backward are computed from."""
     text.use("ref", weakref.ref)
     replaced = {*kept.copied, *kept.past, *(k for k, _ in kept.saved)}
@@ -99,7 +99,7 @@ def _keep_inputs(text: Text, kept: KeptInputs, names: Sequence[str]) -> None:
         text.add(f"ctx.past = ({''.join(f'past_of({names[k]}), ' for k in kept.past)})")
 
 
-def _save(text: Text, plan: CallPlan, node: Node) -> None:
+def _save(text: WrapText, plan: CallPlan, node: Node) -> None:
     """What is saved holds no history: a view would keep that of what it views."""
     first = plan.returned_values - plan.tokens
     saved = []
@@ -123,7 +123,7 @@ def emit_backward(plan: CallPlan, node: Node, needs: Needs) -> Source:
     """The node's backward: gradients in the expected layout, the graph, and a gradient only where eager has one.
 
     What it calls it finds in `ctx.needs`."""
-    text = Text()
+    text = WrapText()
     text.use("is_grad_enabled", torch.is_grad_enabled)
     text.use("differentiated", helpers.differentiated)
     arriving = {tangent.value: f"grad{k}" for k, tangent in enumerate(node.tangents)}
@@ -162,7 +162,7 @@ def emit_backward(plan: CallPlan, node: Node, needs: Needs) -> Source:
         text.add(f"args += {tokens(node.tokens)}")
     take_random_values(text, plan)
     if node.generators:
-        text.use("generators", Generators(node.generators))
+        text.use("generators", RecomputeGenerators(node.generators))
         text.add("args += generators.seeded(ctx.seeds)")
     text.add(f"del {', '.join(dict.fromkeys([*names, *arriving.values(), *parts]))}")
     text.add("run = ctx.needs.run")
@@ -184,7 +184,7 @@ def emit_backward(plan: CallPlan, node: Node, needs: Needs) -> Source:
     return Source("node backward", text.text("def backward(ctx, *grads):"), text.names, entry="backward")
 
 
-def _release(text: Text, node: Node, *, has_last: bool) -> str:
+def _release(text: WrapText, node: Node, *, has_last: bool) -> str:
     """Let go of saved tensors that no other backward will read; the name of what runs the graph."""
     if node.saved == node.unchecked:
         return "run"
@@ -199,7 +199,7 @@ def _release(text: Text, node: Node, *, has_last: bool) -> str:
     return "chosen"
 
 
-def _saved(text: Text, node: Node) -> str:
+def _saved(text: WrapText, node: Node) -> str:
     """What reads the saved tensors; where results have graphs of their own in eager, a backward frees only its own."""
     if not node.groups:
         return "*ctx.saved_tensors"
@@ -209,7 +209,7 @@ def _saved(text: Text, node: Node) -> str:
     return f"*saved_of(ctx, groups, ({came},))"
 
 
-def _tangent(text: Text, tangent: Tangent, k: int, *, is_whole: bool) -> None:
+def _tangent(text: WrapText, tangent: Tangent, k: int, *, is_whole: bool) -> None:
     layout = text.use(f"layout{k}", tangent.layout)
     text.use("plain_gradient", opening.plain_gradient)
     text.use("Tensor", torch.Tensor)
@@ -224,7 +224,7 @@ def _tangent(text: Text, tangent: Tangent, k: int, *, is_whole: bool) -> None:
     text.add(f"if grad{k} is not None and ({odd}): grad{k} = plain_gradient(grad{k}, {layout}, {place})")
 
 
-def _refuse_surroundings(text: Text, node: Node) -> None:
+def _refuse_surroundings(text: WrapText, node: Node) -> None:
     text.use("is_transformed", modes.is_transformed)
     text.use("transformed", surroundings.transformed)
     text.add("if is_transformed(): raise transformed('backward')")
@@ -234,14 +234,14 @@ def _refuse_surroundings(text: Text, node: Node) -> None:
         text.add("if is_deterministic(): raise became_deterministic()")
 
 
-def _refuse_late(text: Text, node: Node) -> None:
+def _refuse_late(text: WrapText, node: Node) -> None:
     """Under create_graph a write to what needs a gradient would lack its history."""
     if any(write.needs_grad for write in node.late):
         text.use("late_write", helpers.late_write)
         text.add("if is_grad_enabled(): raise late_write()")
 
 
-def _late(text: Text, node: Node, first: int) -> None:
+def _late(text: WrapText, node: Node, first: int) -> None:
     """The backward's own writes, unseen by autograd; their values come from place `first` on."""
     place = 0
     for k, write in enumerate(node.late, start=first):

@@ -11,7 +11,7 @@ from treeplay.wrap.aot.plan import CallPlan
 _INDENT = "    "
 
 
-class Text:
+class WrapText:
     """Lines and the global names that they use."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ def tokens(count: int) -> str:
     return f"[{', '.join(['None'] * count)}]"
 
 
-def run_graph(text: Text, *, is_boxed: bool = True, run: str = "run") -> str:
+def run_graph(text: WrapText, *, is_boxed: bool = True, run: str = "run") -> str:
     """What calls `run` with `args` and autocast off: the casts are in the graph. What is not boxed takes them one by one."""
     text.use("run_plainly", node.run_plainly)
     text.use("is_any_autocast_enabled", flags.is_any_autocast_enabled)
@@ -42,7 +42,7 @@ def run_graph(text: Text, *, is_boxed: bool = True, run: str = "run") -> str:
     return f"run_plainly({run}, {given}) if is_any_autocast_enabled() else {run}({given})"
 
 
-def count_values(text: Text, count: int, values: str = "values", place: str = "forward") -> None:
+def count_values(text: WrapText, count: int, values: str = "values", place: str = "forward") -> None:
     """Lines that compare how many values came with what the plan says; a lone one need not come in a list."""
     text.use("wrong_count", node.wrong_count)
     if count == 1:
@@ -50,7 +50,7 @@ def count_values(text: Text, count: int, values: str = "values", place: str = "f
     text.add(f"if len({values}) != {count}: raise wrong_count({count}, {values}, {place!r})")
 
 
-def take_random_values(text: Text, plan: CallPlan) -> None:
+def take_random_values(text: WrapText, plan: CallPlan) -> None:
     """The seed and offset that the graph takes, if it does."""
     if plan.has_functional_random:
         text.use("random_values", aot.random_values)

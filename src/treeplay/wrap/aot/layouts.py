@@ -18,7 +18,7 @@ import torch
 
 from treeplay.torch_seam import fakes
 from treeplay.torch_seam.aot import Traced
-from treeplay.wrap.aot.capture import Seen, refusal
+from treeplay.wrap.aot.capture import TraceFindings, refusal
 from treeplay.wrap.aot.plan import Layout
 from treeplay.wrap.aot.probe import apart
 
@@ -44,7 +44,7 @@ def layout_from(sample: torch.Tensor, steps: list[Any]) -> Layout:
         return known_layout(fakes.apply_views(fake, steps))
 
 
-def new_layouts(facts: Any, seen: Seen, samples: Sequence[Any], names: Sequence[str]) -> dict[int, Layout]:
+def new_layouts(facts: Any, seen: TraceFindings, samples: Sequence[Any], names: Sequence[str]) -> dict[int, Layout]:
     """The layouts of inputs which the program left in another shape than it found, or a refusal.
 
     Torch tells by its own tensors' sizes and strides, which a write moves too, or moves back."""
@@ -65,7 +65,7 @@ def new_layouts(facts: Any, seen: Seen, samples: Sequence[Any], names: Sequence[
     return found
 
 
-def reshaped_and_back(traced: Traced, seen: Seen) -> frozenset[int]:
+def reshaped_and_back(traced: Traced, seen: TraceFindings) -> frozenset[int]:
     """Inputs that need a gradient and whose shape was changed in place and changed back.
 
     Torch differentiates with respect to what they are in the end, and loses what was computed before."""

@@ -15,7 +15,7 @@ from treeplay.locks import shared_lock
 from treeplay.torch_seam import autograd, fakes, flags
 from treeplay.torch_seam.dynamo import tensor_check
 from treeplay.wrap.aot.compilers import Boxed
-from treeplay.wrap.aot.plan import Group, Layout
+from treeplay.wrap.aot.plan import BackwardGroup, Layout
 
 _compiling = shared_lock()
 _is_none = functools.partial(operator.is_, None)
@@ -174,7 +174,7 @@ def differentiated_again(ctx: Any, gradients: Sequence[Any]) -> Any:
     return _Differentiated.apply(lambda: backward(ctx, *gradients), why, *tensors)  # type: ignore[no-untyped-call]
 
 
-def saved_of(ctx: Any, groups: Sequence[Group], came: Sequence[bool]) -> list[torch.Tensor | None]:
+def saved_of(ctx: Any, groups: Sequence[BackwardGroup], came: Sequence[bool]) -> list[torch.Tensor | None]:
     """The saved tensors. What groups without a gradient need is kept for a backward of theirs, as in eager."""
     touched = [group for group in groups if any(came[k] for k in group.tangents)]
     try:
@@ -192,7 +192,7 @@ def saved_of(ctx: Any, groups: Sequence[Group], came: Sequence[bool]) -> list[to
     return values
 
 
-def _kept(values: Sequence[Any], group: Group) -> dict[int, tuple[torch.Tensor, int]]:
+def _kept(values: Sequence[Any], group: BackwardGroup) -> dict[int, tuple[torch.Tensor, int]]:
     """What a group needs, with versions. Detached: a saved result would keep its own node alive."""
     tensors = {k: values[k].detach() for k in group.saved if k < len(values) and values[k] is not None}
     return {k: (tensor, tensor._version) for k, tensor in tensors.items()}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.wrap.aot.plan import Group
+from treeplay.wrap.aot.plan import BackwardGroup
 
 aten = torch.ops.aten
 
@@ -42,7 +42,7 @@ def without_gradients(
     return torch.fx.GraphModule(backward, graph), tuple(k for k, node in enumerate(inputs) if node in left)
 
 
-def groups_of(backward: torch.fx.GraphModule, tangents: int) -> tuple[Group, ...]:
+def groups_of(backward: torch.fx.GraphModule, tangents: int) -> tuple[BackwardGroup, ...]:
     """Which gradients meet where something saved is used, and what they need of it; empty where all of them do."""
     inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
     first = len(inputs) - tangents
@@ -63,7 +63,8 @@ def groups_of(backward: torch.fx.GraphModule, tangents: int) -> tuple[Group, ...
     if len(groups) < 2:
         return ()
     return tuple(
-        Group(tuple(sorted(which)), tuple(sorted(what))) for which, what in sorted(groups, key=lambda g: min(g[0]))
+        BackwardGroup(tuple(sorted(which)), tuple(sorted(what)))
+        for which, what in sorted(groups, key=lambda g: min(g[0]))
     )
 
 

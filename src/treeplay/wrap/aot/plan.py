@@ -41,7 +41,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class ArgumentWrite:
     """A change of an argument that follows the graph: its layout, its contents (from `value`), or both.
 
     `is_tracked`: autograd sees it, as it would have seen the user's own. `is_versioned`: it moves the version.
@@ -74,7 +74,7 @@ class Check(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class NoOverlap:
     """Inputs that must not overlap: the `written` ones neither each other nor any of the `others`.
 
     `lengths` are how many bytes each of them spans, in that order; None for one that is made of others. `distinct` are pairs
@@ -92,7 +92,7 @@ class Apart:
         return sorted((min(pair), max(pair)) for pair in both)
 
 
-class Whole(Enum):
+class CommonBase(Enum):
     """What a common base is: one of its members, the tensor that members are views of, or a flat view made for the call."""
 
     MEMBER = "member"
@@ -108,7 +108,7 @@ class Base:
     though the user's write would.
     """
 
-    whole: Whole
+    whole: CommonBase
     source: int
     layout: Layout
     dtype: str
@@ -124,14 +124,14 @@ class New:
 
 
 @dataclass(frozen=True, slots=True)
-class Same:
+class ResultIsArgument:
     """A result that is an argument."""
 
     argument: int
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class EarlierResult:
     """A result that is an earlier result."""
 
     result: int
@@ -153,7 +153,7 @@ class ViewOfValue:
     recipe: Recipe
 
 
-Result = New | Same | Again | ViewOfArgument | ViewOfValue
+Result = New | ResultIsArgument | EarlierResult | ViewOfArgument | ViewOfValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class LateWrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class BackwardGroup:
     """Results whose backwards meet where something was saved; those of two groups run without one another.
 
     `tangents` are their positions, `saved` those of the saved values that they need.
@@ -256,7 +256,7 @@ class Node:
     fresh: tuple[int, ...] = ()
     late: tuple[LateWrite, ...] = ()
     donated: tuple[int, ...] = ()
-    groups: tuple[Group, ...] = ()
+    groups: tuple[BackwardGroup, ...] = ()
     generators: tuple[str, ...] = ()
     tokens: int = 0
     is_deterministic: bool = False
@@ -283,8 +283,8 @@ class CallPlan:
 
     arguments: tuple[str, ...]
     copies: tuple[tuple[int, int], ...]
-    apart: Apart | None
-    writes: tuple[Write, ...]
+    apart: NoOverlap | None
+    writes: tuple[ArgumentWrite, ...]
     touched: tuple[int, ...]
     results: tuple[Result, ...]
     values: int

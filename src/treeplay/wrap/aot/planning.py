@@ -13,25 +13,25 @@ from treeplay.errors import InternalError
 from treeplay.torch_seam import fakes as torch_fakes
 from treeplay.torch_seam.aot import Traced, is_new, is_written_by_graph
 from treeplay.torch_seam.modes import is_wrapper
-from treeplay.wrap.aot.arrange import Arrangement, Noted
-from treeplay.wrap.aot.capture import Seen, is_leaf, refusal
+from treeplay.wrap.aot.arrange import Arrangement, RunNotes
+from treeplay.wrap.aot.capture import TraceFindings, is_leaf, refusal
 from treeplay.wrap.aot.compilers import Compilers
 from treeplay.wrap.aot.layouts import fake_of, known_layout, layout_from, new_layouts
 from treeplay.wrap.aot.overlap import length, overlap, overlap_across_storages
 from treeplay.wrap.aot.plan import (
-    Again,
-    Apart,
+    ArgumentWrite,
     CallPlan,
+    CommonBase,
+    EarlierResult,
     Flag,
     Layout,
     New,
+    NoOverlap,
     Recipe,
     Result,
-    Same,
+    ResultIsArgument,
     ViewOfArgument,
     ViewOfValue,
-    Whole,
-    Write,
 )
 from treeplay.wrap.aot.random_states import refuse_unsupported_random
 from treeplay.wrap.aot.subclass_rules import refuse_unsupported_view
@@ -40,12 +40,12 @@ from treeplay.wrap.aot.subclasses import opened, value_fakes
 
 def plan_call(
     traced: Traced,
-    seen: Seen,
+    seen: TraceFindings,
     *,
     samples: Sequence[Any],
     arguments: tuple[str, ...],
     arrangement: Arrangement,
-    noted: Noted,
+    noted: RunNotes,
     compilers: Compilers,
 ) -> CallPlan:
     """The plan but for its node. `samples` are what the traced function takes in place of the arguments."""
@@ -77,23 +77,23 @@ def plan_call(
     )
 
 
-def _touched(traced: Traced, seen: Seen, positions: Sequence[int]) -> set[int]:
+def _touched(traced: Traced, seen: TraceFindings, positions: Sequence[int]) -> set[int]:
     """Arguments that the graph writes, or that the program changed and changed back."""
     written = {k for k, info in enumerate(traced.facts.input_info) if is_written_by_graph(info)}
     return {positions[k] for k in seen.touched | written}
 
 
-def _refuse_new_histories(plan: CallPlan, facts: Any, seen: Seen, noted: Noted) -> None:
+def _refuse_new_histories(plan: CallPlan, facts: Any, seen: TraceFindings, noted: RunNotes) -> None:
     """A write of something that needs a gradient starts a history, here of one tensor in the place of several."""
     for base, info in zip(plan.bases, facts.input_info, strict=False):  # bases come first
         grown = any(member.argument in noted.grown for member in base.members)
-        if grown or (base.whole is Whole.FLAT and info.requires_grad):
+        if grown or (base.whole is CommonBase.FLAT and info.requires_grad):
             one, other = (plan.name(member.argument) for member in base.members[:2])
             told = f"arguments `{one}` and `{other}` share memory, and a write to one of them starts a history"
             raise refusal("write", told, seen.line())
 
 
-def _refuse_what_is_missing(facts: Any, seen: Seen, samples: Sequence[Any], *, names: Sequence[str]) -> None:
+def _refuse_what_is_missing(facts: Any, seen: TraceFindings, samples: Sequence[Any], *, names: Sequence[str]) -> None:
     for name, sample, info in zip(names, samples, facts.input_info, strict=True):
         tracked = not (info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode)
         if info.mutates_storage_metadata or info.mutation_inductor_storage_resize:
@@ -106,7 +106,7 @@ def _refuse_what_is_missing(facts: Any, seen: Seen, samples: Sequence[Any], *, n
             raise refusal(name, "changes how autograd sees a tensor, which a trace does not keep", where)
 
 
-def _refuse_written_after_reshaped(traced: Traced, seen: Seen, layouts: dict[int, Layout]) -> None:
+def _refuse_written_after_reshaped(traced: Traced, seen: TraceFindings, layouts: dict[int, Layout]) -> None:
     """Torch's trace gives a view taken before `t_` a transposed gradient of a write that comes after it, and loses that of a
     write under no_grad."""
     needs_grad = traced.is_joint or any(traced.facts.input_info[k].requires_grad for k in layouts)
@@ -130,8 +130,8 @@ def _argument_fake(traced: Traced, k: int) -> Any:
 
 
 def _writes(
-    traced: Traced, seen: Seen, samples: Sequence[Any], *, plan: CallPlan, layouts: dict[int, Layout]
-) -> tuple[Write, ...]:
+    traced: Traced, seen: TraceFindings, samples: Sequence[Any], *, plan: CallPlan, layouts: dict[int, Layout]
+) -> tuple[ArgumentWrite, ...]:
     facts = traced.facts
     writes = []
     for value, k in enumerate(facts.mutated_inp_runtime_indices):
@@ -145,17 +145,19 @@ def _writes(
         # Torch takes what a custom function writes for a write under no_grad, also where it gives the argument a history.
         is_unseen = info.mutations_under_no_grad_or_inference_mode and k not in seen.rebased
         hidden = info.mutations_hidden_from_autograd or is_unseen or is_leaf(samples[k])
-        writes.append(Write(argument, value, info.mutates_data, layouts.get(k), not hidden, seen.moves_version(k)))
+        writes.append(
+            ArgumentWrite(argument, value, info.mutates_data, layouts.get(k), not hidden, seen.moves_version(k))
+        )
     return tuple(writes)
 
 
 def _results(
     traced: Traced,
-    seen: Seen,
+    seen: TraceFindings,
     samples: Sequence[Any],
     *,
     positions: Sequence[int],
-    noted: Noted,
+    noted: RunNotes,
     layouts: dict[int, Layout],
 ) -> tuple[Result, ...]:
     facts, fakes = traced.facts, _value_fakes(traced)
@@ -165,15 +167,15 @@ def _results(
     for k, info in enumerate(facts.output_info):
         kind, value = info.output_type.name, first + k
         if k in noted.members:
-            results.append(Same(noted.members[k]))
+            results.append(ResultIsArgument(noted.members[k]))
         elif k in seen.again:
-            results.append(Again(seen.again[k]))
+            results.append(EarlierResult(seen.again[k]))
         elif seen.own.get(k) in seen.rebased:  # torch takes what a custom function marked as changed for a new tensor
-            results.append(Same(positions[seen.own[k]]))
+            results.append(ResultIsArgument(positions[seen.own[k]]))
         elif is_new(info):
             results.append(New(value))
         elif kind == "is_input":
-            results.append(Same(positions[info.base_idx]))
+            results.append(ResultIsArgument(positions[info.base_idx]))
         elif kind == "alias_of_input":
             needs = facts.input_info[info.base_idx].requires_grad
             if needs and info.base_idx in layouts:
@@ -230,7 +232,9 @@ def _steps(sequence: Any) -> bytes | None:
         return None
 
 
-def _apart(plan: CallPlan, samples: Sequence[Any], facts: Any, seen: Seen, *, shaped: set[int]) -> Apart | None:
+def _apart(
+    plan: CallPlan, samples: Sequence[Any], facts: Any, seen: TraceFindings, *, shaped: set[int]
+) -> NoOverlap | None:
     """Written inputs and all other tensors that could share memory with them."""
     tensors = [k for k, sample in enumerate(samples) if isinstance(sample, torch.Tensor)]
     names = [plan.name(k) for k in plan.inputs]
@@ -251,7 +255,7 @@ def _apart(plan: CallPlan, samples: Sequence[Any], facts: Any, seen: Seen, *, sh
     if len(written) + len(others) < 2 and not pairs:
         return None
     inputs = plan.inputs
-    return Apart(
+    return NoOverlap(
         tuple(inputs[k] for k in written),
         tuple(inputs[k] for k in others),
         tuple(_length(samples[k]) for k in (*written, *others)),

@@ -27,7 +27,7 @@ def draw_seeds(count: int) -> list[int]:
     return seeds
 
 
-class Generators(threading.local):
+class RecomputeGenerators(threading.local):
     """One generator for each recomputed operator, for each thread its own. They stay the same objects over all calls,
     as a recording needs it."""
 

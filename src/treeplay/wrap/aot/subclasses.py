@@ -21,7 +21,7 @@ _IGNORED = -1
 """Stands for a size that only the class itself knows, such as the longest row of a nested tensor."""
 
 
-class Leaf(Enum):
+class PlainPart(Enum):
     """What lies in a wrapper and is passed as it is."""
 
     TENSOR = "tensor"
@@ -36,7 +36,7 @@ class Wrapper:
     """
 
     kind: type[Any]
-    parts: tuple[tuple[str, Wrapper | Leaf], ...]
+    parts: tuple[tuple[str, Wrapper | PlainPart], ...]
     context: Any = field(hash=False)  # a class may note something that cannot be hashed
     size: tuple[int | None, ...]
     stride: tuple[int | None, ...]
@@ -53,7 +53,7 @@ class Wrapper:
         for name, part in self.parts:
             if isinstance(part, Wrapper):
                 found += part.tensors(f"{text}.{name}")
-            elif part is Leaf.TENSOR:
+            elif part is PlainPart.TENSOR:
                 found.append(f"{text}.{name}")
         return found
 
@@ -166,11 +166,11 @@ def plain_parts(value: Any) -> list[torch.Tensor]:
     return [part for name in names for part in plain_parts(getattr(value, name))]
 
 
-def _part(meta: Any) -> Wrapper | Leaf:
+def _part(meta: Any) -> Wrapper | PlainPart:
     wrapper = wrapper_of(meta)
     if wrapper is not None:
         return wrapper
-    return Leaf.OPAQUE if type(meta).__name__ == "OpaqueMeta" else Leaf.TENSOR
+    return PlainPart.OPAQUE if type(meta).__name__ == "OpaqueMeta" else PlainPart.TENSOR
 
 
 def _number(number: Any, *, counted: bool) -> int | None:

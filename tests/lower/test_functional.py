@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from support import assert_same
 from support.opaque import call_of
-from treeplay.errors import LoweringError
-from treeplay.lower.aten.storage import check_inputs
 from treeplay.lower.functional import Tensors, make_functional
 from treeplay.trace.jit import trace
 
@@ -30,13 +27,3 @@ def test_writes_through_a_tensor_of_its_own_size_are_no_sums_of_differences() ->
     program(expected)
     assert_same(x, expected)
     assert_same(x.signbit(), expected.signbit())
-
-
-@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-def test_an_input_that_gets_another_size_is_not_compiled() -> None:
-    def resizing(x: torch.Tensor) -> None:
-        torch.mul(INFINITE, 2, out=x)
-
-    check_inputs(trace(resizing, call_of(torch.ones(3))).graph)
-    with pytest.raises(LoweringError, match="resizes"):
-        check_inputs(trace(resizing, call_of(torch.ones(4))).graph)

@@ -17,7 +17,6 @@ from treeplay.device.host.operators import KEEPS_FOR_BACKWARD
 from treeplay.errors import LoweringError
 from treeplay.facts.spec import TensorSpec
 from treeplay.graph_check import check_graph, check_module
-from treeplay.lower.aten.storage import check_inputs
 from treeplay.lower.functional import Tensors, make_functional
 from treeplay.lower.layouts import check_layouts, has_convolutions_both_ways, lay_out_results
 from treeplay.lower.lowered import Lowered, with_vector
@@ -35,7 +34,6 @@ def lower_inductor(
     from treeplay.lower import artifact as torch_artifact
 
     check_graph(graph, "the trace")
-    check_inputs(graph)
     _check_keeping(graph)
     check_layouts(graph)
     graph = with_shared_lists_apart(graph)

@@ -14,7 +14,6 @@ import torch.fx
 
 from treeplay.device.protocol import Births
 from treeplay.graph_check import check_graph
-from treeplay.lower.aten.storage import check_inputs
 from treeplay.lower.functional import Tensors
 from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.numbers import Vector, split_numbers
@@ -23,7 +22,6 @@ from treeplay.lower.numbers import Vector, split_numbers
 def lower_for_stream(graph: torch.fx.Graph, device: torch.device) -> Lowered:
     """Make the callable that runs the operators of `graph` on the current stream of `device`."""
     check_graph(graph, "the trace")
-    check_inputs(graph)
     numbers = split_numbers(graph)
     vector = Vector(numbers, device) if numbers.size else None
     # Values die as early as they do in eager code: what is captured reuses their memory.

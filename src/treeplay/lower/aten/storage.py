@@ -179,16 +179,6 @@ def _check_shape(node: Node, target: Node, specs: dict[Node, TensorSpec]) -> Non
         raise LoweringError(f"{node.target} resizes a tensor in place{f', at {where}' if where else ''}")
 
 
-def check_inputs(graph: torch.fx.Graph) -> None:
-    """Raise `LoweringError` for an input that is given another size in place: its memory is the caller's."""
-    specs = {node: node.meta["spec"] for node in graph.nodes if "spec" in node.meta}
-    inputs = {node.meta["storage"] for node in graph.find_nodes(op="placeholder") if node in specs}
-    for node in graph.nodes:
-        for target in written_by(node):
-            if target.meta["storage"] in inputs:
-                _check_shape(node, target, specs)
-
-
 # --- what never changes -------------------------------------------------------------------------------------
 
 

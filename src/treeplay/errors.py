@@ -11,15 +11,15 @@ class TreeplayError(Exception):
 
 
 class ArgumentError(TreeplayError, ValueError):
-    """A call of treeplay's own functions was given an argument it cannot use (the caller's to mend)."""
+    """A call of treeplay's own functions was given an argument it cannot use (the caller's to fix)."""
 
 
 class ArgumentTypeError(TreeplayError, TypeError):
-    """A call of treeplay's own functions was given an argument of a type it cannot use (the caller's to mend)."""
+    """A call of treeplay's own functions was given an argument of a type it cannot use (the caller's to fix)."""
 
 
 class Explained(TreeplayError, RuntimeError):
-    """An error that carries its reason as a plain fact: what, where, why, and how to mend it."""
+    """An error that carries its reason as a plain fact: what, where, why, and how to fix it."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(str(reason))
@@ -42,7 +42,7 @@ class Explained(TreeplayError, RuntimeError):
 
 
 class Refusal(Explained):
-    """A program cannot be recorded (the program's to mend).
+    """A program cannot be recorded (the program's to fix).
 
     `reason` is the plain fact; `op`, `where` and `advice` are its fields. Raised with `on_refusal="raise"`;
     by default the program runs eagerly instead and the same text is warned once:
@@ -98,7 +98,7 @@ class StaleRecordingWarning(UserWarning):
 
 
 class UsageError(TreeplayError, RuntimeError):
-    """A function was called in a state, on a stream or in an order in which it cannot be (the caller's to mend)."""
+    """A function was called in a state, on a stream or in an order in which it cannot be (the caller's to fix)."""
 
 
 class PatternChanged(UsageError):
@@ -107,7 +107,7 @@ class PatternChanged(UsageError):
 
 
 class CaptureFailed(Explained):
-    """A capture was broken by what it contains (the program's to mend). Nothing of it has run.
+    """A capture was broken by what it contains (the program's to fix). Nothing of it has run.
 
     `reason` is the plain fact; `op`, `where` and `advice` are its fields:
 
@@ -117,15 +117,15 @@ class CaptureFailed(Explained):
 
 
 class StaleOutput(TreeplayError, RuntimeError):
-    """Memory of a recording was to be read after a later replay reused it (the caller's to mend: copy it in time)."""
+    """Memory of a recording was to be read after a later replay reused it (the caller's to fix: copy it in time)."""
 
 
 class LoweringError(TreeplayError, RuntimeError):
-    """A lowering cannot take a graph (ours or the compiler's to mend); another lowering is tried next."""
+    """A lowering cannot take a graph (ours or the compiler's to fix); another lowering is tried next."""
 
 
 class InternalError(TreeplayError, RuntimeError):
-    """A rule of treeplay's own is broken, or an exception that nobody expected was raised in treeplay (ours to mend: please
+    """A rule of treeplay's own is broken, or an exception that nobody expected was raised in treeplay (ours to fix: please
     report it with its traceback, which `treeplay.observe.internal_errors()` gives).
 
     By default the call it came in runs as it is, with one warning; `on_refusal="raise"` raises it instead.

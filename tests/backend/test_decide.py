@@ -32,7 +32,7 @@ CASES = {
     "devices": {"devices": (DeviceUse(CUDA, "sin"), DeviceUse(OTHER, "cos", HERE))},
     "cpu_tensor": {"devices": (DeviceUse(CUDA, "sin"), DeviceUse(CPU, "add", HERE))},
     "no_caching_allocator": {"has_caching_allocator": False},
-    "operator": {"obstacles": (Reason("nonzero", "shape", "mend", HERE),)},
+    "operator": {"obstacles": (Reason("nonzero", "shape", "fix", HERE),)},
     "mutated_input": {"inputs": written(Role.ORDINARY)},
     "rebound_storage": {"inputs": written(Role.STATIC, is_rebound=True)},
     "input_kind": {"inputs": (InputFacts("x", Role.PLAIN, kind="str"),)},

@@ -60,7 +60,7 @@ def test_a_refusal_names_the_line_and_the_cure(command: Command, write_program: 
     assert "cannot be recorded" in result.stdout
     assert f"{path}:6 in reads" in result.stdout
     assert "return x * total.item()" in result.stdout
-    assert "to mend" in result.stdout
+    assert "fix: " in result.stdout
     assert "there may be more" in result.stdout
 
 

@@ -42,7 +42,7 @@ def test_Dplus1_the_text_names_operators_lines_and_cures():
     text = str(treeplay.explain(program, torch.ones(3), options=ATEN))
     assert "1 graphs, 1 that cannot be recorded" in text
     assert "nonzero: makes a result whose shape depends on values" in text
-    assert f"{__file__}:" in text and "to mend" in text
+    assert f"{__file__}:" in text and "fix: " in text
 
 
 def test_Dplus1_forward_and_backward_of_a_module_without_a_mark_on_its_gradients():

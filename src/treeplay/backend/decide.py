@@ -20,11 +20,11 @@ def _reasons(facts: GraphFacts) -> Iterator[Skip]:
     if not facts.is_on:
         yield _skip("off", "record", "recording is switched off", 'compile with options={"record": True}')
     if facts.operators == 0:
-        yield _skip("no_work", "graph", "it calls no operator", "nothing to mend: there is nothing to launch")
+        yield _skip("no_work", "graph", "it calls no operator", "nothing to fix: there is nothing to launch")
     if facts.is_forward_skipped:
-        yield _skip("forward_skipped", "backward", "forward skipped", "mend what keeps the forward from being recorded")
+        yield _skip("forward_skipped", "backward", "forward skipped", "fix what keeps the forward from being recorded")
     if facts.compiler is not None:
-        yield _skip("compiler", "compile", facts.compiler, "mend what the compiler says, or use another inner compiler")
+        yield _skip("compiler", "compile", facts.compiler, "fix what the compiler says, or use another inner compiler")
     if facts.is_ahead_of_time:
         yield _skip(
             "ahead_of_time", "compile", "it is compiled ahead of time", "record the loaded program with treeplay.jit"

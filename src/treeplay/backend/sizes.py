@@ -107,7 +107,7 @@ def _count(seen: set[tuple[Any, ...]], key: tuple[Any, ...], most: int) -> None:
     if len(seen) > most:
         warn_here(
             f"a graph of torch.compile was compiled for more than {most} sets of sizes, the newest {_shown(key)}; "
-            "each costs a compile. To mend: pad to a few sizes, or raise options['most_sizes']"
+            "each costs a compile. Fix: pad to a few sizes, or raise options['most_sizes']"
         )
 
 

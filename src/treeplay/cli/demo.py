@@ -100,7 +100,7 @@ def _need_compiler(device: torch.device) -> None:
     compiler, name = (find_compiler(), "a C++ compiler") if device.type == "cpu" else (find_gpu_compiler(), "Triton")
     if compiler.path is None:
         raise CommandError(
-            f"torch.compile needs {name}, and {compiler.why}\n  to mend install one, or leave out --peers"
+            f"torch.compile needs {name}, and {compiler.why}\n  fix:    install one, or leave out --peers"
         )
 
 

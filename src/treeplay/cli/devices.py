@@ -23,7 +23,7 @@ def find_device(text: str) -> torch.device:
         return torch.device("cpu")
     missing = why_no_cuda()
     if missing is not None:
-        raise CommandError(f"--device {text}: {missing}\n  to mend leave out --device, or ask: treeplay doctor")
+        raise CommandError(f"--device {text}: {missing}\n  fix:    leave out --device, or ask: treeplay doctor")
     count = torch.cuda.device_count()
     if device.index is not None and device.index >= count:
         raise CommandError(

@@ -38,7 +38,7 @@ def load_digits() -> Digits:
     except ImportError:
         raise CommandError(
             "the demo trains on scikit-learn's digits, and scikit-learn is not installed\n"
-            "  to mend pip install 'treeplay[demo]'"
+            "  fix:    pip install 'treeplay[demo]'"
         ) from None
     raw = datasets.load_digits()
     images = torch.tensor(raw.images, dtype=torch.float32).unsqueeze(1) / _BRIGHTEST

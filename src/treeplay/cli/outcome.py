@@ -23,7 +23,7 @@ INTERNAL = 3
 
 
 class CommandError(TreeplayError, RuntimeError):
-    """A command cannot do what it was asked (the caller's to mend)."""
+    """A command cannot do what it was asked (the caller's to fix)."""
 
 
 class ErrorsToStderr(TyperGroup):

@@ -9,7 +9,7 @@ from treeplay.facts.location import Location
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One reason not to record: the operation, the user's line, what happened and how to mend it."""
+    """One reason not to record: the operation, the user's line, what happened and how to fix it."""
 
     op: str
     why: str
@@ -22,5 +22,5 @@ class Reason:
             lines.append(f"  at      {self.where}")
             if self.where.source:
                 lines.append(f"          {self.where.source}")
-        lines.append(f"  to mend {self.advice}")
+        lines.append(f"  fix:    {self.advice}")
         return "\n".join(lines)

@@ -65,7 +65,7 @@ class Inputs:
             if not entry.is_there():
                 raise UsageError(
                     f"a tensor that the recording reads was freed before the replay: {entry}\n"
-                    "  to mend    keep a reference to it as long as the recording is replayed"
+                    "  fix:       keep a reference to it as long as the recording is replayed"
                 )
 
     @contextmanager

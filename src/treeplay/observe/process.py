@@ -1,4 +1,4 @@
-"""All that this package keeps for the whole process: what to reset in a test and to mend after a fork."""
+"""All that this package keeps for the whole process: what to reset in a test and to renew after a fork."""
 
 from __future__ import annotations
 

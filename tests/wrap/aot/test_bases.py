@@ -156,7 +156,7 @@ def refused(function: Any, make: Make) -> str:
     with pytest.raises(Refusal) as caught:
         wrapped(function, make)
     text = str(caught.value)
-    assert "`a`" in text and "`b`" in text and "test_bases.py" in text and "to mend" in text
+    assert "`a`" in text and "`b`" in text and "test_bases.py" in text and "fix: " in text
     return text
 
 

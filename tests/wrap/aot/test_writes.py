@@ -127,7 +127,7 @@ def test_W27_a_storage_that_is_replaced_or_resized_is_refused_with_the_line(func
     with pytest.raises(Refusal) as caught:
         wrapped(function, lambda: [numbers(6), numbers(6)])
     text = str(caught.value)
-    assert "test_writes.py" in text and "to mend" in text
+    assert "test_writes.py" in text and "fix: " in text
 
 
 def left_on(x: Any, y: Any) -> Any:
@@ -159,7 +159,7 @@ def test_Wplus13_refusals_name_argument_line_and_cure() -> None:
         with pytest.raises(Refusal) as caught:
             wrapped(function, make)
         text = str(caught.value)
-        assert named in text and "test_writes.py" in text and "to mend" in text
+        assert named in text and "test_writes.py" in text and "fix: " in text
         assert "guard bug" not in text and "file an" not in text
 
 
@@ -168,7 +168,7 @@ def test_Wplus13_calls_that_do_not_fit_name_both_arguments_and_the_cure() -> Non
     x = numbers(3)
     with pytest.raises(UsageError) as caught:
         call([x[:2], x[1:]])
-    assert all(part in str(caught.value) for part in ("`left`", "`right`", "To mend"))
+    assert all(part in str(caught.value) for part in ("`left`", "`right`", "Fix: "))
 
 
 def test_W46_a_flag_that_changed_is_told_before_anything_runs() -> None:
@@ -181,7 +181,7 @@ def test_W46_a_flag_that_changed_is_told_before_anything_runs() -> None:
     with pytest.raises(UsageError) as caught:
         call([numbers(2, grad=True), numbers(2)])
     text = str(caught.value)
-    assert "`x`" in text and "needs a gradient" in text and "To mend" in text and not ran
+    assert "`x`" in text and "needs a gradient" in text and "Fix: " in text and not ran
     with pytest.raises(UsageError, match=r"`y`.*a tensor.*int"):
         call([numbers(2), 3])
     with torch.no_grad():
@@ -254,7 +254,7 @@ def test_Wplus3_changes_of_flags_and_modes_are_refused_with_the_line(function: C
     with pytest.raises(Refusal) as caught:
         wrapped(function, lambda: [numbers(3, grad=True), numbers(3)])
     text = str(caught.value)
-    assert "to mend" in text and ("test_writes.py" in text or function is left_on)
+    assert "fix: " in text and ("test_writes.py" in text or function is left_on)
 
 
 def test_Wplus3_a_tensor_made_inside_is_detached_in_place() -> None:

@@ -79,7 +79,7 @@ def wrap_function(
             if sample is not None and not isinstance(sample, torch.Tensor | int | float | bool):
                 raise UsageError(
                     f"sample input `{name}`: expected a tensor, a number or None, found {type(sample).__name__}. "
-                    "To mend: flatten the arguments first"
+                    "Fix: flatten the arguments first"
                 )
         if needs_arrangement(samples):
             written, any_write = written_by(function, samples, names)

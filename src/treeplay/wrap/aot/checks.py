@@ -13,7 +13,7 @@ from treeplay.wrap.aot.bases import dtype_of, flat_base, layout_of
 from treeplay.wrap.aot.overlap import length, overlap, overlap_across_storages
 from treeplay.wrap.aot.plan import Base, Check, CommonBase, Member
 
-_MEND = "To mend: wrap the function again for this pattern of arguments"
+_FIX = "Fix: wrap the function again for this pattern of arguments"
 
 
 def check_of(sample: Any) -> Check:
@@ -36,7 +36,7 @@ def check_arguments(args: Sequence[Any], checks: Sequence[Check], names: Sequenc
         told = found.value if found is not Check.OTHER else type(value).__name__
         raise UsageError(
             f"argument {at} (`{name}`) was {check.value} when this was traced, and is now {told}. "
-            "To mend: wrap the function again for arguments like these, or pass what it was traced with"
+            "Fix: wrap the function again for arguments like these, or pass what it was traced with"
         )
 
 
@@ -45,13 +45,13 @@ def check_copy(one: Any, other: Any, names: tuple[str, str]) -> None:
     if one is not other:
         raise PatternChanged(
             f"{names[0]} and {names[1]} were one tensor when this was traced, and one of them is written; "
-            f"now they are two. {_MEND}"
+            f"now they are two. {_FIX}"
         )
 
 
 def one_object(names: tuple[str, str]) -> PatternChanged:
     """Two positions hold one tensor, as they did not at the trace, and its shape changes in place."""
-    return PatternChanged(f"{names[0]} and {names[1]} are one tensor, and its shape changes in place. {_MEND}")
+    return PatternChanged(f"{names[0]} and {names[1]} are one tensor, and its shape changes in place. {_FIX}")
 
 
 def check_apart(one: torch.Tensor, other: torch.Tensor, names: tuple[str, str]) -> None:
@@ -59,7 +59,7 @@ def check_apart(one: torch.Tensor, other: torch.Tensor, names: tuple[str, str]) 
     if overlap(one, other) or overlap_across_storages(one, other):
         raise PatternChanged(
             f"{names[0]} and {names[1]} share memory, and one of them is written; when this was traced they were "
-            f"apart. {_MEND}"
+            f"apart. {_FIX}"
         )
 
 
@@ -120,5 +120,5 @@ def _fits(tensor: torch.Tensor, member: Member, base: Base, whole: torch.Tensor)
 def _another(names: Sequence[str]) -> PatternChanged:
     return PatternChanged(
         f"{', '.join(names)} shared memory when this was traced, and some of them are written; now they share it in "
-        f"another way, or not at all. {_MEND}"
+        f"another way, or not at all. {_FIX}"
     )

@@ -93,7 +93,7 @@ class _CheckAliases(TorchDispatchMode):
     def _report(self, func: Any, shared: str) -> None:
         text = (
             f"the custom operator {func} returns a tensor that shares memory with {shared}, which its schema denies: "
-            "results may be wrong once it is compiled. To mend: return a clone, or write the alias into the schema"
+            "results may be wrong once it is compiled. Fix: return a clone, or write the alias into the schema"
         )
         if self.is_error:
             raise UsageError(text)

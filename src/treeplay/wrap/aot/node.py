@@ -149,7 +149,7 @@ class _Differentiated(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         raise UsageError(
             f"a compiled function was differentiated twice: its backward has no backward of its own{ctx.because}. "
-            "To mend: compute this part without treeplay"
+            "Fix: compute this part without treeplay"
         )
 
 
@@ -266,5 +266,5 @@ def late_write() -> UsageError:
     """The backward writes to an argument that needs a gradient, under create_graph."""
     return UsageError(
         "the backward of a compiled function writes to an argument that needs a gradient, and create_graph=True asks for "
-        "a history of that write, which is not kept. To mend: compute this part without treeplay, or without create_graph"
+        "a history of that write, which is not kept. Fix: compute this part without treeplay, or without create_graph"
     )

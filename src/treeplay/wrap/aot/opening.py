@@ -33,7 +33,7 @@ Place = tuple[int, str, str]
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, type(None)))
 """Classes that need no second look where a plain value was traced."""
 
-_AGAIN = "To mend: wrap the function again for arguments of these classes"
+_AGAIN = "Fix: wrap the function again for arguments of these classes"
 
 
 def check_plain(values: Sequence[Any], names: Sequence[str]) -> list[Any]:
@@ -64,7 +64,7 @@ def check_notes(value: Any, context: Any, path: str) -> None:
     found = value.__tensor_flatten__()[1]
     if not same(found, context):
         raise UsageError(
-            f"$.{path}: expected {_said(type(value))} with {context!r}, as traced, found {found!r}. To mend: wrap the "
+            f"$.{path}: expected {_said(type(value))} with {context!r}, as traced, found {found!r}. Fix: wrap the "
             "function again for arguments with these notes"
         )
 
@@ -127,7 +127,7 @@ def _unlike(gradient: Any, kind: type[Any], context: Any, place: Place) -> Usage
     made = f", made at {where}" if where else ""
     return UsageError(
         f"the gradient{path} that arrived for output {output} of a compiled function{made}: expected {expected}, as traced, "
-        f"found {found}. To mend: {cure}"
+        f"found {found}. Fix: {cure}"
     )
 
 

@@ -15,7 +15,7 @@ def transformed(place: str) -> UsageError:
     """The error of a call, or a backward, inside vmap, grad or vjp."""
     return UsageError(
         f"the {place} of a compiled function ran inside a transform of torch.func (vmap, grad, vjp), which cannot see "
-        "into it. To mend: apply the transform inside the compiled function, or run this part without treeplay"
+        "into it. Fix: apply the transform inside the compiled function, or run this part without treeplay"
     )
 
 
@@ -23,7 +23,7 @@ def became_deterministic() -> UsageError:
     """The error of a backward under deterministic mode whose forward was traced without it."""
     return UsageError(
         "torch.use_deterministic_algorithms was turned on after this function was compiled: its backward may use an "
-        "algorithm that is not deterministic. To mend: turn it on before the function is compiled"
+        "algorithm that is not deterministic. Fix: turn it on before the function is compiled"
     )
 
 

@@ -137,14 +137,6 @@ def _absent_grads(run: TracedRun) -> Iterator[Watch]:
             yield Watch(places[0].child(How.GRAD, tensor, None, f"{places[0]}.grad"), None)
 
 
-def _state_places(inputs: Iterable[Input]) -> Iterator[Place]:
-    for item in inputs:
-        if isinstance(item.source, State):
-            yield item.source.place
-        if isinstance(item.source, (State, Argument)):
-            yield from item.source.also
-
-
 def on_the_way(
     places: Iterable[Place], found: Survey, called: dict[int, torch.nn.Module], hooked: Iterable[torch.Tensor]
 ) -> tuple[tuple[Watch, ...], tuple[Watch, ...]]:

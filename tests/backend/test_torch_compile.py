@@ -292,7 +292,7 @@ def test_distributed_data_parallel_over_two_processes(tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(SCRIPT)
     inners = ["aten", *(["inductor"] if find_compiler().path is not None else [])]
-    source = str(Path(sys.modules[backend.__module__].__file__).parents[2])
+    source = str(Path(sys.modules[backend.__module__].__file__).parents[1])
     workers = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", str(script), str(rank), port, *inners],

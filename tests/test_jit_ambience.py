@@ -69,7 +69,7 @@ CHANGES: dict[str, tuple[str, Around]] = {
     "autocast for another device": (
         "autocast",
         lambda: setting(
-            lambda: torch.is_autocast_enabled("mtia"), lambda on: torch.set_autocast_enabled("mtia", on), True
+            lambda: torch.is_autocast_enabled("xpu"), lambda on: torch.set_autocast_enabled("xpu", on), True
         ),
     ),
     "deterministic": ("deterministic algorithms", deterministic),

@@ -6,6 +6,7 @@ import copy
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -400,6 +401,9 @@ def test_a_graph_with_quantized_tensors_runs_as_it_is():
         return q.dequantize() - 1, q.int_repr()
 
     x = torch.randn(3)
-    with pytest.warns(UserWarning, match="quantized"):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         found = compiled(run)(x)
+    # Before torch 2.13, Dynamo breaks the graph there and hands over nothing.
+    assert any("quantized" in str(item.message) for item in told) or torch.__version__ < "2.13"
     assert all(map(torch.equal, found, run(x)))

@@ -59,9 +59,12 @@ def _layers(func: Callable[..., Any], given: dict[str, Any]) -> Any:
     for layer in range(given["num_layers"]):
         x = torch.dropout(x, given["dropout"], True) if layer else x
         rows, weights = slice(layer * directions, (layer + 1) * directions), slice(layer * count, (layer + 1) * count)
-        part = {source: x, "hx": _rows(given["hx"], rows), "params": given["params"][weights]}
-        x, *state = func(**given | part | {"num_layers": 1, "dropout": 0.0} | options)
-        states.append(state)
+        before = _rows(given["hx"], rows)
+        part = {source: x, "hx": before, "params": given["params"][weights]}
+        x, *after = func(**given | part | {"num_layers": 1, "dropout": 0.0} | options)
+        # A trace by torch 2.11 gives the states of some lone layers one dimension more.
+        likes = before if isinstance(before, list) else [before]
+        states.append([state.reshape(like.shape) for state, like in zip(after, likes, strict=True)])
     return (x.transpose(0, 1) if turned else x, *(torch.cat(each) for each in zip(*states, strict=True)))
 
 

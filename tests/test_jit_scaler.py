@@ -368,7 +368,13 @@ FUSED: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 @pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize("name", ["sgd momentum", "adam amsgrad", "adamw capturable", *FUSED])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("sgd momentum", "adamw capturable", "adam fused"),
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("adam amsgrad", *FUSED) if name != "adam fused"),
+    ],
+)
 def test_a_compiled_step_is_skipped_like_eager(name: str) -> None:
     """numbers are close, the scale is equal bit for bit, and what a skipped step leaves alone is left alone exactly"""
     torch.manual_seed(7)

@@ -30,7 +30,6 @@ from treeplay.errors import (
     TooEarly,
     UsageError,
 )
-from treeplay.facts.mismatch import Mismatch
 from treeplay.facts.refusal import Reason
 from treeplay.facts.structure import Leaf, flatten
 from treeplay.observe import counters, warn_once
@@ -39,14 +38,15 @@ from treeplay.observe.once import warn_here
 from treeplay.sandbox.boundary import Boundary, UninterruptedBlock, internal
 from treeplay.settings import settings
 from treeplay.torch_seam.modes import default_device
-from treeplay.trace.jit import Busy, Call, home_of, program_raised, survey_call
+from treeplay.trace.jit import Busy, Call, program_raised, survey_call
 from treeplay.tree.audit import Audit
 from treeplay.tree.decide import Action, CallFacts, KeyPhase, decide
 from treeplay.tree.gate import Gate
-from treeplay.tree.key import Key, describe, has_fakes, kind_of, make_key, passing, varying
+from treeplay.tree.key import Key, describe, has_fakes, kind_of, make_key, varying
 from treeplay.tree.launching import Reached, finish, reached
 from treeplay.tree.mismatch import first_mismatch, key_mismatches, memory_mismatch, nearest_mismatches
 from treeplay.tree.moved import bring_back
+from treeplay.tree.reasons import OF_FAKES, broken_twice, does_not_fit, passing_object, too_often, under_mode
 from treeplay.tree.recorders import recorders
 from treeplay.tree.table import MOST_TRIES, Entry, EntryTable, Observation, Recording
 from treeplay.wrap.emit import MISS
@@ -106,7 +106,7 @@ class Manager:
         self.name = name
         self.on_refusal = on_refusal
         self.table = EntryTable()
-        self._passing: set[Hashable] = set()  # keys by class, of calls with objects that do not come again
+        self.passing_object: set[Hashable] = set()  # keys by class, of calls with objects that do not come again
         self.tally = Tally()
         self.warm: CallFunction = _never
         self._last: Recording | None = None
@@ -141,7 +141,7 @@ class Manager:
 
     def reset(self) -> None:
         """Forget every recording and every refusal."""
-        self._passing.clear()
+        self.passing_object.clear()
         self.table.clear()
         self._use(None)
 
@@ -160,7 +160,7 @@ class Manager:
             leaves, structure = flatten((args, kwargs))
             call = Call(args, kwargs, leaves, structure)
             key = make_key(call)
-            if self._passing and (kind := kind_of(key)) is not None and kind in self._passing:
+            if self.passing_object and (kind := kind_of(key)) is not None and kind in self.passing_object:
                 key = kind
             entry = self.table.entry(key, lambda: describe(call))
         except Refusal as refusal:
@@ -170,7 +170,7 @@ class Manager:
         if entry.phase is KeyPhase.NEW:
             self._look_around(entry, key, call)
             if self._come_once(entry, key):
-                return self._refused(entry, Refusal(_passing(self.program, call)), call)
+                return self._refused(entry, Refusal(passing_object(self.program, call)), call)
         since = recorders.now()
         out = self._replay_any(entry, call)
         if out is not MISS:
@@ -203,10 +203,10 @@ class Manager:
         """Note which mode keeps a new entry's calls eager, or what keeps them apart from the nearest that are recorded."""
         mode = key.ambience.only_eagerly
         if mode is not None:
-            entry.phase, entry.reason = KeyPhase.EAGER, _eager_under(mode)
+            entry.phase, entry.reason = KeyPhase.EAGER, under_mode(mode)
             return
         if has_fakes(call):
-            entry.phase, entry.reason = KeyPhase.EAGER, _OF_FAKES
+            entry.phase, entry.reason = KeyPhase.EAGER, OF_FAKES
             return
         others = [(other, at) for other, at in self.table.items() if isinstance(other, Key) and at.recordings]
         differing = [
@@ -226,7 +226,7 @@ class Manager:
             return False
         self.table.clear()
         self.table.put(kind, entry)
-        self._passing.add(kind)
+        self.passing_object.add(kind)
         return True
 
     def _replayed(self, recording: Recording) -> None:
@@ -307,7 +307,7 @@ class Manager:
                     raise InternalError("a call was to be recorded that was not observed")
                 return self._record(entry, call, seen)
             case Action.REFUSE:
-                return self._refused(entry, Refusal(_too_often(self.name, entry)), call)
+                return self._refused(entry, Refusal(too_often(self.name, entry)), call)
             case Action.RUN_EAGERLY:
                 if entry.phase is not KeyPhase.REFUSED:
                     return self._eager(entry, call, f"under {entry.reason.op}" if entry.reason is not None else "eager")
@@ -420,7 +420,7 @@ class Manager:
         if out is MISS:
             mismatch = first_mismatch(recording.signature, call)
             recording.drop()
-            return self._refused(entry, Refusal(_does_not_fit(mismatch)), call)
+            return self._refused(entry, Refusal(does_not_fit(mismatch)), call)
         if not self.table.holds(entry):  # it was reset meanwhile
             self.tally.went += 1
             self.table.free([recording])
@@ -554,7 +554,7 @@ class Manager:
         if len(entry.errors) >= _MOST_ERRORS:
             for recording in list(entry.recordings):
                 self._drop(entry, recording)
-            entry.phase, entry.reason = KeyPhase.REFUSED, _broken_for(error)
+            entry.phase, entry.reason = KeyPhase.REFUSED, broken_twice(error)
             entry.observations.clear()
 
     def _refused(self, entry: Entry, refusal: Refusal, call: Call) -> Any:
@@ -600,56 +600,5 @@ def _facts_of(entry: Entry, seen: Observation | None) -> CallFacts:
     return CallFacts(entry.phase, seen is not None, entry.rerecordings, settings.max_rerecordings)
 
 
-def _too_often(name: str, entry: Entry) -> Reason:
-    return Reason(
-        op="state",
-        why=f"{name} was recorded anew {entry.rerecordings} times, the last time because of {entry.causes[-1]}",
-        advice="keep the state in place (p.copy_(...) under torch.no_grad()) instead of reassigning it, "
-        "or raise treeplay.settings.max_rerecordings",
-    )
-
-
-_OF_FAKES = Reason(
-    op="fake tensor",
-    why="has no data to compute with, so calls with fake tensors among their arguments run eagerly",
-    advice="pass tensors with data",
-)
-
-
 def _as_internal(error: Exception, doing: str) -> InternalError:
     return error if isinstance(error, InternalError) and error.text else internal(error, doing)
-
-
-def _broken_for(error: InternalError) -> Reason:
-    return Reason(
-        op="treeplay",
-        why=f"an error of its own came twice: {str(error).splitlines()[0]}",
-        advice="report it with its traceback, which treeplay.observe.internal_errors() gives; reset() tries again",
-    )
-
-
-def _passing(program: Callable[..., Any], call: Call) -> Reason:
-    return Reason(
-        op=f"argument {passing(call)}",
-        why="was another object in each call so far, and a recording is for the very object that it was made with, "
-        "which the program may store, compare and read in any way",
-        advice="pass what the program needs of it: tensors, numbers, strings, or a dataclass of them; or keep one object and "
-        "change it",
-        where=home_of(program),
-    )
-
-
-def _eager_under(mode: str) -> Reason:
-    return Reason(
-        op=mode,
-        why="what it follows or checks inside of a program is not part of a recording, so calls under it run eagerly",
-        advice="call it outside of this mode to have it replayed",
-    )
-
-
-def _does_not_fit(broken: Mismatch | None) -> Reason:
-    return Reason(
-        op="recording",
-        why=f"it does not fit the call it was made for: {broken or 'its arguments'}",
-        advice="report this: it is a fault of treeplay's, not of the program",
-    )

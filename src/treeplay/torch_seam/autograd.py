@@ -75,7 +75,7 @@ def autograd_function_arguments(replaced: Callable[[Any], Any]) -> Iterator[None
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == thread:
             args, kwargs = replaced(args), replaced(kwargs)
-        return original.__func__(cls, *args, **kwargs)
+        return original.__get__(None, cls)(*args, **kwargs)  # in C from torch 2.14 on
 
     stand_in(apply, original)
     owner: Any = torch.autograd.Function
@@ -96,10 +96,10 @@ def histories_given(check: Callable[[torch.Tensor], None]) -> Iterator[None]:
 
     def noting(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
-            return apply.__func__(cls, *args, **kwargs)
+            return apply.__get__(None, cls)(*args, **kwargs)
         modes.append(torch.is_grad_enabled())
         try:
-            return apply.__func__(cls, *args, **kwargs)
+            return apply.__get__(None, cls)(*args, **kwargs)
         finally:
             modes.pop()
 

@@ -9,8 +9,8 @@ from importlib import import_module
 
 import torch
 
-WORKS_WITH = "2.11 to 2.13"
-"""The releases of torch that the tests are run with."""
+WORKS_WITH = "2.11 to 2.14"
+"""The releases of torch that the tests of `make compat` pass with."""
 
 AT_ONCE = (
     "allocator",

@@ -457,3 +457,12 @@ def test_data_of_a_class_of_torchs_own_that_no_object_is_of_is_not_asked_by_comp
 
     found = labels(reached(asks, Holder(a=1.0), 1.0))
     assert not any(label.startswith("DTensor._op_dispatcher") for label in found)
+
+
+def test_what_dies_while_a_program_runs_is_no_part_of_it() -> None:
+    alive, others = weakref.WeakValueDictionary(), [Holder(a=1.0)]
+    alive["first"] = others[0]
+    with Reads([]) as reads:
+        others.clear()  # whose callback removes it
+    reach = Reach(reads).walk([])
+    assert not alive and not reach.functions and not reach.references

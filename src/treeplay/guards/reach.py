@@ -359,6 +359,7 @@ class Reach:
         wanted = [code for key, code in (self.reads.code or {}).items() if key not in self._functions_seen]
         wanted = [code for code in wanted if not code.co_filename.startswith(("<treeplay", "<frozen"))]
         wanted = [code for code in wanted if code.co_name not in _TRANSIENT and code.co_filename != typing.__file__]
+        wanted = [code for code in wanted if code.co_qualname not in _CALLBACKS]
         functions = [(code, function_of(code)) for code in wanted]
         for _, function in functions:
             if function is not None:
@@ -660,6 +661,14 @@ def _hashed(key: Any) -> Any:
 _TORCH = torch.__file__.rpartition("__init__")[0]  # whose code asks a class for names that it spells out
 _HEAP = 1 << 9
 _OURS = 2  # references to an object that nobody else refers to: that of `ObjectReads`, and the argument of the question
+# Weak containers' own callbacks run whenever something dies, be it of the program's or not.
+_CALLBACKS = frozenset(
+    {
+        "WeakKeyDictionary.__init__.<locals>.remove",
+        "WeakValueDictionary.__init__.<locals>.remove",
+        "WeakSet.__init__.<locals>._remove",
+    }
+)
 _TRANSIENT = frozenset({"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"})
 
 

@@ -6,6 +6,7 @@ import copy
 import ctypes
 import gc
 import random
+import threading
 import weakref
 from typing import Any
 
@@ -403,3 +404,19 @@ def test_nothing_of_a_call_is_kept_alive() -> None:
     del value
     gc.collect()
     assert reference() is None
+
+
+def test_a_compiled_model_is_recorded_while_there_are_other_threads() -> None:
+    """Whose run then notes what it reads, of the compiler's own objects too."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    compiled, stop = torch.compile(model, backend="eager"), threading.Event()
+    threading.Thread(target=stop.wait, daemon=True).start()
+    try:
+        with torch.no_grad():
+            captured = Captured(lambda x: compiled(x), plain_calls=2)
+            for _ in range(5):
+                value = x()
+                assert torch.equal(captured(value), model(value))
+    finally:
+        stop.set()
+    assert len(captured.recordings) == 1 and captured.recordings[0].replays == 3

@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from treeplay.device.teardown import Teardown, each
 from treeplay.facts.kinds import is_a
 from treeplay.guards.ran import noting
+from treeplay.torch_seam.dynamo import skip_code
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.patched import ABSENT, stand_in
 
@@ -357,6 +358,7 @@ def _reader(cls: Any, before: Any) -> Callable[[Any, str], Any]:
                 _watching[-1]._note(self, name)
             return before(self, name)
 
+    _hide(__getattribute__.__code__)
     return __getattribute__
 
 
@@ -369,7 +371,15 @@ def _storer(cls: Any, kind: str, before: Any) -> Callable[..., None]:
         else:
             before(self, name, *value)
 
+    _hide(store.__code__)
     return store
+
+
+@lru_cache(maxsize=8)
+def _hide(code: CodeType) -> None:
+    """Have Dynamo take no notice of a hook. For each frame that it looks at it asks attributes of the compiler that the user
+    chose, whose class may have hooks: it would look at their frames, and so on without end."""
+    skip_code(code, with_callees=True)
 
 
 def _is_ours(code: CodeType) -> bool:

@@ -343,8 +343,16 @@ class Scaled(torch.autograd.Function):
         return gradient * w, gradient * x
 
 
+def _dynamo_knows_dirty_arguments(device: str) -> bool:
+    x = torch.ones(3, device=device, requires_grad=True) * 1.5
+    result = torch.compile(lambda x, w: Scaled.apply(x, w), backend="eager")(x, torch.ones(3, device=device))
+    return result is x
+
+
 @pytest.mark.parametrize("grad", [True, False], ids=["training", "inference"])
 def test_an_argument_that_a_custom_function_changed_and_returned_is_the_result(grad: bool, device: str) -> None:
+    if grad and not _dynamo_knows_dirty_arguments(device):
+        pytest.skip("this release of Dynamo returns another tensor than the argument, with any backend")
     compiled = torch.compile(lambda x, w: Scaled.apply(x, w), backend="treeplay", options={"inner": "aten"})
     found = []
     for run in (Scaled.apply, compiled, compiled):

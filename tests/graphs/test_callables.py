@@ -100,9 +100,9 @@ def test_G27_forwards_in_order_then_backwards_in_the_opposite_one(dev: str, monk
     pools: set[object] = set()
     capture = record_module.capture
 
-    def spy(manner, body):
+    def spy(manner, *given):
         pools.add(manner.pool)
-        return capture(manner, body)
+        return capture(manner, *given)
 
     def named(kind: str, method):
         return lambda self, *args: (order.append(f"{kind}{int(self.label[-1])}"), method(self, *args))[1]

@@ -53,6 +53,8 @@ def test_G5_a_capture_ends_on_the_stream_of_its_begin(cuda: str) -> None:
 
 def forked(x: torch.Tensor, *, joins: bool) -> torch.Tensor:
     main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    while side == main:  # torch hands out the same few streams in turn
+        side = torch.cuda.Stream()
     y = x * 2
     side.wait_stream(main)
     with torch.cuda.stream(side):

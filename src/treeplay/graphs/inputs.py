@@ -1,14 +1,14 @@
-"""Whether the outside tensors that a recording reads are still there: opt-in, because it looks at every operator.
+"""The outside tensors that a recording reads: whether they are still there, or kept as long as the recording.
 
 A recording holds addresses. On CUDA, a tensor that was freed since leaves its address to somebody else, and a replay reads
-what lies there now.
+what lies there now. Callables that are wrapped keep what they read; a bare recording checks it if that is wanted.
 """
 
 from __future__ import annotations
 
 import tracemalloc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,7 +71,7 @@ class Inputs:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Note what a block of CUDA work reads and did not make itself."""
-        with _InputWatch(self):
+        with _InputWatch(self.note):
             yield
 
     def clear(self) -> None:
@@ -89,19 +89,35 @@ def made_at(tensor: torch.Tensor) -> Location | None:
 class _InputWatch(TorchDispatchMode):
     """Tells inputs from what the block makes, by storage."""
 
-    def __init__(self, inputs: Inputs) -> None:
+    def __init__(self, note: Callable[[torch.Tensor], object], seen: Iterable[int] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._inputs = inputs
-        self._seen: set[int] = set()
+        self._note = note
+        self._seen = set(seen)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor, storage in _storages((args, kwargs or {})):
             if storage not in self._seen and tensor.is_cuda:
-                self._inputs.note(tensor)
+                self._note(tensor)
             self._seen.add(storage)
         result = func(*args, **(kwargs or {}))
         self._seen.update(storage for _, storage in _storages(result))
         return result
+
+
+class OutsideMemory(_InputWatch):
+    """While it is entered: keeps the memory that a block of CUDA work reads and did not make itself, in `kept`.
+
+    A block that goes on after another, as a backward after its forward, did not make what the other made, and does not keep it.
+    """
+
+    def __init__(self, after: OutsideMemory | None = None) -> None:
+        super().__init__(lambda tensor: self.kept.append(tensor.untyped_storage()), after._seen if after else ())
+        self.kept: list[torch.UntypedStorage] = []
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Compiled functions inside of the block stay compiled; what they read is theirs to keep."""
+        return True
 
 
 def _storages(tree: Any) -> Iterator[tuple[torch.Tensor, int]]:

@@ -20,6 +20,7 @@ from treeplay.graphs.body import Body, BodyRun, sequence_number_for
 from treeplay.graphs.buffers import Buffers, storage_of
 from treeplay.graphs.context import graph
 from treeplay.graphs.graph import Graph
+from treeplay.graphs.inputs import OutsideMemory
 from treeplay.graphs.order import Kept, PoolOrder
 from treeplay.graphs.recorded import Backward, Forward, Gradients, Outputs, RecordedBody
 from treeplay.graphs.roster import Roster
@@ -52,6 +53,7 @@ class PendingBody:
     ran: BodyRun
     to: tuple[tuple[str, torch.Tensor], ...]
     forward: Forward
+    inputs: OutsideMemory  # what the forward has read and made
 
 
 def record_all(bodies: Sequence[Body], manner: Manner) -> list[RecordedBody | EagerBody]:
@@ -77,7 +79,8 @@ def _finish_all(taken: list[PendingBody | EagerBody], manner: Manner) -> list[Re
 def _take_forward(body: Body, manner: Manner) -> PendingBody | EagerBody:
     since = sequence_number_for(body.ambience)
     before = [item._version for item in body.inputs]
-    graph, ran = capture(manner, lambda: body.run(since))
+    inputs = OutsideMemory()
+    graph, ran = capture(manner, lambda: body.run(since), inputs)
     if isinstance(ran, EagerBody):
         return ran
     _check_roster(body.label, body.roster)
@@ -97,7 +100,9 @@ def _take_forward(body: Body, manner: Manner) -> PendingBody | EagerBody:
             aliased=aliased,
             packing=ran.packing,
             differentiable=ran.differentiable if to else (),
+            kept=tuple(inputs.kept),
         ),
+        inputs,
     )
 
 
@@ -121,7 +126,8 @@ def _finish(taken: PendingBody | EagerBody, manner: Manner) -> RecordedBody | Ea
 def _take_backward(taken: PendingBody, manner: Manner) -> Backward | EagerBody:
     body, ran, to = taken.body, taken.ran, taken.to
     incoming = [torch.zeros_like(ran.outputs[index]).detach() for index in ran.differentiable]
-    graph, gradients = capture(manner, lambda: body.gradients(ran, incoming, to))
+    inputs = OutsideMemory(after=taken.inputs)
+    graph, gradients = capture(manner, lambda: body.gradients(ran, incoming, to), inputs)
     if isinstance(gradients, EagerBody):
         return gradients
     index_of = {id(item): index for index, item in enumerate(body.inputs)}
@@ -135,11 +141,14 @@ def _take_backward(taken: PendingBody, manner: Manner) -> Backward | EagerBody:
         parameters=tuple(item for item, _ in used if id(item) not in index_of),
         reads=tuple({id(item): item for item in [*body.roster.parameters, *(item for item, _ in used)]}.values()),
         gradients=tuple(gradient.detach() for _, gradient in used),
+        kept=tuple(inputs.kept),
     )
 
 
-def capture(manner: Manner, body: Callable[[], Any]) -> tuple[Any, Any]:
-    """The graph of `body` and what `body` returned, or why it could not be captured."""
+def capture(manner: Manner, body: Callable[[], Any], inputs: OutsideMemory) -> tuple[Any, Any]:
+    """The graph of `body` and what `body` returned, or why it could not be captured.
+
+    `inputs` gets to know what is read on a GPU; on the CPU the graph itself keeps it."""
     made = Graph(device=manner.device)
     streams: SideStreams | None = None
     try:
@@ -147,6 +156,7 @@ def capture(manner: Manner, body: Callable[[], Any]) -> tuple[Any, Any]:
             _unwarned_if_empty(),
             graph(made, pool=manner.pool, capture_error_mode="thread_local"),
             _side_streams(manner.device) as streams,
+            inputs if manner.device.type == "cuda" else contextlib.nullcontext(),
         ):
             result = body()
     except CaptureFailed as error:

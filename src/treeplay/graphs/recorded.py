@@ -29,7 +29,8 @@ Gradients = Literal["copy", "alias"]
 class Forward:
     """The forward capture. `written` are arguments that it writes in place, `aliased` what users are given of the outputs.
 
-    Outputs that are not `differentiable` never require a gradient.
+    Outputs that are not `differentiable` never require a gradient. `kept`: memory from outside that is read, and lives as
+    long as the recording.
     """
 
     replay: Callable[[], object]
@@ -40,6 +41,7 @@ class Forward:
     aliased: Kept | None
     packing: Packing
     differentiable: tuple[int, ...]
+    kept: tuple[torch.UntypedStorage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +58,7 @@ class Backward:
     parameters: tuple[torch.Tensor, ...]
     reads: tuple[torch.Tensor, ...]
     gradients: tuple[torch.Tensor, ...]
+    kept: tuple[torch.UntypedStorage, ...] = ()
 
 
 class Saved(NamedTuple):

@@ -173,8 +173,10 @@ def as_eager() -> Any:
 
 
 def is_dispatched() -> bool:
-    """Whether a dispatch mode is active in this thread, such as one that runs operators without data."""
-    return torch._C._len_torch_dispatch_stack() > 0
+    """Whether a dispatch mode is told of this thread's operators, such as one that runs them without data."""
+    return torch._C._len_torch_dispatch_stack() > 0 and not torch._C._dispatch_tls_is_dispatch_key_excluded(
+        torch._C.DispatchKey.Python  # as `no_dispatch` does, which leaves the modes on the stack
+    )
 
 
 functions_unwatched: Callable[[], contextlib.AbstractContextManager[None]] = torch._C.DisableTorchFunction

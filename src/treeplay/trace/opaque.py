@@ -57,6 +57,7 @@ from treeplay.trace.host_tensors import HostState
 from treeplay.trace.jit import Call, call_of, home_of, survey_to_record, turn
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.opaque_signature import Arguments, inputs_of, opaque_signature, renumbered
+from treeplay.trace.randomness import SETS
 from treeplay.trace.returned import Returned, is_plain
 from treeplay.trace.shown import RunFacts, key_of
 from treeplay.trace.slots import find_writes
@@ -180,8 +181,12 @@ class Prepared:
             versions = [version_of(tensor) for tensor in tensors]
             try:
                 call = call_of(args, kwargs)
-                with told_apart(self._program, call, snapshot, self._reads, alone=turn) as self._reads:
+                on_a_gpu = self.device.type == "cuda"  # where seeding leaves no mark during a capture
+                with told_apart(
+                    self._program, call, snapshot, self._reads, alone=turn, is_noted=on_a_gpu
+                ) as self._reads:
                     result = self._program(*args, **kwargs)
+                self._check_seeds()
                 outputs, shown = self._look(result, snapshot, tensors)
                 counted = tuple(at for at, tensor in enumerate(tensors) if version_of(tensor) != versions[at])
             finally:
@@ -268,6 +273,15 @@ class Prepared:
         structure, refs = returned.of_call(result, snapshot.stored())
         writes = find_writes(snapshot, returned, [])
         return returned.outputs, RunFacts(structure, refs, writes, tuple(map(TensorSpec.of, returned.outputs)))
+
+    def _check_seeds(self) -> None:
+        used = SETS.intersection(self._reads.methods) if self._reads is not None else ()
+        if used:
+            raise self._refuse(
+                min(used),
+                "the program sets where a random generator stands; a recording would draw on from where the last call left it",
+                "seed outside of the program",
+            )
 
     def _check_global_state(self, snapshot: Snapshot) -> None:
         source = snapshot.random_source_used()

@@ -24,6 +24,12 @@ USES = frozenset(f"Generator.{name}" for name in (
 ))
 # fmt: on
 """The methods by which a program sees or sets where a generator stands."""
+SETS = (
+    USES
+    - {f"Generator.{name}" for name in ("get_state", "initial_seed", "get_offset", "clone_state")}
+    - {"Generator.graphsafe_get_state"}
+)
+"""Those that set it."""
 
 
 class TrackedGenerators:

@@ -69,13 +69,14 @@ def told_apart(
     known: Reads | None,
     generators: TrackedGenerators | None = None,
     alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    is_noted: bool = False,
 ) -> Iterator[Reads | None]:
     """A block in which `program` runs after a snapshot was taken: when it ends the snapshot tells whose changes are whose, and
     `generators` whether the program used them. Where nobody else is there is nothing to tell apart.
 
     `known`: what another run of it read and stored, which this one then does too; else that is noted, of one thread at a time,
-    which `alone` sees to. Gives what is known after the block."""
-    if not has_company() and (generators is None or generators.is_used):
+    which `alone` sees to. Gives what is known after the block: something in any case if `is_noted`."""
+    if not is_noted and not has_company() and (generators is None or generators.is_used):
         yield known
         return
     reads = known or reads_of(snapshot.found)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from treeplay.device.protocol import Replay, Work
+from treeplay.device.teardown import each
 from treeplay.observe import same
 
 _TOLERANCE = 1e-3
@@ -22,19 +23,22 @@ def differences(work: Work, launch: Replay, tensors: Sequence[torch.Tensor], num
     """What a poisoned launch gives other than the body does, by name; empty if nothing. All is put back."""
     moving = [at for at in range(len(tensors)) if at not in work.fixed]
     kept = {at: _copy(tensors[at]) for at in range(len(tensors))}
-    random = torch.cuda.get_rng_state(tensors[0].device) if work.draws and tensors else None
+    drawn = [*work.generators, *_default_generator(tensors)] if work.draws else []
+    random = [generator.get_state() for generator in drawn]
     try:
         expected, written = _run(work.run, tensors, moving, kept, numbers, poison=False)
-        if random is not None:
-            torch.cuda.set_rng_state(random, tensors[0].device)
+        each(zip(drawn, random, strict=True), torch.Generator.set_state)
         found, moved = _run(launch, tensors, moving, kept, numbers, poison=True)
     finally:
         for at, copy in kept.items():
             tensors[at].detach().copy_(copy)
-        if random is not None:
-            torch.cuda.set_rng_state(random, tensors[0].device)
+        each(zip(drawn, random, strict=True), torch.Generator.set_state)
     wrong = [f"out[{at}]" for at, (a, b) in enumerate(zip(found, expected, strict=True)) if not _agree(a, b)]
     return wrong + [work.names[at] for at in sorted(work.mutated) if not _agree(moved[at], written[at])]
+
+
+def _default_generator(tensors: Sequence[torch.Tensor]) -> tuple[torch.Generator, ...]:
+    return (torch.cuda.default_generators[tensors[0].device.index],) if tensors else ()
 
 
 def _run(

@@ -1,0 +1,24 @@
+"""What compiles draws from generators of its own: the default ones stand where they stood."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils._mode_utils import no_dispatch
+
+from treeplay.device.generators import unmoved
+from treeplay.torch_seam.fakes import FakeTensorMode
+
+
+def test_T23_inputs_that_a_compiler_draws_under_fake_tensors_move_no_default_generator() -> None:
+    """As Inductor does for the products that it times: real tensors, inside of its fake tensor mode."""
+    before = torch.default_generator.get_state()
+    with unmoved(), FakeTensorMode(), no_dispatch():
+        drawn = torch.randn(3)
+        like = torch.randn_like(drawn)
+        assert torch.equal(torch.default_generator.get_state(), before)
+    assert not torch.equal(drawn, like)
+
+
+def test_T23_what_runs_without_data_draws_nothing_for_its_own_generators_to_keep() -> None:
+    with unmoved(), FakeTensorMode():
+        assert type(torch.randn(3)) is not torch.Tensor

@@ -23,9 +23,9 @@ from treeplay.device.cuda.nodes import read_nodes
 from treeplay.device.cuda.patch import Patcher, build_patcher
 from treeplay.device.cuda.plugs import Plugs, plan_plugs
 from treeplay.device.cuda.verify import unfaithful_nodes
-from treeplay.facts.nodes import CaptureNotes, Placed
 from treeplay.relocate import Relocation, Row, relocate
 from treeplay.relocate.policy import MEASURED, Costs
+from treeplay.values.nodes import CaptureNotes, Placed
 
 Tensors = list[torch.Tensor]
 Function = Callable[..., Sequence[torch.Tensor]]

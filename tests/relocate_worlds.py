@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from treeplay.facts.nodes import Allocation, CaptureNotes, Kernel, Memcpy, Memset, Node, Placed, word_bytes
 from treeplay.relocate import Site
+from treeplay.values.nodes import Allocation, CaptureNotes, Kernel, Memcpy, Memset, Node, Placed, word_bytes
 
 DEVICE = (0x7F00_0000_0000, 0x7F80_0000_0000)
 HOST = 0x5500_0000_0000

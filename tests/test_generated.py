@@ -6,8 +6,8 @@ import gc
 import linecache
 import traceback
 
-from treeplay.facts.source import Source
 from treeplay.generated import load_source
+from treeplay.values.source import Source
 
 
 def test_a_traceback_shows_the_generated_line():

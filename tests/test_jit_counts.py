@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import treeplay
 from support import jit
 from treeplay.errors import CaptureFailed
-from treeplay.facts.refusal import Reason
-from treeplay.facts.statistics import Statistics
+from treeplay.values.refusal import Reason
+from treeplay.values.statistics import Statistics
 
 GPU = pytest.param(
     "cuda",

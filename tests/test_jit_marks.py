@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from treeplay.errors import Refusal
-from treeplay.facts.structure import flatten
 from treeplay.trace.jit import Call, trace
+from treeplay.values.structure import flatten
 
 
 class World:

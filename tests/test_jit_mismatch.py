@@ -11,7 +11,7 @@ from torch import nn
 
 import treeplay
 from support import jit
-from treeplay.facts.statistics import KeyFacts
+from treeplay.values.statistics import KeyFacts
 
 GPU = pytest.param(
     "cuda",

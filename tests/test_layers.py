@@ -9,7 +9,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parent.parent / "src" / "treeplay"
 
 ORDER = (
-    "facts",
+    "values",
     "errors",
     "settings",
     "locks",
@@ -92,9 +92,9 @@ def test_imports_point_up() -> None:
     assert not found, "imports that point down:\n" + "\n".join(found)
 
 
-def test_facts_import_nothing_of_ours() -> None:
-    for path in (SOURCE / "facts").glob("*.py"):
-        assert all(parts[0] == "facts" for _, parts in imports(path)), path
+def test_values_import_nothing_of_ours() -> None:
+    for path in (SOURCE / "values").glob("*.py"):
+        assert all(parts[0] == "values" for _, parts in imports(path)), path
 
 
 def test_only_the_lowerings_import_inductor() -> None:

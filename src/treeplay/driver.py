@@ -21,12 +21,6 @@ import torch
 from treeplay.device.host import HostDevice
 from treeplay.device.protocol import Device, Work
 from treeplay.errors import CaptureFailed, Differing, InternalError, LoweringError, Refusal, TooEarly, TreeplayError
-from treeplay.facts.launch import LaunchFacts
-from treeplay.facts.overlap import overlapping, overlaps_itself
-from treeplay.facts.plan import Plan
-from treeplay.facts.record import RecordingMade
-from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Kind, Signature
 from treeplay.generated import load_source
 from treeplay.lower.aten import lower_aten
 from treeplay.lower.aten.storage import writes_folded
@@ -52,6 +46,12 @@ from treeplay.tree.audit import Audit
 from treeplay.tree.key import label_of
 from treeplay.tree.make import current_inputs, make_recording, make_work, slot_outputs, state_of
 from treeplay.tree.table import Recording
+from treeplay.values.launch import LaunchFacts
+from treeplay.values.overlap import overlapping, overlaps_itself
+from treeplay.values.plan import Plan
+from treeplay.values.record import RecordingMade
+from treeplay.values.refusal import Reason
+from treeplay.values.signature import Kind, Signature
 from treeplay.wrap.differentiable import Wrap, Wrapped, emit_around, of_tensors_only, wrap_program
 from treeplay.wrap.take_back import TakeBack
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from treeplay.facts.location import Location
-from treeplay.facts.refusal import Reason
+from treeplay.values.location import Location
+from treeplay.values.refusal import Reason
 
 
 class TreeplayError(Exception):

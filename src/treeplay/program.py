@@ -21,7 +21,6 @@ import torch
 from treeplay import driver
 from treeplay.device.holders import register, reset_all
 from treeplay.errors import ArgumentError, ArgumentTypeError
-from treeplay.facts.statistics import KeyFacts, RecordingFacts, Statistics
 from treeplay.generated import hide_from_dynamo
 from treeplay.locks import shared_lock
 from treeplay.plan.choose import LOWERINGS
@@ -32,6 +31,7 @@ from treeplay.trace.opaque import plain_run
 from treeplay.tree.gate import Gate
 from treeplay.tree.manager import Manager
 from treeplay.tree.table import Entry, Recording
+from treeplay.values.statistics import KeyFacts, RecordingFacts, Statistics
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -9,9 +9,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from treeplay.backend.alignment import plan_alignment, still_static, with_repair
-from treeplay.facts.captured import InputFacts, Role
-from treeplay.facts.spec import TensorSpec
 from treeplay.observe import counters
+from treeplay.values.captured import InputFacts, Role
+from treeplay.values.spec import TensorSpec
 
 CUDA = torch.device("cuda:0")
 

@@ -20,8 +20,8 @@ from treeplay.backend.account import graph_reports
 from treeplay.backend.inner import boxed
 from treeplay.backend.options import current
 from treeplay.errors import ArgumentError, InternalError, Refusal, UsageError
-from treeplay.facts.refusal import Reason
 from treeplay.torch_compile import backend, compile_graph
+from treeplay.values.refusal import Reason
 
 
 @pytest.fixture(autouse=True)

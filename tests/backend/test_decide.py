@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from treeplay.backend.decide import decide
-from treeplay.facts.captured import DeviceUse, GraphFacts, InputFacts, Role
-from treeplay.facts.location import Location
-from treeplay.facts.refusal import Reason
-from treeplay.facts.spec import TensorSpec
+from treeplay.values.captured import DeviceUse, GraphFacts, InputFacts, Role
+from treeplay.values.location import Location
+from treeplay.values.refusal import Reason
+from treeplay.values.spec import TensorSpec
 
 HERE = Location(__file__, 1, "here")
 CPU, CUDA, OTHER = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")

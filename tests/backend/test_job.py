@@ -23,11 +23,11 @@ from treeplay.backend.account import graph_reports
 from treeplay.backend.inner import boxed, compile_inner
 from treeplay.backend.options import Options
 from treeplay.errors import InternalError, Refusal
-from treeplay.facts.refusal import Reason
 from treeplay.lower.artifact import _counting_cache, torchs_counters
 from treeplay.lower.compiler import find_compiler
 from treeplay.observe import counters, records
 from treeplay.torch_compile import backend, compile_graph
+from treeplay.values.refusal import Reason
 from treeplay.wrap.aot import wrap_function
 from treeplay.wrap.aot.compilers import VISIBLE, Compilers
 

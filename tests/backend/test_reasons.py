@@ -13,10 +13,10 @@ from torch.fx.traceback import annotate
 
 from support.recordings import on_a_tape
 from treeplay.backend.account import graph_reports
-from treeplay.facts.captured import GraphReport
 from treeplay.observe import counters
 from treeplay.settings import settings
 from treeplay.torch_compile import backend
+from treeplay.values.captured import GraphReport
 
 OLDER: set[int] = set()
 """Graphs of other tests that are still alive."""

@@ -19,8 +19,8 @@ from treeplay.device.cuda.device import CudaDevice
 from treeplay.device.host import HostDevice
 from treeplay.device.protocol import Recorded, Work
 from treeplay.errors import InternalError, UsageError
-from treeplay.facts.launch import LaunchFacts
-from treeplay.facts.refusal import Reason
+from treeplay.values.launch import LaunchFacts
+from treeplay.values.refusal import Reason
 
 
 def body(args: list[Any]) -> list[Any]:

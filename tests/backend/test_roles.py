@@ -9,8 +9,8 @@ from torch import nn
 from treeplay.backend.account import graph_reports
 from treeplay.backend.roles import fixed_inputs, roles_by_count
 from treeplay.errors import InternalError
-from treeplay.facts.captured import Role
 from treeplay.torch_compile import backend, compile_graph
+from treeplay.values.captured import Role
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import treeplay
 from treeplay.cli import make_app
 from treeplay.cli.outcome import CommandError
 from treeplay.errors import ArgumentError, ArgumentTypeError, InternalError, LoweringError, Refusal, TreeplayError
-from treeplay.facts.refusal import Reason
+from treeplay.values.refusal import Reason
 
 Command = Callable[..., Any]
 

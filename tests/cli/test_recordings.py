@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from treeplay.cli.recordings import recordings_tree
-from treeplay.facts.launch import LaunchFacts
-from treeplay.facts.statistics import KeyFacts, RecordingFacts, Statistics
+from treeplay.values.launch import LaunchFacts
+from treeplay.values.statistics import KeyFacts, RecordingFacts, Statistics
 
 RECORDING = RecordingFacts(
     kind="whole step",

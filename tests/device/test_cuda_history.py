@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from treeplay.device.cuda.history import Ranges, allocations, blocks_of, device_ranges, most_alive_of
-from treeplay.facts.nodes import Allocation
 from treeplay.torch_seam import allocator
+from treeplay.values.nodes import Allocation
 
 
 def test_ranges_have_starts_and_no_ends():

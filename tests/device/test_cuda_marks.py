@@ -7,8 +7,8 @@ import torch
 
 from treeplay.device.cuda.history import notes_of
 from treeplay.device.cuda.marks import undisputed
-from treeplay.facts.nodes import Allocation
 from treeplay.torch_seam import allocator
+from treeplay.values.nodes import Allocation
 
 A, B = Allocation(0x1000, 600), Allocation(0x1000, 100)  # the second lies where the first lay
 ELSEWHERE = Allocation(0x4000, 100)

@@ -9,7 +9,7 @@ import torch
 
 from treeplay.device.cuda import node_calls
 from treeplay.device.cuda.nodes import read_nodes
-from treeplay.facts.nodes import Kernel, Memcpy, Memset, Other, word_bytes
+from treeplay.values.nodes import Kernel, Memcpy, Memset, Other, word_bytes
 
 
 def captured(function, *inputs, stream=None):

@@ -7,7 +7,7 @@ import torch
 
 from treeplay.device.cuda import plugs
 from treeplay.device.cuda.plugs import Plugs, plan_plugs
-from treeplay.facts.nodes import Placed
+from treeplay.values.nodes import Placed
 
 
 def test_there_is_a_block_for_each_that_was_alive_up_to_the_size_of_the_largest_output():

@@ -12,8 +12,8 @@ from treeplay.device.cuda import streams
 from treeplay.device.cuda.capture import capturing
 from treeplay.device.cuda.workspaces import Workspace, Workspaces, mentions, workspaces
 from treeplay.errors import InternalError
-from treeplay.facts.nodes import Memset, Node, Other
 from treeplay.torch_seam import allocator
+from treeplay.values.nodes import Memset, Node, Other
 
 CUDA = torch.device("cuda")
 

@@ -9,7 +9,7 @@ import torch
 
 import treeplay
 from treeplay.device.cuda.lane import Lane, union_bytes
-from treeplay.facts.nodes import Allocation
+from treeplay.values.nodes import Allocation
 
 
 class Held:

@@ -19,9 +19,9 @@ from treeplay.device.cuda.launch import (
     emit_launch,
     launches_of,
 )
-from treeplay.facts.spec import TensorSpec
 from treeplay.generated import load_source
 from treeplay.torch_seam import allocator
+from treeplay.values.spec import TensorSpec
 
 
 class Lane:

@@ -13,9 +13,9 @@ from treeplay.device.cuda import recording
 from treeplay.device.cuda.recording import CudaRecording
 from treeplay.device.protocol import Replay, Work
 from treeplay.errors import CaptureFailed, UsageError
-from treeplay.facts.launch import LaunchFacts
-from treeplay.facts.refusal import Reason
 from treeplay.observe import counters, internal_errors
+from treeplay.values.launch import LaunchFacts
+from treeplay.values.refusal import Reason
 
 
 class Lane:

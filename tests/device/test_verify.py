@@ -6,7 +6,7 @@ import pytest
 
 from treeplay.device.cuda import verify
 from treeplay.errors import InternalError
-from treeplay.facts.nodes import Kernel
+from treeplay.values.nodes import Kernel
 
 
 class Node:

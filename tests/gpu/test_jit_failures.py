@@ -15,8 +15,8 @@ from treeplay.device.cuda.attempt import attempt
 from treeplay.device.cuda.lane import lane_of
 from treeplay.device.protocol import Work
 from treeplay.errors import CaptureFailed, InternalError
-from treeplay.facts.refusal import Reason
 from treeplay.observe import counters, internal_errors
+from treeplay.values.refusal import Reason
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 

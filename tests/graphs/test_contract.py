@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeplay.errors import UsageError
-from treeplay.facts.structure import flatten
 from treeplay.graphs.contract import NO_KEYWORDS, Contract
+from treeplay.values.structure import flatten
 
 Point = namedtuple("Point", "x y")
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from treeplay.facts.place import How, Place, root
 from treeplay.guards import check
 from treeplay.guards.check import Guards
 from treeplay.guards.reach import Reach, spot_of
 from treeplay.guards.reads import Reads
+from treeplay.values.place import How, Place, root
 
 
 class Holder:

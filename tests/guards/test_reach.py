@@ -18,13 +18,13 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from support import training
-from treeplay.facts.place import How, Place, root
-from treeplay.facts.structure import flatten
 from treeplay.guards import reach as module_of_reach
 from treeplay.guards.conditions import Table
 from treeplay.guards.reach import Reach, TooMuch, spot_of
 from treeplay.guards.reads import Reads
 from treeplay.trace.jit import Call, trace
+from treeplay.values.place import How, Place, root
+from treeplay.values.structure import flatten
 
 RATE = 2.0
 UNUSED = 3.0

@@ -10,10 +10,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from treeplay.facts.spec import TensorSpec
 from treeplay.lower.compiler import find_compiler
 from treeplay.torch_seam import autograd, tensors
 from treeplay.torch_seam import operators as torch_operators
+from treeplay.values.spec import TensorSpec
 
 aten = torch.ops.aten
 

@@ -15,8 +15,6 @@ from torch.nn import functional as F
 import treeplay
 from support import assert_same, jit
 from treeplay.errors import LoweringError
-from treeplay.facts.signature import Argument, Built, Constant, Fresh, SameAsInput, Static, View
-from treeplay.facts.structure import flatten, unflatten
 from treeplay.lower.aten import lower_aten
 from treeplay.lower.aten.calls import spell
 from treeplay.lower.aten.ops import aten, out_form
@@ -24,6 +22,8 @@ from treeplay.lower.lowered import Lowered
 from treeplay.plan.arena import plan_arena
 from treeplay.torch_seam import autograd, operators, tensors
 from treeplay.trace.jit import Call, Trace, trace
+from treeplay.values.signature import Argument, Built, Constant, Fresh, SameAsInput, Static, View
+from treeplay.values.structure import flatten, unflatten
 
 
 @dataclass

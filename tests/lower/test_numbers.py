@@ -7,8 +7,8 @@ import operator
 import torch
 import torch.fx
 
-from treeplay.facts.spec import TensorSpec
 from treeplay.lower.numbers import split_numbers
+from treeplay.values.spec import TensorSpec
 
 
 def graph_with(*steps):

@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treeplay.facts.arena import ArenaPlan, Buffer
-from treeplay.facts.structure import flatten
 from treeplay.lower.aten.storage import Home, survey_storages
 from treeplay.plan.arena import pack, plan_arena
 from treeplay.trace.jit import Call, trace
+from treeplay.values.arena import ArenaPlan, Buffer
+from treeplay.values.structure import flatten
 
 
 def check(plan: ArenaPlan, buffers: list[Buffer]) -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.fx
 
-from treeplay.facts.spec import TensorSpec
 from treeplay.plan.choose import choose
 from treeplay.plan.work import is_small
+from treeplay.values.spec import TensorSpec
 
 
 @pytest.mark.parametrize(

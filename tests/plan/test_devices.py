@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import treeplay
-from treeplay.facts.structure import flatten
 from treeplay.plan.devices import device_of, settle
 from treeplay.trace.jit import Call, Trace, trace
+from treeplay.values.structure import flatten
 
 # A device without memory stands for a GPU: only names of devices are looked at.
 META = torch.device("meta")

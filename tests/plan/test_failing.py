@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional as F
 
 from support.opaque import call_of
-from treeplay.facts.failing import InRange, ToKeep
 from treeplay.plan.failing import bytes_to_keep, can_fail, to_keep, uncompiled
 from treeplay.trace.jit import trace
+from treeplay.values.failing import InRange, ToKeep
 
 indices = torch.tensor([1, 2])
 

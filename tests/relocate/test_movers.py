@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from treeplay.facts.nodes import Allocation, CaptureNotes, Placed
 from treeplay.relocate.movers import NEVER_MOVED, NOT_ALLOCATED, SHARED, find_movers, merged
+from treeplay.values.nodes import Allocation, CaptureNotes, Placed
 
 
 def captured(

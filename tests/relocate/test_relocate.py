@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from relocate_worlds import CAPTURES, DEVICE, LivingWorld, World
 from treeplay.errors import InternalError
-from treeplay.facts.nodes import CaptureNotes, Memcpy, Other, word_bytes
 from treeplay.relocate import Relocation, relocate
+from treeplay.values.nodes import CaptureNotes, Memcpy, Other, word_bytes
 
 seeds = st.integers(0, 1 << 30)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from support.captures import read_captures
-from treeplay.facts.nodes import CaptureNotes, Kernel
 from treeplay.relocate import Site, relocate
+from treeplay.values.nodes import CaptureNotes, Kernel
 
 FILES = sorted((Path(__file__).parent / "data").glob("*.json"))
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import treeplay
-from treeplay.facts.captured import Role
 from treeplay.torch_compile import backend
+from treeplay.values.captured import Role
 
 
 @pytest.fixture(autouse=True)

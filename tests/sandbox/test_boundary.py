@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from treeplay.errors import InternalError, Refusal
-from treeplay.facts.refusal import Reason
 from treeplay.observe import counters, internal_errors
 from treeplay.sandbox.boundary import Boundary
+from treeplay.values.refusal import Reason
 
 REASON = Reason(op="item", why="reads on the host", advice="do not")
 

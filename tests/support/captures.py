@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from treeplay.facts.nodes import Allocation, CaptureNotes, Kernel, Memcpy, Memset, Node, Other, Placed
+from treeplay.values.nodes import Allocation, CaptureNotes, Kernel, Memcpy, Memset, Node, Other, Placed
 
 _KINDS: dict[str, type[Node]] = {"Kernel": Kernel, "Memcpy": Memcpy, "Memset": Memset, "Other": Other}
 

@@ -10,12 +10,12 @@ import torch
 
 from treeplay.device.host.recorder import Recorder
 from treeplay.device.protocol import Work
-from treeplay.facts.signature import Argument, Signature
-from treeplay.facts.structure import flatten
 from treeplay.generated import load_source
 from treeplay.torch_seam import dynamo, flags
 from treeplay.trace.jit import Call
 from treeplay.trace.opaque import Prepared, plain_run, prepare
+from treeplay.values.signature import Argument, Signature
+from treeplay.values.structure import flatten
 from treeplay.wrap.emit import MISS, Ambience, CallParts, emit_call
 
 

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 import treeplay
-from treeplay.facts.overlap import overlaps_itself
 from treeplay.torch_compile import backend
+from treeplay.values.overlap import overlaps_itself
 
 _PRELUDE = "import numpy as np\nimport torch\nimport torch.nn.functional as F\nfrom types import SimpleNamespace\n"
 _MOST_ELEMENTS = 40

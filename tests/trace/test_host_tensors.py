@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from treeplay.errors import Refusal, TooEarly
-from treeplay.facts.refusal import Reason
 from treeplay.trace.host_tensors import HostState
+from treeplay.values.refusal import Reason
 
 META = torch.device("meta")  # any device that is not the CPU
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.opaque import call_of
-from treeplay.facts.location import Location
 from treeplay.trace.log import SYMBOLIC, LoggedCall, first_difference, numbers_in, result_entry
 from treeplay.trace.observe import observe
+from treeplay.values.location import Location
 
 
 def entry(op: str, line: int, *numbers: Any) -> LoggedCall:

@@ -19,8 +19,8 @@ import treeplay
 from support import assert_same, assert_same_state, training
 from support.opaque import Captured, call_of, moved, recorded_run
 from treeplay.errors import InternalError
-from treeplay.facts.signature import State
 from treeplay.trace.opaque import prepare
+from treeplay.values.signature import State
 
 library = torch.library.Library("treeplay_test_opaque", "DEF")
 library.define("halve_and_shift(Tensor x, float by) -> Tensor")

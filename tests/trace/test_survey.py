@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from treeplay.facts.place import How, Place
 from treeplay.trace.found import Survey
 from treeplay.trace.survey import survey
+from treeplay.values.place import How, Place
 
 weight = torch.ones(1)
 unnamed = torch.ones(1)

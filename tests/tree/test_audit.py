@@ -19,11 +19,11 @@ from torch import nn
 from support import assert_same, jit, state_of, training
 from treeplay import StaleRecordingWarning, settings
 from treeplay.errors import Refusal, TooEarly
-from treeplay.facts.refusal import Reason
-from treeplay.facts.structure import flatten
 from treeplay.trace.jit import Busy, Call, Trace, trace
 from treeplay.tree import audit as module_of_audit
 from treeplay.tree.audit import Audit, Evidence
+from treeplay.values.refusal import Reason
+from treeplay.values.structure import flatten
 
 
 def call(*args: Any) -> Call:

@@ -19,12 +19,12 @@ from support import assert_same
 from support.faults import raising_once, surroundings
 from treeplay import driver
 from treeplay.errors import InternalError, Refusal, UsageError
-from treeplay.facts.refusal import Reason
 from treeplay.observe import counters, internal_errors
 from treeplay.trace import jit as tracing
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.tracer import Tracer
 from treeplay.tree import manager
+from treeplay.values.refusal import Reason
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.facts.structure import flatten
 from treeplay.trace.jit import Call
 from treeplay.tree.key import describe, label_of, make_key, shown, varying
+from treeplay.values.structure import flatten
 
 
 class Choice(enum.IntEnum):

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from treeplay.facts.structure import flatten
 from treeplay.trace.jit import Call, trace
 from treeplay.tree.mismatch import first_mismatch, mode_mismatch
+from treeplay.values.structure import flatten
 from treeplay.wrap.ambience import Ambience
 
 

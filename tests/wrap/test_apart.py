@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treeplay.facts.overlap import overlapping, overlaps_itself
+from treeplay.values.overlap import overlapping, overlaps_itself
 from treeplay.wrap.apart import ApartArguments, SharingCheck
 
 

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from treeplay.errors import Unrecorded
-from treeplay.facts.captured import Direction, GraphFacts, GraphReport, Skip
-from treeplay.facts.launch import LaunchFacts
-from treeplay.facts.refusal import Reason
 from treeplay.locks import shared_lock
 from treeplay.observe import compile_records, counters
+from treeplay.values.captured import Direction, GraphFacts, GraphReport, Skip
+from treeplay.values.launch import LaunchFacts
+from treeplay.values.refusal import Reason
 
 log = logging.getLogger("treeplay.backend")
 

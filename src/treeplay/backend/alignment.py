@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from treeplay.backend.copies import copy_of
-from treeplay.facts.captured import InputFacts, Role
 from treeplay.observe import counters
+from treeplay.values.captured import InputFacts, Role
 
 ALIGNMENT_BYTES = 16
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from treeplay.facts import layout
+from treeplay.values import layout
 
 
 def buffer_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treeplay.facts.captured import GraphFacts, InputFacts, Role, Skip
-from treeplay.facts.location import Location
-from treeplay.facts.refusal import Reason
+from treeplay.values.captured import GraphFacts, InputFacts, Role, Skip
+from treeplay.values.location import Location
+from treeplay.values.refusal import Reason
 
 _KINDS = ("int", "float", "bool", "NoneType", "SymInt", "SymFloat", "SymBool", "Generator")
 

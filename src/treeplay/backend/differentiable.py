@@ -15,12 +15,12 @@ from treeplay.backend.options import Options, using
 from treeplay.backend.partition import decompositions, splitter
 from treeplay.backend.saved import least_memory
 from treeplay.backend.surroundings import undisturbed
-from treeplay.facts.captured import Role
-from treeplay.facts.signature import Argument, Input
 from treeplay.settings import settings
 from treeplay.torch_seam import partition
 from treeplay.torch_seam.modes import functions_unwatched
 from treeplay.trace.rerun import Rerun
+from treeplay.values.captured import Role
+from treeplay.values.signature import Argument, Input
 from treeplay.wrap.aot import Compilers, wrap_function
 
 

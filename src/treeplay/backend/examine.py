@@ -13,13 +13,13 @@ import torch.fx
 
 from treeplay.device.host.rules import refusal_of_operator
 from treeplay.errors import Refusal
-from treeplay.facts.captured import DeviceUse, InputFacts, Role
-from treeplay.facts.location import Location
-from treeplay.facts.refusal import Reason
-from treeplay.facts.spec import TensorSpec
 from treeplay.observe.lines import location_in
 from treeplay.torch_seam import trees as pytree
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
+from treeplay.values.captured import DeviceUse, InputFacts, Role
+from treeplay.values.location import Location
+from treeplay.values.refusal import Reason
+from treeplay.values.spec import TensorSpec
 
 MARK = "treeplay"
 """`torch.fx.traceback.annotate({"treeplay": "unrecorded"})` around a part of a program keeps its graph from being recorded."""

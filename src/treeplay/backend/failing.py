@@ -17,11 +17,11 @@ import torch
 import torch.fx
 
 from treeplay.backend.options import Options
-from treeplay.facts.failing import ToKeep
-from treeplay.facts.spec import TensorSpec
 from treeplay.plan.failing import MOST_BYTES, bytes_to_keep, called, to_keep
 from treeplay.torch_seam.operators import HigherOrderOperator
 from treeplay.trace.prune import TORCHS_OWN
+from treeplay.values.failing import ToKeep
+from treeplay.values.spec import TensorSpec
 from treeplay.wrap.take_back import TakeBack
 
 Boxed = Callable[[list[Any]], Sequence[Any]]

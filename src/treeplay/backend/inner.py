@@ -16,7 +16,6 @@ from treeplay.backend.metadata import mode_of
 from treeplay.backend.options import Options
 from treeplay.backend.strides import noted_strides, visible_strides, with_strides
 from treeplay.errors import InternalError, LoweringError
-from treeplay.facts.captured import Direction
 from treeplay.graph_check import check_module
 from treeplay.lower.compiler import find_compiler, find_gpu_compiler
 from treeplay.observe import counters, warn_once
@@ -25,6 +24,7 @@ from treeplay.torch_seam import context as torch_context
 from treeplay.torch_seam import fakes as torch_fakes
 from treeplay.torch_seam import flags
 from treeplay.torch_seam import trees as pytree
+from treeplay.values.captured import Direction
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 

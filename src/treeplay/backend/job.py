@@ -35,14 +35,14 @@ from treeplay.backend.roles import fixed_inputs, graph_roles, saved_roles
 from treeplay.backend.surroundings import undisturbed
 from treeplay.backend.timed import timed
 from treeplay.errors import InternalError, TreeplayError
-from treeplay.facts.captured import Direction, GraphFacts, Role
-from treeplay.facts.launch import LaunchFacts
-from treeplay.facts.refusal import Reason
 from treeplay.observe import counters
 from treeplay.observe.internal import tell_internal
 from treeplay.sandbox.boundary import Boundary
 from treeplay.torch_seam import dynamo, partition
 from treeplay.torch_seam.modes import without_function_modes
+from treeplay.values.captured import Direction, GraphFacts, Role
+from treeplay.values.launch import LaunchFacts
+from treeplay.values.refusal import Reason
 from treeplay.wrap.aot import Compilers
 from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE
 

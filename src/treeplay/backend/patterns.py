@@ -16,9 +16,9 @@ import torch
 
 from treeplay.backend.sizes import fakes_of
 from treeplay.errors import PatternChanged
-from treeplay.facts.overlap import overlapping
 from treeplay.settings import settings
 from treeplay.torch_seam.fakes import has_data
+from treeplay.values.overlap import overlapping
 from treeplay.wrap.aot.overlap import overlap_across_storages
 
 Call = Callable[..., Any]

@@ -16,8 +16,8 @@ from treeplay.backend.account import Account
 from treeplay.backend.keeping import Keeping
 from treeplay.backend.replayed import CompiledGraph, Replayed
 from treeplay.device.protocol import Births, Device
-from treeplay.facts.captured import Role
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
+from treeplay.values.captured import Role
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 

@@ -22,13 +22,13 @@ from treeplay.backend.returns import Returns, emit_results, survey_returns
 from treeplay.device.holders import register
 from treeplay.device.protocol import Births, Device, Recorded, Replay, Work
 from treeplay.errors import InternalError, TreeplayError, UsageError
-from treeplay.facts.launch import LaunchFacts
-from treeplay.facts.refusal import Reason
-from treeplay.facts.source import Source
 from treeplay.generated import hide_from_dynamo, load_source
 from treeplay.locks import shared_lock
 from treeplay.observe.internal import tell_internal
 from treeplay.sandbox.boundary import Boundary
+from treeplay.values.launch import LaunchFacts
+from treeplay.values.refusal import Reason
+from treeplay.values.source import Source
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 WrongKind = Callable[[Sequence[Any]], UsageError | None]

@@ -14,8 +14,8 @@ import torch
 import torch.fx
 
 from treeplay.errors import InternalError
-from treeplay.facts.captured import Role
 from treeplay.torch_seam.tensors import shares_storage
+from treeplay.values.captured import Role
 from treeplay.wrap.aot.compilers import ARGUMENT
 
 _DYNAMO_NAME = re.compile(r"^[lgLG]_(\w+)_$")  # of a local or global variable

@@ -10,7 +10,7 @@ import torch
 import torch.fx
 
 from treeplay.backend.copies import first_slices
-from treeplay.facts import layout
+from treeplay.values import layout
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 Strides = tuple[int, ...] | None

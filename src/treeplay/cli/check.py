@@ -20,13 +20,13 @@ from treeplay.backend.differentiable import trace_flat
 from treeplay.cli.outcome import NO
 from treeplay.cli.target import Target, find_target, with_user_errors
 from treeplay.errors import Refusal
-from treeplay.facts.plan import Plan
-from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Argument, Input, Kind, Signature, State
-from treeplay.facts.structure import flatten
 from treeplay.trace.jit import Call, Trace
 from treeplay.trace.observe import observe
 from treeplay.tree.key import label_of, make_key
+from treeplay.values.plan import Plan
+from treeplay.values.refusal import Reason
+from treeplay.values.signature import Argument, Input, Kind, Signature, State
+from treeplay.values.structure import flatten
 
 _MOST_SHOWN = 6
 

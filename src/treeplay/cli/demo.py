@@ -33,9 +33,9 @@ from treeplay.cli.training import (
     score,
     train,
 )
-from treeplay.facts.statistics import Statistics
-from treeplay.facts.verdict import Verdict
 from treeplay.lower.compiler import find_compiler, find_gpu_compiler
+from treeplay.values.statistics import Statistics
+from treeplay.values.verdict import Verdict
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -8,9 +8,9 @@ from collections import Counter
 from rich.markup import escape
 from rich.tree import Tree
 
-from treeplay.facts.launch import LaunchFacts
-from treeplay.facts.statistics import KeyFacts, RecordingFacts, Statistics
 from treeplay.report.text import calls_told, counted
+from treeplay.values.launch import LaunchFacts
+from treeplay.values.statistics import KeyFacts, RecordingFacts, Statistics
 
 
 def recordings_tree(statistics: Statistics) -> Tree:

@@ -18,9 +18,9 @@ from torch import nn
 
 import treeplay
 from treeplay.cli.digits import Digits, make_network
-from treeplay.facts.verdict import Verdict
 from treeplay.observe import keep_rng, same
 from treeplay.program import Jitted
+from treeplay.values.verdict import Verdict
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from treeplay.facts.launch import LaunchFacts
+from treeplay.values.launch import LaunchFacts
 
 Body = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 Replay = Callable[[list[torch.Tensor], Sequence[float]], Sequence[torch.Tensor]]

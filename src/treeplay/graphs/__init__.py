@@ -9,11 +9,11 @@
 The names and the order of arguments are those of `torch.cuda`. `treeplay.jit` needs none of this.
 """
 
-from treeplay.facts.graph import GraphStatistics
 from treeplay.graphs.callables import make_graphed_callables
 from treeplay.graphs.context import graph
 from treeplay.graphs.graph import Graph
 from treeplay.graphs.queries import graph_pool_handle, is_current_stream_capturing
+from treeplay.values.graph import GraphStatistics
 
 __all__ = [
     "Graph",

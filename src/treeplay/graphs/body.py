@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from treeplay.errors import UsageError
-from treeplay.facts.structure import Leaf, Structure, flatten, unflatten
 from treeplay.graphs.leaves import leaves_behind, next_sequence_number
 from treeplay.graphs.roster import Roster
 from treeplay.graphs.stand_ins import StandIns
 from treeplay.sandbox.boundary import users_own
+from treeplay.values.structure import Leaf, Structure, flatten, unflatten
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from treeplay.errors import CaptureFailed, TreeplayError
-from treeplay.facts.structure import flatten, unflatten
 from treeplay.graphs.body import Body, CallableModes
 from treeplay.graphs.contract import Contract, Keywords, take_keywords
 from treeplay.graphs.order import order_of
@@ -37,6 +36,7 @@ from treeplay.graphs.samples import Claims, claim, own_copy
 from treeplay.graphs.warmup import warm_up
 from treeplay.graphs.wrapped import GraphedCallable, KeyState, OnMismatch, Original, original_of, own_forward
 from treeplay.sandbox.boundary import Boundary
+from treeplay.values.structure import flatten, unflatten
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from treeplay.errors import UsageError
-from treeplay.facts.spec import TensorSpec
-from treeplay.facts.structure import DICTS, Leaf, Structure, flatten, paths
 from treeplay.torch_seam.modes import is_traceable_wrapper_subclass
+from treeplay.values.spec import TensorSpec
+from treeplay.values.structure import DICTS, Leaf, Structure, flatten, paths
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import torch
 
 from treeplay.device.modes import check_error_mode
 from treeplay.errors import ArgumentError, ArgumentTypeError, UsageError
-from treeplay.facts.graph import GraphStatistics
 from treeplay.graphs.cuda import CudaDeviceRecording
 from treeplay.graphs.device import DeviceRecording, Wish
 from treeplay.graphs.host import HostRecording
@@ -20,6 +19,7 @@ from treeplay.graphs.inputs import Inputs
 from treeplay.graphs.phases import RecordingPhase, check_phase
 from treeplay.graphs.pools import Pool, checked_pool
 from treeplay.observe.once import warn_here
+from treeplay.values.graph import GraphStatistics
 
 
 class Graph:

@@ -17,10 +17,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from treeplay.errors import UsageError
-from treeplay.facts.location import Location
 from treeplay.observe.lines import is_users, user_location
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.trees import tree_iter
+from treeplay.values.location import Location
 
 _START = "an unknown line (start `tracemalloc` before making it, with Python 3.12 or later, to be told)"
 

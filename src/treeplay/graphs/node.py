@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from treeplay.errors import UsageError
-from treeplay.facts.location import Location
 from treeplay.graphs.recorded import RecordedBody
+from treeplay.values.location import Location
 
 
 class PendingCall:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 
 from treeplay.device.cuda.lane import Lane
-from treeplay.facts.location import Location
 from treeplay.locks import shared_lock
 from treeplay.torch_seam.allocator import native
+from treeplay.values.location import Location
 
 
 class ReplayRun(NamedTuple):

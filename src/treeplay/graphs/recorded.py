@@ -15,10 +15,10 @@ import torch
 from torch.autograd.graph import increment_version
 
 from treeplay.errors import StaleOutput, UsageError
-from treeplay.facts.location import Location
 from treeplay.graphs.body import Packing
 from treeplay.graphs.buffers import Buffers, clone_all, copy_all
 from treeplay.graphs.order import Kept, PoolOrder, ReplayRun, Ticket
+from treeplay.values.location import Location
 
 _version = attrgetter("_version")
 Outputs = Literal["copy", "alias", "guard"]

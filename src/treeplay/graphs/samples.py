@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from treeplay.facts.overlap import Interval, interval, overlaps_itself
 from treeplay.graphs.buffers import Buffers
+from treeplay.values.overlap import Interval, interval, overlaps_itself
 
 _claimed: weakref.WeakSet[Buffers] = weakref.WeakSet()
 

@@ -23,7 +23,6 @@ import torch
 from treeplay.device.holders import register
 from treeplay.device.host.recorder import is_recording
 from treeplay.errors import InternalError, TreeplayError, UsageError
-from treeplay.facts.graphed import CallableStatistics
 from treeplay.generated import hide_from_dynamo
 from treeplay.graphs.body import CallableModes, autocast_of
 from treeplay.graphs.contract import NO_KEYWORDS, Contract, Keywords, take_keywords
@@ -39,6 +38,7 @@ from treeplay.observe.internal import tell_internal
 from treeplay.observe.lines import user_location
 from treeplay.sandbox.boundary import Boundary
 from treeplay.settings import settings
+from treeplay.values.graphed import CallableStatistics
 
 KEPT_REASONS = 64
 """How many reasons for eager calls are told apart."""

@@ -21,11 +21,6 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.kinds import is_a
-from treeplay.facts.mismatch import Mismatch
-from treeplay.facts.place import How, Place
-from treeplay.facts.same import is_same
-from treeplay.facts.source import Source
 from treeplay.generated import load_source
 from treeplay.guards.conditions import Asked, Comparison, Container, Guard, HasGradient, Table, shown
 from treeplay.guards.reach import Reach, spot_of
@@ -33,6 +28,11 @@ from treeplay.torch_seam.dynamo import native_check, tensor_check, version_of_ta
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import has_strides, is_initialised
+from treeplay.values.kinds import is_a
+from treeplay.values.mismatch import Mismatch
+from treeplay.values.place import How, Place
+from treeplay.values.same import is_same
+from treeplay.values.source import Source
 
 _YOUNG = 50
 """Warm calls after which versions are compared natively; a dictionary that changes sooner again and again is no steady one."""

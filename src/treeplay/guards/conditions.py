@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.kinds import is_a, items
-from treeplay.facts.mismatch import Mismatch
-from treeplay.facts.same import is_same, is_value
-from treeplay.facts.spec import TensorSpec
 from treeplay.torch_seam.dynamo import version_of_table
 from treeplay.torch_seam.patched import ABSENT, without_stand_in
 from treeplay.torch_seam.tensors import has_strides
+from treeplay.values.kinds import is_a, items
+from treeplay.values.mismatch import Mismatch
+from treeplay.values.same import is_same, is_value
+from treeplay.values.spec import TensorSpec
 
 Commit = Callable[[], None]
 

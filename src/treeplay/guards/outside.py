@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.location import Location
-from treeplay.facts.same import is_value
 from treeplay.guards.conditions import Asked
+from treeplay.values.location import Location
+from treeplay.values.same import is_value
 
 _CLOCKS = frozenset(
     f"time.{name}{unit}"

@@ -35,9 +35,6 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.kinds import is_a, is_iterator, table_of
-from treeplay.facts.place import How, Place
-from treeplay.facts.same import is_same
 from treeplay.guards.conditions import Asked, Code, Container, Data, Items, Members, Table
 from treeplay.guards.names import BEHIND, computes_names, globals_in, imports_in, names_in, passes_to_super
 from treeplay.guards.ran import function_of
@@ -45,6 +42,9 @@ from treeplay.guards.reads import WHOLE, ObjectReads, Reads, entry_of
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.operators import BINDING, OpOverload, OpOverloadPacket
 from treeplay.torch_seam.patched import ABSENT
+from treeplay.values.kinds import is_a, is_iterator, table_of
+from treeplay.values.place import How, Place
+from treeplay.values.same import is_same
 
 _MOST_OBJECTS = 200_000
 _MOST_BYTES = 1 << 20

@@ -25,11 +25,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from treeplay.device.teardown import Teardown, each
-from treeplay.facts.kinds import is_a
 from treeplay.guards.ran import noting
 from treeplay.torch_seam.dynamo import skip_code
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.patched import ABSENT, stand_in
+from treeplay.values.kinds import is_a
 
 WHOLE = "__dict__"
 """Stands among the names read of an object for all of them."""

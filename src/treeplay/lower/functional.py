@@ -18,11 +18,11 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from treeplay.device.host.operators import is_random
 from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
-from treeplay.facts.spec import TensorSpec
 from treeplay.lower.births import tell_results
 from treeplay.torch_seam.fakes import FakeTensorMode
 from treeplay.torch_seam.operators import OpOverload
 from treeplay.trace.scalar_ops import FORMULAS
+from treeplay.values.spec import TensorSpec
 
 aten = torch.ops.aten
 

@@ -15,7 +15,6 @@ import torch.fx
 
 from treeplay.device.host.operators import KEEPS_FOR_BACKWARD
 from treeplay.errors import LoweringError
-from treeplay.facts.spec import TensorSpec
 from treeplay.graph_check import check_graph, check_module
 from treeplay.lower.functional import Tensors, make_functional
 from treeplay.lower.layouts import check_layouts, has_convolutions_both_ways, lay_out_results
@@ -23,6 +22,7 @@ from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.numbers import Numbers, Vector, split_numbers
 from treeplay.lower.shared_lists import with_shared_lists_apart
 from treeplay.lower.written_out import WRITTEN_OUT
+from treeplay.values.spec import TensorSpec
 
 
 def lower_inductor(

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.facts.source import Source
 from treeplay.generated import load_source
 from treeplay.lower.functional import scalar_nodes
+from treeplay.values.source import Source
 
 _SIGNS: dict[Any, str] = {
     operator.add: "+",

@@ -9,8 +9,8 @@ import torch
 import torch.fx
 from torch.fx import Node
 
-from treeplay.facts.lists import one_by_one, writes_shared
 from treeplay.torch_seam.operators import OpOverload
+from treeplay.values.lists import one_by_one, writes_shared
 
 
 def with_shared_lists_apart(graph: torch.fx.Graph) -> torch.fx.Graph:

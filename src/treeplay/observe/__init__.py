@@ -5,7 +5,6 @@ Everything here can be used at any time and from any thread, and costs next to n
 
 from __future__ import annotations
 
-from treeplay.facts.verdict import Elements, Float64Errors, LeafFailure, Verdict, Worst
 from treeplay.observe.clone import clone, clone_all
 from treeplay.observe.compare import same
 from treeplay.observe.counters import Count, CounterGroup, Counters, counters
@@ -20,6 +19,7 @@ from treeplay.observe.rng import RngState, TransformError, keep_rng, read_rng, w
 from treeplay.observe.timers import PhaseFailure, PhaseTimer, Timers, phase, report, timers
 from treeplay.observe.timing import time_call
 from treeplay.observe.weak import WeakIdDict
+from treeplay.values.verdict import Elements, Float64Errors, LeafFailure, Verdict, Worst
 
 __all__ = [
     "Count",

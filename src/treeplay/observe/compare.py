@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 
 from treeplay.errors import ArgumentError
-from treeplay.facts.verdict import LeafFailure, Rule, Verdict
 from treeplay.observe.leaf import Rules, is_leaf, judge_leaf
+from treeplay.values.verdict import LeafFailure, Rule, Verdict
 
 _log = logging.getLogger("treeplay.compare")
 

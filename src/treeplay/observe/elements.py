@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from treeplay.facts.verdict import Elements, Worst
+from treeplay.values.verdict import Elements, Worst
 
 # Relative and absolute, as torch.testing has them: about the error of a few operations in that precision.
 _AUTO = {

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 
 from treeplay.errors import ArgumentError, ArgumentTypeError, TreeplayError
-from treeplay.facts.verdict import Float64Errors, LeafFailure, Rule
 from treeplay.observe.elements import auto_tolerance, bad_elements, describe, is_inexact, rms_error, widest
 from treeplay.torch_seam.fakes import FakeTensor
+from treeplay.values.verdict import Float64Errors, LeafFailure, Rule
 
 _PLAIN = (str, int, bool, type(None), torch.device, torch.dtype)
 _LOOSE = 0.04  # how near a result must be to the float64 reference to pass where the reference itself is NaN

@@ -15,7 +15,7 @@ from types import CodeType, FrameType, TracebackType
 
 import torch
 
-from treeplay.facts.location import Location
+from treeplay.values.location import Location
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep

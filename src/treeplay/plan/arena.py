@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 
 import torch.fx
 
-from treeplay.facts.arena import ArenaBuffer, ArenaPlan, Buffer, aligned
 from treeplay.lower.aten.storage import Home, survey_storages
+from treeplay.values.arena import ArenaBuffer, ArenaPlan, Buffer, aligned
 
 
 def plan_arena(graph: torch.fx.Graph) -> ArenaPlan:

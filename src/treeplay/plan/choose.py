@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from treeplay.facts.plan import Plan
+from treeplay.values.plan import Plan
 
 LOWERINGS = ("auto", "inductor", "aten", "capture")
 

@@ -14,12 +14,12 @@ import torch
 import torch.fx
 
 from treeplay.errors import Refusal
-from treeplay.facts.place import How, Place
-from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Argument, Constant, Input, Signature, State
-from treeplay.facts.spec import TensorSpec
 from treeplay.trace.jit import Trace
 from treeplay.trace.prune import acts
+from treeplay.values.place import How, Place
+from treeplay.values.refusal import Reason
+from treeplay.values.signature import Argument, Constant, Input, Signature, State
+from treeplay.values.spec import TensorSpec
 
 CPU = torch.device("cpu")
 _CHECKS_ERRORS = torch.ops.aten._linalg_check_errors.default

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.facts.failing import InRange, ToKeep
 from treeplay.lower.aten.storage import written_by
 from treeplay.lower.checked import CONDITIONS
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
 from treeplay.trace.prune import acts
+from treeplay.values.failing import InRange, ToKeep
 
 Node = torch.fx.Node
 aten = torch.ops.aten

@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from treeplay.errors import InternalError
-from treeplay.facts.nodes import CaptureNotes, Memcpy, Other, Placed
 from treeplay.relocate.blame import blame
 from treeplay.relocate.movers import Movers, Span, find_movers
 from treeplay.relocate.proof import first_failure
 from treeplay.relocate.sites import SiteSearch, find_sites
 from treeplay.relocate.table import Relocation, Role, Row, Site, Who, common_alignment
+from treeplay.values.nodes import CaptureNotes, Memcpy, Other, Placed
 
 __all__ = ["Relocation", "Row", "Site", "relocate"]
 

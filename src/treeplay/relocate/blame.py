@@ -15,12 +15,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from treeplay.facts.nodes import WORD_BYTES, CaptureNotes, Kernel, Memcpy
 from treeplay.relocate.memory import KnownMemory
 from treeplay.relocate.movers import Movers, Span
 from treeplay.relocate.relations import Relations
 from treeplay.relocate.sites import CONTENT_BUFFER, SiteSearch, Word
 from treeplay.relocate.table import Who
+from treeplay.values.nodes import WORD_BYTES, CaptureNotes, Kernel, Memcpy
 
 
 @dataclass(slots=True)

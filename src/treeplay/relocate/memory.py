@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from treeplay.facts.nodes import CaptureNotes
 from treeplay.relocate.movers import Span, merged
+from treeplay.values.nodes import CaptureNotes
 
 
 class Spans:

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from treeplay.facts.nodes import Allocation, CaptureNotes, Placed
 from treeplay.relocate.table import Who
+from treeplay.values.nodes import Allocation, CaptureNotes, Placed
 
 Deltas = tuple[int, ...]  # from the first capture to each later one
 Span = tuple[int, int]

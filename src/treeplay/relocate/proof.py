@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from treeplay.facts.nodes import WORD_BYTES, CaptureNotes, word_bytes
 from treeplay.relocate.sites import SiteSearch
 from treeplay.relocate.table import Who
+from treeplay.values.nodes import WORD_BYTES, CaptureNotes, word_bytes
 
 Key = tuple[int, int]  # node and buffer
 

@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from treeplay.facts.nodes import WORD_BYTES, CaptureNotes, Memcpy
 from treeplay.relocate.movers import Deltas, Movers
 from treeplay.relocate.table import Site, Who
+from treeplay.values.nodes import WORD_BYTES, CaptureNotes, Memcpy
 
 HALF_BYTES = WORD_BYTES // 2
 CONTENT_BUFFER = 2  # of a memcpy from host memory

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from treeplay.backend.account import collecting
-from treeplay.facts.captured import GraphReport
-from treeplay.facts.refusal import Reason
 from treeplay.torch_compile import backend
 from treeplay.torch_seam import trees as pytree
+from treeplay.values.captured import GraphReport
+from treeplay.values.refusal import Reason
 
 
 @dataclass(frozen=True, slots=True)

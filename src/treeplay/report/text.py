@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from treeplay.facts.launch import LaunchFacts
-from treeplay.facts.statistics import KeyFacts, RecordingFacts, Statistics
+from treeplay.values.launch import LaunchFacts
+from treeplay.values.statistics import KeyFacts, RecordingFacts, Statistics
 
 _MOST_LISTED = 5
 _MOST_GUARDED = 40

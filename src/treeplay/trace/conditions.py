@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from treeplay.facts.kinds import is_a
-from treeplay.facts.place import How, Place, root
-from treeplay.facts.signature import (
+from treeplay.trace.given import meetings
+from treeplay.trace.guarded import attributes_of_arguments
+from treeplay.trace.hooks import HookTables, has_hooks
+from treeplay.trace.scaling import idle_scalers
+from treeplay.trace.tape import InputSeen, storage_of
+from treeplay.values.kinds import is_a
+from treeplay.values.place import How, Place, root
+from treeplay.values.signature import (
     Alias,
     Argument,
     Constant,
@@ -22,13 +27,8 @@ from treeplay.facts.signature import (
     Watch,
     Write,
 )
-from treeplay.facts.spec import TensorSpec
-from treeplay.facts.structure import DICTS, Leaf, Structure, paths
-from treeplay.trace.given import meetings
-from treeplay.trace.guarded import attributes_of_arguments
-from treeplay.trace.hooks import HookTables, has_hooks
-from treeplay.trace.scaling import idle_scalers
-from treeplay.trace.tape import InputSeen, storage_of
+from treeplay.values.spec import TensorSpec
+from treeplay.values.structure import DICTS, Leaf, Structure, paths
 
 if TYPE_CHECKING:
     from treeplay.trace.found import Survey

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.facts.location import Location
-from treeplay.facts.refusal import Reason
-from treeplay.facts.structure import flatten
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import has_backward_hooks
 from treeplay.trace.flat import TensorNumbers, look
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.tape import storage_of
 from treeplay.trace.watch import mark_upstream
+from treeplay.values.location import Location
+from treeplay.values.refusal import Reason
+from treeplay.values.structure import flatten
 
 if TYPE_CHECKING:
     from treeplay.trace.jit import TracedRun

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.signature import Fresh, Ref
 from treeplay.trace.found import Survey
 from treeplay.trace.references import References, Refuse
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
+from treeplay.values.signature import Fresh, Ref
 
 
 class TensorNumbers(References):

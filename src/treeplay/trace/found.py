@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.place import How, Place
-from treeplay.facts.same import is_same
-from treeplay.facts.signature import Gone
+from treeplay.values.place import How, Place
+from treeplay.values.same import is_same
+from treeplay.values.signature import Gone
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 Container = dict[Any, Any] | list[Any] | set[Any] | collections.deque[Any]

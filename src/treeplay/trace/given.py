@@ -10,10 +10,10 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from treeplay.facts.place import How, Place
-from treeplay.facts.signature import GivenContainer, Meeting, Ref, Write, parts_of
-from treeplay.facts.structure import containers
 from treeplay.trace.found import Survey
+from treeplay.values.place import How, Place
+from treeplay.values.signature import GivenContainer, Meeting, Ref, Write, parts_of
+from treeplay.values.structure import containers
 
 
 def find_given(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -10,12 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.facts.kinds import is_a, table_of
-from treeplay.facts.place import How, Place
-from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Argument, Kind, Number, Signature, State, StateContainer, Watch
-from treeplay.facts.spec import TensorSpec
-from treeplay.facts.structure import classes_in
 from treeplay.guards.check import Guards
 from treeplay.guards.conditions import HasGradient
 from treeplay.guards.names import names_in
@@ -28,6 +22,12 @@ from treeplay.torch_seam.tensors import has_strides
 from treeplay.trace.found import PLAIN
 from treeplay.trace.given import only_given
 from treeplay.trace.log import LoggedCall
+from treeplay.values.kinds import is_a, table_of
+from treeplay.values.place import How, Place
+from treeplay.values.refusal import Reason
+from treeplay.values.signature import Argument, Kind, Number, Signature, State, StateContainer, Watch
+from treeplay.values.spec import TensorSpec
+from treeplay.values.structure import classes_in
 
 if TYPE_CHECKING:
     from treeplay.trace.jit import Call, TracedRun

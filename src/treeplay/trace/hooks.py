@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from treeplay.facts.mismatch import Mismatch
 from treeplay.torch_seam.layers import global_hook_tables, hooks_made
+from treeplay.values.mismatch import Mismatch
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -25,12 +25,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from treeplay.device.generators import has_company
 from treeplay.device.teardown import Teardown
 from treeplay.errors import ProgramRaised, Refusal, TooEarly
-from treeplay.facts.kinds import is_a, is_leaf
-from treeplay.facts.location import Location
-from treeplay.facts.place import How, Place, root
-from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Kind, Number, Signature
-from treeplay.facts.structure import Leaf, Structure, classes_in, flatten, paths
 from treeplay.guards.reads import Reads
 from treeplay.locks import TimedLock
 from treeplay.sandbox.interrupts import uninterrupted
@@ -60,6 +54,12 @@ from treeplay.trace.tracer import Tracer
 from treeplay.trace.waiting import no_waiting
 from treeplay.trace.watch import WatchFunctions
 from treeplay.trace.whose import Whose, reads_of
+from treeplay.values.kinds import is_a, is_leaf
+from treeplay.values.location import Location
+from treeplay.values.place import How, Place, root
+from treeplay.values.refusal import Reason
+from treeplay.values.signature import Kind, Number, Signature
+from treeplay.values.structure import Leaf, Structure, classes_in, flatten, paths
 
 # A trace moves the process's random generators and puts them back: one at a time. But a traced program may wait for a
 # thread that wants to trace, so no thread waits for long.

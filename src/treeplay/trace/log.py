@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.location import Location
-from treeplay.facts.refusal import Reason
-from treeplay.facts.structure import flatten
 from treeplay.trace.layouts import Answer, Question
+from treeplay.values.location import Location
+from treeplay.values.refusal import Reason
+from treeplay.values.structure import flatten
 
 _ENGINE = inspect.getfile(torch.autograd.graph)
 """Where Python's side of a backward waits for autograd's engine."""

@@ -42,13 +42,6 @@ import torch
 
 from treeplay.device.collection import no_collection
 from treeplay.errors import InternalError, RanOtherwise, Refusal
-from treeplay.facts.kinds import is_leaf
-from treeplay.facts.overlap import overlapping
-from treeplay.facts.place import How, Place
-from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Argument, Input, Signature, State
-from treeplay.facts.spec import TensorSpec
-from treeplay.facts.structure import paths
 from treeplay.guards.reads import Reads
 from treeplay.torch_seam.autograd import version_of
 from treeplay.trace.found import Survey
@@ -64,6 +57,13 @@ from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.surroundings import Surroundings
 from treeplay.trace.whose import may_have_drawn, told_apart
+from treeplay.values.kinds import is_leaf
+from treeplay.values.overlap import overlapping
+from treeplay.values.place import How, Place
+from treeplay.values.refusal import Reason
+from treeplay.values.signature import Argument, Input, Signature, State
+from treeplay.values.spec import TensorSpec
+from treeplay.values.structure import paths
 
 _SAME_AGAIN = "make it do the same on each call, or keep it eager"
 

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from treeplay.facts.place import How, Place, root
-from treeplay.facts.signature import (
+from treeplay.trace.conditions import leaves_of_call, on_the_way
+from treeplay.trace.found import PLAIN, Survey
+from treeplay.trace.given import meetings
+from treeplay.trace.hooks import HookTables
+from treeplay.trace.host_tensors import HostState
+from treeplay.values.place import How, Place, root
+from treeplay.values.signature import (
     Alias,
     Argument,
     Built,
@@ -24,12 +29,7 @@ from treeplay.facts.signature import (
     Write,
     parts_of,
 )
-from treeplay.facts.structure import unflatten
-from treeplay.trace.conditions import leaves_of_call, on_the_way
-from treeplay.trace.found import PLAIN, Survey
-from treeplay.trace.given import meetings
-from treeplay.trace.hooks import HookTables
-from treeplay.trace.host_tensors import HostState
+from treeplay.values.structure import unflatten
 
 if TYPE_CHECKING:
     from treeplay.trace.jit import Call

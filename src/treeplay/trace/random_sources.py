@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from treeplay.device.teardown import each
-from treeplay.facts.kinds import is_a
+from treeplay.values.kinds import is_a
 
 
 def _anybodys(source: Any) -> bool:

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.facts.place import Place
-from treeplay.facts.signature import Built, GivenContainer, Ref, StateContainer, Static
-from treeplay.facts.structure import Leaf, Structure, classes_in, containers, flatten, is_dataclass_value, unflatten
 from treeplay.trace.found import PLAIN, Survey
+from treeplay.values.place import Place
+from treeplay.values.signature import Built, GivenContainer, Ref, StateContainer, Static
+from treeplay.values.structure import Leaf, Structure, classes_in, containers, flatten, is_dataclass_value, unflatten
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 Refuse = Callable[[str, str, str], Refusal]

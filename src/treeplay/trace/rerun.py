@@ -21,9 +21,6 @@ from torch.overrides import TorchFunctionMode
 
 from treeplay.device.generators import has_company
 from treeplay.errors import Refusal
-from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Argument, Signature
-from treeplay.facts.structure import unflatten
 from treeplay.guards.reads import Reads
 from treeplay.torch_seam.autograd import autograd_function_arguments
 from treeplay.torch_seam.dynamo import dynamo_off
@@ -40,6 +37,9 @@ from treeplay.trace.randomness import TrackedGenerators
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.whose import told_apart
+from treeplay.values.refusal import Reason
+from treeplay.values.signature import Argument, Signature
+from treeplay.values.structure import unflatten
 
 _ATTRIBUTES: Any = vars(TensorBase)
 _VIEWS = frozenset(_ATTRIBUTES[name].__get__ for name in ("T", "mT", "H", "mH", "real", "imag"))

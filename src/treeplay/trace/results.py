@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 import torch.fx
 
-from treeplay.facts.signature import Cast, Fresh, Ref, SameAsInput, View
-from treeplay.facts.spec import TensorSpec
 from treeplay.trace.found import Survey
 from treeplay.trace.references import References
 from treeplay.trace.tape import TracedValue, storage_of
 from treeplay.trace.tracer import Tracer
+from treeplay.values.signature import Cast, Fresh, Ref, SameAsInput, View
+from treeplay.values.spec import TensorSpec
 
 
 class Results(References):

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import torch
 
-from treeplay.facts.signature import Fresh, Ref, SameAsInput, View
-from treeplay.facts.spec import TensorSpec
 from treeplay.torch_seam.autograd import is_used_up
 from treeplay.trace.found import Survey
 from treeplay.trace.references import References, Refuse
+from treeplay.values.signature import Fresh, Ref, SameAsInput, View
+from treeplay.values.spec import TensorSpec
 
 
 class Returned(References):

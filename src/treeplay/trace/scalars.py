@@ -21,9 +21,9 @@ import torch
 import torch.fx
 
 from treeplay.errors import Refusal
-from treeplay.facts.refusal import Reason
 from treeplay.guards.reads import Reads
 from treeplay.trace.location import user_location
+from treeplay.values.refusal import Reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.place import How, Place
-from treeplay.facts.signature import Watch
 from treeplay.trace.found import Scaler, Survey
 from treeplay.trace.snapshot import Change
+from treeplay.values.place import How, Place
+from treeplay.values.signature import Watch
 
 _TABLE = "_per_optimizer_states"
 _SETTINGS = ("_enabled", "_growth_factor", "_backoff_factor", "_growth_interval", "_scale", "_growth_tracker")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from treeplay.facts.place import How, Place
-from treeplay.facts.signature import Built, Ref, StateContainer, Static, Write
-from treeplay.facts.spec import TensorSpec
-from treeplay.facts.structure import Leaf, Structure
 from treeplay.trace.found import PLAIN
 from treeplay.trace.given import given_name
+from treeplay.values.place import How, Place
+from treeplay.values.signature import Built, Ref, StateContainer, Static, Write
+from treeplay.values.spec import TensorSpec
+from treeplay.values.structure import Leaf, Structure
 
 
 @dataclass(frozen=True, slots=True)

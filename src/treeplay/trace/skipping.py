@@ -22,14 +22,14 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.facts.place import How
-from treeplay.facts.spec import TensorSpec
 from treeplay.torch_seam.layers import scaled_step_replaced
 from treeplay.torch_seam.modes import functions_unwatched
 from treeplay.trace.found import GONE
 from treeplay.trace.snapshot import Change, Snapshot
 from treeplay.trace.tape import TracedValue, storage_of
 from treeplay.trace.tracer import Tracer
+from treeplay.values.place import How
+from treeplay.values.spec import TensorSpec
 
 
 @contextlib.contextmanager

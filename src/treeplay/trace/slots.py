@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.place import How
-from treeplay.facts.same import is_value
-from treeplay.facts.signature import Number, Static, Write
-from treeplay.facts.structure import flatten
 from treeplay.trace.found import GONE
 from treeplay.trace.given import given_name
 from treeplay.trace.references import References
 from treeplay.trace.scalars import scalar_of
 from treeplay.trace.scaling import is_bookkeeping
 from treeplay.trace.snapshot import Change, Snapshot
+from treeplay.values.place import How
+from treeplay.values.same import is_value
+from treeplay.values.signature import Number, Static, Write
+from treeplay.values.structure import flatten
 
 
 def find_writes(snapshot: Snapshot, results: References, numbers: list[Number]) -> tuple[Write, ...]:

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from treeplay.device.teardown import Teardown, each
-from treeplay.facts.kinds import is_a, is_leaf
-from treeplay.facts.place import How, Place
 from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.torch_seam.autograd import set_version, version_of
 from treeplay.torch_seam.fakes import FakeTensor
@@ -26,6 +24,8 @@ from treeplay.trace.bare import bare, fill
 from treeplay.trace.found import GONE, Container, Survey
 from treeplay.trace.gradients import Gradients
 from treeplay.trace.random_sources import RandomSources
+from treeplay.values.kinds import is_a, is_leaf
+from treeplay.values.place import How, Place
 
 if TYPE_CHECKING:
     from treeplay.trace.whose import Whose

@@ -29,8 +29,6 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.kinds import is_a, is_iterator, is_leaf, items, table_of
-from treeplay.facts.place import How, Place, root
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.tensors import is_initialised
 from treeplay.trace.bare import entries
@@ -39,6 +37,8 @@ from treeplay.trace.location import is_own, is_users
 from treeplay.trace.names import methods_used, names_in, stores_in, strings_in, values_in
 from treeplay.trace.random_sources import is_source
 from treeplay.trace.scaling import find_scaler, settings_of
+from treeplay.values.kinds import is_a, is_iterator, is_leaf, items, table_of
+from treeplay.values.place import How, Place, root
 
 _NUMBERS = (bool, int, float, complex)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)

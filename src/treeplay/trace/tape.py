@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.facts.refusal import Reason
 from treeplay.trace.log import LoggedCall
+from treeplay.values.refusal import Reason
 
 
 @dataclass(eq=False, slots=True)

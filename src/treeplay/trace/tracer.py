@@ -22,9 +22,6 @@ import torch.fx
 
 from treeplay.device.host.operators import is_foreach_write, tell_autograd
 from treeplay.errors import Refusal
-from treeplay.facts.location import Location
-from treeplay.facts.refusal import Reason
-from treeplay.facts.spec import TensorSpec
 from treeplay.guards.reads import Reads
 from treeplay.torch_seam.fakes import (
     DataDependentOutputException,
@@ -55,6 +52,9 @@ from treeplay.trace.tape import (
     storage_of,
     wants_grad,
 )
+from treeplay.values.location import Location
+from treeplay.values.refusal import Reason
+from treeplay.values.spec import TensorSpec
 
 aten = torch.ops.aten
 _HOST_READS = frozenset(

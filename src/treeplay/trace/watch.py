@@ -16,7 +16,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from treeplay.errors import Refusal
-from treeplay.facts.location import Location
 from treeplay.torch_seam.autograd import changes_what_is_saved
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_of_transform
@@ -27,6 +26,7 @@ from treeplay.trace.location import user_location
 from treeplay.trace.one_hot import checked_by_operators
 from treeplay.trace.recurrent import weights_of
 from treeplay.trace.tracer import Tracer
+from treeplay.values.location import Location
 
 _TENSOR = torch.Tensor
 _READS = {

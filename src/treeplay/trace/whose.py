@@ -39,14 +39,14 @@ import torch
 
 from treeplay.device.generators import has_company
 from treeplay.errors import Refusal
-from treeplay.facts.kinds import is_a
-from treeplay.facts.place import How, Place
-from treeplay.facts.structure import flatten
 from treeplay.guards.names import names_in
 from treeplay.guards.reach import Reach, TooMuch
 from treeplay.guards.reads import WHOLE, Reads, classes_of, hooks_of_modules
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.trace.scalars import scalar_of
+from treeplay.values.kinds import is_a
+from treeplay.values.place import How, Place
+from treeplay.values.structure import flatten
 
 if TYPE_CHECKING:
     from treeplay.trace.found import Survey

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from treeplay.errors import Refusal, TooEarly
-from treeplay.facts.refusal import Reason
 from treeplay.trace.jit import Busy, Call, Trace
 from treeplay.trace.log import LoggedCall, first_difference
+from treeplay.values.refusal import Reason
 
 FIRST_AFTER = 10
 """Replays before the first audit; each later one comes after ten times as many."""

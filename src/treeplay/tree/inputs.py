@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from treeplay.facts.signature import Argument, Constant, Signature
 from treeplay.trace.jit import Call
+from treeplay.values.signature import Argument, Constant, Signature
 
 
 def current_inputs(signature: Signature, call: Call) -> list[torch.Tensor]:

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.facts.kinds import is_a
-from treeplay.facts.refusal import Reason
-from treeplay.facts.same import Itself, exact_key
-from treeplay.facts.spec import TensorSpec
-from treeplay.facts.structure import Leaf, Structure, paths
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.tensors import has_strides, is_initialised, mkldnn_layout
 from treeplay.trace.found import PLAIN
 from treeplay.trace.jit import Call
+from treeplay.values.kinds import is_a
+from treeplay.values.refusal import Reason
+from treeplay.values.same import Itself, exact_key
+from treeplay.values.spec import TensorSpec
+from treeplay.values.structure import Leaf, Structure, paths
 from treeplay.wrap.emit import Ambience
 
 

@@ -30,8 +30,6 @@ from treeplay.errors import (
     TooEarly,
     UsageError,
 )
-from treeplay.facts.refusal import Reason
-from treeplay.facts.structure import Leaf, flatten
 from treeplay.observe import counters, warn_once
 from treeplay.observe.internal import tell_internal
 from treeplay.observe.once import warn_here
@@ -49,6 +47,8 @@ from treeplay.tree.moved import bring_back
 from treeplay.tree.reasons import OF_FAKES, broken_twice, does_not_fit, passing_object, too_often, under_mode
 from treeplay.tree.recorders import recorders
 from treeplay.tree.table import MOST_TRIES, Entry, EntryTable, Observation, Recording
+from treeplay.values.refusal import Reason
+from treeplay.values.structure import Leaf, flatten
 from treeplay.wrap.emit import MISS
 
 Observe = Callable[[Callable[..., Any], Call], tuple[Any, list[Any]]]

@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.mismatch import Mismatch
-from treeplay.facts.overlap import overlapping
-from treeplay.facts.place import How, Place
-from treeplay.facts.same import is_same
-from treeplay.facts.signature import Alias, Argument, Constant, Input, Signature, State
-from treeplay.facts.spec import TensorSpec
-from treeplay.facts.structure import containers, paths
 from treeplay.trace.hooks import HookTables
 from treeplay.trace.jit import Call
 from treeplay.trace.scalars import is_float
 from treeplay.tree.inputs import current_inputs
 from treeplay.tree.key import shown
+from treeplay.values.mismatch import Mismatch
+from treeplay.values.overlap import overlapping
+from treeplay.values.place import How, Place
+from treeplay.values.same import is_same
+from treeplay.values.signature import Alias, Argument, Constant, Input, Signature, State
+from treeplay.values.spec import TensorSpec
+from treeplay.values.structure import containers, paths
 from treeplay.wrap.ambience import Ambience
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from treeplay.errors import InternalError
-from treeplay.facts.mismatch import Mismatch
-from treeplay.facts.refusal import Reason
 from treeplay.trace.jit import Call, home_of
 from treeplay.tree.key import passing
 from treeplay.tree.table import Entry
+from treeplay.values.mismatch import Mismatch
+from treeplay.values.refusal import Reason
 
 
 def too_often(name: str, entry: Entry) -> Reason:

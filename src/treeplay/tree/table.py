@@ -7,16 +7,16 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from treeplay.facts.launch import LaunchFacts
-from treeplay.facts.mismatch import Mismatch
-from treeplay.facts.plan import Plan
-from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Input, Signature
 from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.trace.found import Survey
 from treeplay.tree.audit import Audit
 from treeplay.tree.decide import KeyPhase
 from treeplay.tree.key import as_line
+from treeplay.values.launch import LaunchFacts
+from treeplay.values.mismatch import Mismatch
+from treeplay.values.plan import Plan
+from treeplay.values.refusal import Reason
+from treeplay.values.signature import Input, Signature
 
 MOST_TRIES = 2
 """How often a program is traced though something in its reach is not as it was in any call that was observed."""

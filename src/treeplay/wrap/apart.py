@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.overlap import overlapping
-from treeplay.facts.signature import Argument, Signature, State
 from treeplay.torch_seam.tensors import is_alone, owns_memory
+from treeplay.values.overlap import overlapping
+from treeplay.values.signature import Argument, Signature, State
 
 _data_ptr = torch.Tensor.data_ptr
 

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.facts.launch import LaunchFacts
-from treeplay.facts.refusal import Reason
-from treeplay.facts.signature import Constant, Input, Signature, State, Watch
-from treeplay.facts.source import Source
 from treeplay.guards.reads import Reads
 from treeplay.torch_seam import dynamo, flags
 from treeplay.trace.jit import Call, home_of
 from treeplay.trace.rerun import Rerun
+from treeplay.values.launch import LaunchFacts
+from treeplay.values.refusal import Reason
+from treeplay.values.signature import Constant, Input, Signature, State, Watch
+from treeplay.values.source import Source
 from treeplay.wrap.apart import SharingCheck
 from treeplay.wrap.emit import Ambience, CallParts, emit_call
 from treeplay.wrap.take_back import TakeBack

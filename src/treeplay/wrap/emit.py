@@ -23,9 +23,10 @@ from typing import Any
 import torch
 
 from treeplay.errors import InternalError, TakenBack
-from treeplay.facts.place import How, Place
-from treeplay.facts.same import is_same, is_value
-from treeplay.facts.signature import (
+from treeplay.trace.scalars import as_float
+from treeplay.values.place import How, Place
+from treeplay.values.same import is_same, is_value
+from treeplay.values.signature import (
     Alias,
     Argument,
     Built,
@@ -45,10 +46,9 @@ from treeplay.facts.signature import (
     Watch,
     Write,
 )
-from treeplay.facts.source import Source
-from treeplay.facts.spec import TensorSpec
-from treeplay.facts.structure import DICTS, Leaf, Structure, is_namedtuple, takes_fields_only, with_fields
-from treeplay.trace.scalars import as_float
+from treeplay.values.source import Source
+from treeplay.values.spec import TensorSpec
+from treeplay.values.structure import DICTS, Leaf, Structure, is_namedtuple, takes_fields_only, with_fields
 from treeplay.wrap.ambience import Ambience as Ambience
 from treeplay.wrap.take_back import TakeBack
 from treeplay.wrap.writer import Writer

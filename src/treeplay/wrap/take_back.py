@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from treeplay.facts.failing import InRange, ToKeep
 from treeplay.observe import counters
 from treeplay.torch_seam.autograd import preserving_version
+from treeplay.values.failing import InRange, ToKeep
 
 Before = tuple[list[tuple[torch.Tensor, torch.Tensor]], list[tuple[torch.Generator, torch.Tensor]]]
 

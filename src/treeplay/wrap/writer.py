@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from treeplay.facts.place import How, Place
+from treeplay.values.place import How, Place
 
 
 class Writer:

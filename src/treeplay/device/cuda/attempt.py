@@ -18,9 +18,9 @@ from treeplay.device.cuda.nodes import Shapes, read_nodes
 from treeplay.device.generators import moving
 from treeplay.device.protocol import Work
 from treeplay.errors import CaptureFailed
-from treeplay.facts.nodes import CaptureNotes, Placed
-from treeplay.facts.refusal import Reason
-from treeplay.facts.spec import TensorSpec
+from treeplay.values.nodes import CaptureNotes, Placed
+from treeplay.values.refusal import Reason
+from treeplay.values.spec import TensorSpec
 
 
 @dataclass(eq=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from treeplay.errors import CaptureFailed, TreeplayError
-from treeplay.facts.refusal import Reason
 from treeplay.observe.lines import failed_call
+from treeplay.values.refusal import Reason
 
 # The runtime's codes for broken captures; `torch.AcceleratorError` carries them.
 _UNSUPPORTED, _INVALIDATED, _UNJOINED, _LAST_CODE = 900, 901, 904, 908

@@ -37,12 +37,12 @@ from treeplay.device.cuda.patch import Patcher, build_patcher, own_nodes_of
 from treeplay.device.cuda.verify import unfaithful_nodes
 from treeplay.device.protocol import Replay, Work
 from treeplay.errors import InternalError
-from treeplay.facts.launch import LaunchFacts
-from treeplay.facts.nodes import Allocation
-from treeplay.facts.spec import TensorSpec
 from treeplay.generated import load_source
 from treeplay.relocate import Relocation, Row, relocate
 from treeplay.torch_seam import allocator
+from treeplay.values.launch import LaunchFacts
+from treeplay.values.nodes import Allocation
+from treeplay.values.spec import TensorSpec
 
 _MOST_ROUNDS = 8  # each shows what cannot move; the last is made with a copy of everything
 _BYTES_PER_NODE = 2048

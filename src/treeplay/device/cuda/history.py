@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.nodes import Allocation
 from treeplay.torch_seam import allocator
+from treeplay.values.nodes import Allocation
 
 Range = tuple[int, int]
 Pool = tuple[int, int]

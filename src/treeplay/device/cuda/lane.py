@@ -12,11 +12,11 @@ from typing import Protocol
 
 import torch
 
-from treeplay.facts.nodes import Allocation
 from treeplay.locks import shared_lock
 from treeplay.observe import counters
 from treeplay.settings import settings
 from treeplay.torch_seam import allocator
+from treeplay.values.nodes import Allocation
 
 Token = tuple[int, int]
 

@@ -28,10 +28,10 @@ import torch
 from treeplay.device.cuda.lane import Lane, Unplaced
 from treeplay.device.protocol import Fill, Replay
 from treeplay.errors import InternalError
-from treeplay.facts.overlap import overlaps_itself
-from treeplay.facts.source import Source
-from treeplay.facts.spec import TensorSpec
 from treeplay.torch_seam import allocator
+from treeplay.values.overlap import overlaps_itself
+from treeplay.values.source import Source
+from treeplay.values.spec import TensorSpec
 
 Move = Callable[[int], None]
 NotLaunched = Callable[[Exception, list[torch.Tensor], Sequence[float]], Sequence[torch.Tensor]]

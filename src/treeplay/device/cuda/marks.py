@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from treeplay.device.cuda import driver
-from treeplay.facts.nodes import Allocation
 from treeplay.torch_seam import allocator
+from treeplay.values.nodes import Allocation
 
 Told = tuple[int, str]
 """How many nodes there were, and what was noted beside allocations."""

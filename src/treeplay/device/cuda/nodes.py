@@ -1,4 +1,4 @@
-"""Reads the nodes of a captured graph: a raw graph goes in, `facts.nodes` come out. Changes nothing.
+"""Reads the nodes of a captured graph: a raw graph goes in, `values.nodes` come out. Changes nothing.
 
 Edges are not read: what a recording needs to know is which words hold addresses, and those are in the nodes.
 """
@@ -25,7 +25,7 @@ from treeplay.device.cuda.node_calls import (
     function,
 )
 from treeplay.errors import InternalError
-from treeplay.facts.nodes import Kernel, Memcpy, Memset, Node, Other
+from treeplay.values.nodes import Kernel, Memcpy, Memset, Node, Other
 
 HOST = 1
 _MAX_CONTENT_BYTES = 1 << 20

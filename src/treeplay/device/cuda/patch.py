@@ -33,10 +33,10 @@ from treeplay.device.cuda.contexts import here
 from treeplay.device.cuda.node_calls import UpdateResult, failed, function
 from treeplay.device.cuda.nodes import handles_of, param_sizes
 from treeplay.device.cuda.own_nodes import OwnNode, own_node
-from treeplay.facts.source import Source
 from treeplay.generated import load_source
 from treeplay.relocate import Relocation, Row, Site
 from treeplay.relocate.policy import MEASURED, Costs, is_update_cheaper
+from treeplay.values.source import Source
 
 Move = Callable[..., None]
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from treeplay.facts.nodes import Allocation, Placed
+from treeplay.values.nodes import Allocation, Placed
 
 _SMALL_BYTES = 1 << 20  # the allocator keeps larger blocks apart from smaller ones
 _MOST_SPACERS = 16

@@ -23,11 +23,11 @@ from treeplay.device.cuda.launch import weakly
 from treeplay.device.cuda.poisoned import differences
 from treeplay.device.protocol import Replay, Work
 from treeplay.errors import Explained, InternalError, UsageError
-from treeplay.facts.launch import LaunchFacts
 from treeplay.observe import counters, warn_once
 from treeplay.observe.internal import tell_internal
 from treeplay.sandbox.boundary import Unmarked, internal
 from treeplay.settings import settings
+from treeplay.values.launch import LaunchFacts
 
 Tensors = list[torch.Tensor]
 _Stage = Callable[..., Sequence[torch.Tensor]]

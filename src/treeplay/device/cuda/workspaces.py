@@ -19,8 +19,8 @@ import torch
 
 from treeplay.device.cuda.nodes import read_nodes
 from treeplay.errors import InternalError
-from treeplay.facts.nodes import Node, Other
 from treeplay.torch_seam import allocator
+from treeplay.values.nodes import Node, Other
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import torch
 
 from treeplay.device.host.taped import Taped, record_tape
 from treeplay.device.protocol import Body, Recorded, Replay, Work
-from treeplay.facts.launch import LaunchFacts
+from treeplay.values.launch import LaunchFacts
 
 
 def on_one_thread(run: Replay) -> Replay:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from treeplay.device.host.operators import aten
-from treeplay.facts.refusal import Reason
 from treeplay.observe.lines import running_call
 from treeplay.torch_seam.trees import tree_iter
+from treeplay.values.refusal import Reason
 
 _READS = "reads a tensor's value on the host, which only exists when the recording is replayed"
 _READ_LATER = "return the tensor and read it after the replay; decide on the device (`torch.where`)"

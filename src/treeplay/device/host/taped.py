@@ -13,8 +13,8 @@ import torch
 from treeplay.device.host.recorder import Recorder
 from treeplay.device.host.tape import HostTape
 from treeplay.device.protocol import Body, Work
-from treeplay.facts.launch import LaunchFacts
-from treeplay.facts.spec import TensorSpec
+from treeplay.values.launch import LaunchFacts
+from treeplay.values.spec import TensorSpec
 
 Tensors = list[torch.Tensor]
 

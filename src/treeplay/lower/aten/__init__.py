@@ -12,7 +12,6 @@ import torch
 import torch.fx
 
 from treeplay.errors import LoweringError
-from treeplay.facts.arena import ArenaPlan
 from treeplay.generated import load_source
 from treeplay.graph_check import check_graph
 from treeplay.lower.aten.emit import Emitter
@@ -21,6 +20,7 @@ from treeplay.lower.aten.numbers import NumberText
 from treeplay.lower.aten.storage import Home, survey_storages
 from treeplay.lower.aten.text import GraphText
 from treeplay.lower.lowered import Lowered
+from treeplay.values.arena import ArenaPlan
 
 
 def lower_aten(graph: torch.fx.Graph, plan: ArenaPlan) -> Lowered:

@@ -27,7 +27,6 @@ import torch
 import torch.fx
 
 from treeplay.errors import LoweringError
-from treeplay.facts.spec import TensorSpec
 from treeplay.lower.aten.memory import GraphArena, below_autograd, empty_like_spec, result_specs
 from treeplay.lower.aten.numbers import NumberText
 from treeplay.lower.aten.ops import (
@@ -48,6 +47,7 @@ from treeplay.lower.functional import scalar_nodes
 from treeplay.torch_seam.autograd import increment_versions
 from treeplay.torch_seam.operators import ExcludeKeys, OpOverload, keys_above_operators, with_gradients_on
 from treeplay.torch_seam.tensors import empty_strided_host
+from treeplay.values.spec import TensorSpec
 
 _RESERVED = frozenset({"replay", "tensors", "numbers", "arena", "abs"})
 

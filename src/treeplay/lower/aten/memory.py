@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.arena import ArenaPlan
-from treeplay.facts.spec import TensorSpec
 from treeplay.torch_seam.fakes import FakeTensorMode
 from treeplay.torch_seam.operators import ExcludeKeys, OpOverload, keys_above_operators
+from treeplay.values.arena import ArenaPlan
+from treeplay.values.spec import TensorSpec
 
 _CELL_CODES = {torch.float32: "f", torch.float64: "d"}
 

@@ -17,8 +17,6 @@ from typing import Any
 import torch.fx
 
 from treeplay.errors import LoweringError
-from treeplay.facts.overlap import overlaps_itself
-from treeplay.facts.spec import TensorSpec
 from treeplay.lower.aten.ops import (
     COPIES,
     EMPTY,
@@ -30,6 +28,8 @@ from treeplay.lower.aten.ops import (
     needs_only_memory,
 )
 from treeplay.torch_seam.operators import OpOverload
+from treeplay.values.overlap import overlaps_itself
+from treeplay.values.spec import TensorSpec
 
 Node = torch.fx.Node
 _RESHAPES = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapdims_", "swapaxes_", "as_strided_"})

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.facts.source import Source
-from treeplay.facts.spec import TensorSpec
 from treeplay.lower.aten.calls import spell
 from treeplay.lower.aten.memory import empty_like_spec
 from treeplay.torch_seam.operators import OpOverload
+from treeplay.values.source import Source
+from treeplay.values.spec import TensorSpec
 
 Node = torch.fx.Node
 _UNKNOWN = object()

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from treeplay.errors import InternalError, Refusal, TreeplayError
-from treeplay.facts.refusal import Reason
 from treeplay.locks import shared_lock
 from treeplay.sandbox.boundary import Boundary
 from treeplay.torch_seam.aot import Traced, is_base_kept
+from treeplay.values.refusal import Reason
 from treeplay.wrap.aot.arrange import Arrangement, RunNotes
 from treeplay.wrap.aot.capture import captured
 from treeplay.wrap.aot.compilers import Compilers

@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 
 import torch
 
-from treeplay.facts.location import Location
 from treeplay.torch_seam.modes import is_wrapper
 from treeplay.torch_seam.tensors import shares_storage
+from treeplay.values.location import Location
 from treeplay.wrap.aot.capture import refusal
 from treeplay.wrap.aot.overlap import overlap, span
 from treeplay.wrap.aot.plan import Base, CommonBase, Layout, Member

@@ -12,12 +12,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from treeplay.errors import Refusal
-from treeplay.facts.lists import one_by_one, writes_shared
-from treeplay.facts.location import Location
-from treeplay.facts.refusal import Reason
 from treeplay.observe.lines import failed_call, location_in, user_location
 from treeplay.torch_seam import aot, fakes, flags, fx, tensors
 from treeplay.torch_seam.aot import Traced
+from treeplay.values.lists import one_by_one, writes_shared
+from treeplay.values.location import Location
+from treeplay.values.refusal import Reason
 from treeplay.wrap.aot import in_place
 from treeplay.wrap.aot.dropout import done_as_eager
 

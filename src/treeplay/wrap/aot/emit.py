@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.source import Source
 from treeplay.torch_seam import fakes, flags, modes
 from treeplay.torch_seam import tensors as torch_tensors
+from treeplay.values.source import Source
 from treeplay.wrap.aot import checks, surroundings
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.source import Source
 from treeplay.torch_seam import aot, autograd, flags, modes
+from treeplay.values.source import Source
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
 from treeplay.wrap.aot import opening, surroundings

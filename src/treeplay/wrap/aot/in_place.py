@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.lists import one_by_one
 from treeplay.torch_seam import fakes, operators
+from treeplay.values.lists import one_by_one
 
 _EXPANDS = frozenset(("expand", "expand_as", "broadcast_to"))
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.facts.refusal import Reason
 from treeplay.torch_seam.aot import Traced
+from treeplay.values.refusal import Reason
 from treeplay.wrap.aot.node import unchanged
 from treeplay.wrap.aot.plan import KeptInputs, Node
 

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from treeplay.errors import InternalError
-from treeplay.facts.location import Location
 from treeplay.graph_check import add_placeholder
 from treeplay.torch_seam.aot import Traced
+from treeplay.values.location import Location
 from treeplay.wrap.aot.capture import refusal
 from treeplay.wrap.aot.plan import CallPlan, LateWrite
 from treeplay.wrap.aot.planning_node import values_with_tangents

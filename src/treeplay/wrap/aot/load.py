@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from treeplay.errors import InternalError
-from treeplay.facts.source import Source
 from treeplay.generated import hide_from_dynamo, load_source
 from treeplay.torch_seam import aot
+from treeplay.values.source import Source
 from treeplay.wrap.aot.again import Onward
 from treeplay.wrap.aot.compilers import Boxed
 from treeplay.wrap.aot.emit import emit_call

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from treeplay.facts.spec import TensorSpec
+from treeplay.values.spec import TensorSpec
 
 Interval = tuple[int, int]
 

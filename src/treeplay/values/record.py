@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from treeplay.facts.location import Location
+from treeplay.values.location import Location
 
 
 @dataclass(frozen=True, slots=True)

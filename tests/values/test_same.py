@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeplay.facts.same import exact_key, is_same, is_value
+from treeplay.values.same import exact_key, is_same, is_value
 
 Decimal, Fraction = decimal.Decimal, fractions.Fraction
 Point = collections.namedtuple("Point", ["x", "y"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from treeplay.facts.launch import LaunchFacts
-from treeplay.facts.mismatch import Mismatch
+from treeplay.values.launch import LaunchFacts
+from treeplay.values.mismatch import Mismatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from treeplay.facts.layout import expanded, overlaps, span
+from treeplay.values.layout import expanded, overlaps, span
 
 APART = [
     ((3, 4), (4, 1)),

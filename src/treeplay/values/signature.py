@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from treeplay.facts.place import Place
-from treeplay.facts.spec import TensorSpec
-from treeplay.facts.structure import Leaf, Structure
+from treeplay.values.place import Place
+from treeplay.values.spec import TensorSpec
+from treeplay.values.structure import Leaf, Structure
 
 
 class Kind(Enum):

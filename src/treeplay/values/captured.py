@@ -8,10 +8,10 @@ from typing import Literal
 
 import torch
 
-from treeplay.facts.launch import LaunchFacts
-from treeplay.facts.location import Location
-from treeplay.facts.refusal import Reason
-from treeplay.facts.spec import TensorSpec
+from treeplay.values.launch import LaunchFacts
+from treeplay.values.location import Location
+from treeplay.values.refusal import Reason
+from treeplay.values.spec import TensorSpec
 
 Direction = Literal["inference", "forward", "backward"]
 

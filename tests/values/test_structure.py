@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treeplay.facts.structure import flatten, paths, unflatten
+from treeplay.values.structure import flatten, paths, unflatten
 
 Point = collections.namedtuple("Point", ["x", "y"])
 

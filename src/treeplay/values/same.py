@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from treeplay.facts.structure import is_namedtuple
+from treeplay.values.structure import is_namedtuple
 
 _AS_THEY_ARE = frozenset({int, bool, str, bytes, type(None)})
 """Types whose `==` is exact among values of the very type."""

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -111,13 +112,17 @@ class OutsideMemory(_InputWatch):
     """
 
     def __init__(self, after: OutsideMemory | None = None) -> None:
-        super().__init__(lambda tensor: self.kept.append(tensor.untyped_storage()), after._seen if after else ())
         self.kept: list[torch.UntypedStorage] = []
+        super().__init__(partial(_keep, self.kept), after._seen if after else ())
 
     @classmethod
     def is_infra_mode(cls) -> bool:
         """Compiled functions inside of the block stay compiled; what they read is theirs to keep."""
         return True
+
+
+def _keep(kept: list[torch.UntypedStorage], tensor: torch.Tensor) -> None:
+    kept.append(tensor.untyped_storage())
 
 
 def _storages(tree: Any) -> Iterator[tuple[torch.Tensor, int]]:

@@ -14,7 +14,7 @@ ORDER = (
     "settings",
     "locks",
     "torch_seam",
-    "generated",
+    "codegen",
     "graph_check",
     "observe",
     "sandbox",

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from treeplay.codegen import load_source
 from treeplay.device.host import HostDevice
 from treeplay.device.protocol import Device, Work
 from treeplay.errors import CaptureFailed, Differing, InternalError, LoweringError, Refusal, TooEarly, TreeplayError
-from treeplay.generated import load_source
 from treeplay.lower.aten import lower_aten
 from treeplay.lower.aten.storage import writes_folded
 from treeplay.lower.compiler import find_compiler, find_gpu_compiler

@@ -19,9 +19,9 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 import torch
 
 from treeplay import driver
+from treeplay.codegen import hide_from_dynamo
 from treeplay.device.holders import register, reset_all
 from treeplay.errors import ArgumentError, ArgumentTypeError
-from treeplay.generated import hide_from_dynamo
 from treeplay.locks import shared_lock
 from treeplay.plan.choose import LOWERINGS
 from treeplay.torch_seam.dynamo import is_dynamo_watching, without_dynamo

@@ -11,9 +11,10 @@ from treeplay.backend.returns import (
     Made,
     PlainValue,
     Returns,
-    emit_results,
     survey_returns,
+    write_results,
 )
+from treeplay.codegen import Writer
 
 
 def program(x: torch.Tensor, w: torch.Tensor, size: int) -> list[object]:
@@ -51,10 +52,11 @@ def test_results_are_put_together_from_other_arguments_and_new_memory() -> None:
     x, w = torch.randn(3, 4), torch.randn(12)[2:6]
     returns = survey_returns([x, w, 7], program(x, w, 7))
     assert isinstance(returns, Returns)
-    text, names = emit_results(returns, "args", "made")
+    writer = Writer()
+    text = write_results(writer, returns, "args", "made")
     x2, w2 = torch.randn(20)[5:17].view(3, 4), torch.randn(4)
     expected = program(x2, w2, 7)
-    found = eval(text, names | {"args": [x2, w2, 7], "made": returns.bases_of(expected)})
+    found = eval(text, writer.names | {"args": [x2, w2, 7], "made": returns.bases_of(expected)})
     for one, other in zip(found, expected, strict=True):
         if not isinstance(other, torch.Tensor):
             assert one == other

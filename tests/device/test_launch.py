@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from treeplay.codegen import load_source
 from treeplay.device.cuda.launch import (
     Copied,
     LaunchParts,
@@ -19,7 +20,6 @@ from treeplay.device.cuda.launch import (
     emit_launch,
     launches_of,
 )
-from treeplay.generated import load_source
 from treeplay.torch_seam import allocator
 from treeplay.values.spec import TensorSpec
 

@@ -85,7 +85,6 @@ def test_a_mover_of_one_site_is_two_statements(driver):
         "    word0.value = address0\n"
         "    code = set0(executable, node0, params0)\n"
         "    if code: raise failed('set executable', code)\n"
-        "    return\n"
     )
 
 

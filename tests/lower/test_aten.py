@@ -548,15 +548,15 @@ def test_the_text_reads_like_the_program():
         source
         == """\
 def replay(tensors, numbers):
-    in0, in1, = tensors
-    written([in0])
+    in0, in1 = tensors
+    increment_versions([in0])
     with without(keys):
         mul_(in0, cell_0_5)
         mm_out(in1, in0, out=mm_default)
         clamp_min_out(mm_default, 0, out=relu_default)
         sub_out(relu_default, cell_1, out=sub_tensor)
         sum_default = sum(sub_tensor)
-        return (sum_default, )
+        return (sum_default,)
 """
     )
 

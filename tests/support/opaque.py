@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from treeplay.codegen import load_source
 from treeplay.device.host.recorder import Recorder
 from treeplay.device.protocol import Work
-from treeplay.generated import load_source
-from treeplay.torch_seam import dynamo, flags
+from treeplay.torch_seam import dynamo
 from treeplay.trace.jit import Call
 from treeplay.trace.opaque import Prepared, plain_run, prepare
 from treeplay.values.signature import Argument, Signature
@@ -128,9 +128,6 @@ def _call_function(signature: Signature, call: Call, given: list[torch.Tensor], 
         run=run,
         check=dynamo.tensor_check(checked) if checked else None,
         is_apart=None,
-        increment_version=None,
-        set_grad_enabled=flags.set_grad_enabled,
-        disable_autocast=flags.DisableAutocast,
     )
     return load_source(emit_call(signature, Ambience.now(), parts, name="call opaque"))
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.generated import hide_from_dynamo
+from treeplay.codegen import hide_from_dynamo
 from treeplay.torch_seam.flags import ENTER_INFERENCE, EXIT_INFERENCE, SET_GRAD
 
 

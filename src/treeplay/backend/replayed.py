@@ -18,17 +18,17 @@ from typing import Any
 
 import torch
 
-from treeplay.backend.returns import Returns, emit_results, survey_returns
+from treeplay.backend.returns import Returns, survey_returns, write_results
+from treeplay.codegen import Source, Writer, hide_from_dynamo, list_of, load_source
+from treeplay.codegen.idioms import is_exactly
 from treeplay.device.holders import register
 from treeplay.device.protocol import Births, Device, Recorded, Replay, Work
 from treeplay.errors import InternalError, TreeplayError, UsageError
-from treeplay.generated import hide_from_dynamo, load_source
 from treeplay.locks import shared_lock
 from treeplay.observe.internal import tell_internal
 from treeplay.sandbox.boundary import Boundary
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.refusal import Reason
-from treeplay.values.source import Source
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 WrongKind = Callable[[Sequence[Any]], UsageError | None]
@@ -219,20 +219,19 @@ def counted(run: Boxed, calls: Counter[str], why: str) -> Boxed:
 
 def emit_call(name: str, count: int, places: Sequence[int], fixed: dict[int, Any], returns: Returns) -> Source:
     """`call(args)` for `count` arguments with tensors at `places`; with other numbers than `fixed` the graph runs plainly."""
-    names: dict[str, Any] = {}
-    lines = ["def call(args):", "    given = args[:]", "    args.clear()", "    try:"]
-    for at, value in fixed.items():
-        names[f"value{at}"] = value
-        test = "is not" if value is None else "!="
-        lines.append(f"        if given[{at}] {test} value{at}: return plain(given)")
-    tensors = "given" if len(places) == count else f"[{', '.join(f'given[{at}]' for at in places)}]"
-    lines.append(f"        made = replay({tensors}, ())")
-    # Whoever calls compares types, mostly. They are asked for here when something has failed, as it does before a launch.
-    lines += ["    except Exception as error:"]
-    lines += ["        if given and (told := wrong_kind(given)) is not None: raise told from error", "        raise"]
-    result, more = emit_results(returns, "given", "made")
-    lines.append(f"    return {result}")
-    return Source(f"replay of {name}", "\n".join(lines) + "\n", names | more, entry="call")
+    text = Writer()
+    tensors = "given" if len(places) == count else list_of(f"given[{at}]" for at in places)
+    with text.block("def call(args):"):
+        text.add("given = args[:]", "args.clear()")
+        with text.block("try:"):
+            for at, value in fixed.items():
+                text.add(f"if not ({is_exactly(text, f'given[{at}]', value)}): return plain(given)")
+            text.add(f"made = replay({tensors}, ())")
+        # Whoever calls compares types, mostly. They are asked for here when something failed, as it does before a launch.
+        with text.block("except Exception as error:"):
+            text.add("if given and (told := wrong_kind(given)) is not None: raise told from error", "raise")
+        text.add(f"return {write_results(text, returns, 'given', 'made')}")
+    return text.source(f"replay of {name}", entry="call")
 
 
 def _work(graph: CompiledGraph, places: Sequence[int], fixed: dict[int, Any], returns: Returns) -> Work:

@@ -1,7 +1,7 @@
 """What a compiled graph returns, by the memory of one run: inputs, views of them, new memory, and what is no tensor.
 
     inputs, results of a run ──▶ Returns ┬▶ bases: the new storages, each once, which a recording makes anew for each call
-                                         └▶ emit_results: [made[0], args[2], as_strided(made[1], ...), ...]
+                                         └▶ write_results: [made[0], args[2], made[1].as_strided(...), ...]
 
 A graph saves for its backward what it was given, and views of it: a recording must not copy those, and a view has to be of
 the tensor of the day. So a recording is asked for new memory only, and the results are put together from that.
@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from treeplay.codegen import Writer, list_of
+from treeplay.codegen.idioms import view_of
 from treeplay.trace.returned import is_plain, is_whole, whole
 from treeplay.trace.tape import storage_of
 
@@ -112,22 +114,18 @@ def survey_returns(args: Sequence[Any], results: Sequence[Any]) -> Returns | str
     return Returns(tuple(parts), tuple(owners))
 
 
-def emit_results(returns: Returns, args: str, made: str) -> tuple[str, dict[str, Any]]:
-    """Text of a list of the results, and the names in it; `args` and `made` are what the text calls the two lists."""
-    names: dict[str, Any] = {}
+def write_results(text: Writer, returns: Returns, args: str, made: str) -> str:
+    """A list of the results; `args` and `made` are what the text calls the two lists."""
     items = []
-    for at, part in enumerate(returns.parts):
+    for part in returns.parts:
         match part:
             case PlainValue(value):
-                names[f"result{at}"] = value
-                items.append(f"result{at}")
+                items.append(text.literal(value))
             case ArgumentItself(index):
                 items.append(f"{args}[{index}]")
             case Made(index):
                 items.append(f"{made}[{index}]")
             case ArgumentView(index, is_of_base, shape, stride, offset):
-                names |= {"as_strided": torch.as_strided, "begin": torch.Tensor.storage_offset}
                 base = f"{made if is_of_base else args}[{index}]"
-                start = str(offset) if is_of_base else f"begin({base})" + (f" + {offset}" if offset else "")
-                items.append(f"as_strided({base}, {shape}, {stride}, {start})")
-    return f"[{', '.join(items)}]", names
+                items.append(view_of(base, shape, stride, offset, is_whole=is_of_base))
+    return list_of(items)

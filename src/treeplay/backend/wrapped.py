@@ -16,8 +16,8 @@ from treeplay.backend.options import Options
 from treeplay.backend.roles import argument_names, argument_roles
 from treeplay.backend.shapes import Program
 from treeplay.backend.traceable import traceable, with_numbers
+from treeplay.codegen import hide_from_dynamo
 from treeplay.errors import InternalError, Refusal, TreeplayError, Unrecorded
-from treeplay.generated import hide_from_dynamo
 from treeplay.observe import counters
 from treeplay.sandbox.boundary import Boundary
 from treeplay.values.refusal import Reason

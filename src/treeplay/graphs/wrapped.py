@@ -20,10 +20,10 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from treeplay.codegen import hide_from_dynamo
 from treeplay.device.holders import register
 from treeplay.device.host.recorder import is_recording
 from treeplay.errors import InternalError, TreeplayError, UsageError
-from treeplay.generated import hide_from_dynamo
 from treeplay.graphs.body import CallableModes, autocast_of
 from treeplay.graphs.contract import NO_KEYWORDS, Contract, Keywords, take_keywords
 from treeplay.graphs.guarded import guard, plain

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
 import operator
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,25 +20,18 @@ from typing import Any
 
 import torch
 
-from treeplay.generated import load_source
-from treeplay.guards.conditions import Asked, Comparison, Container, Guard, HasGradient, Table, shown
+from treeplay.codegen import load_source
+from treeplay.guards.code import emit_check
+from treeplay.guards.conditions import Comparison, Facts, Guard, Table, shown
 from treeplay.guards.reach import Reach, spot_of
-from treeplay.torch_seam.dynamo import native_check, tensor_check, version_of_table
-from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
-from treeplay.torch_seam.patched import ABSENT
-from treeplay.torch_seam.tensors import has_strides, is_initialised
+from treeplay.torch_seam.dynamo import native_check, version_of_table
 from treeplay.values.kinds import is_a
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import How, Place
-from treeplay.values.same import is_same
-from treeplay.values.source import Source
 
 _YOUNG = 50
 """Warm calls after which versions are compared natively; a dictionary that changes sooner again and again is no steady one."""
 _MOST_TIMES = 2
-_FEW = 4
-"""So many comparisons are written out; more of one kind are one native loop."""
-_RAISED = "KeyError, IndexError, AttributeError, ValueError, TypeError, RuntimeError"
 
 
 class Guards:
@@ -68,7 +60,7 @@ class Guards:
         self._reach = reach
         self._is_young = True
         self._text = ""
-        self._facts = [(tensor, label, _facts_of(tensor)) for tensor, label in reach.tensors.values()]
+        self._facts = [Facts(tensor, label) for tensor, label in reach.tensors.values()]
         self.what: Mismatch | None = None
         self.places_of_inputs: tuple[Place, ...] = ()
         self._spots: set[tuple[int, Any] | None] = set()  # on the way to the state that `keeps` was asked for
@@ -130,13 +122,10 @@ class Guards:
         loose = [guard for guard in reach.containers.values() if guard.may_be_replaced]
         untouched = {id(table) for table in reach.tables} - {id(table) for table in changed}
         strict = [guard for guard in (*reach.items, *reach.members) if not guard.may_be_replaced]
-        for guard in (*fixed, *strict, *reach.asked, *reach.functions, *reach.data, *loose):
+        for guard in (*fixed, *strict, *reach.asked, *reach.functions, *reach.data, *loose, *self._facts):
             found = guard.differs(comparison) if id(guard) not in untouched else None
             if found is not None:
                 yield found
-        for tensor, label, facts in self._facts:
-            if _facts_of(tensor) != facts:
-                yield Mismatch(label, f"a tensor {_described(facts)}", f"a tensor {_described(_facts_of(tensor))}")
         if not self.are_distinct():
             yield Mismatch("state", "different tensors", "one tensor in two places")
         yield from self._attributes_of_state(comparison)
@@ -276,20 +265,13 @@ class Guards:
             if not {spot_of(step) for step in place.steps if step.how is not How.GRAD} <= pinned
         )
         self._loose = [*loose]
-        writer = _Writer()
-        self._write_tables(writer)
-        self._write_others(writer)
-        self._write_tensors(writer)
-        condition = "\n            and ".join(writer.conditions) or "True"
-        text = (
-            f"def holds():\n    try:\n        if (\n            {condition}\n        ):\n            return True\n"
-            f"    except ({_RAISED}):\n        pass\n    return again()\n"
+        source = emit_check(
+            self._reach, self._facts, self._steady_check, state_is_alike=self.state_is_alike, again=self.again
         )
-        if text == self._text:  # as a rule only objects and versions have changed
-            self._quick.__globals__.update(writer.names)
+        if self._quick is not None and source.text == self._text:  # as a rule only objects and versions have changed
+            self._quick.__globals__.update(source.names)
         else:
-            self._quick = load_source(Source("guards", text, {**writer.names, "again": self.again}, entry="holds"))
-            self._text = text
+            self._quick, self._text = load_source(source), source.text
         self.holds = self._quick
         self.kept = None
         self.may_keep = bool(self._spots) and self._spots <= pinned
@@ -322,130 +304,6 @@ class Guards:
 
         return check
 
-    def _write_tables(self, writer: _Writer) -> None:
-        empties = [guard.holder for guard in self._reach.tables if not guard.holder]
-        empties += [guard.holder for guard in (*self._reach.items, *self._reach.members) if not guard.recorded]
-        empties = [holder for holder in empties if _has_plain_length(holder)]
-        known = {id(holder) for holder in empties}
-        steady = [guard.holder for guard in self._reach.tables if guard.is_steady and id(guard.holder) not in known]
-        steady = list({id(holder): holder for holder in steady}.values())
-        writer.names["steady"] = self._steady_check(tuple(steady))
-        writer.add("steady()")
-        if empties:
-            writer.add(f"not any({writer.name(tuple(empties))})")
-        others = tuple(
-            guard.holder for guard in self._reach.tables if not guard.holder and id(guard.holder) not in known
-        )
-        if others:  # of classes with a length of their own: filling them at once counts as no change either
-            writer.add(f"not any(map({writer.name(dict.__len__)}, {writer.name(others)}))")
-        for guard in self._reach.tables:
-            if not guard.is_steady:
-                self._write_entries(writer, guard)
-
-    def _write_entries(self, writer: _Writer, guard: Table) -> None:
-        holder = writer.name(guard.holder)
-        if guard.matters is not None or guard.may_grow or type(guard.holder) is not dict:
-            # A class's entries are chosen by name, and a subclass may do anything in `[]`.
-            writer.add(
-                f"{writer.name(_are_the_same)}({writer.name(guard.content)}({holder}), {writer.name(guard.recorded)})"
-            )
-            return
-        if guard.names is None and guard.is_unordered:
-            writer.add(f"len({holder}) == {len(guard.recorded)}")
-        elif guard.names is None:
-            keys = writer.name(list(guard.recorded))
-            writer.add(f"len({holder}) == {len(guard.recorded)}")
-            writer.add(f"all(map({writer.name(operator.is_)}, {holder}, {keys}))")
-        for key, value in guard.recorded.items():
-            constant = repr(key) if type(key) in (str, int) else writer.name(key)
-            if value is ABSENT:
-                writer.add(f"{constant} not in {holder}")
-            elif key in guard.written:
-                if isinstance(value, torch.Tensor):
-                    is_like = writer.name(_like(value))
-                    writer.add(f"{is_like}({holder}[{constant}])")
-                else:
-                    writer.add(f"{holder}[{constant}] is {writer.name(value)}")
-            elif key not in guard.free:
-                writer.add(f"{holder}[{constant}] is {writer.name(value)}")
-            elif guard.names is None:
-                writer.add(f"{constant} in {holder}")
-
-    def _write_others(self, writer: _Writer) -> None:
-        reach = self._reach
-        is_ = writer.name(operator.is_)
-        if reach.orders:
-            bases = {base for cls in reach.orders for base in cls.__mro__[1:]}  # their order is part of their heirs'
-            owners = [cls for cls in reach.orders if cls not in bases]
-            orders = [reach.orders[cls] for cls in owners]
-            writer.add(f"[*map({writer.name(_order_of)}, {writer.name(owners)})] == {writer.name(orders)}")
-        for guard in (*reach.items, *reach.members):
-            if guard.recorded or not _has_plain_length(guard.holder):
-                holder, recorded = writer.name(guard.holder), writer.name(guard.recorded)
-                writer.add(f"len({holder}) == {len(guard.recorded)}")
-                if not guard.free:
-                    writer.add(f"all(map({is_}, {holder}, {recorded}))")
-                for at, value in enumerate(guard.recorded if guard.free else ()):
-                    if at not in guard.free:
-                        writer.add(f"{holder}[{at}] is {writer.name(value)}")
-        self._write_asked(writer, is_)
-        for name, entry, ask in (
-            ("defaults", "__defaults__", _defaults_of),
-            ("keywords", "__kwdefaults__", _keywords_of),
-        ):
-            having = [item for item in reach.functions if getattr(item, name)]
-            for code in having if len(having) <= _FEW else ():
-                writer.add(f"{writer.name(code.function)}.{entry} is {writer.name(getattr(code, name))}")
-            if len(having) > _FEW:
-                functions, values = [item.function for item in having], [getattr(item, name) for item in having]
-                writer.add(f"all(map({is_}, map({writer.name(ask)}, {writer.name(functions)}), {writer.name(values)}))")
-        for data in reach.data:
-            writer.add(f"{writer.name(data.now)}() == {writer.name(data.recorded)}")
-
-    def _write_asked(self, writer: _Writer, is_: str) -> None:
-        asked: list[Asked] = []
-        attributes: dict[str, list[Asked]] = {}
-        gradients: list[torch.Tensor] = []
-        for item in self._reach.asked:
-            if item.is_free:
-                continue
-            if item.is_fresh:
-                same = writer.name(is_same)
-                writer.add(f"{same}({writer.name(item.ask)}(), {writer.name(item.recorded)})")
-            elif isinstance(item, HasGradient) and item.recorded:
-                gradients.append(item.tensor)
-            elif item.attribute is not None and item.recorded is not ABSENT:
-                attributes.setdefault(item.attribute[1], []).append(item)
-            else:
-                asked.append(item)
-        for item in asked if len(asked) <= _FEW else ():
-            writer.add(f"{writer.name(item.ask)}() is {writer.name(item.recorded)}")
-        if len(asked) > _FEW:
-            asks, values = [item.ask for item in asked], [item.recorded for item in asked]
-            writer.add(f"all(map({is_}, map({writer.name(_call)}, {writer.name(asks)}), {writer.name(values)}))")
-        for name, items in attributes.items():
-            holders, values = [item.attribute[0] for item in items if item.attribute], [item.recorded for item in items]
-            ask = writer.name(operator.attrgetter(name))
-            writer.add(f"all(map({is_}, map({ask}, {writer.name(holders)}), {writer.name(values)}))")
-        if gradients:
-            grads = f"map({writer.name(_gradient_of)}, {writer.name(gradients)})"
-            writer.add(f"all(map({writer.name(operator.is_not)}, {grads}, {writer.name(_NOTHING)}))")
-
-    def _movable(self) -> Iterator[Container]:
-        yield from self._reach.tables
-        yield from self._reach.items
-
-    def _write_tensors(self, writer: _Writer) -> None:
-        tensors = [tensor for tensor, _ in self._reach.tensors.values() if has_strides(tensor)]
-        if tensors:
-            writer.add(f"{writer.name(tensor_check(tensors))}(*{writer.name(tensors)})")
-        may_move = any(guard.free and not (isinstance(guard, Table) and guard.is_steady) for guard in self._movable())
-        if may_move or any(asked.is_free for asked in self._reach.asked):
-            writer.add(f"{writer.name(self.state_is_alike)}()")
-        for tensor, _, facts in self._facts:
-            if not has_strides(tensor):
-                writer.add(f"{writer.name(_facts_of)}({writer.name(tensor)}) == {writer.name(facts)}")
-
 
 _SHOWN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -454,34 +312,7 @@ def _is_within_python(place: str) -> bool:
     return "__" in place or place.startswith(("builtins.", "sys.modules."))
 
 
-class _Writer:
-    """Conditions, and the objects that they name."""
-
-    def __init__(self) -> None:
-        self.names: dict[str, Any] = {}
-        self.conditions: list[str] = []
-        self._known: dict[int, str] = {}
-
-    def add(self, condition: str) -> None:
-        """One more condition."""
-        self.conditions.append(condition)
-
-    def name(self, value: Any) -> str:
-        """A name for an object."""
-        known = self._known.get(id(value))
-        if known is None:
-            known = self._known[id(value)] = f"c{len(self.names)}"
-            self.names[known] = value
-        return known
-
-
 _code_of = operator.attrgetter("__code__")
-_order_of = operator.attrgetter("__mro__")
-_defaults_of = operator.attrgetter("__defaults__")
-_keywords_of = operator.attrgetter("__kwdefaults__")
-_call = operator.call
-_gradient_of = operator.attrgetter("grad")
-_NOTHING = itertools.repeat(None)
 
 
 def _never() -> bool:
@@ -491,44 +322,3 @@ def _never() -> bool:
 def _closure_of(value: Any) -> list[Any]:
     """What the closure of a function holds; nothing for anything else."""
     return [cell.cell_contents for cell in value.__closure__ or ()] if type(value) is FunctionType else []
-
-
-def _are_the_same(found: dict[Any, Any], recorded: dict[Any, Any]) -> bool:
-    """Whether two dictionaries have the very same keys and values, in one order: for `==`, True and 1 would be the same."""
-    is_ = operator.is_
-    return (
-        len(found) == len(recorded)
-        and all(map(is_, found, recorded))
-        and all(map(is_, found.values(), recorded.values()))
-    )
-
-
-def _has_plain_length(holder: Any) -> bool:
-    """Whether asking if a container is empty runs no code of anybody's."""
-    return type(holder).__flags__ & (1 << 9) == 0
-
-
-def _facts_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What can be read of a tensor besides its values; of one without memory, and of a nested one, nothing is asked that
-    would raise."""
-    with DisableTorchFunctionSubclass():
-        strides = tensor.stride() if has_strides(tensor) else None
-        shape = tuple(tensor.shape) if is_initialised(tensor) and not tensor.is_nested else ()
-        return type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, shape, strides
-
-
-def _described(facts: tuple[Any, ...]) -> str:
-    _, dtype, device, _, requires_grad, shape, strides = facts
-    return f"{dtype} {list(shape)} of strides {strides} on {device}{' that needs a gradient' if requires_grad else ''}"
-
-
-def _like(recorded: torch.Tensor) -> Callable[[Any], bool]:
-    """Whether a value is a tensor of the class, type and shape of `recorded`."""
-    if recorded.layout is not torch.strided:
-        return lambda value: value is recorded
-    facts = (type(recorded), recorded.dtype, recorded.shape, recorded.requires_grad)
-
-    def is_like(value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and (type(value), value.dtype, value.shape, value.requires_grad) == facts
-
-    return is_like

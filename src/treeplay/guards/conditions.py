@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from treeplay.torch_seam.dynamo import version_of_table
+from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.patched import ABSENT, without_stand_in
-from treeplay.torch_seam.tensors import has_strides
+from treeplay.torch_seam.tensors import has_strides, is_initialised
 from treeplay.values.kinds import is_a, items
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.same import is_same, is_value
@@ -185,7 +186,7 @@ class Table(Container):
             return self._other_keys(now)
         for (key, before), found in zip(self.recorded.items(), now.values(), strict=True):
             if before is not found and key not in self.free:
-                is_fine = _is_like(before, found) if key in self.written else comparison.alike(before, found)
+                is_fine = _are_alike(before, found) if key in self.written else comparison.alike(before, found)
                 if not is_fine:
                     return comparison.inner or differing(self.label_of(key), before, found)
         return None
@@ -383,6 +384,40 @@ class Data(Guard):
         yield self.label, self.value
 
 
+class Facts(Guard):
+    """What can be read of a tensor besides its values."""
+
+    __slots__ = ("label", "recorded", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, label: str) -> None:
+        self.tensor = tensor
+        self.label = label
+        self.recorded = facts_of(tensor)
+
+    def differs(self, _: Comparison) -> Mismatch | None:
+        now = facts_of(self.tensor)
+        if now == self.recorded:
+            return None
+        return Mismatch(self.label, f"a tensor {_described(self.recorded)}", f"a tensor {_described(now)}")
+
+    def places(self) -> Iterator[tuple[str, Any]]:
+        yield self.label, self.tensor
+
+
+def facts_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What can be read of a tensor besides its values; of one without memory, and of a nested one, nothing is asked that
+    would raise."""
+    with DisableTorchFunctionSubclass():
+        strides = tensor.stride() if has_strides(tensor) else None
+        shape = tuple(tensor.shape) if is_initialised(tensor) and not tensor.is_nested else ()
+        return type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, shape, strides
+
+
+def _described(facts: tuple[Any, ...]) -> str:
+    _, dtype, device, _, requires_grad, shape, strides = facts
+    return f"{dtype} {list(shape)} of strides {strides} on {device}{' that needs a gradient' if requires_grad else ''}"
+
+
 def elements(holder: Any) -> list[Any]:
     """What a list or deque holds, whatever a subclass makes of iteration."""
     return items(holder)
@@ -392,18 +427,28 @@ def _same_keys(before: dict[Any, Any], now: dict[Any, Any]) -> bool:
     return all(a is b or is_same(a, b) for a, b in zip(before, now, strict=True))
 
 
-def _is_like(before: Any, found: Any) -> bool:
+def is_like(recorded: torch.Tensor) -> Callable[[Any], bool]:
+    """Whether a value is a tensor of the class, type and shape of `recorded`: what a replay puts in the place of it."""
+    if recorded.layout is not torch.strided:
+        return lambda value: value is recorded
+    facts = (type(recorded), recorded.dtype, recorded.shape, recorded.requires_grad)
+
+    def is_like_it(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and (type(value), value.dtype, value.shape, value.requires_grad) == facts
+
+    return is_like_it
+
+
+def _are_alike(before: Any, found: Any) -> bool:
     """Whether a slot that the recording itself fills holds what it put there, or the like."""
-    if is_a(before, torch.Tensor) and is_a(found, torch.Tensor):
-        if before.layout is not torch.strided or found.layout is not torch.strided:
-            return False
-        return type(before) is type(found) and TensorSpec.of(before) == TensorSpec.of(found)
+    if is_a(before, torch.Tensor):
+        return is_like(before)(found)
     if type(before) is not type(found):
         return False
     if isinstance(before, (list, tuple)):
-        return len(before) == len(found) and all(map(_is_like, before, found))
+        return len(before) == len(found) and all(map(_are_alike, before, found))
     if isinstance(before, dict):
-        return list(before) == list(found) and all(map(_is_like, before.values(), found.values()))
+        return list(before) == list(found) and all(map(_are_alike, before.values(), found.values()))
     return is_same(before, found)
 
 

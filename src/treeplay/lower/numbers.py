@@ -16,9 +16,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.generated import load_source
+from treeplay.codegen import Writer, list_of, load_source
 from treeplay.lower.functional import scalar_nodes
-from treeplay.values.source import Source
 
 _SIGNS: dict[Any, str] = {
     operator.add: "+",
@@ -93,6 +92,8 @@ def _expression(node: torch.fx.Node, known: dict[torch.fx.Node, str]) -> str:
 
 
 def _compute(arguments: list[str], expressions: list[str]) -> Callable[[Sequence[float]], Sequence[float]]:
-    unpack = f"    {', '.join(arguments)}, = numbers\n" if arguments else ""
-    text = f"def run(numbers):\n{unpack}    return [{', '.join(expressions)}]\n"
-    return load_source(Source("numbers", text, {}, "run"))
+    text = Writer()
+    with text.block("def run(numbers):"):
+        text.unpack(arguments, "numbers")
+        text.add(f"return {list_of(expressions)}")
+    return load_source(text.source("numbers", entry="run"))

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from treeplay.codegen import load_source
 from treeplay.device.protocol import Body, Recorded, Replay, Work
-from treeplay.generated import load_source
 from treeplay.lower.lowered import Lowered
-from treeplay.torch_seam import autograd, dynamo, flags
+from treeplay.torch_seam import dynamo
 from treeplay.trace.jit import Call, Trace
 from treeplay.trace.randomness import is_own
 from treeplay.tree.inputs import current_inputs as current_inputs
@@ -27,7 +27,7 @@ from treeplay.wrap.apart import ApartArguments, SharingCheck
 from treeplay.wrap.emit import Ambience, CallParts, emit_call
 from treeplay.wrap.take_back import TakeBack
 
-_BUMPED = ("inductor", "capture")  # lowerings that write behind autograd's back, which has to be told
+_UNNOTICED = ("inductor", "capture")  # lowerings that write behind autograd's back, which has to be told
 
 
 def make_work(traced: Trace, plan: Plan, lowered: Lowered, name: str) -> Work:
@@ -114,9 +114,7 @@ def make_recording(
         is_apart=ApartArguments.of(signature, inputs)
         if lowered.name == "capture"
         else SharingCheck.of(signature, inputs, is_compiled=is_compiled),
-        increment_version=autograd.increment_version if lowered.name in _BUMPED else None,
-        set_grad_enabled=flags.set_grad_enabled,
-        disable_autocast=flags.DisableAutocast,
+        is_unnoticed=lowered.name in _UNNOTICED,
         back=back,
     )
     source = emit_call(signature, ambience, parts, name=f"call {name}")

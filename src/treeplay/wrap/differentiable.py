@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
+from treeplay.codegen import Source
 from treeplay.errors import Refusal
 from treeplay.guards.reads import Reads
-from treeplay.torch_seam import dynamo, flags
+from treeplay.torch_seam import dynamo
 from treeplay.trace.jit import Call, home_of
 from treeplay.trace.rerun import Rerun
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.refusal import Reason
 from treeplay.values.signature import Constant, Input, Signature, State, Watch
-from treeplay.values.source import Source
 from treeplay.wrap.apart import SharingCheck
 from treeplay.wrap.emit import Ambience, CallParts, emit_call
 from treeplay.wrap.take_back import TakeBack
@@ -113,9 +113,6 @@ def emit_around(
         run=wrapped.run,
         check=dynamo.tensor_check(checked) if checked else None,
         is_apart=SharingCheck.of(signature, tensors, is_compiled=True),
-        increment_version=None,
-        set_grad_enabled=flags.set_grad_enabled,
-        disable_autocast=flags.DisableAutocast,
         back=back,
     )
     return emit_call(signature, Ambience.now(), parts, name=f"call {name}")

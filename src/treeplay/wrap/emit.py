@@ -15,17 +15,20 @@ Pure: the emitter returns text and names. Nothing here runs a program.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from types import BuiltinFunctionType, MethodType
 from typing import Any
 
 import torch
 
+from treeplay.codegen import Source, list_of, tuple_of
+from treeplay.codegen.idioms import NO_GRAD, is_exactly, note_writes, switched, view_of
 from treeplay.errors import InternalError, TakenBack
+from treeplay.torch_seam import flags
 from treeplay.trace.scalars import as_float
 from treeplay.values.place import How, Place
-from treeplay.values.same import is_same, is_value
+from treeplay.values.same import is_same
 from treeplay.values.signature import (
     Alias,
     Argument,
@@ -46,12 +49,11 @@ from treeplay.values.signature import (
     Watch,
     Write,
 )
-from treeplay.values.source import Source
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import DICTS, Leaf, Structure, is_namedtuple, takes_fields_only, with_fields
 from treeplay.wrap.ambience import Ambience as Ambience
+from treeplay.wrap.places import CallText
 from treeplay.wrap.take_back import TakeBack
-from treeplay.wrap.writer import Writer
 
 
 class Miss:
@@ -65,7 +67,6 @@ MISS = Miss()
 _LINE = 90  # characters of conditions
 _KEPT = "# the state"  # where the lines come that find it
 _VARIABLE = re.compile(r"\bv\d+\b")
-_EXACT = (int, str, bytes, MethodType, BuiltinFunctionType)  # whose `==` takes nothing but the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +75,21 @@ class CallParts:
 
     run: Any
     check: Any
-    is_apart: Any | None  # (arguments, written state) -> bool, where a compiled graph needs it
-    increment_version: Any | None
-    set_grad_enabled: Any
-    disable_autocast: Any
+    is_apart: Any | None = None  # (arguments, written state) -> bool, where a compiled graph needs it
+    is_unnoticed: bool = False  # whether autograd has to be told what the recording wrote
     back: TakeBack | None = None  # takes a call back whose operators failed
 
 
 def emit_call(signature: Signature, ambience: Ambience, parts: CallParts, *, name: str) -> Source:
     """The call function of a recording."""
-    return _Emitter(signature, ambience, parts).source(name)
+    return _Emitter(signature, ambience, parts).written(name)
 
 
-class _Emitter(Writer):
+class _Emitter(CallText):
     """Conditions, the call, and what follows it, in this order."""
 
     def __init__(self, signature: Signature, ambience: Ambience, parts: CallParts) -> None:
-        super().__init__({"MISS": MISS, "run": parts.run, "check": parts.check})
+        super().__init__(MISS=MISS, run=parts.run, check=parts.check)
         self.signature = signature
         self.ambience = ambience
         self.parts = parts
@@ -99,32 +98,35 @@ class _Emitter(Writer):
         self.kept: list[str] = []  # lines that find the state which stays what it is while the guards hold
         self.is_compared: set[int] = set()  # places that these lines compare
 
-    def source(self, name: str) -> Source:
-        self.ambient()
-        self.arguments(self.signature.arguments)
-        self.conditions()
-        self.tensors()
-        self.numbers()
-        conditions, self.body = self.body, []
-        self.call()
-        self.writes()
-        self.body.append(f"return {self.built(self.signature.results, self.signature.refs)}")
+    def written(self, name: str) -> Source:
+        """The whole function."""
+        with self.aside() as conditions:
+            self.ambient()
+            self.arguments(self.signature.arguments)
+            self.conditions()
+            self.tensors()
+            self.scalars()
+        with self.aside() as body:
+            self.call()
+            self.writes()
+            self.add(f"return {self.built(self.signature.results, self.signature.refs)}")
         if self.kept:
             at = conditions.index(_KEPT)
-            conditions[at : at + 1] = self.keeping([*conditions[at:], *self.body])
-        lines = ["def replay(args, kwargs):", "    try:"]
-        lines += [f"        {line}" for line in conditions]
+            conditions[at : at + 1] = self.keeping([*conditions[at:], *body])
         errors = "KeyError, IndexError, AttributeError, ValueError, TypeError, RuntimeError"  # the last is torch's own
-        lines += [f"    except ({errors}):", "        return MISS"]
-        lines += [f"    {line}" for line in self.body]
-        return Source(name, "\n".join(lines) + "\n", self.names, entry="replay")
+        with self.block("def replay(args, kwargs):"):
+            with self.block("try:"):
+                self.add(*conditions)
+            self.add(f"except ({errors}):", "    return MISS", *body)
+        return self.source(name, entry="replay")
 
     # --- conditions -----------------------------------------------------------------------------------------
 
     def ambient(self) -> None:
         lines: list[str] = []
         for text, names in self.ambience.conditions(self.constant, self.kinds(), self.signature.called):
-            self.names |= names
+            for key, value in names.items():
+                self.use(key, value)
             if lines and len(lines[-1]) + len(text) < _LINE:
                 lines[-1] += f" and {text}"
             else:
@@ -159,8 +161,7 @@ class _Emitter(Writer):
             if all(type(key) is str for key in structure.keys):
                 self.require(f"{names} == {expected}")
             else:
-                self.names["is_same"] = is_same
-                self.require(f"is_same({names}, {expected})")
+                self.require(f"{self.use('is_same', is_same)}({names}, {expected})")
         elif not structure.is_named:
             self.require(f"len({value}) == {count}" if count else f"not {value}")
         for index, part in enumerate(structure.parts):
@@ -171,7 +172,7 @@ class _Emitter(Writer):
                 step = f"{value}[{self.literal(structure.keys[index])}]"
             else:
                 step = f"{value}[{index}]"
-            self.body.append(f"{variable} = {step}")
+            self.add(f"{variable} = {step}")
             self.take_apart(variable, part)
 
     def leaf(self, value: str, index: int) -> None:
@@ -180,24 +181,11 @@ class _Emitter(Writer):
         if type(recorded) is Alias:
             self.require(f"{value} is {self.leaves[recorded.of]}")
         elif type(recorded) is not TensorSpec:
-            self.require(self.equals(value, recorded))
-
-    def equals(self, value: str, recorded: Any) -> str:
-        """The condition that a Python value is the recorded one: exactly, and without a call of an `__eq__` of its own."""
-        if recorded is None or isinstance(recorded, bool):
-            return f"{value} is {recorded}"
-        constant = self.literal(recorded)
-        is_usual = type(recorded) is float and recorded != 0 and recorded == recorded
-        if any(type(recorded) is cls for cls in _EXACT) or is_usual:
-            return f"(type({value}) is {self.constant(type(recorded))} and {value} == {constant})"
-        if not is_value(recorded):
-            return f"{value} is {constant}"
-        self.names["is_same"] = is_same  # 0.0 is not -0.0, a NaN is a NaN, and parts of a tuple count with their types
-        return f"({value} is {constant} or is_same({value}, {constant}))"
+            self.require(is_exactly(self, value, recorded))
 
     def conditions(self) -> None:
         if self.signature.guarded is not None:
-            self.names["guards"] = self.signature.guarded
+            self.use("guards", self.signature.guarded)
             self.require("guards.holds()")
             self.keep_state(self.signature.guarded)
         for watch in self.signature.identities:
@@ -219,17 +207,16 @@ class _Emitter(Writer):
 
     def keep_state(self, guards: Any) -> None:
         """Find the state that the guards tell of, and compare it where it is in two places, once for all calls."""
-        before, self.body = self.body, []
-        for item in self.signature.inputs:
-            if isinstance(item.source, State) and guards.keeps(item.source.place):
-                value = self.value(item.source.place)
-                for place in item.source.also:
-                    if guards.keeps(place):
-                        self.is_compared.add(id(place))
-                        self.require(f"{self.value(place)} is {value}")
-        self.kept, self.body = self.body, before
+        with self.aside() as self.kept:
+            for item in self.signature.inputs:
+                if isinstance(item.source, State) and guards.keeps(item.source.place):
+                    value = self.value(item.source.place)
+                    for place in item.source.also:
+                        if guards.keeps(place):
+                            self.is_compared.add(id(place))
+                            self.require(f"{self.value(place)} is {value}")
         if self.kept:
-            self.body.append(_KEPT)
+            self.add(_KEPT)
 
     def keeping(self, after: list[str]) -> list[str]:
         """The lines that find the state, or have it from the call before; `after` are those that use it."""
@@ -261,7 +248,7 @@ class _Emitter(Writer):
                     self.require(f"{name} is not {other}")
 
     def watch(self, watch: Watch) -> None:
-        self.require(self.equals(self.value(watch.place), watch.value))
+        self.require(is_exactly(self, self.value(watch.place), watch.value))
 
     def input(self, index: int, source: Argument | State | Constant) -> None:
         if isinstance(source, Argument):
@@ -295,13 +282,12 @@ class _Emitter(Writer):
             if item.begins is not None:
                 self.require(f"{name}.storage_offset() == {item.begins}")
         if self.parts.is_apart is not None:
-            self.names["is_apart"] = self.parts.is_apart
-            given = self.tuple(
+            given = tuple_of(
                 name
                 for name, item in zip(self.inputs, self.signature.inputs, strict=True)
                 if isinstance(item.source, Argument)
             )
-            self.require(f"is_apart({given}, {self.tuple(self.inputs)})")
+            self.require(f"{self.use('is_apart', self.parts.is_apart)}({given}, {tuple_of(self.inputs)})")
 
     def leaves_of_autograd(self) -> None:
         """Conditions that what needs a gradient is a leaf, or the result of something, as it was."""
@@ -309,11 +295,11 @@ class _Emitter(Writer):
             if item.is_leaf is not None:
                 self.require(f"{name}.is_leaf is {item.is_leaf}")
 
-    def numbers(self) -> None:
+    def scalars(self) -> None:
         for number in self.signature.numbers:
-            self.body.append(f"{number.name} = {self.value(number.place)}")
-            self.names["as_float"] = as_float
-            self.body.append(f"if type({number.name}) is not float: {number.name} = as_float({number.name})")
+            self.add(f"{number.name} = {self.value(number.place)}")
+            self.use("as_float", as_float)
+            self.add(f"if type({number.name}) is not float: {number.name} = as_float({number.name})")
         for guard in self.signature.guards:
             if isinstance(guard.expected, bool):
                 self.require(guard.expression if guard.expected else f"not {guard.expression}")
@@ -324,44 +310,44 @@ class _Emitter(Writer):
 
     def call(self) -> None:
         if self.signature.kind is Kind.DIFFERENTIABLE:  # its wrapper sees to modes, versions and autograd
-            self.body += self.taken_back([f"out = run([{', '.join(self.inputs)}])"])
+            with self.taken_back():
+                self.add(f"out = run({list_of(self.inputs)})")
             return
-        numbers = self.tuple(number.name for number in self.signature.numbers if number.is_input)
-        call = f"out = run([{', '.join(self.inputs)}], {numbers})"
+        numbers = tuple_of(number.name for number in self.signature.numbers if number.is_input)
+        lines = [f"out = run({list_of(self.inputs)}, {numbers})"]
         if self.ambience.autocast:
-            self.names["disable_autocast"] = self.parts.disable_autocast
-            lines = ["with disable_autocast():", f"    {call}"]
-        else:
-            lines = [call]
-        if self.ambience.grad_enabled:
-            self.names["set_grad_enabled"] = self.parts.set_grad_enabled
-            # Inside of `try`: Ctrl-C may come right after it.
-            lines = ["try:", "    set_grad_enabled(False)", *(f"    {line}" for line in lines)]
-            lines += ["finally:", "    set_grad_enabled(True)"]
-        if self.signature.is_inference is not None:
-            self.names |= {"inference_mode": torch.inference_mode, "no_grad": torch.no_grad}
-            lines = [
-                f"with inference_mode({self.signature.is_inference}), no_grad():",
-                *(f"    {line}" for line in lines),
-            ]
-        self.body += self.taken_back(lines)
+            lines = [f"with {self.use('disable_autocast', flags.DisableAutocast)}():", f"    {lines[0]}"]
+        with self.taken_back(), self.inference():
+            if self.ambience.grad_enabled:
+                switched(self, [NO_GRAD], lines)
+            else:
+                self.add(*lines)
         written = [self.inputs[index] for index in self.signature.mutated]
-        if self.parts.increment_version is not None and written and not self.ambience.inference:
-            self.names["increment_version"] = self.parts.increment_version
-            self.body.append(f"increment_version({self.tuple(written)})")
+        if self.parts.is_unnoticed and written and not self.ambience.inference:
+            note_writes(self, written)
 
-    def taken_back(self, lines: list[str]) -> list[str]:
-        """`lines`, which run the recording, and what puts everything back if they fail."""
+    def inference(self) -> AbstractContextManager[None]:
+        """What is around the run of a program that was recorded under inference mode, or outside of it by its own doing."""
+        if self.signature.is_inference is None:
+            return nullcontext()
+        mode, no_grad = self.use("inference_mode", torch.inference_mode), self.use("no_grad", torch.no_grad)
+        return self.block(f"with {mode}({self.signature.is_inference}), {no_grad}():")
+
+    @contextmanager
+    def taken_back(self) -> Iterator[None]:
+        """Around the run of the recording, what puts everything back if that fails."""
         back = self.parts.back
         if back is None:
-            return lines
-        self.names["TakenBack"] = TakenBack
-        before, after = [], ["except Exception as error:", "    raise TakenBack from error"]
+            yield
+            return
         if not back.keep.is_nothing:
-            self.names |= {"kept": back.kept, "put_back": back.put_back}
-            before = [f"before = kept({self.tuple(self.inputs)})"]
-            after.insert(1, "    put_back(before)")
-        return [*before, "try:", *(f"    {line}" for line in lines), *after]
+            self.add(f"before = {self.use('kept', back.kept)}({tuple_of(self.inputs)})")
+        with self.block("try:"):
+            yield
+        with self.block("except Exception as error:"):
+            if not back.keep.is_nothing:
+                self.add(f"{self.use('put_back', back.put_back)}(before)")
+            self.add(f"raise {self.use('TakenBack', TakenBack)} from error")
 
     def writes(self) -> None:
         for write in self.signature.writes:
@@ -370,18 +356,18 @@ class _Emitter(Writer):
     def write(self, write: Write) -> None:
         place = write.place
         if isinstance(write.value, Static) and isinstance(write.value.value, Gone):
-            self.body.append(f"{self.base(place)}.pop({self.literal(place.key)}, None)")
+            self.add(f"{self.base(place)}.pop({self.literal(place.key)}, None)")
             return
         value = self.ref(write.value)
         match place.how:
             case How.GRAD:
-                self.body.append(f"{self.owner(place)}.grad = {value}")
+                self.add(f"{self.owner(place)}.grad = {value}")
             case How.ITEM:
-                self.body.append(f"{self.base(place)}[{self.literal(place.key)}] = {value}")
+                self.add(f"{self.base(place)}[{self.literal(place.key)}] = {value}")
             case How.CELL:
-                self.body.append(f"{self.constant(place.holder)}.cell_contents = {value}")
+                self.add(f"{self.constant(place.holder)}.cell_contents = {value}")
             case _:
-                self.body.append(f"setattr({self.base(place)}, {place.key!r}, {value})")
+                self.add(f"setattr({self.base(place)}, {place.key!r}, {value})")
 
     def owner(self, place: Place) -> str:
         """The variable of the tensor whose gradient `place` is."""
@@ -415,9 +401,8 @@ class _Emitter(Writer):
                 if cast is not None:
                     base = self.cast(base, cast, is_input=isinstance(of, SameAsInput))
                 is_whole = isinstance(of, Fresh) and cast is None  # it begins where its memory does
-                start = str(offset) if is_whole else f"{base}.storage_offset() + {offset}"
                 source = f"{base}.detach()" if is_detached else base
-                return self.once(key, f"{source}.as_strided({shape}, {stride}, {start}){mark}")
+                return self.once(key, f"{view_of(source, shape, stride, offset, is_whole=is_whole, begins=base)}{mark}")
 
     def cast(self, base: str, cast: Cast, *, is_input: bool) -> str:
         """A variable for a piece of memory read as another dtype."""
@@ -426,11 +411,9 @@ class _Emitter(Writer):
         if not cast.is_complex:
             expression = f"{piece}.view({self.constant(cast.dtype)})"
         elif cast.dtype.is_complex:
-            self.names["view_as_complex"] = torch.view_as_complex
-            expression = f"view_as_complex({piece}.view(-1, 2))"
+            expression = f"{self.use('view_as_complex', torch.view_as_complex)}({piece}.view(-1, 2))"
         else:
-            self.names["view_as_real"] = torch.view_as_real
-            expression = f"view_as_real({piece}).view(-1)"
+            expression = f"{self.use('view_as_real', torch.view_as_real)}({piece}).view(-1)"
         return self.once((base, cast), expression)
 
     def once(self, key: Any, expression: str) -> str:
@@ -438,7 +421,7 @@ class _Emitter(Writer):
         name = f"view_{len(self.shared)}" if key not in self.shared else self.shared[key]
         if key not in self.shared:
             self.shared[key] = name
-            self.body.append(f"{name} = {expression}")
+            self.add(f"{name} = {expression}")
         return name
 
     def built(self, structure: Leaf | Structure, refs: tuple[Ref, ...]) -> str:
@@ -448,8 +431,8 @@ class _Emitter(Writer):
         parts = [self.built(part, refs) for part in structure.parts]
         if structure.is_named:
             if not takes_fields_only(structure.cls):
-                self.names["with_fields"] = with_fields
-                return f"with_fields({self.constant(structure.cls)}, {structure.keys}, {self.tuple(parts)})"
+                fill = self.use("with_fields", with_fields)
+                return f"{fill}({self.constant(structure.cls)}, {structure.keys}, {tuple_of(parts)})"
             fields = ", ".join(f"{name}={part}" for name, part in zip(structure.keys, parts, strict=True))
             return f"{self.constant(structure.cls)}({fields})"
         if structure.cls in DICTS:
@@ -457,10 +440,10 @@ class _Emitter(Writer):
             display = "{" + ", ".join(f"{self.literal(key)}: {part}" for key, part in pairs) + "}"
             return display if structure.cls is dict else f"{self.constant(structure.cls)}({display})"
         if structure.cls is list:
-            return f"[{', '.join(parts)}]"
+            return list_of(parts)
         if is_namedtuple(structure.cls):
-            self.names["new"] = tuple.__new__  # its own `__new__` has run
-            return f"new({self.constant(structure.cls)}, {self.tuple(parts)})"
+            new = self.use("new", tuple.__new__)  # its own `__new__` has run
+            return f"{new}({self.constant(structure.cls)}, {tuple_of(parts)})"
         if structure.cls is not tuple:  # one of torch's named results, made of a tuple
-            return f"{self.constant(structure.cls)}({self.tuple(parts)})"
-        return self.tuple(parts)
+            return f"{self.constant(structure.cls)}({tuple_of(parts)})"
+        return tuple_of(parts)

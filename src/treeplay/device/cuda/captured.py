@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from treeplay.codegen import load_source
 from treeplay.device.cuda.attempt import Attempt, attempt
 from treeplay.device.cuda.decoys import make_decoys
 from treeplay.device.cuda.history import device_ranges
@@ -37,7 +38,6 @@ from treeplay.device.cuda.patch import Patcher, build_patcher, own_nodes_of
 from treeplay.device.cuda.verify import unfaithful_nodes
 from treeplay.device.protocol import Replay, Work
 from treeplay.errors import InternalError
-from treeplay.generated import load_source
 from treeplay.relocate import Relocation, Row, relocate
 from treeplay.torch_seam import allocator
 from treeplay.values.launch import LaunchFacts

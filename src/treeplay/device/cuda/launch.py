@@ -25,17 +25,16 @@ from typing import Any
 
 import torch
 
+from treeplay.codegen import Source, Writer, list_of, tuple_of
 from treeplay.device.cuda.lane import Lane, Unplaced
 from treeplay.device.protocol import Fill, Replay
 from treeplay.errors import InternalError
 from treeplay.torch_seam import allocator
 from treeplay.values.overlap import overlaps_itself
-from treeplay.values.source import Source
 from treeplay.values.spec import TensorSpec
 
 Move = Callable[[int], None]
 NotLaunched = Callable[[Exception, list[torch.Tensor], Sequence[float]], Sequence[torch.Tensor]]
-_AFTER_ORDER = 3  # lines of a launch
 _FEW = 4  # addresses that are compared one by one
 
 
@@ -131,197 +130,191 @@ class LaunchParts:
     align: Callable[[torch.Tensor, int, int], torch.Tensor]
 
 
+class _LaunchText(Writer):
+    """A writer that keeps what a launch remembers for the next one: names that the function assigns."""
+
+    def __init__(self, **names: Any) -> None:
+        super().__init__(**names)
+        self.state: list[str] = []
+
+    def keep(self, name: str, value: Any) -> str:
+        """A name whose value changes; it begins as `value`."""
+        self.names[name] = value
+        self.taken.add(name)
+        self.state.append(name)
+        return name
+
+    def are_at(self) -> str:
+        """The native question whether tensors of a list lie at addresses."""
+        return self.use("are_at", allocator.native("_tensors_data_ptrs_at_indices_equal"))
+
+
 def emit_launch(parts: LaunchParts, name: str) -> Source:
     """The launch function of these parts."""
-    names: dict[str, Any] = {
-        "lane": parts.lane,
-        "lock": parts.lane.lock,
-        "order": parts.lane.order,
-        "current_stream": allocator.native("_cuda_getCurrentRawStream"),
-        "replay": parts.replay,
-        "plain": parts.otherwise.plain,
-        "not_launched": parts.otherwise.not_launched,
-        "Unplaced": Unplaced,
-    }
-    state = ["launches"]
-    names["launches"] = 0
-    body = [f"stream = current_stream({parts.lane.device.index})", "if stream != lane.stream:", "    order(stream)"]
+    text = _LaunchText(
+        lane=parts.lane,
+        lock=parts.lane.lock,
+        order=parts.lane.order,
+        current_stream=allocator.native("_cuda_getCurrentRawStream"),
+        replay=parts.replay,
+        plain=parts.otherwise.plain,
+        not_launched=parts.otherwise.not_launched,
+        Unplaced=Unplaced,
+    )
+    text.keep("launches", 0)
+    with text.aside() as before:
+        _write_inputs(text, parts)
+        _write_results(text, parts)
+    # A gradient that is written again lies where the stream of its allocation may have it anew: on another stream, a new one.
+    kept = [name for name in text.state if name.startswith("kept")]
+    with text.block("def launch(tensors, numbers):"):
+        text.add(f"global {', '.join(text.state)}")
+        with text.block("try:"), text.block("with lock:"):
+            text.add(f"stream = current_stream({parts.lane.device.index})")
+            with text.block("if stream != lane.stream:"):
+                text.add("order(stream)", *([f"{' = '.join(kept)} = None"] if kept else []))
+            text.add(*before, "replay()")
+            launched = len(text.lines) + 1  # the number of the next line
+            text.add("launches += 1")
+            _write_copies(text, parts)
+        text.add("except Unplaced:", "    return plain(tensors, numbers)")
+        with text.block("except Exception as error:"):
+            text.add(f"if error.__traceback__.tb_lineno >= {launched}: raise")
+            text.add("return not_launched(error, tensors, numbers)")
+        text.add(f"return {tuple_of(f'out{at}' for at in range(len(parts.results)))}")
+    return text.source(f"launch {name}", entry="launch")
+
+
+def _write_inputs(text: _LaunchText, parts: LaunchParts) -> None:
+    """Lines that bring numbers and arguments to where the graph reads them."""
     if parts.vector is not None:
-        names["fill"] = parts.vector.fill
-        body.append("fill(numbers)")
+        text.add(f"{text.use('fill', parts.vector.fill)}(numbers)")
     if parts.steady:
-        names |= {
-            "are_at": allocator.native("_tensors_data_ptrs_at_indices_equal"),
-            "addresses": parts.addresses,
-            "steady": list(parts.steady),
-        }
-        names["moved"] = parts.moved
-        body += ["if not are_at(tensors, addresses, steady):", "    moved(tensors)"]
-    body += _all_patched(names, state, parts)
+        addresses, steady = text.use("addresses", parts.addresses), text.use("steady", list(parts.steady))
+        text.add(f"if not {text.are_at()}(tensors, {addresses}, {steady}):")
+        text.add(f"    {text.use('moved', parts.moved)}(tensors)")
+    _write_patched(text, parts)
     for copied in parts.copied:
-        names[f"buffer{copied.index}"] = copied.buffer
-        body.append(f"buffer{copied.index}.copy_(tensors[{copied.index}])")
-    body += _all_results(names, state, parts)
-    body += ["replay()", "launches += 1"]
+        text.add(f"{text.use(f'buffer{copied.index}', copied.buffer)}.copy_(tensors[{copied.index}])")
+
+
+def _write_copies(text: _LaunchText, parts: LaunchParts) -> None:
+    """Lines for what is copied out of the recording."""
     for copied in parts.copied:
         if copied.is_mutated:
-            body.append(f"tensors[{copied.index}].copy_(buffer{copied.index})")
-    for position, result in enumerate(parts.results):
+            text.add(f"tensors[{copied.index}].copy_(buffer{copied.index})")
+    for at, result in enumerate(parts.results):
         if result.held is not None:
-            body.append(f"out{position} = {_copy_of_held(position, result, names)}")
-    # A gradient that is written again lies where the stream of its allocation may have it anew: on another stream, a new one.
-    kept = [name for name in state if name.startswith("kept")]
-    body[_AFTER_ORDER:_AFTER_ORDER] = [f"    {' = '.join(kept)} = None"] if kept else []
-    outputs = "".join(f"out{position}, " for position in range(len(parts.results)))
-    lines = ["def launch(tensors, numbers):"]
-    lines += [
-        f"    global {', '.join(state)}",
-        "    try:",
-        "        with lock:",
-        *(f"            {line}" for line in body),
-    ]
-    launched = len(lines) - len(body) + body.index("replay()") + 2  # the number of the line after it
-    lines += [
-        "    except Unplaced:",
-        "        return plain(tensors, numbers)",
-        "    except Exception as error:",
-        f"        if error.__traceback__.tb_lineno >= {launched}: raise",
-        "        return not_launched(error, tensors, numbers)",
-        f"    return ({outputs})",
-    ]
-    return Source(f"launch {name}", "\n".join(lines) + "\n", names, entry="launch")
+            text.add(f"out{at} = {_copy_of_held(text, at, result.held, result.spec)}")
 
 
-def _copy_of_held(position: int, result: Result, names: dict[str, Any]) -> str:
+def _copy_of_held(text: _LaunchText, at: int, held: torch.Tensor, spec: TensorSpec) -> str:
     """A copy with the strides of the output: a clone packs what has holes, and views of it would be of other elements."""
-    held, stride = result.held, result.spec.stride
-    if held is None or torch.empty_like(held).stride() == stride or overlaps_itself(held):
-        return f"held{position}.clone()"
-    names["new_strided"] = torch.Tensor.new_empty_strided
-    return f"new_strided(held{position}, {tuple(result.spec.shape)}, {tuple(stride)}).copy_(held{position})"
+    name = text.use(f"held{at}", held)
+    if torch.empty_like(held).stride() == spec.stride or overlaps_itself(held):
+        return f"{name}.clone()"
+    new_strided = text.use("new_strided", torch.Tensor.new_empty_strided)
+    return f"{new_strided}({name}, {tuple(spec.shape)}, {tuple(spec.stride)}).copy_({name})"
 
 
-def _all_patched(names: dict[str, Any], state: list[str], parts: LaunchParts) -> list[str]:
+def _write_patched(text: _LaunchText, parts: LaunchParts) -> None:
     """Lines for the arguments that move."""
     if len(parts.patched) <= _FEW:
-        return [line for item in parts.patched for line in _patched(item, names, state, parts)]
+        for item in parts.patched:
+            _write_move(text, item, parts.align, at=text.keep(f"at{item.index}", item.address))
+        return
     count = max(item.index for item in parts.patched) + 1
     captured = {item.index: item.address for item in parts.patched}
-    names |= {
-        "are_at": allocator.native("_tensors_data_ptrs_at_indices_equal"),
-        # Of all, since one index is for both lists; and as captured, which need not be where the first call's tensors lie.
-        "given_at": [captured.get(at, 0) for at in range(count)],
-        "given": [item.index for item in parts.patched],
-    }
-    lines = ["if not are_at(tensors, given_at, given):"]
-    for item in parts.patched:
-        lines += [f"    {line}" for line in _patched(item, names, state, parts, at=f"given_at[{item.index}]")]
-    return lines
+    # Of all, since one index is for both lists; and as captured, which need not be where the first call's tensors lie.
+    given_at = text.use("given_at", [captured.get(at, 0) for at in range(count)])
+    given = text.use("given", [item.index for item in parts.patched])
+    with text.block(f"if not {text.are_at()}(tensors, {given_at}, {given}):"):
+        for item in parts.patched:
+            _write_move(text, item, parts.align, at=f"{given_at}[{item.index}]")
 
 
-def _all_results(names: dict[str, Any], state: list[str], parts: LaunchParts) -> list[str]:
-    """Lines for the results."""
-    new = [at for at, result in enumerate(parts.results) if result.move is not None and result.leaf is None]
-    if len(new) <= _FEW:
-        return [line for at, result in enumerate(parts.results) for line in _result(at, result, names, state)]
-    results = [parts.results[at] for at in new]
-    names |= {
-        "are_at": allocator.native("_tensors_data_ptrs_at_indices_equal"),
-        "made_at": [result.address for result in results],
-        "every": list(range(len(new))),
-        "moves": [result.move for result in results],
-    }
-    lines = []
-    for at, result in enumerate(parts.results):
-        lines += [_made(at, result, names)] if at in new else _result(at, result, names, state)
-    return [
-        *lines,
-        f"made = [{', '.join(f'out{at}' for at in new)}]",
-        "if not are_at(made, made_at, every):",
-        "    for place in every:",
-        "        p = made[place].data_ptr()",
-        "        if p != made_at[place]:",
-        "            made_at[place] = 0",
-        "            moves[place](p)",
-        "            made_at[place] = p",
-    ]
-
-
-def _patched(
-    item: Patched, names: dict[str, Any], state: list[str], parts: LaunchParts, *, at: str | None = None
-) -> list[str]:
-    """Lines for one argument; where it lies is kept in `at`, by default in a name of its own."""
-    move = f"move{item.index}"
-    names[move] = item.move
-    if at is None:
-        at = f"at{item.index}"
-        names[at] = item.address
-        state.append(at)
-    lines = [f"p = tensors[{item.index}].data_ptr()", f"if p != {at}:"]
-    if item.modulus > 1:
-        lines.append(f"    if p % {item.modulus} != {item.residue}:")
-        if item.is_mutated:
-            lines.append("        raise Unplaced")
-        else:
-            names["align"] = parts.align
-            lines += [f"        aligned{item.index} = align(tensors[{item.index}], {item.residue}, {item.modulus})"]
-            lines += [f"        p = aligned{item.index}.data_ptr()"]
-    return [*lines, *_moved(at, move)]
+def _write_move(text: _LaunchText, item: Patched, align: Any, *, at: str) -> None:
+    """Lines for one argument; where it lies is kept in `at`."""
+    text.add(f"p = tensors[{item.index}].data_ptr()")
+    with text.block(f"if p != {at}:"):
+        if item.modulus > 1:
+            with text.block(f"if p % {item.modulus} != {item.residue}:"):
+                if item.is_mutated:
+                    text.add("raise Unplaced")
+                else:
+                    aligned = f"{text.use('align', align)}(tensors[{item.index}], {item.residue}, {item.modulus})"
+                    text.add(f"aligned{item.index} = {aligned}", f"p = aligned{item.index}.data_ptr()")
+        text.add(*_moved(at, text.use(f"move{item.index}", item.move)))
 
 
 def _moved(at: str, move: str) -> list[str]:
     """Lines that move to `p`. Where it lies is unknown meanwhile: what is broken off is done anew by the next launch."""
-    return [f"    {at} = 0", f"    {move}(p)", f"    {at} = p"]
+    return [f"{at} = 0", f"{move}(p)", f"{at} = p"]
 
 
-def _result(position: int, result: Result, names: dict[str, Any], state: list[str]) -> list[str]:
+def _write_results(text: _LaunchText, parts: LaunchParts) -> None:
+    """Lines for the results."""
+    new = [at for at, result in enumerate(parts.results) if result.move is not None and result.leaf is None]
+    if len(new) <= _FEW:
+        for at, result in enumerate(parts.results):
+            _write_result(text, at, result)
+        return
+    results = [parts.results[at] for at in new]
+    made_at = text.use("made_at", [result.address for result in results])
+    every, moves = text.use("every", list(range(len(new)))), text.use("moves", [result.move for result in results])
+    for at, result in enumerate(parts.results):
+        if at in new:
+            text.add(_made(text, at, result))
+        else:
+            _write_result(text, at, result)
+    text.add(f"made = {list_of(f'out{at}' for at in new)}")
+    with text.block(f"if not {text.are_at()}(made, {made_at}, {every}):"), text.block(f"for place in {every}:"):
+        text.add("p = made[place].data_ptr()")
+        with text.block(f"if p != {made_at}[place]:"):
+            text.add(*_moved(f"{made_at}[place]", f"{moves}[place]"))
+
+
+def _write_result(text: _LaunchText, at: int, result: Result) -> None:
     if result.held is not None:
-        names[f"held{position}"] = result.held
-        return []
-    make = _made(position, result, names)
+        return
     if result.move is None:  # it has no elements
-        return [make]
-    at, move = f"out_at{position}", f"out_move{position}"
-    names |= {at: result.address, move: result.move}
-    state.append(at)
-    lines = [
-        make,
-        f"p = out{position}.data_ptr()",
-        f"if p != {at}:",
-        *_moved(at, move),
-    ]
-    return lines if result.leaf is None else _again(position, result.leaf, lines, names, state)
+        text.add(_made(text, at, result))
+    elif result.leaf is None:
+        _write_new(text, at, result)
+    else:
+        _write_again(text, at, result)
 
 
-def _made(position: int, result: Result, names: dict[str, Any]) -> str:
+def _write_new(text: _LaunchText, at: int, result: Result) -> None:
+    """Lines that make a new tensor, to which the graph is to write."""
+    text.add(_made(text, at, result), f"p = out{at}.data_ptr()")
+    with text.block(f"if p != out_at{at}:"):
+        text.add(*_moved(text.keep(f"out_at{at}", result.address), text.use(f"out_move{at}", result.move)))
+
+
+def _made(text: _LaunchText, at: int, result: Result) -> str:
     """The line that makes the new tensor of a result."""
-    names[f"dtype{position}"] = result.spec.dtype
+    spec, dtype = result.spec, text.name(result.spec.dtype, f"dtype{at}")
     # The quick way allocates on the current device, which need not be the recording's if there are several.
     if torch.is_inference_mode_enabled() or torch.cuda.device_count() > 1:
-        names |= {"empty_strided": torch.empty_strided, "device": result.spec.device}
-        make = f"empty_strided({result.spec.shape}, {result.spec.stride}, dtype=dtype{position}, device=device)"
-    else:
-        names["empty"] = allocator.empty_on_gpu()
-        make = f"empty({result.spec.shape}, {result.spec.stride}, dtype{position})"
-    return f"out{position} = {make}"
+        make, device = text.use("empty_strided", torch.empty_strided), text.constant(spec.device)
+        return f"out{at} = {make}({spec.shape}, {spec.stride}, dtype={dtype}, device={device})"
+    return f"out{at} = {text.use('empty', allocator.empty_on_gpu())}({spec.shape}, {spec.stride}, {dtype})"
 
 
-def _again(position: int, leaf: int, lines: list[str], names: dict[str, Any], state: list[str]) -> list[str]:
-    """Lines that take the tensor of the last replay if at most its slot has it, and make a new one as `lines` do if not."""
-    kept, storage, memory = f"kept{position}", f"storage{position}", f"memory{position}"
+def _write_again(text: _LaunchText, at: int, result: Result) -> None:
+    """Lines that take the tensor of the last replay if at most its slot has it, and make a new one if not."""
+    kept, storage, memory = text.keep(f"kept{at}", None), text.keep(f"storage{at}", None), text.keep(f"memory{at}", 0)
     loose, in_slot = allocator.counts_of_ours()
-    names |= {kept: None, storage: None, memory: 0, "references": sys.getrefcount, "loose": loose, "in_slot": in_slot}
-    names["users"] = allocator.native("_storage_Use_Count")
-    state += [kept, storage, memory]
-    counts = f"(references({kept}), {kept}._use_count(), users({memory}), references({storage}))"
-    return [
-        f"counts = {counts} if {kept} is not None else None",
-        f"if counts == loose or (counts == in_slot and tensors[{leaf}].grad is {kept}):",
-        f"    out{position} = {kept}",
-        "else:",
-        f"    {kept} = None",  # until all three are of one tensor
-        *(f"    {line}" for line in lines),
-        f"    {storage} = out{position}.untyped_storage()",
-        f"    {memory} = {storage}._cdata",
-        f"    {kept} = out{position}",
-    ]
+    references, users = (
+        text.use("references", sys.getrefcount),
+        text.use("users", allocator.native("_storage_Use_Count")),
+    )
+    counts = f"({references}({kept}), {kept}._use_count(), {users}({memory}), {references}({storage}))"
+    text.add(f"counts = {counts} if {kept} is not None else None")
+    in_its_slot = f"(counts == {in_slot} and tensors[{result.leaf}].grad is {kept})"
+    text.add(f"if counts == {loose} or {in_its_slot}:", f"    out{at} = {kept}")
+    with text.block("else:"):
+        text.add(f"{kept} = None")  # until all three are of one tensor
+        _write_new(text, at, result)
+        text.add(f"{storage} = out{at}.untyped_storage()", f"{memory} = {storage}._cdata", f"{kept} = out{at}")

@@ -23,20 +23,18 @@ must know also what was issued to the executable alone before: `stale` are the n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from ctypes import addressof, byref, c_uint64
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
+from treeplay.codegen import Source, Writer, load_source, tuple_of
 from treeplay.device.cuda.contexts import here
 from treeplay.device.cuda.node_calls import UpdateResult, failed, function
 from treeplay.device.cuda.nodes import handles_of, param_sizes
 from treeplay.device.cuda.own_nodes import OwnNode, own_node
-from treeplay.generated import load_source
 from treeplay.relocate import Relocation, Row, Site
 from treeplay.relocate.policy import MEASURED, Costs, is_update_cheaper
-from treeplay.values.source import Source
 
 Move = Callable[..., None]
 
@@ -69,13 +67,16 @@ class Patcher:
 
     def source(self, *rows: Row) -> Source:
         """The text of `mover`."""
-        arguments = ", ".join(f"address{number}" for number in range(len(rows)))
-        names: dict[str, Any] = {"failed": failed, "executable": self.executable, "here": here}
-        # The thread that replays may be one that has never called CUDA.
-        lines = [f"def move({arguments}):", "    here.has_context", *self._writes(rows, names)]
+        text = Writer(failed=failed, executable=self.executable, here=here)
         nodes = sorted({node for row in rows for node in row.nodes})
-        lines += self._updates(nodes, names) if self._is_update(nodes) else self._issues(nodes, names)
-        return Source(f"mover of {len(rows)}", "\n".join([*lines, "    return"]) + "\n", names, entry="move")
+        with text.block(f"def move({', '.join(f'address{number}' for number in range(len(rows)))}):"):
+            text.add("here.has_context")  # the thread that replays may be one that has never called CUDA
+            self._writes(text, rows)
+            if self._is_update(nodes):
+                self._updates(text, nodes)
+            else:
+                self._issues(text, nodes)
+        return text.source(f"mover of {len(rows)}", entry="move")
 
     def catch_up(self) -> None:
         """Tell the graph what was issued to the executable alone."""
@@ -83,41 +84,40 @@ class Patcher:
             self.nodes[index].set_template()
         self.stale.clear()
 
-    def _writes(self, rows: Sequence[Row], names: dict[str, Any]) -> Iterator[str]:
+    def _writes(self, text: Writer, rows: Sequence[Row]) -> None:
         for number, (argument, site) in enumerate((at, site) for at, row in enumerate(rows) for site in row.sites):
-            names[f"word{number}"] = self.words[site]
+            word = text.use(f"word{number}", self.words[site])
             addend = f" + {site.addend}" if site.addend else ""
-            yield f"    word{number}.value = address{argument}{addend}"
+            text.add(f"{word}.value = address{argument}{addend}")
 
-    def _issues(self, nodes: Sequence[int], names: dict[str, Any]) -> Iterator[str]:
+    def _issues(self, text: Writer, nodes: Sequence[int]) -> None:
         """Set nodes of the executable one by one."""
         for index in nodes:
             node = self.nodes[index]
-            self._name(index, node.calls.set_executable, names)
+            self._name(text, index, node.calls.set_executable)
             rest = "".join(f", {value:#x}" for value in node.calls.rest)
-            yield f"    code = set{index}(executable, node{index}, params{index}{rest})"
-            yield f"    if code: raise failed({node.calls.set_executable!r}, code)"
+            text.add(f"code = set{index}(executable, node{index}, params{index}{rest})")
+            text.add(f"if code: raise failed({node.calls.set_executable!r}, code)")
         if nodes and self._is_update(self.nodes):  # else the graph is never asked
-            names |= {"stale": self.stale.update, "nodes": tuple(nodes)}
-            yield "    stale(nodes)"
+            text.add(f"{text.use('stale', self.stale.update)}({tuple_of(map(str, nodes))})")
 
-    def _updates(self, nodes: Sequence[int], names: dict[str, Any]) -> Iterator[str]:
+    def _updates(self, text: Writer, nodes: Sequence[int]) -> None:
         """Set nodes of the graph, and update the executable from it."""
-        names |= {"stale": self.stale, "catch_up": self.catch_up, "graph": self.graph}
-        names |= {"update": function(_UPDATE), "result": byref(self.result)}
-        yield "    if stale: catch_up()"
+        text.add(f"if {text.use('stale', self.stale)}: {text.use('catch_up', self.catch_up)}()")
         for index in nodes:
             call = self.nodes[index].calls.set_template
-            self._name(index, call, names)
-            yield f"    code = set{index}(node{index}, params{index})"
-            yield f"    if code: raise failed({call!r}, code)"
-        yield "    code = update(executable, graph, result)"
-        yield f"    if code: raise failed({_UPDATE!r}, code)"
+            self._name(text, index, call)
+            text.add(f"code = set{index}(node{index}, params{index})", f"if code: raise failed({call!r}, code)")
+        update, graph = text.use("update", function(_UPDATE)), text.use("graph", self.graph)
+        text.add(f"code = {update}(executable, {graph}, {text.use('result', byref(self.result))})")
+        text.add(f"if code: raise failed({_UPDATE!r}, code)")
 
-    def _name(self, index: int, call: str, names: dict[str, Any]) -> None:
+    def _name(self, text: Writer, index: int, call: str) -> None:
         node = self.nodes[index]
-        names |= {f"set{index}": function(call), f"node{index}": node.handle, f"params{index}": addressof(node.params)}
-        names[f"own{index}"] = node  # its memory lives as long as what writes there
+        text.use(f"set{index}", function(call))
+        text.use(f"node{index}", node.handle)
+        text.use(f"params{index}", addressof(node.params))
+        text.use(f"own{index}", node)  # its memory lives as long as what writes there
 
     def _is_update(self, nodes: Collection[int]) -> bool:
         return is_update_cheaper(len(nodes), self.table.nodes, self.costs)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 import torch.fx
 
+from treeplay.codegen import load_source
 from treeplay.errors import LoweringError
-from treeplay.generated import load_source
 from treeplay.graph_check import check_graph
 from treeplay.lower.aten.emit import Emitter
 from treeplay.lower.aten.memory import Cells, GraphArena
@@ -40,8 +40,8 @@ def lower_aten(graph: torch.fx.Graph, plan: ArenaPlan) -> Lowered:
         raise LoweringError(f"the operators cannot be laid out: {error}") from error
     finally:
         text.forget_views()
-    text.names["arena"] = memory.arena
-    source = text.source("aten", "replay")
+    text.use("arena", memory.arena)
+    source = text.source("aten", entry="replay")
     homes = [storage.home for storage in layout.storages]
     return Lowered(
         name="aten",

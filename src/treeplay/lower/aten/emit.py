@@ -1,9 +1,9 @@
 """From a traced graph, its layout and its memory to one straight-line Python function, as text and names.
 
     def replay(tensors, numbers):
-        in0, in1, in2, = tensors                     the caller's tensors
+        in0, in1, in2 = tensors                      the caller's tensors
         s0, = numbers
-        written((in0,))                              autograd is told what is about to change
+        increment_versions([in0])                    autograd is told what is about to change
         with without(keys):                          operators are called below autograd, as they were traced
             addmm_out(in1, in2, t, out=addmm)        into the arena; `t` and `addmm` were made once
             sub = 1.0 - s0
@@ -20,12 +20,15 @@ from __future__ import annotations
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.fx
 
+from treeplay.codegen import tuple_of
+from treeplay.codegen.idioms import note_writes
 from treeplay.errors import LoweringError
 from treeplay.lower.aten.memory import GraphArena, below_autograd, empty_like_spec, result_specs
 from treeplay.lower.aten.numbers import NumberText
@@ -44,12 +47,11 @@ from treeplay.lower.aten.storage import Home, Node, Storage, StoragePlan, writte
 from treeplay.lower.aten.text import Bound, GraphText
 from treeplay.lower.aten.uses import endings, written_inputs
 from treeplay.lower.functional import scalar_nodes
-from treeplay.torch_seam.autograd import increment_versions
 from treeplay.torch_seam.operators import ExcludeKeys, OpOverload, keys_above_operators, with_gradients_on
 from treeplay.torch_seam.tensors import empty_strided_host
 from treeplay.values.spec import TensorSpec
 
-_RESERVED = frozenset({"replay", "tensors", "numbers", "arena", "abs"})
+_RESERVED = frozenset({"replay", "tensors", "numbers", "arena", "abs", "increment_versions"})
 
 
 @dataclass(eq=False, slots=True)
@@ -72,34 +74,30 @@ class Emitter:
         self._makes = self.layout.by_maker()
         self.text.taken |= {node.name for node in self.graph.nodes} | _RESERVED
         numbers = scalar_nodes(self.graph)
-        self._write_head(numbers)
         ended = endings(self.graph, self.layout)
-        for node in self.graph.nodes:
-            if node in numbers and node.op != "placeholder":
-                self.numbers.write(node)
-            elif node.op == "call_function":
-                self._write_tensors(node)
-            elif node.op == "output":
-                self.text.line(f"return ({''.join(f'{item}, ' for item in self._results(node))})")
-            elif node.op != "placeholder":
-                raise LoweringError(f"{node.op} is not an operator")
-            self._drop(ended.get(node, []))
+        with self.text.block("def replay(tensors, numbers):"), self._head(numbers):
+            for node in self.graph.nodes:
+                if node in numbers and node.op != "placeholder":
+                    self.numbers.write(node)
+                elif node.op == "call_function":
+                    self._write_tensors(node)
+                elif node.op == "output":
+                    self.text.add(f"return {tuple_of(self._results(node))}")
+                elif node.op != "placeholder":
+                    raise LoweringError(f"{node.op} is not an operator")
+                self._drop(ended.get(node, []))
 
     # --- around the operators -------------------------------------------------------------------------------
 
-    def _write_head(self, numbers: set[Node]) -> None:
+    def _head(self, numbers: set[Node]) -> AbstractContextManager[None]:
         placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
-        lines = ["def replay(tensors, numbers):"]
         for title, wanted in (("tensors", False), ("numbers", True)):
-            names = [self._input(node) for node in placeholders if (node in numbers) is wanted]
-            if names:
-                lines.append(f"    {''.join(f'{name}, ' for name in names).rstrip()} = {title}")
+            self.text.unpack([self._input(node) for node in placeholders if (node in numbers) is wanted], title)
         written = [node.name for node in written_inputs(self.graph, self.layout)]
         if written:
-            lines.append(f"    {self.text.name(increment_versions, 'written')}([{', '.join(written)}])")
+            note_writes(self.text, written)
         guard = self.text.name(ExcludeKeys, "without")
-        lines.append(f"    with {guard}({self.text.name(keys_above_operators(), 'keys')}):")
-        self.text.lines = lines
+        return self.text.block(f"with {guard}({self.text.name(keys_above_operators(), 'keys')}):")
 
     def _input(self, node: Node) -> str:
         if "spec" not in node.meta:
@@ -117,7 +115,7 @@ class Emitter:
     def _drop(self, ended: list[Storage | Node]) -> None:
         names = [name for item in ended for name in self._locals.pop(item, [])]
         if names:
-            self.text.line(f"del {', '.join(names)}")
+            self.text.add(f"del {', '.join(names)}")
 
     # --- operators ------------------------------------------------------------------------------------------
 
@@ -153,7 +151,7 @@ class Emitter:
             self.text.bind_static(node, whole.value[node.args[1]])
         else:
             self._bind_local(node)
-            self.text.line(f"{node.name} = {whole.text}[{node.args[1]}]")
+            self.text.add(f"{node.name} = {whole.text}[{node.args[1]}]")
 
     def _write_maker(self, node: Node, op: OpOverload, makes: list[Storage]) -> None:
         home = makes[0].home
@@ -165,7 +163,7 @@ class Emitter:
             spec: TensorSpec = node.meta["spec"]
             make = self.text.name(empty_strided_host, "empty_strided")
             words = ", ".join(map(self.text.expression, (spec.shape, spec.stride, spec.dtype)))
-            self.text.line(f"{self._bind_local(node)} = {make}({words})")
+            self.text.add(f"{self._bind_local(node)} = {make}({words})")
         else:
             if all(storage.home is Home.OWN for storage in makes):
                 self.allocating[str(op)] += 1
@@ -185,7 +183,7 @@ class Emitter:
             words = self.text.call(aten.fill_.Scalar, (node, value), {})
         else:
             words = self._out_call(node, op)
-        self.text.line(words)
+        self.text.add(words)
 
     def _out_call(self, node: Node, op: OpOverload) -> str:
         form = out_form(op)
@@ -220,7 +218,7 @@ class Emitter:
         if "spec" in node.meta:
             self.text.env[node] = self.text.env[target]
         op, args = self.numbers.with_cell(op, node.args)
-        self.text.line(self.text.call(op, args, dict(node.kwargs)))
+        self.text.add(self.text.call(op, args, dict(node.kwargs)))
 
     def _write_view(self, node: Node, op: OpOverload) -> None:
         if not self.text.is_static((*node.args, *node.kwargs.values())):
@@ -248,7 +246,7 @@ class Emitter:
         args = self.text.bounds(tuple(node.args))
 
         def define() -> None:
-            self.text.line(f"{node.name} = {self.text.call(op, args, dict(node.kwargs))}")
+            self.text.add(f"{node.name} = {self.text.call(op, args, dict(node.kwargs))}")
             self._locals[self.layout.of[node]].append(node.name)
 
         self.text.bind_live(node, define)
@@ -271,8 +269,8 @@ class Emitter:
             )
         else:
             twin = self.text.call(aten.alias.default, (target,), {})
-            self.text.line(f"{self._bind_local(node)} = {twin}")
-            self.text.line(self.text.call(op, (node, *node.args[1:]), {}))
+            self.text.add(f"{self._bind_local(node)} = {twin}")
+            self.text.add(self.text.call(op, (node, *node.args[1:]), {}))
         self.text.env[target] = self.text.env[node]
 
     def _write_call(self, node: Node, op: OpOverload) -> None:
@@ -282,7 +280,7 @@ class Emitter:
             words = self.text.call_by(with_gradients_on(op), op, args, dict(node.kwargs))
         else:
             words = self.text.call(op, args, dict(node.kwargs))
-        self.text.line(f"{self._bind_local(node)} = {words}" if node.users else words)
+        self.text.add(f"{self._bind_local(node)} = {words}" if node.users else words)
 
     def _bind_local(self, node: Node) -> str:
         name = self.text.bind_live(node)

@@ -64,7 +64,7 @@ class NumberText:
 
     def _assign(self, node: Node, words: str) -> None:
         self.text.bind_number(node, node.name)
-        self.text.line(f"{node.name} = {words}")
+        self.text.add(f"{node.name} = {words}")
 
     def _operand(self, item: Any) -> str:
         words = self.text.expression(item)
@@ -94,7 +94,7 @@ class NumberText:
         array = self.cells.arrays[dtype]
         if isinstance(number, Node):
             name = self.text.name(array, f"{str(dtype).removeprefix('torch.')}s")
-            self.text.line(f"{name}[{index}] = {words}")
+            self.text.add(f"{name}[{index}] = {words}")
         else:
             array[index] = number
         bound = Bound(self.text.fresh(f"cell_{words}"), torch.empty((), dtype=dtype, device="meta"), tensor)

@@ -5,20 +5,18 @@ Values go in as nodes of the graph and plain Python values; expressions come out
 
 from __future__ import annotations
 
-import keyword
 import math
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.fx
 
+from treeplay.codegen import Writer, list_of, tuple_of
 from treeplay.lower.aten.calls import spell
 from treeplay.lower.aten.memory import empty_like_spec
 from treeplay.torch_seam.operators import OpOverload
-from treeplay.values.source import Source
 from treeplay.values.spec import TensorSpec
 
 Node = torch.fx.Node
@@ -43,45 +41,18 @@ class Bound:
         return self.value is not _UNKNOWN
 
 
-@dataclass(eq=False, slots=True)
-class GraphText:
-    """Lines, names, and the meaning of nodes; one per lowered graph, dropped when its function is made."""
+class GraphText(Writer):
+    """A writer that knows the meaning of nodes; one per lowered graph, dropped when its function is made."""
 
-    env: dict[Node, Bound] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
-    names: dict[str, Any] = field(default_factory=dict)
-    taken: set[str] = field(default_factory=set)
-    calls: int = 0
-    _named: dict[int, str] = field(default_factory=dict)
+    def __init__(self) -> None:
+        super().__init__()
+        self.env: dict[Node, Bound] = {}
+        self.calls = 0
 
     def forget_views(self) -> None:
         """Views that were never used are not written any more: what would write them holds the emitter and its memory."""
         for bound in self.env.values():
             bound.define = None
-
-    def source(self, name: str, entry: str) -> Source:
-        """The finished text."""
-        return Source(name, "\n".join(self.lines) + "\n", self.names, entry)
-
-    # --- names ----------------------------------------------------------------------------------------------
-
-    def fresh(self, wish: str) -> str:
-        """A name like `wish` that nothing else has."""
-        base = re.sub(r"\W", "_", wish)
-        base = f"_{base}" if keyword.iskeyword(base) or base[:1].isdigit() else base
-        name, number = base, 0
-        while name in self.taken:
-            number += 1
-            name = f"{base}_{number}"
-        self.taken.add(name)
-        return name
-
-    def name(self, value: Any, wish: str) -> str:
-        """The name of an object; the same one each time."""
-        if id(value) not in self._named:
-            self._named[id(value)] = name = self.fresh(wish)
-            self.names[name] = value  # kept alive by this, so its identity is its own
-        return self._named[id(value)]
 
     # --- what nodes are -------------------------------------------------------------------------------------
 
@@ -140,7 +111,7 @@ class GraphText:
 
     def _use(self, bound: Bound) -> str:
         if bound.is_static:
-            self.names[bound.text] = bound.value
+            self.use(bound.text, bound.value)
         elif bound.define is not None:
             define, bound.define = bound.define, None
             define()
@@ -151,8 +122,8 @@ class GraphText:
             return self.name(type(items)(self.value(item) for item in items), "group")
         # Plain numbers as a tuple: Python makes a constant of it.
         if all(item is None or isinstance(item, (bool, int, float)) for item in items):
-            return f"({''.join(f'{self.expression(item)}, ' for item in items).rstrip()})"
-        return f"[{', '.join(map(self.expression, items))}]"
+            return tuple_of(map(self.expression, items))
+        return list_of(map(self.expression, items))
 
     def _stand_in(self, item: Any) -> Any:
         if isinstance(item, Node):
@@ -181,10 +152,6 @@ class GraphText:
         words = [self.expression(arg) for arg in args]
         words += [f"{name}={self.expression(value)}" for name, value in kwargs.items()]
         return f"{self.name(function, wish)}({', '.join(words)})"
-
-    def line(self, text: str) -> None:
-        """Add a line to the body."""
-        self.lines.append(f"        {text}")
 
 
 def _each(convert: Any, items: dict[str, Any]) -> dict[str, Any]:

@@ -18,14 +18,15 @@ from typing import Any
 
 import torch
 
+from treeplay.codegen import Source, Writer, list_of, tuple_of
+from treeplay.codegen.idioms import Switch, note_writes, switched, view_of
 from treeplay.torch_seam import fakes, flags, modes
 from treeplay.torch_seam import tensors as torch_tensors
-from treeplay.values.source import Source
 from treeplay.wrap.aot import checks, surroundings
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
 from treeplay.wrap.aot.bases import dtype_of
-from treeplay.wrap.aot.emit_text import WrapText, count_values, run_graph, take_random_values, tokens
+from treeplay.wrap.aot.emit_text import count_values, run_graph, take_random_values, tokens
 from treeplay.wrap.aot.plan import (
     CallPlan,
     EarlierResult,
@@ -40,6 +41,11 @@ from treeplay.wrap.aot.plan import (
     ViewOfValue,
 )
 
+_WITHOUT_GRADIENTS = Switch("mode", torch.is_grad_enabled, flags.set_grad_enabled, False)
+_WITH_GRADIENTS = (
+    Switch("mode", torch.is_grad_enabled, flags.set_grad_enabled, True),
+    Switch("replay", flags.is_view_replay_enabled, flags.set_view_replay, True),
+)
 _MAX_PAIRS = 8
 """Up to so many pairs are tested one by one; more are tested by address, all at once."""
 
@@ -47,10 +53,10 @@ _MAX_PAIRS = 8
 def emit_call(plan: CallPlan, run: Callable[..., Any], *, is_boxed: bool = True) -> Source:
     """The call function. `run` is the graph's callable, which takes one list if it `is_boxed`, or `apply` of the plan's
     autograd function."""
-    return _Call(plan, run, is_boxed=is_boxed).source()
+    return _Call(plan, run, is_boxed=is_boxed).written()
 
 
-class _Call(WrapText):
+class _Call(Writer):
     """Checks, the graph, writes, views."""
 
     def __init__(self, plan: CallPlan, run: Callable[..., Any], *, is_boxed: bool) -> None:
@@ -58,10 +64,14 @@ class _Call(WrapText):
         self.plan = plan
         self.is_boxed = is_boxed
         self.use("run", run)
-        self.use("set_grad_enabled", flags.set_grad_enabled)
-        self.use("is_grad_enabled", torch.is_grad_enabled)
 
-    def source(self) -> Source:
+    def written(self) -> Source:
+        """The whole function."""
+        with self.block("def call(args):"):
+            self.body()
+        return self.source("call", entry="call")
+
+    def body(self) -> None:
         self.checks()
         self.copies()
         subclasses.check_arguments(self, self.plan)
@@ -75,9 +85,8 @@ class _Call(WrapText):
             self.training(self.plan.node)
         self.writes()
         self.results()
-        return Source("call", self.text("def call(args):"), self.names, entry="call")
 
-    def name(self, argument: int) -> str:
+    def named(self, argument: int) -> str:
         return self.plan.name(argument)
 
     def checks(self) -> None:
@@ -102,21 +111,20 @@ class _Call(WrapText):
         dropped = sorted(later for later, _ in self.plan.copies)
         place = {k: k - sum(later < k for later in dropped) for k in range(len(self.plan.arguments))}
         for k, base in enumerate(self.plan.bases):
-            name = self.name(len(self.plan.arguments) + k)
+            name = self.named(len(self.plan.arguments) + k)
             spec = self.use(f"{name}spec", base)
             for member in base.members:
-                self.add(f"{self.name(member.argument)} = args[{place[member.argument]}]")
-            members = "".join(f"{self.name(member.argument)}, " for member in base.members)
+                self.add(f"{self.named(member.argument)} = args[{place[member.argument]}]")
+            members = tuple_of(self.named(member.argument) for member in base.members)
             self.use("common_base", checks.common_base)
             told = tuple(self.told(member.argument) for member in base.members)
-            self.add(f"{name} = common_base({spec}, ({members}), {told!r})")
+            self.add(f"{name} = common_base({spec}, {members}, {told!r})")
             for argument in base.moved:
-                self.use("increment_version", torch.autograd.graph.increment_version)
-                self.add(f"increment_version({self.name(argument)})")
+                note_writes(self, [self.named(argument)])
         if self.plan.bases:
             count = len(self.plan.arguments)
-            texts = [self.name(k) if k >= count else f"args[{place[k]}]" for k in self.plan.inputs]
-            self.add(f"args[:] = [{', '.join(texts)}]")
+            texts = [self.named(k) if k >= count else f"args[{place[k]}]" for k in self.plan.inputs]
+            self.add(f"args[:] = {list_of(texts)}")
 
     def at(self, argument: int) -> int:
         """Where an argument stands once the copies are dropped and the bases made."""
@@ -159,7 +167,7 @@ class _Call(WrapText):
             listed = [(k, text) for k, texts in parts.items() for text in texts]
             places = {k: [at for at, (owner, _) in enumerate(listed) if owner == k] for k in parts}
             told = {at: self.told(owner) for at, (owner, _) in enumerate(listed)}
-            given = f"[{', '.join(text for _, text in listed)}]"
+            given = list_of(text for _, text in listed)
         written, others = ([at for k in group for at in places[k]] for group in (apart.written, apart.others))
         self.use("check_all_apart", checks.AllApart(tuple(written), tuple(others), told))
         self.add(f"check_all_apart({given})")
@@ -173,7 +181,7 @@ class _Call(WrapText):
         """An argument as messages call it."""
         count = len(self.plan.arguments)
         if argument < count:
-            return f"argument {argument} (`{self.name(argument)}`)"
+            return f"argument {argument} (`{self.named(argument)}`)"
         listed = [self.told(member.argument) for member in self.plan.bases[argument - count].members]
         return f"the memory of {', '.join(listed)}"
 
@@ -191,7 +199,7 @@ class _Call(WrapText):
             result.argument for result in self.plan.results if isinstance(result, ResultIsArgument | ViewOfArgument)
         }
         for argument in sorted(kept & set(self.plan.inputs) & set(range(len(self.plan.arguments)))):
-            self.add(f"{self.name(argument)} = args[{self.at(argument)}]")
+            self.add(f"{self.named(argument)} = args[{self.at(argument)}]")
 
     def inference(self) -> None:
         count = self.plan.returned_values
@@ -203,11 +211,8 @@ class _Call(WrapText):
             self.add(f"args[:0] = {tokens(self.plan.tokens)}")
         take_random_values(self, self.plan)
         values = run_graph(self, is_boxed=self.is_boxed)
-        self.add(
-            "if mode := is_grad_enabled(): set_grad_enabled(False)",
-            f"try: values = {f'({values}){nothing}' if nothing else values}",
-            "finally: mode and set_grad_enabled(True); args and args.clear()",
-        )
+        line = f"values = {f'({values}){nothing}' if nothing else values}"
+        switched(self, [_WITHOUT_GRADIENTS], [line], ["if args: args.clear()"])
         count_values(self, count)
         if self.plan.tokens:
             self.add(f"values = values[{self.plan.tokens}:]")
@@ -223,31 +228,22 @@ class _Call(WrapText):
 
     def training(self, node: Node) -> None:
         given = self.plan.inputs
-        names = ", ".join(self.name(k) for k in given)
-        passed = ", ".join(self.name(k) + (".detach()" if k in node.detached else "") for k in given)
-        returned = ", ".join(f"value{k}" for k in node.returned)
-        self.use("set_view_replay", flags.set_view_replay)
-        self.use("is_view_replay_enabled", flags.is_view_replay_enabled)
+        passed = ", ".join(self.named(k) + (".detach()" if k in node.detached else "") for k in given)
         self.use("is_transformed", modes.is_transformed)
         self.use("transformed", surroundings.transformed)
-        self.add(
-            "if is_transformed(): raise transformed('forward')",
-            f"{names}{',' if len(given) == 1 else ''} = args",
-            "args.clear()",
-            "if not (mode := is_grad_enabled()): set_grad_enabled(True)",
-            "if not (replay := is_view_replay_enabled()): set_view_replay(True)",
-            f"try: {returned}{',' if len(node.returned) == 1 else ''} = run({passed})",
-            "finally:",
-            "    if not mode: set_grad_enabled(False)",
-            "    if not replay: set_view_replay(False)",
-        )
+        self.add("if is_transformed(): raise transformed('forward')")
+        self.unpack(map(self.named, given), "args")
+        self.add("args.clear()")
+        with self.aside() as lines:
+            self.unpack((f"value{k}" for k in node.returned), f"run({passed})")
+        switched(self, _WITH_GRADIENTS, lines)
 
     def value(self, value: int) -> str:
         return subclasses.value(self.plan, value) if self.plan.node is None else f"value{value}"
 
     def writes(self) -> None:
         for write in self.plan.writes:
-            name = self.name(write.argument)
+            name = self.named(write.argument)
             if write.layout is not None:
                 self.use("lay_out", helpers.lay_out)
                 self.add(f"lay_out({name}, {self.use(f'layout{write.argument}', write.layout)})")
@@ -269,23 +265,23 @@ class _Call(WrapText):
                 text = f"result{k}"
             named[k] = text
         if self.plan.grad_mode_after is not None:
+            self.use("set_grad_enabled", flags.set_grad_enabled)
             self.add(f"set_grad_enabled({self.plan.grad_mode_after})")
         texts = [named[k] for k in range(len(named))]
         if self.plan.layouts:
-            self.add(f"results = [{', '.join(texts)}]")
+            self.add(f"results = {list_of(texts)}")
             self.layouts()
             self.add("return results")
             return
         is_plain = texts == [f"values[{k}]" for k in range(self.plan.values)]
-        self.add("return [*values]" if is_plain else f"return [{', '.join(texts)}]")
+        self.add("return [*values]" if is_plain else f"return {list_of(texts)}")
 
     def layouts(self) -> None:
         """Shapes of members change last: one of them may be the base that results were taken of."""
         for argument, layout in self.plan.layouts:
-            name = self.name(argument)
+            name = self.named(argument)
             self.use("lay_out", helpers.lay_out)
-            self.use("increment_version", torch.autograd.graph.increment_version)
-            self.add(f"increment_version({name})")
+            note_writes(self, [name])
             self.add(f"lay_out({name}, {self.use(f'layout{argument}', layout)})")
 
     def result(self, k: int, result: Result) -> str:
@@ -293,25 +289,26 @@ class _Call(WrapText):
             case New():
                 return self.value(result.value)
             case ResultIsArgument():
-                return self.name(result.argument)
+                return self.named(result.argument)
             case ViewOfArgument():
-                return self.view(k, self.name(result.argument), result.recipe)
+                return self.view(k, self.named(result.argument), result.recipe)
             case ViewOfValue():
                 base = self.value(result.value)
-                return self.view(k, base, result.recipe, begins=f"{base}.storage_offset() + ")
+                return self.view(k, base, result.recipe, is_whole=False)
         raise AssertionError(result)
 
-    def view(self, k: int, base: str, recipe: Recipe, begins: str = "") -> str:
+    def view(self, k: int, base: str, recipe: Recipe, *, is_whole: bool = True) -> str:
         if recipe.steps is not None:
             self.use("apply_views", fakes.apply_views)
             self.use(f"view{k}", pickle.loads(recipe.steps))
             text = f"apply_views({base}, view{k})"
         else:
             layout = recipe.layout
-            text = f"{base}.as_strided({layout.size}, {layout.stride}, {begins}{layout.offset})"
+            text = view_of(base, layout.size, layout.stride, layout.offset, is_whole=is_whole)
             if recipe.dtype is not None:
                 self.use("memory_as", helpers.memory_as)
-                memory = f"memory_as({base}, {self.use(f'dtype{k}', dtype_of(recipe.dtype))}, {begins}0)"
+                begin = "0" if is_whole else f"{base}.storage_offset()"
+                memory = f"memory_as({base}, {self.use(f'dtype{k}', dtype_of(recipe.dtype))}, {begin})"
                 text = f"view_in({memory}, {self.use(f'layout_of_view{k}', layout)})"
                 self.use("view_in", helpers.view_in)
         ends = {Flag.KEEP: "", Flag.DETACH: ".detach()", Flag.REQUIRE: ".requires_grad_()"}

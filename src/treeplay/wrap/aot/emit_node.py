@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from treeplay.codegen import Source, Writer, list_of, tuple_of
 from treeplay.torch_seam import aot, autograd, flags, modes
-from treeplay.values.source import Source
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
 from treeplay.wrap.aot import opening, surroundings
-from treeplay.wrap.aot.emit_text import WrapText, count_values, run_graph, take_random_values, tokens
+from treeplay.wrap.aot.emit_text import count_values, run_graph, take_random_values, tokens
 from treeplay.wrap.aot.kept import past_of, versions_of
 from treeplay.wrap.aot.node import Needs
 from treeplay.wrap.aot.plan import CallPlan, KeptInputs, Node, Tangent, WrappedTangent
@@ -30,26 +30,37 @@ def emit_forward(
     is_boxed: bool = True,
 ) -> Source:
     """The node's forward: runs the graph, saves for the backward, marks what needs no gradient."""
-    text = WrapText()
+    text = Writer()
+    given = [plan.name(k) for k in plan.inputs]
+    with text.block(f"def forward(ctx, {', '.join(given)}):"):
+        _forward(text, plan, node, run, needs, given, is_boxed=is_boxed)
+    return text.source("node forward", entry="forward")
+
+
+def _forward(
+    text: Writer,
+    plan: CallPlan,
+    node: Node,
+    run: Callable[..., Any],
+    needs: Needs,
+    given: Sequence[str],
+    *,
+    is_boxed: bool,
+) -> None:
     text.use("run", run)
     text.use("needs", weakref.ref(needs))
     text.add("ctx.needs = needs()")
-    given = [plan.name(k) for k in plan.inputs]
-    names = ", ".join(given)
     count = plan.returned_values + node.saved
-    later = "".join(f"{plan.name(write.argument)}, " for write in node.late if write.argument is not None)
+    later = [plan.name(write.argument) for write in node.late if write.argument is not None]
     if later:
-        text.add(f"ctx.later = ({later})")
+        text.add(f"ctx.later = {tuple_of(later)}")
     if node.inputs is not None:
         _keep_inputs(text, node.inputs, given)
     if node.draws:
         text.use("states_before", states_before)
         devices = text.use("devices", tuple(dict.fromkeys(draw.device for draw in node.draws)))
         text.add(f"ctx.states = states_before({devices})")
-    text.add(
-        f"args = {subclasses.open_arguments(plan, given) or f'[{names}]'}",
-        f"del {names}",
-    )
+    text.add(f"args = {subclasses.open_arguments(plan, given) or list_of(given)}", f"del {', '.join(given)}")
     if plan.tokens:
         text.add(f"args[:0] = {tokens(plan.tokens)}")
     take_random_values(text, plan)
@@ -77,29 +88,28 @@ def emit_forward(
         marked = ", ".join(f"*(({value},) if isinstance({value}, Tensor) else ())" for value in plain)
         text.add(f"ctx.mark_non_differentiable({marked})")
     text.add("ctx.set_materialize_grads(False)")
-    text.add(f"return ({''.join(f'{value[k]}, ' for k in node.returned)})")
-    return Source("node forward", text.text(f"def forward(ctx, {names}):"), text.names, entry="forward")
+    text.add(f"return {tuple_of(value[k] for k in node.returned)}")
 
 
-def _keep_inputs(text: WrapText, kept: KeptInputs, names: Sequence[str]) -> None:
+def _keep_inputs(text: Writer, kept: KeptInputs, names: Sequence[str]) -> None:
     """Keep what derivatives of the backward are computed from."""
     text.use("ref", weakref.ref)
     replaced = {*kept.copied, *kept.past, *(k for k, _ in kept.saved)}
     items = ["None" if k in replaced else name if k in kept.held else f"ref({name})" for k, name in enumerate(names)]
-    text.add(f"ctx.given = ({''.join(f'{item}, ' for item in items)})")
+    text.add(f"ctx.given = {tuple_of(items)}")
     if kept.versioned:
         text.use("versions_of", versions_of)
         text.add(f"ctx.versions = versions_of({', '.join(names[k] for k in kept.versioned)})")
     else:
         text.add("ctx.versions = ()")
     if kept.copied:
-        text.add(f"ctx.copies = ({''.join(f'{names[k]}.clone(), ' for k in kept.copied)})")
+        text.add(f"ctx.copies = {tuple_of(f'{names[k]}.clone()' for k in kept.copied)}")
     if kept.past:
         text.use("past_of", past_of)
-        text.add(f"ctx.past = ({''.join(f'past_of({names[k]}), ' for k in kept.past)})")
+        text.add(f"ctx.past = {tuple_of(f'past_of({names[k]})' for k in kept.past)}")
 
 
-def _save(text: WrapText, plan: CallPlan, node: Node) -> None:
+def _save(text: Writer, plan: CallPlan, node: Node) -> None:
     """What is saved holds no history: a view would keep that of what it views."""
     first = plan.returned_values - plan.tokens
     saved = []
@@ -116,14 +126,20 @@ def _save(text: WrapText, plan: CallPlan, node: Node) -> None:
     if checked:
         text.add(f"ctx.save_for_backward({', '.join(checked)})")
     if unchecked:
-        text.add(f"ctx.unchecked = [{', '.join(unchecked)}]")
+        text.add(f"ctx.unchecked = {list_of(unchecked)}")
 
 
 def emit_backward(plan: CallPlan, node: Node, needs: Needs) -> Source:
     """The node's backward: gradients in the expected layout, the graph, and a gradient only where eager has one.
 
     What it calls it finds in `ctx.needs`."""
-    text = WrapText()
+    text = Writer()
+    with text.block("def backward(ctx, *grads):"):
+        _backward(text, plan, node, needs)
+    return text.source("node backward", entry="backward")
+
+
+def _backward(text: Writer, plan: CallPlan, node: Node, needs: Needs) -> None:
     text.use("is_grad_enabled", torch.is_grad_enabled)
     text.use("differentiated", helpers.differentiated)
     arriving = {tangent.value: f"grad{k}" for k, tangent in enumerate(node.tangents)}
@@ -137,7 +153,7 @@ def emit_backward(plan: CallPlan, node: Node, needs: Needs) -> Source:
     elif needs.onward is not None:
         text.add("if is_grad_enabled() and (found := ctx.needs.onward(ctx, grads)) is not None: return found")
     # Autograd's own reference to each gradient must go too, so that it can die inside the graph.
-    text.add(f"{''.join(f'{name}, ' for name in names)} = grads" if len(names) > 1 else f"{names[0]}, = grads")
+    text.unpack(names, "grads")
     text.add("grads.clear()" if aot.GRADIENTS_COME_IN_A_LIST else "del grads")
     _refuse_late(text, node)
     parts: list[str] = []
@@ -157,7 +173,7 @@ def emit_backward(plan: CallPlan, node: Node, needs: Needs) -> Source:
     saved += ["*ctx.unchecked"] if node.unchecked else []
     written = [write for write in node.late if write.argument is not None]
     later = [f"ctx.later[{place}]{write.part}" for place, write in enumerate(written)]
-    text.add(f"args = [{', '.join([*saved, *parts, *later])}]")
+    text.add(f"args = {list_of([*saved, *parts, *later])}")
     if node.tokens:
         text.add(f"args += {tokens(node.tokens)}")
     take_random_values(text, plan)
@@ -180,11 +196,10 @@ def emit_backward(plan: CallPlan, node: Node, needs: Needs) -> Source:
         "None" if feed is None else _fed(subclasses.gradient(text, plan, k), feed, node)
         for k, feed in enumerate(node.feeds)
     ]
-    text.add(f"return ({''.join(f'{item}, ' for item in fed)})")
-    return Source("node backward", text.text("def backward(ctx, *grads):"), text.names, entry="backward")
+    text.add(f"return {tuple_of(fed)}")
 
 
-def _release(text: WrapText, node: Node, *, has_last: bool) -> str:
+def _release(text: Writer, node: Node, *, has_last: bool) -> str:
     """Let go of saved tensors that no other backward will read; the name of what runs the graph."""
     if node.saved == node.unchecked:
         return "run"
@@ -199,17 +214,17 @@ def _release(text: WrapText, node: Node, *, has_last: bool) -> str:
     return "chosen"
 
 
-def _saved(text: WrapText, node: Node) -> str:
+def _saved(text: Writer, node: Node) -> str:
     """What reads the saved tensors; where results have graphs of their own in eager, a backward frees only its own."""
     if not node.groups:
         return "*ctx.saved_tensors"
     text.use("saved_of", helpers.saved_of)
     text.use("groups", node.groups)
-    came = ", ".join(f"grad{k} is not None" for k in range(len(node.tangents)))
-    return f"*saved_of(ctx, groups, ({came},))"
+    came = tuple_of(f"grad{k} is not None" for k in range(len(node.tangents)))
+    return f"*saved_of(ctx, groups, {came})"
 
 
-def _tangent(text: WrapText, tangent: Tangent, k: int, *, is_whole: bool) -> None:
+def _tangent(text: Writer, tangent: Tangent, k: int, *, is_whole: bool) -> None:
     layout = text.use(f"layout{k}", tangent.layout)
     text.use("plain_gradient", opening.plain_gradient)
     text.use("Tensor", torch.Tensor)
@@ -224,7 +239,7 @@ def _tangent(text: WrapText, tangent: Tangent, k: int, *, is_whole: bool) -> Non
     text.add(f"if grad{k} is not None and ({odd}): grad{k} = plain_gradient(grad{k}, {layout}, {place})")
 
 
-def _refuse_surroundings(text: WrapText, node: Node) -> None:
+def _refuse_surroundings(text: Writer, node: Node) -> None:
     text.use("is_transformed", modes.is_transformed)
     text.use("transformed", surroundings.transformed)
     text.add("if is_transformed(): raise transformed('backward')")
@@ -234,14 +249,14 @@ def _refuse_surroundings(text: WrapText, node: Node) -> None:
         text.add("if is_deterministic(): raise became_deterministic()")
 
 
-def _refuse_late(text: WrapText, node: Node) -> None:
+def _refuse_late(text: Writer, node: Node) -> None:
     """Under create_graph a write to what needs a gradient would lack its history."""
     if any(write.needs_grad for write in node.late):
         text.use("late_write", helpers.late_write)
         text.add("if is_grad_enabled(): raise late_write()")
 
 
-def _late(text: WrapText, node: Node, first: int) -> None:
+def _late(text: Writer, node: Node, first: int) -> None:
     """The backward's own writes, unseen by autograd; their values come from place `first` on."""
     place = 0
     for k, write in enumerate(node.late, start=first):

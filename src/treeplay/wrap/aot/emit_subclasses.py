@@ -12,16 +12,16 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from treeplay.codegen import Writer, tuple_of
 from treeplay.torch_seam import modes
 from treeplay.wrap.aot import opening
-from treeplay.wrap.aot.emit_text import WrapText
 from treeplay.wrap.aot.plan import CallPlan, WrappedTangent
 from treeplay.wrap.aot.subclasses import Wrapper, starts
 
 _FEW = 4
 
 
-def check_arguments(text: WrapText, plan: CallPlan) -> None:
+def check_arguments(text: Writer, plan: CallPlan) -> None:
     """Wrappers where wrappers were traced, of the same class and with the same notes, and nowhere else.
 
     Copies are dropped from `args` by now, and no common base is made yet.
@@ -44,7 +44,7 @@ def check_arguments(text: WrapText, plan: CallPlan) -> None:
         _check_plain(text, plan, inside)
 
 
-def _check_plain(text: WrapText, plan: CallPlan, inside: Sequence[tuple[str, str]]) -> None:
+def _check_plain(text: Writer, plan: CallPlan, inside: Sequence[tuple[str, str]]) -> None:
     places = [at for at, _ in inside]
     text.use("plain", opening.PLAIN)
     text.use("check_plain", opening.check_plain)
@@ -68,7 +68,7 @@ def open_arguments(plan: CallPlan, names: Sequence[str]) -> str | None:
     return f"[{', '.join(_flat(plan.opened.arguments, names))}]"
 
 
-def rebuild_values(text: WrapText, plan: CallPlan, needed: Sequence[int]) -> None:
+def rebuild_values(text: Writer, plan: CallPlan, needed: Sequence[int]) -> None:
     """A line for each needed value that is a wrapper."""
     if plan.opened is None:
         return
@@ -87,7 +87,7 @@ def value(plan: CallPlan, index: int) -> str:
     return f"values[{starts(plan.opened.values)[index]}]"
 
 
-def gradient(text: WrapText, plan: CallPlan, index: int) -> str:
+def gradient(text: Writer, plan: CallPlan, index: int) -> str:
     """The gradient of an argument, rebuilt if it is a wrapper."""
     if plan.opened is None:
         return f"grads[{index}]"
@@ -96,7 +96,7 @@ def gradient(text: WrapText, plan: CallPlan, index: int) -> str:
     return f"grads[{at}]" if wrapper is None else rebuilt(text, wrapper, f"gradient{index}", _items("grads", at))
 
 
-def rebuilt(text: WrapText, wrapper: Wrapper, name: str, items: Iterator[str]) -> str:
+def rebuilt(text: Writer, wrapper: Wrapper, name: str, items: Iterator[str]) -> str:
     """An expression that builds a wrapper from the next `items`."""
     build = text.use(f"build_{name}", wrapper.kind.__tensor_unflatten__)
     context = text.use(f"context_{name}", wrapper.context)
@@ -108,7 +108,7 @@ def rebuilt(text: WrapText, wrapper: Wrapper, name: str, items: Iterator[str]) -
     return f"{build}({{{', '.join(parts)}}}, {context}, {size}, {stride})"
 
 
-def open_tangent(text: WrapText, tangent: WrappedTangent, k: int) -> list[str]:
+def open_tangent(text: Writer, tangent: WrappedTangent, k: int) -> list[str]:
     """Lines that check and open gradient `k`, or make the zeros of one that did not come; the names of its parts."""
     name = f"grad{k}"
     parts = [part.replace(".", "_") for part in tangent.wrapper.tensors(name)]
@@ -118,17 +118,14 @@ def open_tangent(text: WrapText, tangent: WrappedTangent, k: int) -> list[str]:
         text.use(f"device_{at}", opening.device(part.device))
     text.use("missing", opening.missing)
     text.use("as_tangent", opening.as_tangent)
-    text.add(
-        f"if {name} is None:",
-        *(f"    {at} = missing(layout_{at}, dtype_{at}, device_{at})" for at in parts),
-        "else:",
-        *(f"    {line}" for line in _opening(text, tangent, k)),
-        *(f"    {line}" for line in _plain_parts(text, tangent, k)),
-    )
+    with text.block(f"if {name} is None:"):
+        text.add(*(f"{at} = missing(layout_{at}, dtype_{at}, device_{at})" for at in parts))
+    with text.block("else:"):
+        text.add(*_opening(text, tangent, k), *_plain_parts(text, tangent, k))
     return parts
 
 
-def _plain_parts(text: WrapText, tangent: WrappedTangent, k: int) -> Iterator[str]:
+def _plain_parts(text: Writer, tangent: WrappedTangent, k: int) -> Iterator[str]:
     """The parts as the graph takes them: it would read into whatever else lies in the place of a plain tensor."""
     text.use("plain_gradient", opening.plain_gradient)
     text.use("Tensor", torch.Tensor)
@@ -139,7 +136,7 @@ def _plain_parts(text: WrapText, tangent: WrappedTangent, k: int) -> Iterator[st
         yield f"if {is_odd}: {at} = plain_gradient({at}, layout_{at}, {place})"
 
 
-def _opening(text: WrapText, tangent: WrappedTangent, k: int) -> Iterator[str]:
+def _opening(text: Writer, tangent: WrappedTangent, k: int) -> Iterator[str]:
     for at, part in tangent.wrapper.wrappers(f"grad{k}"):
         name = at.replace(".", "_")
         kind, context = text.use(f"kind_{name}", part.kind), text.use(f"context_{name}", part.context)
@@ -149,14 +146,14 @@ def _opening(text: WrapText, tangent: WrappedTangent, k: int) -> Iterator[str]:
             yield f"{name}_{attribute} = {name}.{attribute}"
 
 
-def _check_wrapper(text: WrapText, at: str, wrapper: Wrapper, path: str) -> None:
+def _check_wrapper(text: Writer, at: str, wrapper: Wrapper, path: str) -> None:
     name = path.replace(".", "_")
     kind = text.use(f"kind_{name}", wrapper.kind)
     text.use("as_kind", opening.as_kind)
     text.add(f"if type({at}) is not {kind}: {at} = as_kind({at}, {kind}, {path!r})")
 
 
-def _check_notes(text: WrapText, at: str, wrapper: Wrapper, path: str) -> None:
+def _check_notes(text: Writer, at: str, wrapper: Wrapper, path: str) -> None:
     context = text.use(f"context_{path.replace('.', '_')}", wrapper.context)
     text.use("check_notes", opening.check_notes)
     text.add(f"check_notes({at}, {context}, {path!r})")
@@ -177,5 +174,4 @@ def _items(name: str, first: int) -> Iterator[str]:
 
 
 def _numbers(numbers: Sequence[int | None], items: Iterator[str]) -> str:
-    texts = [next(items) if number is None else str(number) for number in numbers]
-    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+    return tuple_of(next(items) if number is None else str(number) for number in numbers)

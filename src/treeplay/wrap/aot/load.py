@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
+from treeplay.codegen import Source, hide_from_dynamo, load_source
 from treeplay.errors import InternalError
-from treeplay.generated import hide_from_dynamo, load_source
 from treeplay.torch_seam import aot
-from treeplay.values.source import Source
 from treeplay.wrap.aot.again import Onward
 from treeplay.wrap.aot.compilers import Boxed
 from treeplay.wrap.aot.emit import emit_call

@@ -6,8 +6,7 @@ import gc
 import linecache
 import traceback
 
-from treeplay.generated import load_source
-from treeplay.values.source import Source
+from treeplay.codegen import Source, load_source
 
 
 def test_a_traceback_shows_the_generated_line():

@@ -8,8 +8,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from treeplay.codegen.source import Source
 from treeplay.torch_seam.dynamo import skip_code
-from treeplay.values.source import Source
 
 _numbers = itertools.count(1)
 

@@ -1,26 +1,24 @@
-"""Writes lines of generated code: conditions, constants by name, and variables for what lies at places."""
+"""The text of a call function: conditions, and variables for what lies at places."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
+from treeplay.codegen import Writer
 from treeplay.values.place import How, Place
 
 
-class Writer:
-    """Lines, names, and what has been given a variable so far. Variables are shared: a place is read once."""
+class CallText(Writer):
+    """A writer that knows what has a variable so far. Variables are shared: a place is read once."""
 
-    def __init__(self, names: dict[str, Any]) -> None:
-        self.names = names
-        self.body: list[str] = []
+    def __init__(self, **names: Any) -> None:
+        super().__init__(**names)
         self.values: dict[tuple[How, int, Any], str] = {}
-        self.constants: dict[int, str] = {}
         self.leaves: dict[int | str, str] = {}  # of arguments by their index, and their containers by their variable
 
     def require(self, condition: str) -> None:
         """A line that misses unless `condition` holds."""
-        self.body.append(f"if not ({condition}): return MISS")
+        self.add(f"if not ({condition}): return MISS")
 
     def value(self, place: Place) -> str:
         """A variable with what is at `place` now."""
@@ -42,7 +40,7 @@ class Writer:
                     step = f"{base}.grad"
                 case _:
                     step = f"{base}.{place.key}"
-            self.body.append(f"{known} = {step}")
+            self.add(f"{known} = {step}")
         return known
 
     def base(self, place: Place) -> str:
@@ -52,21 +50,3 @@ class Writer:
         if place.parent is not None and place.parent.how is How.ARGUMENT:
             return self.leaves[place.parent.key]
         return self.constant(place.holder)
-
-    def literal(self, value: Any) -> str:
-        """Text for a Python value: itself where that is exact, else a named constant."""
-        if value is None or type(value) is bool or type(value) is int or type(value) is str:
-            return repr(value)
-        return self.constant(value)
-
-    def constant(self, value: Any) -> str:
-        name = self.constants.get(id(value))
-        if name is None:
-            name = self.constants[id(value)] = f"c{len(self.constants)}"
-            self.names[name] = value
-        return name
-
-    def tuple(self, names: Iterable[str]) -> str:
-        """A tuple display."""
-        items = list(names)
-        return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"

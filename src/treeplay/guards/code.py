@@ -1,0 +1,219 @@
+"""Guards as the code of a warm call: the same conditions of which `conditions.py` says what differs.
+
+    def holds():
+        try:
+            if (
+                steady()                              versions of dictionaries, classes and code
+                and not any(c1)                       dictionaries that were empty
+                and len(c2) == 3                      a list
+                and all(map(c3, c2, c4))
+            ):
+                return True
+        except (...):
+            pass
+        return again()
+
+Pure, but for two questions that take a call each: a comparison of several dictionaries at once, and of several tensors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from treeplay.codegen import Source, Writer
+from treeplay.guards.conditions import Asked, Code, Container, Data, Facts, HasGradient, Table, facts_of, is_like
+from treeplay.guards.reach import Reach
+from treeplay.torch_seam.dynamo import tensor_check
+from treeplay.torch_seam.patched import ABSENT
+from treeplay.torch_seam.tensors import has_strides
+from treeplay.values.same import is_same
+
+_FEW = 4
+"""So many comparisons are written out; more of one kind are one native loop."""
+_RAISED = "KeyError, IndexError, AttributeError, ValueError, TypeError, RuntimeError"
+
+Steady = Callable[[tuple[dict[Any, Any], ...]], Callable[[], bool]]
+
+
+def emit_check(
+    reach: Reach,
+    facts: Sequence[Facts],
+    steady: Steady,
+    *,
+    state_is_alike: Callable[[], bool],
+    again: Callable[[], bool],
+) -> Source:
+    """`holds()`: whether all guards of `reach` and all `facts` hold, and if not, what `again` says.
+
+    `steady` makes the comparison of dictionaries by their versions, and of classes and code. `state_is_alike` is asked
+    where state may be replaced without another guard telling of it."""
+    text = Writer(again=again)
+    found = itertools.chain(
+        _tables(text, reach, steady),
+        _orders(text, reach),
+        *(_elements(text, guard) for guard in (*reach.items, *reach.members)),
+        _asked(text, reach.asked),
+        _defaults(text, reach.functions),
+        (_bytes(text, guard) for guard in reach.data),
+        _tensors(text, reach, facts, state_is_alike),
+    )
+    with text.block("def holds():"):
+        with text.block("try:"), text.block("if ("):
+            text.add(*(f"and {condition}" if at else condition for at, condition in enumerate(found)))
+        text.add("    ):", "        return True", f"except ({_RAISED}):", "    pass", "return again()")
+    return text.source("guards", entry="holds")
+
+
+def _tables(text: Writer, reach: Reach, steady: Steady) -> Iterator[str]:
+    """Dictionaries by their versions, all at once; empty ones, whose filling may count as no change; the others by entries."""
+    empties = [guard.holder for guard in reach.tables if not guard.holder]
+    empties += [guard.holder for guard in (*reach.items, *reach.members) if not guard.recorded]
+    empties = [holder for holder in empties if _has_plain_length(holder)]
+    known = {id(holder) for holder in empties}
+    compared = [guard.holder for guard in reach.tables if guard.is_steady and id(guard.holder) not in known]
+    yield f"{text.use('steady', steady(tuple({id(holder): holder for holder in compared}.values())))}()"
+    if empties:
+        yield f"not any({text.constant(tuple(empties))})"
+    others = tuple(guard.holder for guard in reach.tables if not guard.holder and id(guard.holder) not in known)
+    if others:  # of classes with a length of their own: filling them at once counts as no change either
+        yield f"not any(map({text.constant(dict.__len__)}, {text.constant(others)}))"
+    for guard in reach.tables:
+        if not guard.is_steady:
+            yield from _entries(text, guard)
+
+
+def _entries(text: Writer, guard: Table) -> Iterator[str]:
+    """A dictionary whose version keeps changing, by its guarded entries."""
+    holder, recorded = text.constant(guard.holder), guard.recorded
+    if guard.matters is not None or guard.may_grow or type(guard.holder) is not dict:
+        # A class's entries are chosen by name, and a subclass may do anything in `[]`.
+        now = f"{text.constant(guard.content)}({holder})"
+        yield f"{text.constant(_are_the_same)}({now}, {text.constant(recorded)})"
+        return
+    if guard.names is None:
+        yield f"len({holder}) == {len(recorded)}"
+    if guard.names is None and not guard.is_unordered:
+        yield _all_are(text, holder, list(recorded))
+    for key, value in recorded.items():
+        constant = repr(key) if type(key) in (str, int) else text.constant(key)
+        if value is ABSENT:
+            yield f"{constant} not in {holder}"
+        elif key in guard.written and isinstance(value, torch.Tensor):
+            yield f"{text.constant(is_like(value))}({holder}[{constant}])"
+        elif key in guard.written or key not in guard.free:
+            yield f"{holder}[{constant}] is {text.constant(value)}"
+        elif guard.names is None:
+            yield f"{constant} in {holder}"
+
+
+def _orders(text: Writer, reach: Reach) -> Iterator[str]:
+    if reach.orders:
+        bases = {base for cls in reach.orders for base in cls.__mro__[1:]}  # their order is part of their heirs'
+        owners = [cls for cls in reach.orders if cls not in bases]
+        orders = [reach.orders[cls] for cls in owners]
+        yield f"[*map({text.constant(_order_of)}, {text.constant(owners)})] == {text.constant(orders)}"
+
+
+def _elements(text: Writer, guard: Container) -> Iterator[str]:
+    """A list or a set; empty ones are asked about together with empty dictionaries."""
+    if not guard.recorded and _has_plain_length(guard.holder):
+        return
+    holder = text.constant(guard.holder)
+    yield f"len({holder}) == {len(guard.recorded)}"
+    if not guard.free:
+        yield _all_are(text, holder, guard.recorded)
+        return
+    for at, value in enumerate(guard.recorded):
+        if at not in guard.free:
+            yield f"{holder}[{at}] is {text.constant(value)}"
+
+
+def _asked(text: Writer, guards: Iterable[Asked]) -> Iterator[str]:
+    """Cells, slots, weak references and answers: those that are attributes of one name in one loop."""
+    others: list[Asked] = []
+    attributes: dict[str, list[Asked]] = {}
+    gradients: list[torch.Tensor] = []
+    for guard in guards:
+        if guard.is_free:
+            continue
+        if guard.is_fresh:
+            yield f"{text.constant(is_same)}({text.constant(guard.ask)}(), {text.constant(guard.recorded)})"
+        elif isinstance(guard, HasGradient) and guard.recorded:
+            gradients.append(guard.tensor)
+        elif guard.attribute is not None and guard.recorded is not ABSENT:
+            attributes.setdefault(guard.attribute[1], []).append(guard)
+        else:
+            others.append(guard)
+    if len(others) <= _FEW:
+        yield from (f"{text.constant(guard.ask)}() is {text.constant(guard.recorded)}" for guard in others)
+    else:
+        asks = text.constant([guard.ask for guard in others])
+        yield _all_are(text, f"map({text.constant(operator.call)}, {asks})", [guard.recorded for guard in others])
+    for name, found in attributes.items():
+        holders = text.constant([guard.attribute[0] for guard in found if guard.attribute])
+        now = f"map({text.constant(operator.attrgetter(name))}, {holders})"
+        yield _all_are(text, now, [guard.recorded for guard in found])
+    if gradients:
+        now = f"map({text.constant(_gradient_of)}, {text.constant(gradients)})"
+        yield f"all(map({text.constant(operator.is_not)}, {now}, {text.constant(_NOTHING)}))"
+
+
+def _defaults(text: Writer, guards: Iterable[Code]) -> Iterator[str]:
+    for name, entry, ask in (
+        ("defaults", "__defaults__", _defaults_of),
+        ("keywords", "__kwdefaults__", _keywords_of),
+    ):
+        having = [(guard.function, getattr(guard, name)) for guard in guards if getattr(guard, name)]
+        if len(having) <= _FEW:
+            yield from (f"{text.constant(of)}.{entry} is {text.constant(value)}" for of, value in having)
+        else:
+            functions = text.constant([function for function, _ in having])
+            yield _all_are(text, f"map({text.constant(ask)}, {functions})", [value for _, value in having])
+
+
+def _bytes(text: Writer, guard: Data) -> str:
+    return f"{text.constant(guard.now)}() == {text.constant(guard.recorded)}"
+
+
+def _tensors(text: Writer, reach: Reach, facts: Sequence[Facts], state_is_alike: Callable[[], bool]) -> Iterator[str]:
+    tensors = [guard.tensor for guard in facts if has_strides(guard.tensor)]
+    if tensors:
+        yield f"{text.constant(tensor_check(tensors))}(*{text.constant(tensors)})"
+    may_move = any(guard.free and not guard.is_steady for guard in reach.tables)
+    if may_move or any(guard.free for guard in reach.items) or any(guard.is_free for guard in reach.asked):
+        yield f"{text.constant(state_is_alike)}()"
+    for guard in facts:
+        if not has_strides(guard.tensor):
+            yield f"{text.constant(facts_of)}({text.constant(guard.tensor)}) == {text.constant(guard.recorded)}"
+
+
+def _all_are(text: Writer, found: str, recorded: list[Any]) -> str:
+    """The condition that what is found is, one by one, the very objects that were recorded."""
+    return f"all(map({text.constant(operator.is_)}, {found}, {text.constant(recorded)}))"
+
+
+_order_of = operator.attrgetter("__mro__")
+_defaults_of = operator.attrgetter("__defaults__")
+_keywords_of = operator.attrgetter("__kwdefaults__")
+_gradient_of = operator.attrgetter("grad")
+_NOTHING = itertools.repeat(None)
+
+
+def _are_the_same(found: dict[Any, Any], recorded: dict[Any, Any]) -> bool:
+    """Whether two dictionaries have the very same keys and values, in one order: for `==`, True and 1 would be the same."""
+    is_ = operator.is_
+    return (
+        len(found) == len(recorded)
+        and all(map(is_, found, recorded))
+        and all(map(is_, found.values(), recorded.values()))
+    )
+
+
+def _has_plain_length(holder: Any) -> bool:
+    """Whether asking if a container is empty runs no code of anybody's."""
+    return type(holder).__flags__ & (1 << 9) == 0

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
-import keyword
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +19,7 @@ from treeplay.torch_seam.aot import Traced, is_written_by_graph
 from treeplay.trace.jit import home_of
 from treeplay.wrap.aot.again import HigherDerivatives, Onward, Repeat, fingerprint, origins_of, why_not
 from treeplay.wrap.aot.arrange import Arrangement, RunNotes, arrange, needs_arrangement
-from treeplay.wrap.aot.capture import captured, refusal
+from treeplay.wrap.aot.capture import TraceFindings, captured, refusal
 from treeplay.wrap.aot.checks import check_of
 from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, Boxed, Compile, Compilers, take_one_list
 from treeplay.wrap.aot.first_call import Instead, first_call
@@ -29,9 +27,10 @@ from treeplay.wrap.aot.kept import kept_inputs, overwritten_inputs
 from treeplay.wrap.aot.later import forward_writes, take_out
 from treeplay.wrap.aot.layouts import reshaped_and_back
 from treeplay.wrap.aot.load import load_call
+from treeplay.wrap.aot.names import names_of, usable_names
 from treeplay.wrap.aot.node import Compiled, LazyBackward, as_it_lies
 from treeplay.wrap.aot.partial import without_gradients
-from treeplay.wrap.aot.plan import CallPlan, LateWrite
+from treeplay.wrap.aot.plan import CallPlan, LateWrite, Node
 from treeplay.wrap.aot.planning import plan_call
 from treeplay.wrap.aot.planning_node import plan_node, saved_by
 from treeplay.wrap.aot.probe import apart, written_by
@@ -41,13 +40,6 @@ from treeplay.wrap.aot.shared_results import with_common_values
 from treeplay.wrap.aot.stashed import compute_once_what_is_stashed
 from treeplay.wrap.aot.subclass_rules import explained
 from treeplay.wrap.aot.surroundings import refuse_backward_states, refuse_compiled_autograd, run_in_callers_context
-
-_TAKEN = frozenset(
-    (
-        *("args", "values", "mode", "replay", "ctx", "run", "grads", "strided", "missing", "call", "forward"),
-        *("backward", "plain", "names", "transformed", "generators", "Tensor"),
-    )
-)
 
 
 def wrap_function(
@@ -68,108 +60,144 @@ def wrap_function(
     `.backward` what runs when autograd asks (None in inference). What cannot be done is a `Refusal`.
     """
     names = usable_names(names, len(samples)) if names is not None else names_of(function, len(samples))
-    arrangement, any_write = Arrangement(len(samples)), False
     try:
-        refuse_backward_states(samples)
-        given, samples = samples, [fakes.waited(sample) for sample in samples]
-        awaited = tuple(k for k, (one, other) in enumerate(zip(given, samples, strict=True)) if one is not other)
-        if any(isinstance(sample, torch.SymInt) for sample in samples):
-            raise refusal("wrap", "a size that has no number, such as the longest row of a nested tensor", None)
-        for name, sample in zip(names, samples, strict=True):
-            if sample is not None and not isinstance(sample, torch.Tensor | int | float | bool):
-                raise UsageError(
-                    f"sample input `{name}`: expected a tensor, a number or None, found {type(sample).__name__}. "
-                    "Fix: flatten the arguments first"
-                )
-        if needs_arrangement(samples):
-            written, any_write = written_by(function, samples, names)
-            arrangement = arrange(samples, names, written, any_write=any_write)
-        return _wrap(
-            function,
-            samples,
-            compilers,
-            names=names,
-            arrangement=arrangement,
-            is_apart=any_write,
-            is_checked=is_checked,
-            repeat=repeat,
-            awaited=awaited,
-        )
+        task = _task(function, samples, names, compilers, is_checked=is_checked, repeat=repeat)
+        while True:  # until a trace loses nothing
+            with task.traced() as trace:
+                better = _better(task, trace)
+                if better is None:
+                    built: Callable[[list[Any]], list[Any]] = _build(task, trace)
+                    return built
+            task = better  # outside of the trace, whose modes would see what the next one makes
     except Refusal as error:
         raise explained(_located(error, function)) from error
 
 
-def _wrap(
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Task:
+    """A function to wrap, and how it is traced.
+
+    `is_apart`: inputs that still share a storage do not overlap, or nobody writes them; torch, which would merge some of
+    them, sees each in a storage of its own. `writes_inside`: whether the graph does what writes it can itself; None leaves
+    that to torch."""
+
+    function: Callable[..., Any]
+    samples: Sequence[Any]
+    names: tuple[str, ...]
+    compilers: Compilers
+    arrangement: Arrangement
+    is_apart: bool
+    is_checked: bool
+    repeat: Repeat | None
+    awaited: tuple[int, ...]
+    writes_inside: bool | None = None
+
+    @contextlib.contextmanager
+    def traced(self) -> Iterator[_Trace]:
+        """The function, traced with inputs in the place of its arguments."""
+        noted, given = RunNotes(), self.arrangement.samples(self.samples)
+        inputs = apart(given) if self.is_apart else given
+        count = len(self.samples)
+        names = [self.names[k] if k < count else f"base{k - count}" for k in self.arrangement.inputs]
+        with captured(
+            self.arrangement.adapted(self.function, noted),
+            inputs,
+            self.compilers.decompositions,
+            writes_inside=self.writes_inside,
+            names=names,
+            functional_random=self.compilers.functional_random,
+        ) as (traced, seen):
+            check_module(traced.graph, "the trace")
+            yield _Trace(traced, seen, noted, given, inputs)
+
+    def writes_in_graph(self, trace: _Trace) -> list[tuple[int, str]]:
+        """Which inputs the forward writes and with which node, from a trace of a graph that does its writes itself."""
+        function, decompositions = self.arrangement.adapted(self.function, RunNotes()), self.compilers.decompositions
+        with captured(function, trace.inputs, decompositions, writes_inside=True) as (inside, _):
+            return forward_writes(inside)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Trace:
+    """What one trace gave: the graph and torch's facts, what was seen, and the inputs, as given and as traced."""
+
+    traced: Traced
+    seen: TraceFindings
+    noted: RunNotes
+    given: Sequence[Any]
+    inputs: Sequence[Any]
+
+
+def _task(
     function: Callable[..., Any],
     samples: Sequence[Any],
+    names: tuple[str, ...],
     compilers: Compilers,
     *,
-    names: tuple[str, ...],
-    arrangement: Arrangement,
-    is_apart: bool,
     is_checked: bool,
     repeat: Repeat | None,
-    awaited: tuple[int, ...],
-    writes_inside: bool | None = None,
-) -> Callable[[list[Any]], list[Any]]:
-    """The compiled function, traced with inputs in the place of its arguments.
-
-    `is_apart`: inputs that still share a storage do not overlap, or nobody writes them; torch, which would merge some
-    of them, sees each in a storage of its own."""
-    noted, given = RunNotes(), arrangement.samples(samples)
-    inputs = apart(given) if is_apart else given
-    told = [names[k] if k < len(samples) else f"base{k - len(samples)}" for k in arrangement.inputs]
-    random = compilers.functional_random
-    with captured(
-        arrangement.adapted(function, noted),
-        inputs,
-        compilers.decompositions,
-        writes_inside=writes_inside,
-        names=told,
-        functional_random=random,
-    ) as (traced, seen):
-        check_module(traced.graph, "the trace")
-        infos = list(enumerate(traced.facts.input_info))
-        aliased = reshaped_and_back(traced, seen)
-        # A write by the graph itself is seen by autograd, where the program's may not be, and knows no new shape.
-        is_outside = any(
-            is_written_by_graph(info) and (not seen.moves_version(k) or k in seen.reshaped) for k, info in infos
-        )
-        if not aliased and not is_outside:
-            plan = plan_call(
-                traced, seen, samples=given, arguments=names, arrangement=arrangement, noted=noted, compilers=compilers
+) -> _Task:
+    """What is to be done for `samples`, or why it cannot be."""
+    refuse_backward_states(samples)
+    given, samples = samples, [fakes.waited(sample) for sample in samples]
+    awaited = tuple(k for k, (one, other) in enumerate(zip(given, samples, strict=True)) if one is not other)
+    if any(isinstance(sample, torch.SymInt) for sample in samples):
+        raise refusal("wrap", "a size that has no number, such as the longest row of a nested tensor", None)
+    for name, sample in zip(names, samples, strict=True):
+        if sample is not None and not isinstance(sample, torch.Tensor | int | float | bool):
+            raise UsageError(
+                f"sample input `{name}`: expected a tensor, a number or None, found {type(sample).__name__}. "
+                "Fix: flatten the arguments first"
             )
-            plan = with_common_values(traced, plan)
-            if is_checked:
-                plan = dataclasses.replace(plan, checks=tuple(check_of(sample) for sample in samples))
-            plan = dataclasses.replace(plan, awaited=awaited)
+    arrangement, any_write = Arrangement(len(samples)), False
+    if needs_arrangement(samples):
+        written, any_write = written_by(function, samples, names)
+        arrangement = arrange(samples, names, written, any_write=any_write)
+    return _Task(function, samples, names, compilers, arrangement, any_write, is_checked, repeat, awaited)
 
-            def trace_in_graph() -> list[tuple[int, str]]:
-                again = arrangement.adapted(function, RunNotes())
-                with captured(again, inputs, compilers.decompositions, writes_inside=True) as (inside, _):
-                    return forward_writes(inside)
 
-            again = None
-            if traced.is_joint and compilers.plain is not None:
-                plain = dataclasses.replace(compilers.plain(), decompositions=compilers.decompositions)
-                mark = None if repeat is None else fingerprint(traced)
-                again = HigherDerivatives(repeat or _itself(function), wrap_function, plain, arrangement, mark=mark)
-            late = take_out(traced, plan, seen.line(), trace_in_graph) if traced.is_joint else ()
-            check_module(traced.graph, "the backward's writes were taken out")
-            compiled: Callable[[list[Any]], list[Any]] = _compile(traced, plan, late, compilers, again)
-            return compiled
-    return _wrap(  # outside of the first trace, whose modes would see what this one makes
-        function,
-        samples,
-        compilers,
-        names=names,
-        arrangement=dataclasses.replace(arrangement, aliased=arrangement.aliased | aliased),
-        is_apart=is_apart,
-        is_checked=is_checked,
-        repeat=repeat,
-        awaited=awaited,
-        writes_inside=False if is_outside else writes_inside,
+def _better(task: _Task, trace: _Trace) -> _Task | None:
+    """How to trace again where this trace lost something; None if it did not."""
+    traced, seen = trace.traced, trace.seen
+    aliased = reshaped_and_back(traced, seen)
+    # A write by the graph itself is seen by autograd, where the program's may not be, and knows no new shape.
+    is_outside = any(
+        is_written_by_graph(info) and (not seen.moves_version(k) or k in seen.reshaped)
+        for k, info in enumerate(traced.facts.input_info)
     )
+    if not aliased and not is_outside:
+        return None
+    return dataclasses.replace(
+        task,
+        arrangement=dataclasses.replace(task.arrangement, aliased=task.arrangement.aliased | aliased),
+        writes_inside=False if is_outside else task.writes_inside,
+    )
+
+
+def _build(task: _Task, trace: _Trace) -> Any:
+    """The compiled function: plan, take the backward's writes out, compile, emit, load."""
+    traced, seen, compilers = trace.traced, trace.seen, task.compilers
+    plan = plan_call(
+        traced,
+        seen,
+        samples=trace.given,
+        arguments=task.names,
+        arrangement=task.arrangement,
+        noted=trace.noted,
+        compilers=compilers,
+    )
+    checks = tuple(map(check_of, task.samples)) if task.is_checked else ()
+    plan = dataclasses.replace(with_common_values(traced, plan), checks=checks, awaited=task.awaited)
+    if not traced.is_joint:
+        return _load_inference(traced, plan, compilers)
+    again = None
+    if compilers.plain is not None:
+        plain = dataclasses.replace(compilers.plain(), decompositions=compilers.decompositions)
+        repeat, mark = task.repeat or _itself(task.function), None if task.repeat is None else fingerprint(traced)
+        again = HigherDerivatives(repeat, wrap_function, plain, task.arrangement, mark=mark)
+    late = take_out(traced, plan, seen.line(), lambda: task.writes_in_graph(trace))
+    check_module(traced.graph, "the backward's writes were taken out")
+    return _load_training(traced, plan, late, compilers, again)
 
 
 def _located(refused: Refusal, function: Callable[..., Any]) -> Refusal:
@@ -184,36 +212,23 @@ def _itself(function: Callable[..., Any]) -> Repeat:
     return lambda inputs: contextlib.nullcontext(function)
 
 
-def names_of(function: Callable[..., Any], count: int) -> tuple[str, ...]:
-    """The user's argument names, where they are known and can stand in generated code."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return usable_names((), count)
-    names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-    return usable_names(names if len(names) == len(parameters) else (), count)
-
-
-def usable_names(names: Sequence[str], count: int) -> tuple[str, ...]:
-    """`names` if all can stand in generated code, beside its own; else numbered ones."""
-    is_usable = len(set(names)) == len(names) == count and not any(
-        not name.isidentifier() or keyword.iskeyword(name) or name in _TAKEN or name[-1].isdigit() or "_" in name
-        for name in names
-    )
-    return tuple(names) if is_usable else tuple(f"arg{k}" for k in range(count))
-
-
-def _compile(
-    traced: Traced, plan: CallPlan, late: tuple[LateWrite, ...], compilers: Compilers, again: HigherDerivatives | None
-) -> Any:
+def _load_inference(traced: Traced, plan: CallPlan, compilers: Compilers) -> Any:
+    """The call around a graph without a backward."""
     _mark_arguments(traced.graph, plan)
     with torch.no_grad():
-        if not traced.is_joint:
-            _mark_visible(traced.graph, plan)
-            instead = _first_call(traced.graph, plan, compilers)
-            run = compilers.inference(traced.graph, traced.inputs)
-            return load_call(plan, run, instead=instead, is_boxed=compilers.is_boxed)
-        refuse_compiled_autograd()
+        _mark_visible(traced.graph, plan)
+        instead = _first_call(traced.graph, plan, compilers)
+        run = compilers.inference(traced.graph, traced.inputs)
+    return load_call(plan, run, instead=instead, is_boxed=compilers.is_boxed)
+
+
+def _load_training(
+    traced: Traced, plan: CallPlan, late: tuple[LateWrite, ...], compilers: Compilers, again: HigherDerivatives | None
+) -> Any:
+    """The call around a forward and its node, whose backward is compiled when it is first needed."""
+    _mark_arguments(traced.graph, plan)
+    refuse_compiled_autograd()
+    with torch.no_grad():
         compute_once_what_is_stashed(traced.graph)
         overwritten = overwritten_inputs(traced)
         forward, backward = compilers.partition(
@@ -233,22 +248,28 @@ def _compile(
         plan = dataclasses.replace(plan, node=node)
         _mark_visible(forward, plan)
         instead = _first_call(forward, plan, compilers)
-        run_forward = compilers.forward(forward, [*traced.inputs[0], *traced.inputs[2:4], *generator_inputs(forward)])
+        run = compilers.forward(forward, [*traced.inputs[0], *traced.inputs[2:4], *generator_inputs(forward)])
     tangents = 0 if node.is_whole else len(node.tangents)
     lazy = LazyBackward(_later(_whole(compilers.backward), backward, tangents, is_boxed=compilers.is_boxed), tangents)
-    last = None
-    donating = compilers.donating
-    if donating is not None and node.donated:
-
-        def compile_last(module: torch.fx.GraphModule, inputs: Sequence[Any], taken: Sequence[int]) -> Boxed:
-            return donating(module, inputs, tuple(at for at, k in enumerate(taken) if k in node.donated))
-
-        later = _later(compile_last, backward, tangents, is_boxed=compilers.is_boxed)
-        last = _called(LazyBackward(later, tangents), backward)
-    run_backward = _called(lazy, backward)
-    call = load_call(plan, run_forward, run_backward, last, onward=onward, instead=instead, is_boxed=compilers.is_boxed)
+    last = _overwriting(compilers, node, backward, tangents)
+    boxed = _called(lazy, backward)
+    call = load_call(plan, run, boxed, last, onward=onward, instead=instead, is_boxed=compilers.is_boxed)
     call.backward = lazy
     return call
+
+
+def _overwriting(compilers: Compilers, node: Node, backward: torch.fx.GraphModule, tangents: int) -> Boxed | None:
+    """A backward that may overwrite what was saved, where there is a compiler for one."""
+    donating = compilers.donating
+    if donating is None or not node.donated:
+        return None
+
+    def compile_last(module: torch.fx.GraphModule, inputs: Sequence[Any], taken: Sequence[int]) -> Boxed:
+        return donating(module, inputs, tuple(at for at, k in enumerate(taken) if k in node.donated))
+
+    return _called(
+        LazyBackward(_later(compile_last, backward, tangents, is_boxed=compilers.is_boxed), tangents), backward
+    )
 
 
 def _called(lazy: LazyBackward, backward: torch.fx.GraphModule) -> Boxed:

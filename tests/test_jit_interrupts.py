@@ -40,8 +40,7 @@ class PressedAtLine:
     def line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":
             self.lines += 1
-            # Python tells of the line of a `with` once more when it is left, at a moment at which no signal can come.
-            if 0 < self.at <= self.lines and not self.is_pressed and not _is_with(frame):
+            if 0 < self.at <= self.lines and not self.is_pressed and not _is_quiet(frame):
                 self.is_pressed = True
                 signal.raise_signal(signal.SIGINT)
         return self.line
@@ -55,8 +54,10 @@ class PressedAtLine:
             sys.settrace(before)
 
 
-def _is_with(frame: FrameType) -> bool:
-    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
+def _is_quiet(frame: FrameType) -> bool:
+    """Whether Python tells of a line at which no signal can come: that of a `with` once more when it is left, and that of a
+    `try`, which does nothing and does not belong to a `with` around it."""
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith(("with ", "try:"))
 
 
 class Training:

@@ -23,7 +23,7 @@ class JittedModule:
     __slots__ = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _program_of(self)(*args, **kwargs)
+        return _program_of(self)._manager.call(args, kwargs)
 
     @property
     def __wrapped__(self) -> Any:

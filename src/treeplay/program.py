@@ -19,13 +19,10 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 import torch
 
 from treeplay import driver
-from treeplay.codegen import hide_from_dynamo
 from treeplay.device.holders import register, reset_all
 from treeplay.errors import ArgumentError, ArgumentTypeError
 from treeplay.locks import shared_lock
 from treeplay.plan.choose import LOWERINGS
-from treeplay.torch_seam.dynamo import is_dynamo_watching, without_dynamo
-from treeplay.torch_seam.modes import default_device, foreign_mode, is_mode_active, is_traced
 from treeplay.trace.observe import observe
 from treeplay.trace.opaque import plain_run
 from treeplay.tree.gate import Gate
@@ -96,7 +93,8 @@ class Jitted(Generic[P, R]):
             manager.reset()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return cast(R, _call(self, args, kwargs))
+        out: R = self._manager.call(args, kwargs)
+        return out
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Decorating a method: each instance gets a jitted program of its own, kept in its `__dict__`. For a class, which
@@ -164,37 +162,6 @@ def _is_at_its_name(program: Any) -> bool:
     for name in getattr(program, "__qualname__", "<none>").split("."):
         found = getattr(found, name, None)
     return found is program
-
-
-def _call(jitted: Jitted[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call, in a function of its own, so that `torch.compile` breaks its graph here instead of tracing the manager."""
-    if is_dynamo_watching():
-        return without_dynamo(_call)(jitted, args, kwargs)
-    if is_mode_active():
-        return _call_under_modes(jitted, args, kwargs)
-    with jitted._lock:
-        return jitted._manager.call(args, kwargs)
-
-
-hide_from_dynamo(_call)
-
-
-def _call_under_modes(jitted: Jitted[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call under somebody's modes is the plain program, and counts as that; a default device is part of the key.
-
-    Inside of another program that is observed or traced it is part of that one, and no call of its own.
-    """
-    mode = foreign_mode()
-    if mode is None:
-        with jitted._lock:
-            return jitted._manager.call_under(default_device(), args, kwargs)
-    if not is_traced():
-        with jitted._lock:
-            jitted._manager.tally.eager[f"under {mode}"] += 1
-    return jitted.__wrapped__(*args, **kwargs)
-
-
-hide_from_dynamo(_call_under_modes)
 
 
 def _wrap(function: Callable[..., Any], samples: Any, lowering: str, inputs: Any) -> Any:

@@ -34,8 +34,8 @@ class Gate:
     """
 
     def __init__(self, lock: Any = None, *, is_opaque: bool = False) -> None:
-        self._lock = shared_lock() if lock is None else lock
-        self._changed = threading.Condition(self._lock)
+        self.lock = shared_lock() if lock is None else lock
+        self._changed = threading.Condition(self.lock)
         self._inside: Counter[int] = Counter()  # by thread; one that calls itself is inside more than once
         self._is_draining = False
         self._is_opaque = is_opaque
@@ -46,14 +46,14 @@ class Gate:
     @contextmanager
     def let_go(self) -> Iterator[None]:
         """Without the lock for a block, however often this thread holds it."""
-        if not self._lock._is_owned():
+        if not self.lock._is_owned():
             yield
             return
-        held = self._lock._release_save()
+        held = self.lock._release_save()
         try:
             yield
         finally:
-            self._lock._acquire_restore(held)
+            self.lock._acquire_restore(held)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -110,7 +110,7 @@ class Gate:
         """Forget the threads that are not in a forked child."""
         me = get_ident()
         self._inside = Counter({me: self._inside[me]} if self._inside[me] else {})
-        self._changed = threading.Condition(self._lock)
+        self._changed = threading.Condition(self.lock)
         if self.closer != me:
             self.closer, self._is_draining = None, False
 

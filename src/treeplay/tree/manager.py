@@ -19,6 +19,7 @@ from weakref import proxy
 
 import torch
 
+from treeplay.codegen import hide_from_dynamo
 from treeplay.errors import (
     Differing,
     InternalError,
@@ -35,7 +36,8 @@ from treeplay.observe.internal import tell_internal
 from treeplay.observe.once import warn_here
 from treeplay.sandbox.boundary import Boundary, UninterruptedBlock, internal
 from treeplay.settings import settings
-from treeplay.torch_seam.modes import default_device
+from treeplay.torch_seam.dynamo import is_dynamo_watching, without_dynamo
+from treeplay.torch_seam.modes import default_device, foreign_mode, is_mode_active, is_traced
 from treeplay.trace.jit import Busy, Call, program_raised, survey_call
 from treeplay.tree.audit import Audit
 from treeplay.tree.decide import Action, CallFacts, KeyPhase, decide
@@ -87,7 +89,8 @@ class Tally:
 
 
 class Manager:
-    """Owns a program's table of recordings. Its owner holds the gate's lock, which is let go while the program's code runs."""
+    """Owns a program's table of recordings. A call takes the gate's lock, which is let go while the program's code runs; for
+    anything else its owner holds it."""
 
     def __init__(
         self,
@@ -115,29 +118,53 @@ class Manager:
         self._due = _NEVER  # warm calls until the next look at whether the last recording is to be audited
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One call: replayed if a recording fits, else as decided."""
-        try:
-            out = self.warm(args, kwargs)
-        except Exception as error:
-            with UninterruptedBlock():
-                return self._launch_raised(self._last, error, Call(args, kwargs, *flatten((args, kwargs))))
-        except BaseException:
-            self.tally.raised[_REPLAYING] += 1
-            raise
-        if out is not MISS:
-            self.warm_calls += 1
-            if self.warm_calls >= self._due:
-                self.warm = partial(Manager._audited, proxy(self))  # not a method, by which it would keep itself
-            return out
+        """One call: replayed if a recording fits, else as decided.
+
+        Python frames of a warm call are a caller's, this one, the call function's and the launch's. `torch.compile` breaks
+        its graph here."""
+        if is_dynamo_watching():
+            return without_dynamo(Manager.call)(self, args, kwargs)
+        has_modes = is_mode_active()
+        if has_modes and (mode := foreign_mode()) is not None:
+            return self._under(mode, args, kwargs)
+        with self.gate.lock:
+            if (
+                has_modes and default_device() != self._device
+            ):  # a recording that was made without one does not ask for it
+                return self._miss(args, kwargs)
+            try:
+                out = self.warm(args, kwargs)
+            except Exception as error:
+                return self._warm_raised(error, args, kwargs)
+            except BaseException:
+                self.tally.raised[_REPLAYING] += 1
+                raise
+            if out is not MISS:
+                self.warm_calls += 1
+                if self.warm_calls >= self._due:
+                    self.warm = partial(Manager._audited, proxy(self))  # not a method, by which it would keep itself
+                return out
+            return self._miss(args, kwargs)
+
+    hide_from_dynamo(call)
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with UninterruptedBlock():
             return self._find(args, kwargs)
 
-    def call_under(self, device: torch.device | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call under a default device. A recording that was made without one does not ask for it."""
-        if device == self._device:
-            return self.call(args, kwargs)
+    def _warm_raised(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with UninterruptedBlock():
-            return self._find(args, kwargs)
+            return self._launch_raised(self._last, error, Call(args, kwargs, *flatten((args, kwargs))))
+
+    def _under(self, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call under somebody's mode is the plain program, and counts as that. Inside of another program that is observed
+        or traced it is part of that one, and no call of its own."""
+        if not is_traced():
+            with self.gate.lock:
+                self.tally.eager[f"under {mode}"] += 1
+        return self.program(*args, **kwargs)
+
+    hide_from_dynamo(_under)
 
     def reset(self) -> None:
         """Forget every recording and every refusal."""

@@ -13,8 +13,9 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.trace.jit import Call
-from treeplay.tree.key import describe, label_of, make_key, shown, varying
+from treeplay.tree.key import describe, label_of, make_key, varying
 from treeplay.values.structure import flatten
+from treeplay.wrap.conditions import as_written
 
 
 class Choice(enum.IntEnum):
@@ -115,4 +116,4 @@ def test_what_varies_is_named_even_in_a_later_dimension() -> None:
 
 @pytest.mark.parametrize(("path", "text"), [("$[0][1]", "args[1]"), ("$[1]['x'].y", "kwargs['x'].y"), ("$", "$")])
 def test_paths_are_shown_as_a_user_would_write_them(path: str, text: str) -> None:
-    assert shown(path) == text
+    assert as_written(path) == text

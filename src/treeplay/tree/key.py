@@ -18,6 +18,7 @@ from treeplay.values.refusal import Reason
 from treeplay.values.same import Itself, exact_key
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import Leaf, Structure, paths
+from treeplay.wrap.conditions import as_written
 from treeplay.wrap.emit import Ambience
 
 
@@ -61,7 +62,7 @@ def _static(leaf: Any, at: int, call: Call) -> Hashable:
         kind = nested_or_lazy if leaf.layout is torch.strided else f"tensor of layout {leaf.layout}"
         raise Refusal(
             Reason(
-                op=f"argument {shown(paths(call.structure)[at])}",
+                op=f"argument {as_written(paths(call.structure)[at])}",
                 why=f"a {kind} is not described by its shape and strides, so it cannot be part of the key",
                 advice="pass the tensors that it is made of, or call a lazy layer once before",
             )
@@ -70,7 +71,7 @@ def _static(leaf: Any, at: int, call: Call) -> Hashable:
     if type(key) is Itself and type(leaf).__hash__ is None:
         raise Refusal(
             Reason(
-                op=f"argument {shown(paths(call.structure)[at])}",
+                op=f"argument {as_written(paths(call.structure)[at])}",
                 why=f"a static argument of type {type(leaf).__name__} cannot be hashed, so it cannot be part of the key",
                 advice="pass a tensor, a number, a string or a frozen dataclass, or put it in the program's closure",
             )
@@ -93,7 +94,9 @@ def _by_class(part: Any) -> Any:
 def passing(call: Call) -> str:
     """The arguments of a call that count as themselves, as text."""
     named = zip(paths(call.structure), call.leaves, strict=True)
-    found = [shown(path) for path, leaf in named if not _is_strided(leaf) and _by_class(key := exact_key(leaf)) != key]
+    found = [
+        as_written(path) for path, leaf in named if not _is_strided(leaf) and _by_class(key := exact_key(leaf)) != key
+    ]
     return ", ".join(found)
 
 
@@ -104,19 +107,12 @@ def _exact(structure: Leaf | Structure) -> Hashable:
     return exact_key(structure.cls), exact_key(structure.keys), tuple(map(_exact, structure.parts))
 
 
-def shown(path: str) -> str:
-    """A path as a user would write it: `$[0][1]` is the second positional argument, `$[1]['x']` the keyword x."""
-    if path.startswith("$[0]"):
-        return "args" + path[4:]
-    return "kwargs" + path[4:] if path.startswith("$[1]") else path
-
-
 def describe(call: Call) -> dict[str, str]:
     """The call's arguments by name, as text."""
     parts = {}
     for path, leaf in zip(paths(call.structure), call.leaves, strict=True):
         text = str(TensorSpec.of(leaf)) if _is_strided(leaf) else _short(leaf)
-        parts[_KEYWORD.sub(r"\1", shown(path))] = text
+        parts[_KEYWORD.sub(r"\1", as_written(path))] = text
     return parts
 
 

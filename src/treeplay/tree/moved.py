@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import torch
 
-from treeplay.tree.mismatch import current
 from treeplay.values.place import How
 from treeplay.values.signature import Input, State
 from treeplay.values.spec import TensorSpec
+from treeplay.wrap.conditions import current
 
 
 def bring_back(inputs: Iterable[Input]) -> bool:

@@ -15,7 +15,7 @@ Pure: the emitter returns text and names. Nothing here runs a program.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -23,18 +23,15 @@ from typing import Any
 import torch
 
 from treeplay.codegen import Source, list_of, tuple_of
-from treeplay.codegen.idioms import NO_GRAD, is_exactly, note_writes, switched, view_of
+from treeplay.codegen.idioms import NO_GRAD, note_writes, switched, view_of
 from treeplay.errors import InternalError, TakenBack
 from treeplay.torch_seam import flags
-from treeplay.trace.scalars import as_float
 from treeplay.values.place import How, Place
 from treeplay.values.same import is_same
 from treeplay.values.signature import (
-    Alias,
     Argument,
     Built,
     Cast,
-    Constant,
     Fresh,
     GivenContainer,
     Gone,
@@ -46,12 +43,12 @@ from treeplay.values.signature import (
     StateContainer,
     Static,
     View,
-    Watch,
     Write,
 )
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import DICTS, Leaf, Structure, is_namedtuple, takes_fields_only, with_fields
 from treeplay.wrap.ambience import Ambience as Ambience
+from treeplay.wrap.conditions import AreOne, GuardsHold, of_arguments, of_numbers, of_places, of_state, of_tensors
 from treeplay.wrap.places import CallText
 from treeplay.wrap.take_back import TakeBack
 
@@ -94,6 +91,7 @@ class _Emitter(CallText):
         self.ambience = ambience
         self.parts = parts
         self.inputs: list[str] = []
+        self.of_leaves = [*of_arguments(signature)]
         self.shared: dict[Any, str] = {}
         self.kept: list[str] = []  # lines that find the state which stays what it is while the guards hold
         self.is_compared: set[int] = set()  # places that these lines compare
@@ -104,8 +102,6 @@ class _Emitter(CallText):
             self.ambient()
             self.arguments(self.signature.arguments)
             self.conditions()
-            self.tensors()
-            self.scalars()
         with self.aside() as body:
             self.call()
             self.writes()
@@ -150,7 +146,8 @@ class _Emitter(CallText):
     def take_apart(self, value: str, structure: Leaf | Structure, *, is_known: bool = False) -> None:
         """Lines that take `value` apart as recorded; `is_known` where its class cannot differ."""
         if isinstance(structure, Leaf):
-            self.leaf(value, structure.index)
+            self.leaves[structure.index] = value
+            self.of_leaves[structure.index].write(self)
             return
         self.leaves[value] = value
         if not is_known:
@@ -175,46 +172,36 @@ class _Emitter(CallText):
             self.add(f"{variable} = {step}")
             self.take_apart(variable, part)
 
-    def leaf(self, value: str, index: int) -> None:
-        recorded = self.signature.leaves[index]
-        self.leaves[index] = value
-        if type(recorded) is Alias:
-            self.require(f"{value} is {self.leaves[recorded.of]}")
-        elif type(recorded) is not TensorSpec:
-            self.require(is_exactly(self, value, recorded))
-
     def conditions(self) -> None:
-        if self.signature.guarded is not None:
-            self.use("guards", self.signature.guarded)
-            self.require("guards.holds()")
-            self.keep_state(self.signature.guarded)
-        for watch in self.signature.identities:
-            if watch.place.how not in (How.ROOT, How.ARGUMENT):
-                self.require(f"{self.value(watch.place)} is {self.constant(watch.value)}")
-        for watch in self.signature.lengths:
-            self.require(f"len({self.value(watch.place)}) == {watch.value}")
-        for index, item in enumerate(self.signature.inputs):
-            self.input(index, item.source)
-        for watch in self.signature.watches:
-            self.watch(watch)
-        self.distinct()
-        for meeting in self.signature.meetings:
-            other = meeting.other if isinstance(meeting.other, str) else self.value(meeting.other)
-            self.require(f"{meeting.name} {'is' if meeting.are_one else 'is not'} {other}")
+        """Conditions on what the program reaches; the native check of all tensors; conditions on these and on numbers."""
+        for condition in of_state(self.signature):
+            if isinstance(condition, AreOne) and id(condition.one) in self.is_compared:
+                continue
+            condition.write(self)
+            if isinstance(condition, GuardsHold):
+                self.keep_state(condition.guards)
         for ref in self.signature.values:
             if isinstance(ref, StateContainer):
                 self.value(ref.place)  # before anything is written there
+        self.inputs = [self.operand(item.source) for item in self.signature.inputs]
+        if self.checked:
+            self.require(f"check({', '.join(self.checked)})")
+        for condition in of_tensors(self.signature):
+            condition.write(self)
+        self.apart()
+        for condition in of_numbers(self.signature):
+            condition.write(self)
 
     def keep_state(self, guards: Any) -> None:
         """Find the state that the guards tell of, and compare it where it is in two places, once for all calls."""
         with self.aside() as self.kept:
             for item in self.signature.inputs:
                 if isinstance(item.source, State) and guards.keeps(item.source.place):
-                    value = self.value(item.source.place)
-                    for place in item.source.also:
-                        if guards.keeps(place):
-                            self.is_compared.add(id(place))
-                            self.require(f"{self.value(place)} is {value}")
+                    self.value(item.source.place)
+                    for condition in of_places(item):
+                        if guards.keeps(condition.one):
+                            self.is_compared.add(id(condition.one))
+                            condition.write(self)
         if self.kept:
             self.add(_KEPT)
 
@@ -233,78 +220,12 @@ class _Emitter(CallText):
             f"    if guards.may_keep: guards.kept = ({state},)",
         ]
 
-    def distinct(self) -> None:
-        """Conditions that arguments which could be one tensor with another, by their specs, are no more so than they were."""
-        own = [(self.leaves[at], leaf) for at, leaf in enumerate(self.signature.leaves) if type(leaf) is TensorSpec]
-        others = [
-            (name, item.spec)
-            for name, item in zip(self.inputs, self.signature.inputs, strict=True)
-            if not isinstance(item.source, Argument)
-        ]
-        others += [(self.constant(tensor), spec) for tensor, spec in self.signature.met]
-        for at, (name, spec) in enumerate(own):
-            for other, also in (*own[:at], *others):
-                if spec == also:
-                    self.require(f"{name} is not {other}")
-
-    def watch(self, watch: Watch) -> None:
-        self.require(is_exactly(self, self.value(watch.place), watch.value))
-
-    def input(self, index: int, source: Argument | State | Constant) -> None:
-        if isinstance(source, Argument):
-            self.inputs.append(self.leaves[source.index])
-            self.same(source.also)
-        elif isinstance(source, Constant):
-            self.inputs.append(self.constant(source.tensor))
-        else:
-            self.inputs.append(self.value(source.place))
-            self.same(source.also)
-
-    def same(self, places: Iterable[Place]) -> None:
-        """Conditions that `places` hold the very tensor of the newest input."""
-        for place in places:
-            if id(place) not in self.is_compared:
-                self.require(f"{self.value(place)} is {self.inputs[-1]}")
-
-    def tensors(self) -> None:
-        """One native check of all tensor arguments and all state, and that no argument shares memory it must not."""
-        checked = [self.leaves[i] for i, leaf in enumerate(self.signature.leaves) if type(leaf) is TensorSpec]
-        checked += [
-            name
-            for name, item in zip(self.inputs, self.signature.inputs, strict=True)
-            if isinstance(item.source, State)
-        ]
-        if checked:
-            self.require(f"check({', '.join(checked)})")
-        if self.signature.kind is Kind.DIFFERENTIABLE:
-            self.leaves_of_autograd()
-        for name, item in zip(self.inputs, self.signature.inputs, strict=True):
-            if item.begins is not None:
-                self.require(f"{name}.storage_offset() == {item.begins}")
+    def apart(self) -> None:
+        """The condition that no argument shares memory it must not."""
         if self.parts.is_apart is not None:
-            given = tuple_of(
-                name
-                for name, item in zip(self.inputs, self.signature.inputs, strict=True)
-                if isinstance(item.source, Argument)
-            )
+            arguments = (item.source for item in self.signature.inputs if isinstance(item.source, Argument))
+            given = tuple_of(map(self.operand, arguments))
             self.require(f"{self.use('is_apart', self.parts.is_apart)}({given}, {tuple_of(self.inputs)})")
-
-    def leaves_of_autograd(self) -> None:
-        """Conditions that what needs a gradient is a leaf, or the result of something, as it was."""
-        for name, item in zip(self.inputs, self.signature.inputs, strict=True):
-            if item.is_leaf is not None:
-                self.require(f"{name}.is_leaf is {item.is_leaf}")
-
-    def scalars(self) -> None:
-        for number in self.signature.numbers:
-            self.add(f"{number.name} = {self.value(number.place)}")
-            self.use("as_float", as_float)
-            self.add(f"if type({number.name}) is not float: {number.name} = as_float({number.name})")
-        for guard in self.signature.guards:
-            if isinstance(guard.expected, bool):
-                self.require(guard.expression if guard.expected else f"not {guard.expression}")
-            else:
-                self.require(f"{guard.expression} == {guard.expected!r}")
 
     # --- the call -------------------------------------------------------------------------------------------
 

@@ -6,6 +6,9 @@ from typing import Any
 
 from treeplay.codegen import Writer
 from treeplay.values.place import How, Place
+from treeplay.values.signature import Argument, Constant, GivenContainer, State
+
+Operand = Argument | State | Constant | GivenContainer | Place
 
 
 class CallText(Writer):
@@ -14,11 +17,26 @@ class CallText(Writer):
     def __init__(self, **names: Any) -> None:
         super().__init__(**names)
         self.values: dict[tuple[How, int, Any], str] = {}
+        self.checked: list[str] = []  # tensors for the native check
         self.leaves: dict[int | str, str] = {}  # of arguments by their index, and their containers by their variable
 
     def require(self, condition: str) -> None:
         """A line that misses unless `condition` holds."""
         self.add(f"if not ({condition}): return MISS")
+
+    def operand(self, of: Operand) -> str:
+        """What stands for an operand of a condition."""
+        match of:
+            case Argument(index):
+                return self.leaves[index]
+            case State(place):
+                return self.value(place)
+            case Constant(value):
+                return self.constant(value)
+            case GivenContainer(name):
+                return name
+            case Place():
+                return self.value(of)
 
     def value(self, place: Place) -> str:
         """A variable with what is at `place` now."""

@@ -1,0 +1,399 @@
+"""The conditions that a call has to meet, as data: each is written as code of the warm call and told as a difference.
+
+    Signature ─ conditions ─▶ Condition ─┬─ write ───────▶ if not (v3 is args_0): return MISS
+                                         └─ difference ──▶ self.model.weight: another object
+
+Both speak of the same operands, so that neither can know of a condition that the other does not. What a call looks like as a
+whole (its containers) and the modes around it are compared by the emitter and by `tree/mismatch.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from treeplay.codegen.idioms import is_exactly
+from treeplay.trace.hooks import HookTables
+from treeplay.trace.jit import Call
+from treeplay.trace.scalars import as_float, is_float
+from treeplay.values.mismatch import Mismatch
+from treeplay.values.place import How, Place
+from treeplay.values.same import is_same
+from treeplay.values.signature import (
+    Alias,
+    Argument,
+    Constant,
+    GivenContainer,
+    Input,
+    Meeting,
+    Number,
+    Signature,
+    State,
+    Watch,
+)
+from treeplay.values.spec import TensorSpec
+from treeplay.values.structure import containers, paths
+from treeplay.wrap.places import CallText, Operand
+
+
+class Condition:
+    """One condition of a call."""
+
+    __slots__ = ()
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """What it is about, as far as the arguments of a call may be."""
+        return ()
+
+    def write(self, text: CallText) -> None:
+        """Add the line that misses unless the condition holds."""
+        raise NotImplementedError
+
+    def difference(self, call: Call) -> Mismatch | None:
+        """What does not hold in `call`; None if it does."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Fits(Condition):
+    """A tensor is as described. Its code is one native check of all tensors, after the others."""
+
+    of: Operand
+    name: str
+    spec: TensorSpec
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return (self.of,)
+
+    def write(self, text: CallText) -> None:
+        text.checked.append(text.operand(self.of))
+
+    def difference(self, call: Call) -> Mismatch | None:
+        found = found_at(self.of, call)
+        if not isinstance(found, torch.Tensor):
+            told = type(found).__name__ if isinstance(self.of, Argument) else shown(found)
+            return Mismatch(self.name, str(self.spec), told)
+        spec = TensorSpec.of(found)
+        return (
+            None if spec == self.spec else Mismatch(self.name, str(self.spec), f"{spec} ({spec.difference(self.spec)})")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IsValue(Condition):
+    """A Python value is exactly the recorded one."""
+
+    of: Operand
+    name: str
+    value: Any
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return (self.of,)
+
+    def write(self, text: CallText) -> None:
+        text.require(is_exactly(text, text.operand(self.of), self.value))
+
+    def difference(self, call: Call) -> Mismatch | None:
+        found = found_at(self.of, call)
+        if is_same(found, self.value):
+            return None
+        hooks = self.of.holder if isinstance(self.of, Place) else None
+        told = hooks.difference() if isinstance(hooks, HookTables) else None
+        return told or Mismatch(self.name, shown(self.value), shown(found))
+
+
+@dataclass(frozen=True, slots=True)
+class AreOne(Condition):
+    """Two operands are one object, or are not. `told` is what they were, and what they are now."""
+
+    one: Operand
+    other: Operand
+    name: str
+    told: tuple[str, str]
+    are_one: bool = True
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return self.one, self.other
+
+    def write(self, text: CallText) -> None:
+        text.require(f"{text.operand(self.one)} {'is' if self.are_one else 'is not'} {text.operand(self.other)}")
+
+    def difference(self, call: Call) -> Mismatch | None:
+        is_met = (found_at(self.one, call) is found_at(self.other, call)) is self.are_one
+        return None if is_met else Mismatch(self.name, *self.told)
+
+
+@dataclass(frozen=True, slots=True)
+class HasLength(Condition):
+    """A container on the way to state has as many entries as it had."""
+
+    place: Place
+    length: int
+
+    def write(self, text: CallText) -> None:
+        text.require(f"len({text.value(self.place)}) == {self.length}")
+
+    def difference(self, call: Call) -> Mismatch | None:
+        found = current(self.place, call)
+        length = len(found) if hasattr(found, "__len__") else shown(found)
+        return None if length == self.length else Mismatch(f"length of {self.place}", str(self.length), str(length))
+
+
+@dataclass(frozen=True, slots=True)
+class GuardsHold(Condition):
+    """What the traced run read is as it was."""
+
+    guards: Any
+
+    def write(self, text: CallText) -> None:
+        text.require(f"{text.use('guards', self.guards)}.holds()")
+
+    def difference(self, call: Call) -> Mismatch | None:
+        found: Mismatch | None = self.guards.first_difference()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class IsLeaf(Condition):
+    """A tensor is where a backward ends, or is the result of something, as it was."""
+
+    item: Input
+    is_leaf: bool
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return (self.item.source,)
+
+    def write(self, text: CallText) -> None:
+        text.require(f"{text.operand(self.item.source)}.is_leaf is {self.is_leaf}")
+
+    def difference(self, call: Call) -> Mismatch | None:
+        found = found_at(self.item.source, call)
+        if not isinstance(found, torch.Tensor) or found.is_leaf is self.is_leaf:
+            return None
+        told = {True: "a leaf of autograd", False: "the result of something differentiable"}
+        return Mismatch(self.item.name, told[self.is_leaf], told[found.is_leaf])
+
+
+@dataclass(frozen=True, slots=True)
+class Begins(Condition):
+    """A tensor begins where it did in its storage."""
+
+    item: Input
+    at: int
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return (self.item.source,)
+
+    def write(self, text: CallText) -> None:
+        text.require(f"{text.operand(self.item.source)}.storage_offset() == {self.at}")
+
+    def difference(self, call: Call) -> Mismatch | None:
+        found = found_at(self.item.source, call)
+        if not isinstance(found, torch.Tensor) or found.storage_offset() == self.at:
+            return None
+        return Mismatch(f"storage offset of {self.item.name}", str(self.at), str(found.storage_offset()))
+
+
+@dataclass(frozen=True, slots=True)
+class IsFloat(Condition):
+    """A number that is an input is a float; the code has it in a variable."""
+
+    number: Number
+
+    def write(self, text: CallText) -> None:
+        name, convert = self.number.name, text.use("as_float", as_float)
+        text.add(f"{name} = {text.value(self.number.place)}")
+        text.add(f"if type({name}) is not float: {name} = {convert}({name})")  # raises
+
+    def difference(self, call: Call) -> Mismatch | None:
+        found = current(self.number.place, call)
+        return None if is_float(found) else Mismatch(str(self.number.place), "a float", shown(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Branches(Condition):
+    """A comparison of numbers, on which Python branched, has the outcome that it had."""
+
+    guard: Any
+    numbers: tuple[Number, ...]
+
+    def write(self, text: CallText) -> None:
+        expression, expected = self.guard.expression, self.guard.expected
+        if isinstance(expected, bool):
+            text.require(expression if expected else f"not {expression}")
+        else:
+            text.require(f"{expression} == {expected!r}")
+
+    def difference(self, call: Call) -> Mismatch | None:
+        found = {number.name: current(number.place, call) for number in self.numbers}
+        if not all(map(is_float, found.values())):
+            return None  # told already
+        values = {name: value if type(value) is float else as_float(value) for name, value in found.items()}
+        outcome = eval(self.guard.expression, {"abs": abs}, values)
+        if outcome == self.guard.expected:
+            return None
+        names = ", ".join(str(number.place) for number in self.numbers if number.name in self.guard.expression)
+        return Mismatch(names, f"a value for which {self.guard}", shown(outcome))
+
+
+def of_arguments(signature: Signature) -> Iterator[Condition]:
+    """A condition for each leaf of the arguments, in order."""
+    names = [as_written(path) for path in paths(signature.arguments)]
+    for at, (name, recorded) in enumerate(zip(names, signature.leaves, strict=True)):
+        if type(recorded) is Alias:
+            told = f"the tensor of {names[recorded.of]} again", "another tensor"
+            yield AreOne(Argument(at), Argument(recorded.of), name, told)
+        elif type(recorded) is TensorSpec:
+            yield Fits(Argument(at), name, recorded)
+        else:
+            yield IsValue(Argument(at), name, recorded)
+
+
+def of_state(signature: Signature) -> Iterator[Condition]:
+    """Conditions on what the program reaches, and on which objects are one."""
+    if signature.guarded is not None:
+        yield GuardsHold(signature.guarded)
+    for watch in signature.identities:
+        if watch.place.how not in (How.ROOT, How.ARGUMENT):
+            yield _is_object(watch)
+    for watch in signature.lengths:
+        yield HasLength(watch.place, watch.value)
+    for item in signature.inputs:
+        if isinstance(item.source, State):
+            yield Fits(item.source, item.name, item.spec)
+        yield from of_places(item)
+    for watch in signature.watches:
+        yield IsValue(watch.place, str(watch.place), watch.value)
+    yield from _distinct(signature)
+    yield from of_meetings(signature)
+
+
+def of_tensors(signature: Signature) -> Iterator[Condition]:
+    """Conditions on tensors that are known to fit."""
+    for item in signature.inputs:
+        if item.is_leaf is not None:
+            yield IsLeaf(item, item.is_leaf)
+        if item.begins is not None:
+            yield Begins(item, item.begins)
+
+
+def of_numbers(signature: Signature) -> Iterator[Condition]:
+    """Conditions on the numbers that are inputs, all of which come before the comparisons of them."""
+    for number in signature.numbers:
+        yield IsFloat(number)
+    for guard in signature.guards:
+        yield Branches(guard, signature.numbers)
+
+
+def of_places(item: Input) -> Iterator[AreOne]:
+    """Other places that must hold the tensor of an input."""
+    for place in () if isinstance(item.source, Constant) else item.source.also:
+        yield AreOne(place, item.source, str(place), (f"the same tensor as {item.name}", "another object"))
+
+
+def of_meetings(signature: Signature) -> Iterator[AreOne]:
+    """Which containers are one."""
+    kinds = {True: "one container", False: "two containers"}
+    for meeting in signature.meetings:
+        other = GivenContainer(meeting.other) if isinstance(meeting.other, str) else meeting.other
+        told = kinds[meeting.are_one], kinds[not meeting.are_one]
+        yield AreOne(GivenContainer(meeting.name), other, _names(meeting), told, meeting.are_one)
+
+
+def _names(meeting: Meeting) -> str:
+    return f"{meeting.name} and {meeting.other}"
+
+
+def _is_object(watch: Watch) -> AreOne:
+    told = f"this {type(watch.value).__name__}", "another object"
+    return AreOne(watch.place, Constant(watch.value), str(watch.place), told)
+
+
+def _distinct(signature: Signature) -> Iterator[AreOne]:
+    """Arguments that could be one tensor with another, by their specs, are no more so than they were."""
+    names = [as_written(path) for path in paths(signature.arguments)]
+    own: list[tuple[str, Operand, TensorSpec]] = [
+        (names[at], Argument(at), leaf) for at, leaf in enumerate(signature.leaves) if type(leaf) is TensorSpec
+    ]
+    others: list[tuple[str, Operand, TensorSpec]] = [
+        (item.name, item.source, item.spec) for item in signature.inputs if not isinstance(item.source, Argument)
+    ]
+    others += [("a tensor that the program reads", Constant(tensor), spec) for tensor, spec in signature.met]
+    for at, (name, one, spec) in enumerate(own):
+        for other_name, other, also in (*own[:at], *others):
+            if spec == also:
+                yield AreOne(one, other, name, ("another tensor", f"the tensor of {other_name}"), are_one=False)
+
+
+# --- what there is in a call --------------------------------------------------------------------------------
+
+
+def found_at(of: Operand, call: Call) -> Any:
+    """What an operand is in `call`."""
+    match of:
+        case Argument(index):
+            return call.leaves[index]
+        case State(place):
+            return current(place, call)
+        case Constant(value):
+            return value
+        case GivenContainer(name):
+            return _container(name, call)
+        case Place():
+            return current(of, call)
+
+
+class _Nothing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_NOTHING = _Nothing()
+
+
+def _container(name: str, call: Call) -> Any:
+    return dict(containers(call.args, call.kwargs)).get(name, _NOTHING)
+
+
+def current(place: Place, call: Call | None = None) -> Any:
+    """What is at `place` now, found again from its root; in `call`, where an argument leads to it."""
+    try:
+        if place.how is How.ARGUMENT and call is not None:
+            return _container(place.key, call) if isinstance(place.key, str) else call.leaves[place.key]
+        is_of_argument = place.parent is not None and place.parent.how is How.ARGUMENT
+        if place.parent is not None and (place.is_read_anew or is_of_argument):
+            owner = current(place.parent, call)
+            match place.how:
+                case How.ITEM:
+                    if isinstance(owner, dict) and place.key not in owner:
+                        return _NOTHING  # a defaultdict would make an entry
+                    return owner[place.key]
+                case How.GRAD:
+                    return owner.grad
+                case _:
+                    return getattr(owner, str(place.key))
+        return place.read()
+    except (KeyError, IndexError, AttributeError, ValueError, TypeError):
+        return _NOTHING
+
+
+def shown(value: Any) -> str:
+    """A value as a short text."""
+    text = repr(value) if not isinstance(value, torch.Tensor) else str(TensorSpec.of(value))
+    return text if len(text) <= 60 else f"a {type(value).__name__}"
+
+
+def as_written(path: str) -> str:
+    """A path as a user would write it: `$[0][1]` is the second positional argument, `$[1]['x']` the keyword x."""
+    if path.startswith("$[0]"):
+        return "args" + path[4:]
+    return "kwargs" + path[4:] if path.startswith("$[1]") else path

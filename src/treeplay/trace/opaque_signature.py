@@ -13,6 +13,7 @@ from treeplay.trace.found import PLAIN, Survey
 from treeplay.trace.given import meetings
 from treeplay.trace.hooks import HookTables
 from treeplay.trace.host_tensors import HostState
+from treeplay.values.output import SameAsInput, View
 from treeplay.values.place import How, Place, root
 from treeplay.values.signature import (
     Alias,
@@ -20,11 +21,9 @@ from treeplay.values.signature import (
     Built,
     Input,
     Kind,
-    SameAsInput,
     Signature,
     State,
     StateContainer,
-    View,
     Watch,
     Write,
     parts_of,

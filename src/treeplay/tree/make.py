@@ -20,9 +20,10 @@ from treeplay.trace.jit import Call, Trace
 from treeplay.trace.randomness import is_own
 from treeplay.tree.inputs import current_inputs as current_inputs
 from treeplay.tree.table import Recording
+from treeplay.values.output import Fresh, View
 from treeplay.values.place import How
 from treeplay.values.plan import Plan
-from treeplay.values.signature import Argument, Constant, Fresh, Input, Ref, Signature, State, View
+from treeplay.values.signature import Argument, Constant, Input, Ref, Signature, State
 from treeplay.wrap.apart import ApartArguments, SharingCheck
 from treeplay.wrap.emit import Ambience, CallParts, emit_call
 from treeplay.wrap.take_back import TakeBack

@@ -308,7 +308,7 @@ class _Call(WrapText):
             text = f"apply_views({base}, view{k})"
         else:
             layout = recipe.layout
-            text = f"{base}.as_strided({layout.size}, {layout.stride}, {begins}{layout.offset})"
+            text = f"{base}.as_strided({layout.shape}, {layout.stride}, {begins}{layout.offset})"
             if recipe.dtype is not None:
                 self.use("memory_as", helpers.memory_as)
                 memory = f"memory_as({base}, {self.use(f'dtype{k}', dtype_of(recipe.dtype))}, {begins}0)"

@@ -18,8 +18,8 @@ import torch
 
 from treeplay.torch_seam import fakes
 from treeplay.torch_seam.aot import Traced
+from treeplay.values.output import Layout
 from treeplay.wrap.aot.capture import TraceFindings, refusal
-from treeplay.wrap.aot.plan import Layout
 from treeplay.wrap.aot.probe import apart
 
 
@@ -58,7 +58,7 @@ def new_layouts(facts: Any, seen: TraceFindings, samples: Sequence[Any], names: 
             told = f"`{names[k]}` is written, and its shape changes in place to show another part of its memory"
             raise refusal("write", told, seen.line())
         layout = layout_from(sample, now.steps)
-        if layout.size != now.size:
+        if layout.shape != now.size:
             raise refusal("resize_", f"`{names[k]}` grows beyond its storage", seen.line())
         if layout != known_layout(sample):
             found[k] = layout

@@ -9,16 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from treeplay.values.output import Layout
 from treeplay.wrap.aot.subclasses import Opened, Wrapper, places, width
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How a tensor lies in its storage."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
 
 
 class Flag(Enum):

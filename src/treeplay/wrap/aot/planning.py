@@ -13,6 +13,7 @@ from treeplay.errors import InternalError
 from treeplay.torch_seam import fakes as torch_fakes
 from treeplay.torch_seam.aot import Traced, is_new, is_written_by_graph
 from treeplay.torch_seam.modes import is_wrapper
+from treeplay.values.output import Layout
 from treeplay.wrap.aot.arrange import Arrangement, RunNotes
 from treeplay.wrap.aot.capture import TraceFindings, is_leaf, refusal
 from treeplay.wrap.aot.compilers import Compilers
@@ -24,7 +25,6 @@ from treeplay.wrap.aot.plan import (
     CommonBase,
     EarlierResult,
     Flag,
-    Layout,
     New,
     NoOverlap,
     Recipe,

@@ -11,7 +11,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -57,7 +58,8 @@ class View:
     """A view of new memory or of an input; the offset of its layout counts from where that begins.
 
     `is_detached`: it has no part in the autograd history of what it is a view of. `requires_grad`: it is a leaf of its own.
-    `cast`: it reads the memory as another dtype, and its offset counts from where the cast begins.
+    `cast`: it reads the memory as another dtype, and its offset counts from where the cast begins. `steps`: the view operators
+    that lead to it, pickled, where a trace noted them: taken again, they give the history that eager gives.
     """
 
     of: Fresh | SameAsInput
@@ -65,6 +67,14 @@ class View:
     is_detached: bool = False
     requires_grad: bool = False
     cast: Cast | None = None
+    steps: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SameAsOutput:
+    """The very object that an earlier output is; `index` counts outputs."""
+
+    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +85,20 @@ class Static:
 
 
 OutputRef = Fresh | SameAsInput | View | Static
+Result = OutputRef | SameAsOutput  # where outputs are a list
+
+
+def values_used(refs: Iterable[Result]) -> Iterator[int]:
+    """The outputs of the graph that references are, or are views of."""
+    for ref in refs:
+        of = ref.of if isinstance(ref, View) else ref
+        if isinstance(of, Fresh):
+            yield of.index
+
+
+def inputs_used(refs: Iterable[Result]) -> Iterator[int]:
+    """The inputs that references are, or are views of."""
+    for ref in refs:
+        of = ref.of if isinstance(ref, View) else ref
+        if isinstance(of, SameAsInput):
+            yield of.index

@@ -247,9 +247,9 @@ def view_in(memory: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def lay_out(tensor: torch.Tensor, layout: Layout) -> None:
-    """Give a tensor another layout. Its version has moved before the graph."""
+    """Give a tensor another layout, counted from where it begins. Its version has moved before the graph."""
     with autograd.preserving_version(tensor):
-        tensor.as_strided_(layout.shape, layout.stride, layout.offset)
+        tensor.as_strided_(layout.shape, layout.stride, tensor.storage_offset() + layout.offset)
 
 
 def write_unnoticed(tensor: torch.Tensor, value: torch.Tensor) -> None:

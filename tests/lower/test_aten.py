@@ -21,7 +21,9 @@ from treeplay.lower.aten.ops import aten, out_form
 from treeplay.lower.lowered import Lowered
 from treeplay.plan.arena import plan_arena
 from treeplay.torch_seam import autograd, operators, tensors
-from treeplay.trace.jit import Call, Trace, trace
+from treeplay.trace.call import Call
+from treeplay.trace.jit import trace
+from treeplay.trace.traced import Trace
 from treeplay.values.output import Fresh, SameAsInput, Static, View
 from treeplay.values.signature import Argument, Built, Constant
 from treeplay.values.structure import flatten, unflatten

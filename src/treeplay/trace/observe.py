@@ -11,7 +11,7 @@ import torch
 from treeplay.device.host.operators import is_foreach_write, tell_autograd
 from treeplay.sandbox.boundary import NoModesLeft
 from treeplay.torch_seam.modes import TorchDispatchMode
-from treeplay.trace.jit import Call
+from treeplay.trace.call import Call
 from treeplay.trace.layouts import Question, answer, question
 from treeplay.trace.location import call_site, user_location
 from treeplay.trace.log import LoggedCall, result_entry

@@ -36,7 +36,10 @@ from treeplay.observe.once import warn_here
 from treeplay.sandbox.boundary import Boundary, UninterruptedBlock, internal
 from treeplay.settings import settings
 from treeplay.torch_seam.modes import default_device
-from treeplay.trace.jit import Busy, Call, program_raised, survey_call
+from treeplay.trace.call import Call
+from treeplay.trace.raised import program_raised
+from treeplay.trace.recordable import survey_call
+from treeplay.trace.turn import Busy
 from treeplay.tree.audit import Audit
 from treeplay.tree.decide import Action, CallFacts, KeyPhase, decide
 from treeplay.tree.gate import Gate

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from treeplay.trace.call import Call
 from treeplay.trace.hooks import HookTables
-from treeplay.trace.jit import Call
 from treeplay.trace.scalars import is_float
 from treeplay.tree.inputs import current_inputs
 from treeplay.tree.key import shown

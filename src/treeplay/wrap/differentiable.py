@@ -15,7 +15,7 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.guards.reads import Reads
 from treeplay.torch_seam import dynamo, flags
-from treeplay.trace.jit import Call, home_of
+from treeplay.trace.call import Call, home_of
 from treeplay.trace.rerun import Rerun
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.refusal import Reason

@@ -24,25 +24,21 @@ import torch
 
 from treeplay.errors import InternalError, TakenBack
 from treeplay.trace.scalars import as_float
+from treeplay.values.output import Cast, Fresh, SameAsInput, Static, View
 from treeplay.values.place import How, Place
 from treeplay.values.same import is_same, is_value
 from treeplay.values.signature import (
     Alias,
     Argument,
     Built,
-    Cast,
     Constant,
-    Fresh,
     GivenContainer,
     Gone,
     Kind,
     Ref,
-    SameAsInput,
     Signature,
     State,
     StateContainer,
-    Static,
-    View,
     Watch,
     Write,
 )
@@ -409,15 +405,15 @@ class _Emitter(Writer):
                 return self.built(structure, refs)
             case Built(structure, refs, number):
                 return self.shared.get(number) or self.once(number, self.built(structure, refs))
-            case View(of, shape, stride, offset, is_detached, requires_grad, cast):
+            case View(of, layout, is_detached, requires_grad, cast):
                 base = self.ref(of)
                 mark = ".requires_grad_()" if requires_grad else ""
                 if cast is not None:
                     base = self.cast(base, cast, is_input=isinstance(of, SameAsInput))
                 is_whole = isinstance(of, Fresh) and cast is None  # it begins where its memory does
-                start = str(offset) if is_whole else f"{base}.storage_offset() + {offset}"
+                start = str(layout.offset) if is_whole else f"{base}.storage_offset() + {layout.offset}"
                 source = f"{base}.detach()" if is_detached else base
-                return self.once(key, f"{source}.as_strided({shape}, {stride}, {start}){mark}")
+                return self.once(key, f"{source}.as_strided({layout.shape}, {layout.stride}, {start}){mark}")
 
     def cast(self, base: str, cast: Cast, *, is_input: bool) -> str:
         """A variable for a piece of memory read as another dtype."""

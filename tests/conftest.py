@@ -1,13 +1,29 @@
 """Each test finds the process-wide tables empty (a warning given once is given to it), the same random state, one thread.
 
-One thread, because sums of another number of threads may round differently, and tests compare bit for bit.
+One thread, because sums of another number of threads may round differently, and tests compare bit for bit. Each test is in
+one tier (`support/tiers.py`); those of the tier `unit` start no compiler.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+
+from support.tiers import compiled_code_of_this_run, no_compiler, sort_into_tiers
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any process of this run imports torch."""
+    shared = compiled_code_of_this_run(os.environ)
+    shared.__enter__()
+    config.add_cleanup(lambda: shared.__exit__(None, None, None))
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    sort_into_tiers(items)
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +42,15 @@ def fresh_process_state(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     observe.reset()
+
+
+@pytest.fixture(autouse=True)
+def no_compiler_in_unit_tests(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.node.get_closest_marker("unit") is None or request.module.__name__.endswith("test_layers"):
+        yield
+        return
+    with no_compiler():
+        yield
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

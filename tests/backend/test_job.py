@@ -24,14 +24,11 @@ from treeplay.backend.inner import boxed, compile_inner
 from treeplay.backend.options import Options
 from treeplay.errors import InternalError, Refusal
 from treeplay.lower.artifact import _counting_cache, torchs_counters
-from treeplay.lower.compiler import find_compiler
 from treeplay.observe import counters, records
 from treeplay.torch_compile import backend, compile_graph
 from treeplay.values.refusal import Reason
 from treeplay.wrap.aot import wrap_function
 from treeplay.wrap.aot.compilers import VISIBLE, Compilers
-
-needs_compiler = pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +69,7 @@ def eager_gradient(program, x, w):
 # D15, D16, D17
 
 
-@pytest.mark.parametrize("inner", ["aten", pytest.param("inductor", marks=needs_compiler)])
+@pytest.mark.parametrize("inner", ["aten", "inductor"])
 def test_D15_an_argument_is_written_once_in_every_mode(inner):
     def h(x):
         x.add_(1)
@@ -143,7 +140,7 @@ def test_D16_a_partition_that_saves_everything_gives_right_gradients():
     torch.testing.assert_close(w.grad, wanted)
 
 
-@pytest.mark.parametrize("inner", ["aten", pytest.param("inductor", marks=needs_compiler)])
+@pytest.mark.parametrize("inner", ["aten", "inductor"])
 def test_D17_results_have_the_strides_of_eager(inner):
     def program(x, w):
         return (x.t() * 2).relu(), (x @ w).t(), x.unsqueeze(0).expand(2, 3, 4) + 1
@@ -191,7 +188,7 @@ def convolutions():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
 
 
-@needs_compiler
+@pytest.mark.compile
 def test_D17_what_is_saved_lies_as_inductor_likes_and_the_backward_is_compiled_for_that(monkeypatch):
     from treeplay.lower import artifact
 
@@ -257,7 +254,7 @@ def reported(module, inputs, options):
     return context.output_strides
 
 
-@pytest.mark.parametrize("inner", ["aten", pytest.param("inductor", marks=needs_compiler)])
+@pytest.mark.parametrize("inner", ["aten", "inductor"])
 def test_D18_strides_of_results_are_reported_again_and_again(inner):
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(torch.ones(3, 4))

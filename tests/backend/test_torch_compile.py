@@ -16,11 +16,9 @@ from torch import nn
 
 from treeplay.backend.account import graph_reports
 from treeplay.backend.inner import boxed
-from treeplay.lower.compiler import find_compiler
 from treeplay.torch_compile import backend
 
-needs_compiler = pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")
-BOTH = pytest.mark.parametrize("inner", ["aten", pytest.param("inductor", marks=needs_compiler)])
+BOTH = pytest.mark.parametrize("inner", ["aten", "inductor"])
 
 
 @pytest.fixture(autouse=True)
@@ -220,7 +218,8 @@ def test_full_backward_hooks():
         torch.testing.assert_close(one.grad, other.grad)
 
 
-def test_saved_tensors_may_be_packed_by_the_user():
+@BOTH
+def test_saved_tensors_may_be_packed_by_the_user(inner):
     """What a hook gives back lies otherwise in memory than what was saved: the backward still computes with its values."""
     x, w = inputs(0, 3, 4).t().contiguous().t(), inputs(1, 4, 5).requires_grad_()
 
@@ -228,7 +227,7 @@ def test_saved_tensors_may_be_packed_by_the_user():
         return ((x @ w).t() * 2).sin()
 
     (wanted,) = torch.autograd.grad(program(x, w).sum(), w)
-    run = compiled(program, "inductor" if find_compiler().path else "aten")
+    run = compiled(program, inner)
     torch.testing.assert_close(torch.autograd.grad(run(x, w).sum(), w)[0], wanted)
     with torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: tensor, lambda tensor: tensor.t().contiguous().t() if tensor.dim() == 2 else tensor
@@ -283,6 +282,7 @@ print("equal")
 """
 
 
+@pytest.mark.compile
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
 def test_distributed_data_parallel_over_two_processes(tmp_path):
     import socket
@@ -292,11 +292,10 @@ def test_distributed_data_parallel_over_two_processes(tmp_path):
         port = str(free.getsockname()[1])
     script = tmp_path / "worker.py"
     script.write_text(SCRIPT)
-    inners = ["aten", *(["inductor"] if find_compiler().path is not None else [])]
     source = str(Path(sys.modules[backend.__module__].__file__).parents[1])
     workers = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(script), str(rank), port, *inners],
+            [sys.executable, "-W", "ignore", str(script), str(rank), port, "aten", "inductor"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -97,6 +97,7 @@ def test_W15_a_model_with_parameters_made_of_tensors_trains() -> None:
     assert len(inner.graphs) == 2 and isinstance(net.first.grad, Pair)
 
 
+@pytest.mark.compile
 def test_W15_the_same_with_inductor() -> None:
     agree(Paired(), batches(5, 3), inner="inductor")
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from support.quick import leave_out_timing_of_guards
 from support.tiers import compiled_code_of_this_run, no_compiler, sort_into_tiers
 
 
@@ -35,6 +36,7 @@ def fresh_process_state(request: pytest.FixtureRequest) -> Iterator[None]:
 
     from treeplay import observe
 
+    leave_out_timing_of_guards()
     observe.reset()
     torch.manual_seed(0)
     threads = torch.get_num_threads()
@@ -51,6 +53,19 @@ def no_compiler_in_unit_tests(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with no_compiler():
         yield
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """A Dynamo that has compiled nothing, before and after."""
+    import torch
+
+    from support.compiled import forget_reports
+
+    torch._dynamo.reset()
+    forget_reports()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import logging
 import threading
 import weakref
@@ -17,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import annotate
 
+from support.compiled import compiled
 from treeplay.backend import job as job_module
 from treeplay.backend import wrapped as wrapped_module
 from treeplay.backend.account import graph_reports
@@ -25,22 +25,10 @@ from treeplay.backend.options import Options
 from treeplay.errors import InternalError, Refusal
 from treeplay.lower.artifact import _counting_cache, torchs_counters
 from treeplay.observe import counters, records
-from treeplay.torch_compile import backend, compile_graph
+from treeplay.torch_compile import compile_graph
 from treeplay.values.refusal import Reason
 from treeplay.wrap.aot import wrap_function
 from treeplay.wrap.aot.compilers import VISIBLE, Compilers
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    gc.collect()  # reports of earlier tests go with their graphs
-    yield
-    torch._dynamo.reset()
-
-
-def compiled(program, inner="aten", **options):
-    return torch.compile(program, backend=backend, options={"inner": inner, **options})
 
 
 class Spy:

@@ -14,29 +14,12 @@ import pytest
 import torch
 from torch import nn
 
+from support.compiled import compiled, small_net
 from treeplay.backend.account import graph_reports
 from treeplay.backend.inner import boxed
 from treeplay.torch_compile import backend
 
 BOTH = pytest.mark.parametrize("inner", ["aten", "inductor"])
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def compiled(program, inner="aten", *, fullgraph=False, dynamic=None, **options):
-    return torch.compile(
-        program, backend=backend, options={"inner": inner, **options}, fullgraph=fullgraph, dynamic=dynamic
-    )
-
-
-def mlp():
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
 def inputs(seed, *shape):
@@ -103,7 +86,7 @@ def test_a_full_graph_that_breaks_raises():
 
 @BOTH
 def test_a_full_graph_trains(inner):
-    check_training(mlp(), inner, fullgraph=True)
+    check_training(small_net(), inner, fullgraph=True)
 
 
 @BOTH
@@ -133,7 +116,7 @@ def test_a_reset_compiles_anew():
 
 @BOTH
 def test_grad_mode_switches_between_calls(inner):
-    net, x = mlp(), inputs(0, 3, 4)
+    net, x = small_net(), inputs(0, 3, 4)
     run = compiled(net, inner)
     wanted = net(x).detach()
     for _ in range(2):
@@ -165,7 +148,7 @@ def test_grad_mode_switches_inside_of_a_graph(inner):
 
 @BOTH
 def test_autocast_outside_and_inside(inner):
-    net, x = mlp(), inputs(0, 3, 4)
+    net, x = small_net(), inputs(0, 3, 4)
 
     def inside(x):
         with torch.autocast("cpu", torch.bfloat16):
@@ -190,7 +173,7 @@ def test_autocast_outside_and_inside(inner):
 
 @BOTH
 def test_hooks_of_modules_and_of_tensors(inner):
-    net, twin = mlp(), mlp()
+    net, twin = small_net(), small_net()
     seen = {"mine": [], "wanted": []}
     for module, name in ((net, "mine"), (twin, "wanted")):
         module[0].register_forward_hook(lambda module, args, out: out * 3)
@@ -208,7 +191,7 @@ def test_hooks_of_modules_and_of_tensors(inner):
 
 
 def test_full_backward_hooks():
-    net, twin = mlp(), mlp()
+    net, twin = small_net(), small_net()
     for module in (net, twin):
         module[1].register_full_backward_hook(lambda module, into, out: (into[0] * 5,))
     x = inputs(0, 3, 4)
@@ -237,7 +220,7 @@ def test_saved_tensors_may_be_packed_by_the_user(inner):
 
 @BOTH
 def test_sizes_that_change_train(inner):
-    net, twin = mlp(), mlp()
+    net, twin = small_net(), small_net()
     run = compiled(net, inner, dynamic=True)
     for rows in (3, 5, 3):
         x = inputs(rows, rows, 4)

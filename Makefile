@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 PYTEST := $(BIN)/python -m pytest -n 2 -q
 
-.PHONY: demo test unit compile models check compat bench table clean
+.PHONY: demo test unit programs compile models check compat bench table clean
 
 demo: $(READY)
 	$(BIN)/treeplay demo
@@ -17,7 +17,7 @@ test: $(READY)
 	$(BIN)/mypy
 	$(PYTEST)
 
-unit compile models: $(READY)
+unit programs compile models: $(READY)
 	$(PYTEST) -m $@
 
 check: test

@@ -1,7 +1,7 @@
 """Each test finds the process-wide tables empty (a warning given once is given to it), the same random state, one thread.
 
 One thread, because sums of another number of threads may round differently, and tests compare bit for bit. Each test is in
-one tier (`support/tiers.py`); those of the tier `unit` start no compiler.
+one tier (`support/tiers.py`); those of the tiers `unit` and `programs` start no compiler.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from support.quick import leave_out_timing_of_guards
-from support.tiers import compiled_code_of_this_run, no_compiler, sort_into_tiers
+from support.tiers import WITHOUT_COMPILER, CompilerGate, compiled_code_of_this_run, sort_into_tiers
+
+GATE = CompilerGate()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -20,6 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
     shared = compiled_code_of_this_run(os.environ)
     shared.__enter__()
     config.add_cleanup(lambda: shared.__exit__(None, None, None))
+    GATE.install()
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
@@ -47,11 +50,11 @@ def fresh_process_state(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_compiler_in_unit_tests(request: pytest.FixtureRequest) -> Iterator[None]:
-    if request.node.get_closest_marker("unit") is None or request.module.__name__.endswith("test_layers"):
+def no_compiler_but_in_its_tier(request: pytest.FixtureRequest) -> Iterator[None]:
+    if not any(request.node.get_closest_marker(tier) for tier in WITHOUT_COMPILER):
         yield
         return
-    with no_compiler():
+    with GATE.shut():
         yield
 
 

@@ -1,44 +1,57 @@
-"""Each test is in one tier, told from what it is; a test of the lowest starts no compiler."""
+"""Each test is in one tier, told from what it is; those of the first two start no compiler."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
-from support.tiers import CACHE, compiled_code_of_this_run, no_compiler, tier_of
+from support.tiers import CACHE, CompilerGate, compiled_code_of_this_run, tier_of
 
 
 @pytest.mark.parametrize(
-    ("folder", "marks", "parameters", "tier"),
+    ("file", "marks", "parameters", "tier"),
     [
-        ("trace", (), (), "unit"),
-        ("trace", ("filterwarnings",), ("aten", 3), "unit"),
-        ("backend", (), ("cpu", "inductor"), "compile"),
-        ("backend", ("compile",), (), "compile"),
-        ("models", ("compile",), ("inductor",), "models"),
-        ("models", ("gpu",), (), "gpu"),
-        ("gpu", ("compile", "gpu"), ("inductor",), "gpu"),
-        ("gpu", ("gpu", "soak"), (), "soak"),
+        ("trace/test_log.py", (), (), "unit"),
+        ("trace/test_log.py", ("filterwarnings",), ("aten", 3), "unit"),
+        ("trace/test_log.py", ("programs",), (), "programs"),
+        ("test_jit_state.py", (), ("aten",), "programs"),
+        ("guards/test_dicts_stale.py", (), (), "programs"),
+        ("test_jit_state.py", (), ("cpu", "inductor"), "compile"),
+        ("backend/test_job.py", ("compile",), (), "compile"),
+        ("models/test_models.py", ("compile",), ("inductor",), "models"),
+        ("models/test_models.py", ("gpu",), (), "gpu"),
+        ("gpu/test_memory.py", ("compile", "gpu"), ("inductor",), "gpu"),
+        ("gpu/test_memory.py", ("gpu", "soak"), (), "soak"),
     ],
 )
-def test_the_tier_is_told_from_folder_marks_and_parameters(
-    folder: str, marks: Sequence[str], parameters: Sequence[object], tier: str
+def test_the_tier_is_told_from_place_marks_and_parameters(
+    file: str, marks: Sequence[str], parameters: Sequence[object], tier: str
 ) -> None:
-    assert tier_of(folder, marks, parameters) == tier
+    assert tier_of(Path("tests") / file, marks, parameters) == tier
 
 
-def test_a_compiler_that_is_started_fails_the_test_even_where_that_is_caught() -> None:
-    from torch._inductor.compile_fx import compile_fx_inner
+def test_a_compiler_that_is_started_fails_the_test_even_where_that_is_caught(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a_compiler.py").write_text("def compile_it(x):\n    return x - 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    gate = CompilerGate()
+    gate.door = "a_compiler", "compile_it"
+    gate.install()
+    import a_compiler  # type: ignore[import-not-found]
 
-    module = torch.fx.symbolic_trace(lambda x: (x - 1,))
-    with pytest.raises(pytest.fail.Exception, match="mark it `compile`"), no_compiler():  # noqa: SIM117
+    assert a_compiler.compile_it(3) == 2
+    with pytest.raises(pytest.fail.Exception, match="started Inductor"), gate.shut():  # noqa: SIM117
         with contextlib.suppress(BaseException):
-            compile_fx_inner(module, [torch.ones(2)])
+            a_compiler.compile_it(3)
+    assert a_compiler.compile_it(3) == 2
+    del sys.modules["a_compiler"]
 
 
 def test_compiled_code_is_kept_for_one_run_unless_somebody_says_where(tmp_path: Path) -> None:

@@ -314,6 +314,7 @@ torch.testing.assert_close(torch.compile(net, backend="treeplay", options={"inne
 """
 
 
+@pytest.mark.programs
 def test_D1_torch_finds_the_backend_by_its_name(tmp_path):
     known = importlib.metadata.entry_points(group="torch_dynamo_backends")
     if "treeplay" not in known.names:

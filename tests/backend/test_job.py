@@ -23,7 +23,6 @@ from treeplay.backend.account import graph_reports
 from treeplay.backend.inner import boxed, compile_inner
 from treeplay.backend.options import Options
 from treeplay.errors import InternalError, Refusal
-from treeplay.lower.artifact import _counting_cache, torchs_counters
 from treeplay.observe import counters, records
 from treeplay.torch_compile import compile_graph
 from treeplay.values.refusal import Reason
@@ -425,6 +424,8 @@ def test_O1_graphs_traces_and_compiles_are_counted_by_how_they_end_and_by_direct
 
 
 def test_O1_what_inductors_cache_says_is_counted():
+    from treeplay.lower.artifact import _counting_cache, torchs_counters
+
     with _counting_cache():
         torchs_counters["inductor"]["fxgraph_cache_hit"] += 2
     assert dict(counters["inductor cache"]) == {"hit": 2}

@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check compat bench table clean
+PYTEST := $(BIN)/python -m pytest -n 2 -q
+
+.PHONY: demo test unit programs compile models check compat bench table clean
 
 demo: $(READY)
 	$(BIN)/treeplay demo
@@ -13,7 +15,10 @@ test: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 -q
+	$(PYTEST)
+
+unit programs compile models: $(READY)
+	$(PYTEST) -m $@
 
 check: test
 

@@ -1,13 +1,33 @@
 """Each test finds the process-wide tables empty (a warning given once is given to it), the same random state, one thread.
 
-One thread, because sums of another number of threads may round differently, and tests compare bit for bit.
+One thread, because sums of another number of threads may round differently, and tests compare bit for bit. Each test is in
+one tier (`support/tiers.py`); those of the tiers `unit` and `programs` start no compiler.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+
+from support.quick import leave_out_timing_of_guards
+from support.tiers import WITHOUT_COMPILER, CompilerGate, compiled_code_of_this_run, sort_into_tiers
+
+GATE = CompilerGate()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any process of this run imports torch."""
+    shared = compiled_code_of_this_run(os.environ)
+    shared.__enter__()
+    config.add_cleanup(lambda: shared.__exit__(None, None, None))
+    GATE.install()
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    sort_into_tiers(items)
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +39,7 @@ def fresh_process_state(request: pytest.FixtureRequest) -> Iterator[None]:
 
     from treeplay import observe
 
+    leave_out_timing_of_guards()
     observe.reset()
     torch.manual_seed(0)
     threads = torch.get_num_threads()
@@ -26,6 +47,28 @@ def fresh_process_state(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     observe.reset()
+
+
+@pytest.fixture(autouse=True)
+def no_compiler_but_in_its_tier(request: pytest.FixtureRequest) -> Iterator[None]:
+    if not any(request.node.get_closest_marker(tier) for tier in WITHOUT_COMPILER):
+        yield
+        return
+    with GATE.shut():
+        yield
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """A Dynamo that has compiled nothing, before and after."""
+    import torch
+
+    from support.compiled import forget_reports
+
+    torch._dynamo.reset()
+    forget_reports()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from benchmarks import table
 
+pytestmark = pytest.mark.programs
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
@@ -17,9 +19,16 @@ WHOLE = [
     for number, text in enumerate(BLOCK.findall(page.read_text()))
     if "import torch" in text
 ]
+COMPILED = pytest.mark.compile  # it is called often enough to be compiled
 
 
-@pytest.mark.parametrize(("page", "number", "text"), WHOLE, ids=[f"{page.stem}-{number}" for page, number, _ in WHOLE])
+@pytest.mark.parametrize(
+    ("page", "number", "text"),
+    [
+        pytest.param(page, number, text, id=f"{page.stem}-{number}", marks=COMPILED if page.stem == "README" else ())
+        for page, number, text in WHOLE
+    ],
+)
 def test_an_example_runs(page: Path, number: int, text: str, tmp_path: Path) -> None:
     file = tmp_path / f"{page.stem}_{number}.py"
     file.write_text(text)  # a file of its own, so that refusals can show the line

@@ -7,6 +7,8 @@ import torch
 
 from support.exceptions import MATRIX, ON_GPU, check
 
+pytestmark = pytest.mark.programs
+
 GATE = [
     ("differentiable", "second trace", "RecursionError"),
     ("differentiable", "backward", "UsersOwn"),

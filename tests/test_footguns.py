@@ -17,6 +17,8 @@ from torch import nn
 import treeplay
 from support import assert_same, jit
 
+pytestmark = pytest.mark.programs
+
 
 def test_a_list_of_losses_kept_by_the_caller() -> None:
     jitted = jit(lambda x: x.pow(2).mean())

@@ -25,6 +25,8 @@ from treeplay.backend.account import graph_reports
 from treeplay.torch_compile import backend
 from treeplay.tree import audit
 
+pytestmark = pytest.mark.programs
+
 CALLS = 6
 Program = Callable[[torch.Tensor], Any]
 Make = Callable[[str, torch.Generator], Program]

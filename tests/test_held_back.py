@@ -6,6 +6,8 @@ import pytest
 from benchmarks.held_back.play import judge
 from benchmarks.held_back.programs import PROGRAMS
 
+pytestmark = pytest.mark.programs
+
 NAMES = (
     "attention.retention_state_in_place",
     "autodiff.quantization_aware_training",

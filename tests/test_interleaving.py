@@ -16,6 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from support import assert_same, jit, training
 from support.interleaving import Interleaving, Moment, devices, meet
 
+pytestmark = pytest.mark.programs
+
 on_both = pytest.mark.parametrize("device", devices())
 
 

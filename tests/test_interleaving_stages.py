@@ -18,6 +18,8 @@ from support import assert_same, jit
 from support.interleaving import Interleaving, Moment, devices, meet, meet_while_compiling
 from treeplay.tree import audit
 
+pytestmark = pytest.mark.programs
+
 on_both = pytest.mark.parametrize("device", devices())
 
 

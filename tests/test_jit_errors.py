@@ -345,7 +345,7 @@ def test_random_numbers_drawn_by_another_thread_refuse_nothing() -> None:
 
 
 def test_a_program_that_waits_for_a_thread_that_records_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treeplay.trace.jit._MOST_SECONDS_WAITED", 0.05)
+    monkeypatch.setattr("treeplay.trace.turn._MOST_SECONDS_WAITED", 0.05)
     inner = treeplay.jit(lambda x: x * 2, lower="aten")
     inner(torch.ones(2))
 

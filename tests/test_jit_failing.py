@@ -179,6 +179,7 @@ def test_what_was_written_before_a_failure_is_written_once() -> None:
     assert jitted.statistics().refusals == 0
 
 
+@pytest.mark.compile
 def test_an_index_that_is_out_of_range_takes_a_compiled_step_back() -> None:
     weight, count = nn.Parameter(torch.arange(5.0)), torch.zeros(())
 

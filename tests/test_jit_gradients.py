@@ -30,7 +30,6 @@ from support.gradients import (
     three,
     train,
 )
-from treeplay.lower.compiler import find_compiler
 
 
 @pytest.mark.parametrize("needs_grad", [False, True], ids=["data", "argument that needs a gradient"])
@@ -46,7 +45,7 @@ def test_a_program_and_its_gradients_are_eagers(name: str, needs_grad: bool) -> 
     assert [recording.kind for key in statistics.keys for recording in key.recordings] == ["differentiable"]
 
 
-@pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")
+@pytest.mark.compile
 @pytest.mark.parametrize("name", ["tied", "batch norm", "custom function", "gradient penalty", "no_grad inside"])
 def test_a_compiled_program_and_its_gradients_are_eagers(name: str) -> None:
     torch.manual_seed(1)

@@ -12,9 +12,8 @@ from torch.nn import functional as F
 
 import treeplay
 from support import training
-from treeplay.lower.compiler import find_compiler
 
-pytestmark = pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.compile
 
 
 def compiled(program: Any) -> Any:

@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from treeplay.errors import Refusal
-from treeplay.trace.jit import Call, trace
+from treeplay.trace.call import Call
+from treeplay.trace.jit import trace
 from treeplay.values.structure import flatten
 
 

@@ -122,6 +122,7 @@ def test_moved_state_is_followed_without_a_new_recording(device: str) -> None:
         assert recording.launch.stage == "recorded" and recording.launch.patched >= 4
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("device", DEVICES)
 def test_arguments_that_come_to_share_memory_are_named(device: str) -> None:
     base = torch.ones(8, device=device)

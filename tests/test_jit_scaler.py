@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 import treeplay
 from support import Twins, jit
-from treeplay.lower.compiler import find_compiler
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -367,7 +366,7 @@ FUSED: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")
+@pytest.mark.compile
 @pytest.mark.parametrize(
     "name",
     [

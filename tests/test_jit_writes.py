@@ -10,10 +10,8 @@ import torch
 import treeplay
 from support import assert_same, jit
 from support.writes import Writes, make_writes, run
-from treeplay.lower.compiler import find_compiler
 from treeplay.torch_compile import backend
 
-needs_compiler = pytest.mark.skipif(find_compiler().path is None, reason="there is no C++ compiler")
 COMPILED = pytest.mark.parametrize("front", ["inductor", "compile"])
 DEVICES = pytest.mark.parametrize(
     "device",
@@ -50,7 +48,7 @@ def test_random_programs_of_writes_are_eagers(block: int) -> None:
     assert replayed >= 0.7 * _BLOCK
 
 
-@needs_compiler
+@pytest.mark.compile
 @pytest.mark.parametrize("seed", [20, 25])
 def test_compiled_random_programs_of_writes_are_eagers(seed: int) -> None:
     check(make_writes(seed, lines=14), "inductor")
@@ -74,7 +72,7 @@ EVERYTHING = program_of(
 )
 
 
-@needs_compiler
+@pytest.mark.compile
 @COMPILED
 @DEVICES
 def test_exchanges_no_ops_and_signs_of_zero_are_eagers(front: str, device: str) -> None:
@@ -84,14 +82,14 @@ def test_exchanges_no_ops_and_signs_of_zero_are_eagers(front: str, device: str) 
     check(program, front, device)
 
 
-@needs_compiler
+@pytest.mark.compile
 @DEVICES
 def test_state_that_comes_to_share_memory_is_recorded_anew(device: str) -> None:
     program = program_of("state.p.mul_(0.5)", "state.q.sub_(state.p)", results="state.q * 2, x - state.p")
     check(replace(program, events=(*[None] * 4, "state.q.data = state.p.data", *[None] * 4)), "auto", device)
 
 
-@needs_compiler
+@pytest.mark.compile
 def test_arguments_made_of_one_array_are_recorded_as_sharing_memory() -> None:
     shared = "array = new(4, 3).numpy(); x, y = torch.from_numpy(array[1:]), torch.from_numpy(array[:-1])"
     program = program_of("x.mul_(0.5)", "y.sub_(x)", results="y * 2")
@@ -124,7 +122,7 @@ DRAWS = (
 )
 
 
-@needs_compiler
+@pytest.mark.compile
 @DEVICES
 @pytest.mark.parametrize("front", ["jit", "compile"])
 def test_compiled_programs_draw_eagers_numbers_if_asked(

@@ -1,106 +1,144 @@
-"""Imports point up the list of stages: each may import itself and what stands before it. Needs neither torch nor a GPU."""
+"""Who may import whom, and that nothing imports itself by a detour. Needs neither torch nor a GPU.
+
+Function-level imports and imports for types count like any other.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "treeplay"
 
-ORDER = (
-    "values",
-    "errors",
-    "settings",
-    "locks",
-    "torch_seam",
-    "codegen",
-    "graph_check",
-    "observe",
-    "sandbox",
-    "relocate",
-    "device",
-    "graphs",
-    "guards",
-    "trace",
-    "wrap",
-    "lower",
-    "plan",
-    "tree",
-    "backend",
-    "driver",
-    "torch_compile",
-    "report",
-    "module",
-    "program",
-    "cli",
-)
-TOGETHER = ({"program", "module"},)  # a jitted module is made of a program, and `jit` makes both
+TABLE = """
+values         -
+errors         values
+settings       errors
+locks          -
+torch_seam     values errors locks
+codegen        values errors torch_seam
+graph_check    errors
+observe        values errors locks torch_seam
+sandbox        errors locks torch_seam observe
+relocate       values errors
+device         values errors settings locks torch_seam codegen observe sandbox relocate
+graphs         values errors settings locks torch_seam codegen observe sandbox device
+guards         values torch_seam codegen device
+trace          values errors locks torch_seam observe sandbox device guards
+wrap           values errors locks torch_seam codegen graph_check observe sandbox device guards trace
+lower          values errors torch_seam codegen graph_check observe device trace
+plan           values errors torch_seam trace lower
+tree           values errors settings locks torch_seam codegen observe sandbox device trace wrap lower
+backend        values errors settings locks torch_seam codegen graph_check observe sandbox device trace wrap lower
+               plan
+driver         values errors settings torch_seam codegen observe sandbox device trace wrap lower plan tree backend
+torch_compile  backend driver
+report         values torch_seam backend torch_compile
+program        values errors locks device trace tree backend driver report
+module         errors program
+api            errors device plan program module
+treeplay       errors settings torch_seam graphs backend report program api
+cli            values errors settings torch_seam observe device trace lower plan tree backend driver report program
+               module treeplay
+"""
+"""Each stage (a folder, or a file beside them) and those it imports: they stand above it, and it needs each of them. `treeplay`
+is the package's face."""
 
 
-def stage_of(parts: tuple[str, ...]) -> str:
-    """The stage of a module path below the package: `("trace", "jit")` is in trace; the package itself is its face."""
-    return parts[0] if parts else "treeplay"
+def may_import() -> dict[str, set[str]]:
+    """The table as sets; a line that begins with blanks goes on with the row before it."""
+    rows: dict[str, set[str]] = {}
+    for line in TABLE.strip().splitlines():
+        words = line.split()
+        if not line.startswith(" "):
+            rows[stage := words.pop(0)] = set()
+        rows[stage].update(word for word in words if word != "-")
+    return rows
 
 
-def imports(path: Path) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Line and module path below the package of each import of ours in a file; imports for types only count too."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
+def modules() -> dict[str, Path]:
+    """The files of the package by their names."""
+    found = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path, known: Mapping[str, Path]) -> Iterator[tuple[int, str]]:
+    """Line and name of each module of ours that a file imports, or imports something of."""
+    for node in ast.walk(ast.parse(path.read_text())):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            first, *rest = name.split(".")
-            if first == "treeplay":
-                yield node.lineno, tuple(rest)
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in known else str(node.module) for name in whole]
+        yield from ((node.lineno, name) for name in names if name in known)
 
 
-def offenders() -> list[str]:
-    """Each import that points down."""
-    found = []
-    for path in sorted(SOURCE.rglob("*.py")):
-        own = stage_of(path.relative_to(SOURCE).with_suffix("").parts)
-        if own == "__init__":
-            continue
-        for line, parts in imports(path):
-            other = stage_of(parts)
-            if not allowed(own, other):
-                found.append(f"{path.relative_to(SOURCE)}:{line}: {own} imports {'.'.join(parts) or 'treeplay'}")
-    return found
+def stage_of(module: str) -> str:
+    """The stage of a module: `treeplay.trace.jit` is in trace."""
+    return module.split(".")[1] if "." in module else module
 
 
-def allowed(own: str, other: str) -> bool:
-    """Whether stage `own` may import stage `other`."""
-    if own == other or {own, other} in TOGETHER:
-        return True
-    if other not in ORDER:  # the package's face (`import treeplay`, `from treeplay import jit`)
-        return own == "cli"
-    return ORDER.index(other) < ORDER.index(own)
+def graph() -> dict[str, set[str]]:
+    """Each module and those that it imports."""
+    known = modules()
+    return {name: {other for _, other in imports(path, known)} - {name} for name, path in known.items()}
 
 
-def test_every_stage_has_its_place() -> None:
-    there = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert there - {"__init__", "__main__"} <= set(ORDER)
+def circle(edges: Mapping[str, Iterable[str]]) -> list[str]:
+    """Names that lead back to the first of them; empty if there is no such way."""
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return list(error.args[1])[::-1]
+    return []
 
 
-def test_imports_point_up() -> None:
-    found = offenders()
-    assert not found, "imports that point down:\n" + "\n".join(found)
+def test_each_stage_imports_what_its_row_says() -> None:
+    used: dict[str, set[str]] = {}
+    for module, others in graph().items():
+        used.setdefault(stage_of(module), set()).update(stage_of(other) for other in others)
+    wrong = []
+    table = may_import()
+    for stage in sorted({*used, *table} - {"__main__"}):
+        may, does = table.get(stage, set()), used.get(stage, set()) - {stage}
+        wrong += [f"{stage} imports {other}" for other in sorted(does - may)]
+        wrong += [f"{stage} may import {other} and does not" for other in sorted(may - does)]
+    assert not wrong, "\n".join(wrong)
 
 
-def test_values_import_nothing_of_ours() -> None:
-    for path in (SOURCE / "values").glob("*.py"):
-        assert all(parts[0] == "values" for _, parts in imports(path)), path
+def test_stages_import_what_stands_above_them() -> None:
+    table = may_import()
+    order = list(table)
+    wrong = [
+        f"{stage} imports {other}"
+        for at, stage in enumerate(order)
+        for other in sorted(table[stage])
+        if other not in order[:at]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    assert not circle(graph())
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": ["b"], "b": ["c"], "c": []}) == []
+    assert set(circle({"a": ["b"], "b": ["c"], "c": ["b"]})) == {"b", "c"}
 
 
 def test_only_the_lowerings_import_inductor() -> None:
+    known = modules()
     for path in SOURCE.rglob("*.py"):
         if path.relative_to(SOURCE).parts[0] != "lower":
-            assert ("torch_seam", "inductor") not in [parts[:2] for _, parts in imports(path)], path
+            assert "treeplay.torch_seam.inductor" not in [name for _, name in imports(path, known)], path
 
 
 def test_no_class_name_has_two_meanings() -> None:

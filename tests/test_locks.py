@@ -13,7 +13,7 @@ import torch
 
 from support import jit
 from treeplay.locks import TimedLock, shared_lock
-from treeplay.trace.jit import is_tracing_now, turn
+from treeplay.trace.turn import is_tracing_now, turn
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 

@@ -141,7 +141,7 @@ def compared(found: Play, expected: Play, *, is_exact: bool, is_half: bool = Fal
 
 def judge(name: str, make: Callable[[], Case], way: str, device: str) -> Outcome:
     """Play a program in eager and in one way."""
-    with warnings.catch_warnings(), _quiet():
+    with warnings.catch_warnings(), _quiet(), torch.backends.cudnn.flags(allow_tf32=False, deterministic=True):
         warnings.simplefilter("ignore")
         expected, _ = play(make, lambda step: step, device)
         kept_errors.clear()

@@ -154,7 +154,7 @@ def difference(
         if path not in found or path not in expected:
             return f"structure: {path} is {'missing' if path in expected else 'too much'}"
         left, right = found[path], expected[path]
-        if left.facts != right.facts:
+        if left.facts != right.facts and not _is_counter_that_moved(path, left, right):
             return f"facts: {path}: {left.facts}, expected {right.facts}"
         if not _are_equal(left.value, right.value, is_exact, is_half):
             return f"value: {path}: {_short(left.value)}, expected {_short(right.value)}"
@@ -166,6 +166,13 @@ def difference(
         if found[path].memory != right.memory:
             return f"memory: {path} lies in {found[path].memory}, expected {right.memory}"
     return None
+
+
+def _is_counter_that_moved(path: str, found: Leaf, expected: Leaf) -> bool:
+    """Whether an optimizer's counter lies on the GPU where eager keeps it on the CPU: docs/promises.md."""
+    if ".state[" not in path or found.facts[:1] != ("Tensor",) or expected.facts[2:3] != ("cpu",):
+        return False
+    return found.facts[2] == "cuda" and found.facts == (*expected.facts[:2], "cuda", *expected.facts[3:])
 
 
 def _is_consumed(path: str, found: Leaf | None, expected: Leaf) -> bool:
@@ -198,5 +205,8 @@ def _are_equal(found: Any, expected: Any, is_exact: bool, is_half: bool = False)
     close = _TOLERANCE.get(torch.bfloat16 if is_half else expected.dtype, 1e-3)
     if not expected.is_complex():
         found, expected = found.double(), expected.double()
-    least = close * float(expected.abs().nan_to_num(0, 0, 0).max()) * 0.05 if expected.numel() else 0.0
+    share = (
+        0.15 if is_half else 0.05
+    )  # compiled code leaves out roundings on the way: one unit in the last place of the largest
+    least = close * float(expected.abs().nan_to_num(0, 0, 0).max()) * share if expected.numel() else 0.0
     return bool(torch.isclose(found, expected, rtol=close, atol=max(least, close * 1e-2), equal_nan=True).all())

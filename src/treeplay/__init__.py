@@ -18,6 +18,7 @@ from treeplay import torch_seam
 torch_seam.require()  # first: what follows would end in an error that names a part of torch and nothing else
 
 from treeplay import graphs
+from treeplay.api import jit, reset
 from treeplay.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -29,7 +30,7 @@ from treeplay.errors import (
     TreeplayError,
     UsageError,
 )
-from treeplay.program import Jitted, jit, reset
+from treeplay.program import Jitted
 from treeplay.settings import settings
 
 if TYPE_CHECKING:

@@ -38,10 +38,14 @@ from treeplay.plan.work import is_small
 from treeplay.sandbox.boundary import Boundary
 from treeplay.settings import settings
 from treeplay.torch_seam.modes import without_function_modes
-from treeplay.trace.jit import Busy, Call, Trace, program_raised, trace
+from treeplay.trace.call import Call
+from treeplay.trace.jit import trace
 from treeplay.trace.log import LoggedCall, first_difference
 from treeplay.trace.opaque import Prepared, prepare
+from treeplay.trace.raised import program_raised
 from treeplay.trace.randomness import is_own
+from treeplay.trace.traced import Trace
+from treeplay.trace.turn import Busy
 from treeplay.tree.audit import Audit
 from treeplay.tree.key import label_of
 from treeplay.tree.make import current_inputs, make_recording, make_work, slot_outputs, state_of

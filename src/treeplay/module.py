@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from treeplay.errors import ArgumentTypeError
+from treeplay.program import Jitted
 
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -78,8 +79,6 @@ def _class_for(cls: type) -> type:
 
 def jit_module(module: M, *, lower: Any, on_refusal: Any) -> M:
     """A module like `module` that records and replays its calls."""
-    from treeplay.program import Jitted
-
     if isinstance(module, JittedModule):
         raise ArgumentTypeError(f"jit: this {type(module).__name__} is jitted already")
     jitted: Any = object.__new__(_class_for(cast(Any, type(module))))

@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.fx
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from support.compiled import SeenOperators, compiled, small_net
 from treeplay.backend import wrapped as wrapped_module
 from treeplay.backend.account import graph_reports
 from treeplay.backend.inner import boxed
@@ -24,24 +24,8 @@ from treeplay.torch_compile import backend, compile_graph
 from treeplay.values.refusal import Reason
 
 
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def model() -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-
-
 def wave(x, w):
     return torch.sin(x @ w).cos()
-
-
-def aten(program, **options):
-    return torch.compile(program, backend=backend, options={"inner": "aten", **options})
 
 
 def test_D1_the_graph_given_is_left_as_it_is():
@@ -54,14 +38,14 @@ def test_D1_the_graph_given_is_left_as_it_is():
 
 @pytest.mark.parametrize("inner", ["aten", "inductor"])
 def test_D1_a_compiled_module_computes_what_eager_does(inner):
-    net, x = model(), torch.randn(3, 4)
+    net, x = small_net(), torch.randn(3, 4)
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(net, backend=backend, options={"inner": inner})(x), net(x))
 
 
 @pytest.mark.parametrize("inner", ["aten", "inductor"])
 def test_D1_a_compiled_module_has_the_gradients_of_eager(inner):
-    net, x = model(), torch.randn(3, 4)
+    net, x = small_net(), torch.randn(3, 4)
     twin = copy.deepcopy(net)
     twin(x).square().sum().backward()
     torch.compile(net, backend=backend, options={"inner": inner})(x).square().sum().backward()
@@ -71,7 +55,7 @@ def test_D1_a_compiled_module_has_the_gradients_of_eager(inner):
 
 @pytest.mark.parametrize("inner", ["aten", "inductor"])
 def test_a_batch_size_that_changes(inner):
-    net = model()
+    net = small_net()
     run = torch.compile(net, backend=backend, options={"inner": inner}, dynamic=True)
     for rows in (3, 5, 7):
         x = torch.randn(rows, 4)
@@ -84,7 +68,7 @@ def test_inputs_that_a_program_writes():
         return x * 2
 
     x = torch.zeros(3)
-    assert aten(program)(x).tolist() == [2, 2, 2] and x.tolist() == [1, 1, 1]
+    assert compiled(program)(x).tolist() == [2, 2, 2] and x.tolist() == [1, 1, 1]
 
 
 def test_D2_options_hold_for_the_backward_that_is_compiled_later():
@@ -150,14 +134,14 @@ def spies(log):
 def test_D9_each_point_is_passed_once_in_training():
     log = []
     w = torch.randn(3, 3, requires_grad=True)
-    loss = aten(wave, **spies(log))(torch.randn(2, 3), w).sum()
+    loss = compiled(wave, **spies(log))(torch.randn(2, 3), w).sum()
     loss.backward()
     assert log == ["pre", "joint", "training", "training"]
 
 
 def test_D9_each_point_is_passed_once_for_inference():
     log = []
-    run = aten(wave, **spies(log))
+    run = compiled(wave, **spies(log))
     run(torch.randn(2, 3), torch.randn(3, 3))
     run(torch.randn(2, 3), torch.randn(3, 3))
     assert log == ["pre", "joint", "inference"]
@@ -174,7 +158,7 @@ def to_cosines(module, *_):
 @pytest.mark.parametrize("point", ["before_autograd", "joint", "after_autograd"])
 def test_D9_a_pass_at_each_point_changes_the_result(point):
     x = torch.randn(4)
-    run = aten(lambda x: torch.sin(x) * 2, **{point: [to_cosines]})
+    run = compiled(lambda x: torch.sin(x) * 2, **{point: [to_cosines]})
     torch.testing.assert_close(run(x), torch.cos(x) * 2)
 
 
@@ -186,7 +170,7 @@ def test_D9_a_pass_on_the_joint_graph_reaches_the_backward():
             if node.target is torch.ops.aten.mul.Tensor and node.args[1] == 2:
                 node.args = (node.args[0], 6)
 
-    aten(lambda x: x * 2, joint=[double])(x).sum().backward()
+    compiled(lambda x: x * 2, joint=[double])(x).sum().backward()
     assert x.grad.tolist() == [6, 6, 6, 6]
 
 
@@ -207,7 +191,7 @@ def test_D10_control_flow_in_control_flow():
 
         return torch.cond(x.sum() > 0, inner, lambda x: x - 7, (x,))
 
-    run = aten(program, after_autograd=[to_cosines])
+    run = compiled(program, after_autograd=[to_cosines])
     for scale in (2.0, 0.5, -1.0):
         x = torch.full((3,), scale)
         wanted = x.cos() if x.sum() > 3 else x * 5 if x.sum() > 0 else x - 7
@@ -225,7 +209,7 @@ def test_a_partitioner_of_the_user_is_given_what_torch_gives():
 
     w = torch.randn(3, 3, requires_grad=True)
     x = torch.randn(2, 3)
-    aten(wave, partition=split)(x, w).sum().backward()
+    compiled(wave, partition=split)(x, w).sum().backward()
     mine, w.grad = w.grad, None
     wave(x, w).sum().backward()
     torch.testing.assert_close(mine, w.grad)
@@ -233,7 +217,7 @@ def test_a_partitioner_of_the_user_is_given_what_torch_gives():
 
 
 def test_D14_compiling_uses_up_no_random_numbers():
-    run = aten(lambda x: x + torch.rand(3), eager_random=True)
+    run = compiled(lambda x: x + torch.rand(3), eager_random=True)
     torch.manual_seed(3)
     run(torch.zeros(3))
     mine = torch.rand(2)
@@ -242,20 +226,10 @@ def test_D14_compiling_uses_up_no_random_numbers():
     assert torch.equal(mine, torch.rand(2))
 
 
-class Log(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 def test_D14_dispatch_modes_see_no_compiling():
     module = torch.fx.symbolic_trace(lambda x: (x.sin() + 1,))
     x = torch.ones(3)
-    with Log() as log:
+    with SeenOperators() as log:
         run = compile_graph(module, [x], inner="aten")
         assert log.seen == []
         run(x)
@@ -340,6 +314,7 @@ torch.testing.assert_close(torch.compile(net, backend="treeplay", options={"inne
 """
 
 
+@pytest.mark.programs
 def test_D1_torch_finds_the_backend_by_its_name(tmp_path):
     known = importlib.metadata.entry_points(group="torch_dynamo_backends")
     if "treeplay" not in known.names:

@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from support import assert_same
-from treeplay.torch_compile import backend
-
-
-def compiled(program):
-    torch._dynamo.reset()
-    return torch.compile(program, backend=backend, options={"inner": "aten"})
+from support.compiled import compiled
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])

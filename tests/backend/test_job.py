@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import logging
 import threading
 import weakref
@@ -17,33 +16,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import annotate
 
+from support.compiled import compiled
 from treeplay.backend import job as job_module
 from treeplay.backend import wrapped as wrapped_module
 from treeplay.backend.account import graph_reports
 from treeplay.backend.inner import boxed, compile_inner
 from treeplay.backend.options import Options
 from treeplay.errors import InternalError, Refusal
-from treeplay.lower.artifact import _counting_cache, torchs_counters
-from treeplay.lower.compiler import find_compiler
 from treeplay.observe import counters, records
-from treeplay.torch_compile import backend, compile_graph
+from treeplay.torch_compile import compile_graph
 from treeplay.values.refusal import Reason
 from treeplay.wrap.aot import wrap_function
 from treeplay.wrap.aot.compilers import VISIBLE, Compilers
-
-needs_compiler = pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    gc.collect()  # reports of earlier tests go with their graphs
-    yield
-    torch._dynamo.reset()
-
-
-def compiled(program, inner="aten", **options):
-    return torch.compile(program, backend=backend, options={"inner": inner, **options})
 
 
 class Spy:
@@ -72,7 +56,7 @@ def eager_gradient(program, x, w):
 # D15, D16, D17
 
 
-@pytest.mark.parametrize("inner", ["aten", pytest.param("inductor", marks=needs_compiler)])
+@pytest.mark.parametrize("inner", ["aten", "inductor"])
 def test_D15_an_argument_is_written_once_in_every_mode(inner):
     def h(x):
         x.add_(1)
@@ -143,7 +127,7 @@ def test_D16_a_partition_that_saves_everything_gives_right_gradients():
     torch.testing.assert_close(w.grad, wanted)
 
 
-@pytest.mark.parametrize("inner", ["aten", pytest.param("inductor", marks=needs_compiler)])
+@pytest.mark.parametrize("inner", ["aten", "inductor"])
 def test_D17_results_have_the_strides_of_eager(inner):
     def program(x, w):
         return (x.t() * 2).relu(), (x @ w).t(), x.unsqueeze(0).expand(2, 3, 4) + 1
@@ -191,7 +175,7 @@ def convolutions():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
 
 
-@needs_compiler
+@pytest.mark.compile
 def test_D17_what_is_saved_lies_as_inductor_likes_and_the_backward_is_compiled_for_that(monkeypatch):
     from treeplay.lower import artifact
 
@@ -257,7 +241,7 @@ def reported(module, inputs, options):
     return context.output_strides
 
 
-@pytest.mark.parametrize("inner", ["aten", pytest.param("inductor", marks=needs_compiler)])
+@pytest.mark.parametrize("inner", ["aten", "inductor"])
 def test_D18_strides_of_results_are_reported_again_and_again(inner):
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(torch.ones(3, 4))
@@ -440,6 +424,8 @@ def test_O1_graphs_traces_and_compiles_are_counted_by_how_they_end_and_by_direct
 
 
 def test_O1_what_inductors_cache_says_is_counted():
+    from treeplay.lower.artifact import _counting_cache, torchs_counters
+
     with _counting_cache():
         torchs_counters["inductor"]["fxgraph_cache_hit"] += 2
     assert dict(counters["inductor cache"]) == {"hit": 2}

@@ -19,12 +19,10 @@ aten = torch.ops.aten
 
 
 @pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
+def no_fallback() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="treeplay runs")
         yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ def test_W47_the_alias_check_is_one_of_three():
         overridden(Options(), {"alias_check": True})
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_modes_that_are_what_the_backend_does_are_taken(mode):
     compiled = torch.compile(lambda x: x * 3 - 1, backend="treeplay", mode=mode)

@@ -4,38 +4,21 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch.fx.traceback import annotate
 
+from support.compiled import compiled as compiled_for_any_size
+from support.compiled import new_reports
 from support.recordings import on_a_tape
-from treeplay.backend.account import graph_reports
 from treeplay.observe import counters
 from treeplay.settings import settings
-from treeplay.torch_compile import backend
-from treeplay.values.captured import GraphReport
 
-OLDER: set[int] = set()
-"""Graphs of other tests that are still alive."""
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    OLDER.update(report.graph_id for report in graph_reports())
-    yield
-    torch._dynamo.reset()
-
-
-def reports() -> list[GraphReport]:
-    return [report for report in graph_reports() if report.graph_id not in OLDER]
-
-
-def compiled(program: Callable[..., Any], *, dynamic: bool = False, **options: Any) -> Any:
-    return torch.compile(program, backend=backend, options={"inner": "aten", **options}, dynamic=dynamic)
+compiled = partial(compiled_for_any_size, dynamic=False)
 
 
 def numbers(device: str, rows: int = 3) -> torch.Tensor:
@@ -78,7 +61,7 @@ def test_D29_each_reason_is_told_alone_and_the_result_is_eagers(name: str, devic
             ours, eagers = numbers(device) + call, numbers(device) + call
             torch.testing.assert_close(run(ours), program(eagers))
             assert torch.equal(ours, eagers)
-    (report,) = reports()
+    (report,) = new_reports()
     assert (report.outcome, [skip.name for skip in report.skips]) == ("skipped", [name]) and report.launch is None
     assert dict(counters["skips"]) == {"total": 1, name: 1} and "recorded" not in counters["graphs"]
 
@@ -87,7 +70,7 @@ def test_D29_the_backward_of_a_forward_that_is_not_recorded_is_not_either(device
     w = numbers(device, 2).requires_grad_()
     run = compiled(lambda x, w: (marked(x @ w) * w.sum()).sum())
     run(numbers(device), w).backward()
-    forward, backward = reports()
+    forward, backward = new_reports()
     assert [skip.name for skip in forward.skips] == ["annotation"]
     assert "forward_skipped" in [skip.name for skip in backward.skips]
 
@@ -118,7 +101,7 @@ def test_D28_nine_sizes_give_one_warning_and_a_recording_each(device: str, monke
             torch.testing.assert_close(run(x), x.sin() * rows)
     texts = [str(item.message) for item in caught if "sets of sizes" in str(item.message)]
     assert len(texts) == 1 and "more than 8" in texts[0] and "pad" in texts[0]
-    kept = [report for report in reports() if report.launch is not None]
+    kept = [report for report in new_reports() if report.launch is not None]
     assert {report.launch.stage for report in kept} == {"recorded"}  # type: ignore[union-attr]
     assert {item.role.value for item in kept[0].inputs if item.kind == "SymInt"} == {"plain"}  # D21
 
@@ -133,7 +116,7 @@ def test_D32_the_first_call_draws_what_an_unrecorded_one_draws(device: str, monk
         drawn.append([run(numbers(device, 20)) for _ in range(4)])
     for unrecorded, recorded in zip(*drawn, strict=True):
         assert torch.equal(unrecorded, recorded)
-    launch = reports()[-1].launch
+    launch = new_reports()[-1].launch
     assert launch is not None and launch.stage == "recorded" and launch.launches > 0
 
 
@@ -143,7 +126,7 @@ def test_Dplus3_an_input_that_overlaps_itself_is_recorded(device: str, monkeypat
     for call in range(5):
         x = (torch.arange(5.0, device=device) + call).as_strided((3, 3), (1, 1))
         torch.testing.assert_close(run(x), (x * 2).sin() - x.sum(0))
-    (report,) = reports()
+    (report,) = new_reports()
     assert report.outcome == "recorded" and report.launch is not None and report.launch.launches >= 3
 
 
@@ -157,7 +140,7 @@ def test_Dplus5_fifty_sizes_leave_four_recordings_and_all_are_right(
             x = numbers(device, rows)
             for _ in range(2 if device == "cpu" else 3):
                 torch.testing.assert_close(run(x), x.sin() * rows - x)
-            assert sum(report.launch is not None for report in reports()) <= 4
+            assert sum(report.launch is not None for report in new_reports()) <= 4
             if device == "cuda":
                 memory.append(torch.cuda.memory_allocated())
     assert dict(counters["sizes"]) == {"compiled": 50, "dropped": 46}

@@ -5,16 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from treeplay.backend.returns import (
-    ArgumentItself,
-    ArgumentView,
-    Made,
-    PlainValue,
-    Returns,
-    survey_returns,
-    write_results,
-)
+from treeplay.backend.returns import Returns, survey_returns, write_results
 from treeplay.codegen import Writer
+from treeplay.values.output import Fresh, Layout, SameAsInput, Static, View
 
 
 def program(x: torch.Tensor, w: torch.Tensor, size: int) -> list[object]:
@@ -27,16 +20,16 @@ def test_each_result_is_told_by_its_memory() -> None:
     x, w = torch.randn(3, 4), torch.randn(12)[2:6]
     returns = survey_returns([x, w, 7], program(x, w, 7))
     assert isinstance(returns, Returns)
-    assert returns.parts == (
-        Made(0),
-        ArgumentItself(1),
-        ArgumentView(1, False, (4,), (1,), 0),
-        ArgumentView(0, True, (4, 3), (1, 4), 0),
-        PlainValue(None),
-        PlainValue(7),
-        ArgumentView(0, False, (2, 4), (4, 1), 4),
-        ArgumentView(1, True, (6,), (1,), 2),
-        Made(2),
+    assert returns.refs == (
+        Fresh(0),
+        SameAsInput(1),
+        View(SameAsInput(1), Layout((4,), (1,), 0)),
+        View(Fresh(0), Layout((4, 3), (1, 4), 0)),
+        Static(None),
+        Static(7),
+        View(SameAsInput(0), Layout((2, 4), (4, 1), 4)),
+        View(Fresh(1), Layout((6,), (1,), 2)),
+        Fresh(2),
     )
     assert returns.owners == (0, 7, 8)
 
@@ -45,7 +38,7 @@ def test_one_tensor_given_twice_is_one_tensor_again() -> None:
     hidden = torch.randn(3) * 2
     returns = survey_returns([], [hidden, hidden, hidden[:]])
     assert isinstance(returns, Returns) and returns.owners == (0,)
-    assert returns.parts == (Made(0), Made(0), ArgumentView(0, True, (3,), (1,), 0))
+    assert returns.refs == (Fresh(0), Fresh(0), View(Fresh(0), Layout((3,), (1,), 0)))
 
 
 def test_results_are_put_together_from_other_arguments_and_new_memory() -> None:
@@ -68,7 +61,7 @@ def test_results_are_put_together_from_other_arguments_and_new_memory() -> None:
 
 def test_one_argument_at_two_places_is_either_of_them() -> None:
     x = torch.randn(3)
-    assert survey_returns([x, x], [x]) == Returns((ArgumentItself(0),), ())
+    assert survey_returns([x, x], [x]) == Returns((SameAsInput(0),), ())
 
 
 @pytest.mark.parametrize(
@@ -76,7 +69,7 @@ def test_one_argument_at_two_places_is_either_of_them() -> None:
     [
         (lambda x: ([x[:2], x[1:]], [x[1:2].view(1, 1)]), "memory that inputs 0, 1 share"),
         (lambda x: ([x], [x.view(torch.int32)]), "another dtype"),
-        (lambda x: ([], [y := x * 1, y.view(torch.int32)]), "of different dtypes"),
+        (lambda x: ([], [y := x * 1, y.view(torch.int32)]), "an earlier result with another dtype"),
         (lambda x: ([], [(x + 1).to_sparse()]), "more than memory"),
     ],
 )

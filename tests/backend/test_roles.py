@@ -6,22 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from support.compiled import compiled
 from treeplay.backend.account import graph_reports
 from treeplay.backend.roles import fixed_inputs, roles_by_count
 from treeplay.errors import InternalError
-from treeplay.torch_compile import backend, compile_graph
+from treeplay.torch_compile import compile_graph
 from treeplay.values.captured import Role
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def compiled(program, **keywords):
-    return torch.compile(program, backend=backend, options={"inner": "aten"}, **keywords)
 
 
 def newest(direction):

@@ -108,6 +108,7 @@ def negative(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     return [torch.cat([x.t()]), made.diagonal(), made[1:]]
 
 
+@pytest.mark.compile
 def test_Wplus1_negative_views_lone_parts_and_two_writes_are_compiled_as_eager_has_them() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(negative, backend="treeplay")

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from treeplay.backend.inner import boxed
+from support.compiled import Inner
 from treeplay.backend.options import Options
 from treeplay.driver import compile_captured
 from treeplay.settings import settings
@@ -15,38 +15,22 @@ from treeplay.torch_compile import backend
 from treeplay.torch_seam.dynamo import _mark_of_changing_sizes
 
 
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-class Counting:
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, module, inputs):
-        self.calls += 1
-        return boxed(module)
-
-
 def test_each_size_is_compiled_once():
-    inner = Counting()
+    inner = Inner()
     run = torch.compile(lambda x: x.sin() * x.shape[0], backend=backend, options={"inner": inner}, dynamic=True)
     for rows in (3, 5, 3, 5, 7):
         x = torch.randn(rows, 2)
         torch.testing.assert_close(run(x), x.sin() * rows)
-    assert inner.calls == 3
+    assert len(inner.graphs) == 3
 
 
 def test_only_the_newest_are_kept():
-    inner = Counting()
+    inner = Inner()
     run = torch.compile(lambda x: x.sin() * x.shape[0], backend=backend, options={"inner": inner}, dynamic=True)
     with settings.changed(max_recordings_per_program=2):
         for rows in (3, 5, 7, 3):
             run(torch.randn(rows, 2))
-    assert inner.calls == 4
+    assert len(inner.graphs) == 4
 
 
 def test_sizes_with_gradients():
@@ -73,7 +57,7 @@ def test_W28_sizes_that_change_are_noted_at_results(device):
 
 
 def test_W28_a_following_graph_keeps_them_dynamic(device):
-    inner = Counting()
+    inner = Inner()
 
     def program(x):
         y = x * 2

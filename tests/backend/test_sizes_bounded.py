@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import warnings
 
-import pytest
 import torch
 
+from support.compiled import compiled
 from treeplay.backend.account import graph_reports
 from treeplay.observe import counters
 from treeplay.settings import settings
 from treeplay.torch_compile import backend
 
 
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def program(x):
     return x.sin() * x.shape[0]
-
-
-def compiled(**options):
-    return torch.compile(program, backend=backend, options={"inner": "aten", **options}, dynamic=True)
 
 
 def call(run, rows):
@@ -34,7 +23,7 @@ def call(run, rows):
 
 
 def test_Dplus5_the_size_unused_for_longest_goes_first():
-    run = compiled()
+    run = compiled(program, dynamic=True)
     with settings.changed(max_recordings_per_program=2):
         for rows in (3, 5, 3, 7, 3):  # 3 was used after 5, which makes room for 7
             call(run, rows)
@@ -42,14 +31,14 @@ def test_Dplus5_the_size_unused_for_longest_goes_first():
 
 
 def test_D28_one_compile_for_each_size_that_came():
-    run = compiled()
+    run = compiled(program, dynamic=True)
     for rows in (4, 5, 4, 5):
         call(run, rows)
     assert dict(counters["sizes"]) == {"compiled": 2}
 
 
 def test_D28_one_warning_suggests_to_pad():
-    run = compiled(most_sizes=3)
+    run = compiled(program, dynamic=True, most_sizes=3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for rows in range(3, 10):
@@ -59,7 +48,7 @@ def test_D28_one_warning_suggests_to_pad():
 
 
 def test_D28_an_option_forbids_to_record_sizes_that_change():
-    run = compiled(record_dynamic=False)
+    run = compiled(program, dynamic=True, record_dynamic=False)
     call(run, 4)
     assert [skip.name for skip in graph_reports()[-1].skips] == ["dynamic_sizes"]
     torch._dynamo.reset()

@@ -37,6 +37,7 @@ def test_a_result_that_is_laid_out_otherwise_is_copied_and_others_pass():
     assert results[0].stride() == (4, 1) and results[1] is kept and results[2] is None
 
 
+@pytest.mark.compile
 def test_gradients_of_a_convolution_with_normalisation():
     torch._dynamo.reset()
     torch.manual_seed(0)

@@ -6,19 +6,9 @@ import sys
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from support.compiled import SeenOperators
 from treeplay.backend.surroundings import raise_recursion_limit, undisturbed
-
-
-class Log(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 def test_D14_random_numbers_are_not_used_up():
@@ -46,7 +36,7 @@ def test_D14_grad_mode_and_autocast_are_put_back(is_failing):
 
 
 def test_D14_dispatch_modes_of_the_user_see_nothing():
-    with Log() as log:
+    with SeenOperators() as log:
         with undisturbed():
             torch.ones(2) + 1
         torch.ones(2).sum()

@@ -14,31 +14,12 @@ import pytest
 import torch
 from torch import nn
 
+from support.compiled import compiled, small_net
 from treeplay.backend.account import graph_reports
 from treeplay.backend.inner import boxed
-from treeplay.lower.compiler import find_compiler
 from treeplay.torch_compile import backend
 
-needs_compiler = pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")
-BOTH = pytest.mark.parametrize("inner", ["aten", pytest.param("inductor", marks=needs_compiler)])
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def compiled(program, inner="aten", *, fullgraph=False, dynamic=None, **options):
-    return torch.compile(
-        program, backend=backend, options={"inner": inner, **options}, fullgraph=fullgraph, dynamic=dynamic
-    )
-
-
-def mlp():
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+BOTH = pytest.mark.parametrize("inner", ["aten", "inductor"])
 
 
 def inputs(seed, *shape):
@@ -105,7 +86,7 @@ def test_a_full_graph_that_breaks_raises():
 
 @BOTH
 def test_a_full_graph_trains(inner):
-    check_training(mlp(), inner, fullgraph=True)
+    check_training(small_net(), inner, fullgraph=True)
 
 
 @BOTH
@@ -135,7 +116,7 @@ def test_a_reset_compiles_anew():
 
 @BOTH
 def test_grad_mode_switches_between_calls(inner):
-    net, x = mlp(), inputs(0, 3, 4)
+    net, x = small_net(), inputs(0, 3, 4)
     run = compiled(net, inner)
     wanted = net(x).detach()
     for _ in range(2):
@@ -167,7 +148,7 @@ def test_grad_mode_switches_inside_of_a_graph(inner):
 
 @BOTH
 def test_autocast_outside_and_inside(inner):
-    net, x = mlp(), inputs(0, 3, 4)
+    net, x = small_net(), inputs(0, 3, 4)
 
     def inside(x):
         with torch.autocast("cpu", torch.bfloat16):
@@ -192,7 +173,7 @@ def test_autocast_outside_and_inside(inner):
 
 @BOTH
 def test_hooks_of_modules_and_of_tensors(inner):
-    net, twin = mlp(), mlp()
+    net, twin = small_net(), small_net()
     seen = {"mine": [], "wanted": []}
     for module, name in ((net, "mine"), (twin, "wanted")):
         module[0].register_forward_hook(lambda module, args, out: out * 3)
@@ -210,7 +191,7 @@ def test_hooks_of_modules_and_of_tensors(inner):
 
 
 def test_full_backward_hooks():
-    net, twin = mlp(), mlp()
+    net, twin = small_net(), small_net()
     for module in (net, twin):
         module[1].register_full_backward_hook(lambda module, into, out: (into[0] * 5,))
     x = inputs(0, 3, 4)
@@ -220,7 +201,8 @@ def test_full_backward_hooks():
         torch.testing.assert_close(one.grad, other.grad)
 
 
-def test_saved_tensors_may_be_packed_by_the_user():
+@BOTH
+def test_saved_tensors_may_be_packed_by_the_user(inner):
     """What a hook gives back lies otherwise in memory than what was saved: the backward still computes with its values."""
     x, w = inputs(0, 3, 4).t().contiguous().t(), inputs(1, 4, 5).requires_grad_()
 
@@ -228,7 +210,7 @@ def test_saved_tensors_may_be_packed_by_the_user():
         return ((x @ w).t() * 2).sin()
 
     (wanted,) = torch.autograd.grad(program(x, w).sum(), w)
-    run = compiled(program, "inductor" if find_compiler().path else "aten")
+    run = compiled(program, inner)
     torch.testing.assert_close(torch.autograd.grad(run(x, w).sum(), w)[0], wanted)
     with torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: tensor, lambda tensor: tensor.t().contiguous().t() if tensor.dim() == 2 else tensor
@@ -238,7 +220,7 @@ def test_saved_tensors_may_be_packed_by_the_user():
 
 @BOTH
 def test_sizes_that_change_train(inner):
-    net, twin = mlp(), mlp()
+    net, twin = small_net(), small_net()
     run = compiled(net, inner, dynamic=True)
     for rows in (3, 5, 3):
         x = inputs(rows, rows, 4)
@@ -283,6 +265,7 @@ print("equal")
 """
 
 
+@pytest.mark.compile
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
 def test_distributed_data_parallel_over_two_processes(tmp_path):
     import socket
@@ -292,11 +275,10 @@ def test_distributed_data_parallel_over_two_processes(tmp_path):
         port = str(free.getsockname()[1])
     script = tmp_path / "worker.py"
     script.write_text(SCRIPT)
-    inners = ["aten", *(["inductor"] if find_compiler().path is not None else [])]
     source = str(Path(sys.modules[backend.__module__].__file__).parents[1])
     workers = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(script), str(rank), port, *inners],
+            [sys.executable, "-W", "ignore", str(script), str(rank), port, "aten", "inductor"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from treeplay.backend.account import graph_reports
-from treeplay.backend.inner import boxed
+from support.compiled import Inner, new_reports
 from treeplay.errors import UsageError
 from treeplay.torch_compile import backend
 from wrap.aot.effects import LOG, twice
@@ -27,23 +26,10 @@ DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]
 
 
 @pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
+def no_fallback() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="treeplay runs")
         yield
-    torch._dynamo.reset()
-
-
-class Inner:
-    """An inner compiler that runs graphs as they are, and counts them."""
-
-    def __init__(self) -> None:
-        self.graphs: list[torch.fx.GraphModule] = []
-
-    def __call__(self, module: torch.fx.GraphModule, inputs: Any) -> Any:
-        self.graphs.append(module)
-        return boxed(module)
 
 
 def train(program: Callable[..., Any], net: nn.Module, batches: list[torch.Tensor]) -> list[Any]:
@@ -97,6 +83,7 @@ def test_W15_a_model_with_parameters_made_of_tensors_trains() -> None:
     assert len(inner.graphs) == 2 and isinstance(net.first.grad, Pair)
 
 
+@pytest.mark.compile
 def test_W15_the_same_with_inductor() -> None:
     agree(Paired(), batches(5, 3), inner="inductor")
 
@@ -303,7 +290,7 @@ def test_W35_a_tensor_stashed_on_a_custom_functions_context_may_change_as_in_eag
 @EACH
 def test_W44_what_hooks_keep_of_recorded_steps_stays_as_it_was() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(current_device())
-    twin, older = copy.deepcopy(net), {report.graph_id for report in graph_reports()}
+    twin = copy.deepcopy(net)
     run = torch.compile(net, backend=backend, options={"inner": "aten"})
     kept: list[torch.Tensor] = []
     copies: list[torch.Tensor] = []
@@ -318,8 +305,8 @@ def test_W44_what_hooks_keep_of_recorded_steps_stays_as_it_was() -> None:
     assert len(kept) >= 5 * 3 and all(map(torch.equal, kept, copies))
     for mine, eagers in zip(net.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, eagers.grad)
-    for report in graph_reports() if current_device() == "cuda" else ():
-        assert report.graph_id in older or (report.launch.stage == "recorded" and report.launch.launches >= 3), report
+    for report in new_reports() if current_device() == "cuda" else ():
+        assert report.launch.stage == "recorded" and report.launch.launches >= 3, report
 
 
 @EACH

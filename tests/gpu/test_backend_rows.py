@@ -3,48 +3,35 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch.fx.traceback import annotate
 
-from treeplay.backend.account import graph_reports
+from support.compiled import compiled as compiled_for_any_size
+from support.compiled import new_reports
 from treeplay.backend.inner import boxed
 from treeplay.observe import counters
-from treeplay.torch_compile import backend
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
-
-OLDER: set[int] = set()
-"""Graphs of other tests that are still alive."""
+compiled = partial(compiled_for_any_size, dynamic=False)
 
 
 @pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
+def fresh_counters(fresh_dynamo: None) -> None:
     torch._dynamo.utils.counters.clear()
-    OLDER.update(report.graph_id for report in graph_reports())
-    yield
-    torch._dynamo.reset()
-
-
-def reports() -> list[Any]:
-    return [report for report in graph_reports() if report.graph_id not in OLDER]
 
 
 def numbers(*size: int) -> torch.Tensor:
     return torch.arange(1.0, torch.Size(size).numel() + 1, device="cuda").reshape(size) / 4 - 0.7
 
 
-def compiled(program: Callable[..., Any], *, dynamic: bool | None = False, **options: Any) -> Any:
-    return torch.compile(program, backend=backend, options={"inner": "aten", **options}, dynamic=dynamic)
-
-
 def outcomes() -> list[str]:
-    return [report.outcome for report in reports()]
+    return [report.outcome for report in new_reports()]
 
 
 def test_D22_an_offset_that_changes_compiles_nothing_anew() -> None:
@@ -77,7 +64,7 @@ def test_D21_the_result_of_one_recording_is_the_input_of_the_next() -> None:
         x = numbers(8) + k
         torch.testing.assert_close(second(first(x)), (x * 2 + 1).sin() - (x * 2 + 1))
     assert outcomes() == ["recorded", "recorded"]
-    for report in reports():  # a result is a tensor like any other, which is read where it lies
+    for report in new_reports():  # a result is a tensor like any other, which is read where it lies
         assert report.launch.stage == "recorded" and report.launch.copied_bytes == 0 and report.launch.launches >= 4
 
 
@@ -118,7 +105,7 @@ def test_D29_each_reason_on_a_gpu(program: Callable[..., Any], options: dict[str
         x = numbers(8) + k
         torch.testing.assert_close(run(x.clone()), program(x.clone()))
     assert "recorded" not in outcomes()
-    report = next(report for report in reports() if report.skips)
+    report = next(report for report in new_reports() if report.skips)
     assert {skip.name for skip in report.skips} >= reasons
     assert counters["skips"]["total"] >= 1
 
@@ -191,6 +178,6 @@ def test_O1_a_compile_and_three_calls_are_counted() -> None:
     run = compiled(plain)
     for _ in range(5):
         run(numbers(8))
-    (report,) = reports()
+    (report,) = new_reports()
     assert counters["graphs"]["recorded"] == 1 and report.launch.stage == "recorded" and report.launch.launches >= 1
     assert counters["compiles"]["inference"] == 1 and "total" not in counters["skips"]

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treeplay
+from treeplay.observe.internal import internal_errors
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
@@ -377,3 +378,27 @@ def test_scratch_that_an_operator_has_where_its_result_will_lie_stays_where_it_i
             close(mine, eagers, 1e-5)
     assert launch_of(jitted).stage == "recorded"
     assert any(how.startswith("copied") for how in launch_of(jitted).policy.values())
+
+
+def test_lengths_on_the_cpu_are_read_as_in_eager() -> None:
+    def program(x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        lengths, target_lengths = torch.full((2,), 9), torch.full((2,), 3)
+        return F.ctc_loss(x.log_softmax(-1), targets, lengths, target_lengths) * 2
+
+    jitted: Any = treeplay.jit(program, lower="aten")
+    for _ in range(4):
+        x, targets = torch.randn(9, 2, 6, device="cuda", requires_grad=True), torch.randint(1, 6, (2, 3), device="cuda")
+        found, expected = jitted(x, targets), program(x, targets)
+        close(found, expected)
+        close(*(torch.autograd.grad(loss, x)[0] for loss in (found, expected)))
+
+
+@pytest.mark.parametrize("lower", ["aten", "inductor"])
+def test_a_program_without_work_is_recorded(lower: str) -> None:
+    before = internal_errors()
+    jitted: Any = treeplay.jit(lambda x, y: (x.view(-1), x), lower=lower, on_refusal="raise")
+    for _ in range(5):
+        x = torch.randn(3, 4, device="cuda")
+        view, same = jitted(x, x * 2)
+        assert same is x and view.data_ptr() == x.data_ptr() and view.shape == (12,)
+    assert internal_errors() == before

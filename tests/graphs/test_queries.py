@@ -40,10 +40,12 @@ print(torch.cuda.is_initialized())
 """
 
 
+@pytest.mark.programs
 def test_G1_nothing_is_needed_before_the_call_that_needs_it() -> None:
     assert in_fresh_process(WITHOUT_CUDA, CUDA_VISIBLE_DEVICES="") == "cpu True"
 
 
+@pytest.mark.programs
 def test_G1_G2_importing_and_asking_creates_no_context() -> None:
     assert in_fresh_process(WITH_CUDA) == "False"
 

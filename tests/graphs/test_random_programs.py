@@ -11,7 +11,7 @@ from support.random_programs import PROGRAMS, is_valid, run
 from support.recordings import record
 
 # A program may do nothing at all, of which a recording warns.
-pytestmark = pytest.mark.filterwarnings("ignore:.*is empty")
+pytestmark = [pytest.mark.programs, pytest.mark.filterwarnings("ignore:.*is empty")]
 FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

@@ -22,7 +22,8 @@ from treeplay.guards import reach as module_of_reach
 from treeplay.guards.conditions import Table
 from treeplay.guards.reach import Reach, TooMuch, spot_of
 from treeplay.guards.reads import Reads
-from treeplay.trace.jit import Call, trace
+from treeplay.trace.call import Call
+from treeplay.trace.jit import trace
 from treeplay.values.place import How, Place, root
 from treeplay.values.structure import flatten
 

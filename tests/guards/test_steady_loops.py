@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from support import assert_same, jit
 from treeplay.guards.check import Guards
 
+pytestmark = pytest.mark.programs
+
 _WARM = 12  # calls after which a loop is steady: entries that keep changing are compared one by one by then
 
 

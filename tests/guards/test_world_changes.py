@@ -9,6 +9,8 @@ import torch
 
 from support.worlds import Outcome, difference, make_world, run, run_world, shrink
 
+pytestmark = pytest.mark.programs
+
 BLOCK = 25
 FIRST = 1_000_000  # seeds that the benchmark does not reach
 

@@ -10,7 +10,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from treeplay.lower.compiler import find_compiler
 from treeplay.torch_seam import autograd, tensors
 from treeplay.torch_seam import operators as torch_operators
 from treeplay.values.spec import TensorSpec
@@ -45,7 +44,7 @@ def test_gradients_are_on_for_an_operator_and_off_again() -> None:
         assert not torch.is_grad_enabled()
 
 
-@pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")
+@pytest.mark.compile
 def test_inductor_compiles_a_graph_of_fakes() -> None:
     from treeplay.lower import artifact
 
@@ -80,7 +79,7 @@ def test_a_wrapper_in_cpp_is_made_where_it_saves_something(operators: list[Any],
     assert artifact.is_worth_cpp(graph) == is_worth
 
 
-@pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")
+@pytest.mark.compile
 def test_inductors_cache_knows_which_results_are_seen() -> None:
     from torch._dynamo.utils import counters
     from torch._inductor.utils import fresh_cache

@@ -21,8 +21,11 @@ from treeplay.lower.aten.ops import aten, out_form
 from treeplay.lower.lowered import Lowered
 from treeplay.plan.arena import plan_arena
 from treeplay.torch_seam import autograd, operators, tensors
-from treeplay.trace.jit import Call, Trace, trace
-from treeplay.values.signature import Argument, Built, Constant, Fresh, SameAsInput, Static, View
+from treeplay.trace.call import Call
+from treeplay.trace.jit import trace
+from treeplay.trace.traced import Trace
+from treeplay.values.output import Fresh, SameAsInput, Static, View
+from treeplay.values.signature import Argument, Built, Constant
 from treeplay.values.structure import flatten, unflatten
 
 
@@ -67,9 +70,9 @@ class Replay:
                 return inputs[index]
             case Static(value):
                 return value
-            case View(of, shape, stride, offset):
+            case View(of, layout):
                 base = self.value(of, inputs, outputs).detach()
-                return base.as_strided(shape, stride, base.storage_offset() + offset)
+                return base.as_strided(layout.shape, layout.stride, base.storage_offset() + layout.offset)
             case Built(structure, refs):
                 return unflatten(structure, [self.value(part, inputs, outputs) for part in refs])
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from treeplay.lower.artifact import decompositions
 from treeplay.lower.checked import has_unchecked_scatter
 
 PROGRAMS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]] = {
@@ -20,11 +20,17 @@ PROGRAMS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]]
 }
 
 
+def parts() -> dict[Any, Any]:
+    from treeplay.lower.artifact import decompositions
+
+    return decompositions(eager_random=False)
+
+
 @pytest.mark.parametrize("what", PROGRAMS)
 def test_parts_check_what_the_operator_checks(what: str) -> None:
     program, bad = PROGRAMS[what]
     good = torch.ones_like(bad)
-    graph = make_fx(program, decomposition_table=decompositions(eager_random=False))(good)
+    graph = make_fx(program, decomposition_table=parts())(good)
     assert graph(good).shape == program(good).shape
     for run in (program, graph.forward):
         with pytest.raises(RuntimeError):
@@ -32,14 +38,12 @@ def test_parts_check_what_the_operator_checks(what: str) -> None:
 
 
 def test_on_another_device_the_parts_are_the_compilers_own() -> None:
-    graph = make_fx(torch.bernoulli, decomposition_table=decompositions(eager_random=False))(
-        torch.ones(2, device="meta")
-    )
+    graph = make_fx(torch.bernoulli, decomposition_table=parts())(torch.ones(2, device="meta"))
     assert "_assert_async" not in graph.code
 
 
 def graph_of(program: Callable[..., torch.Tensor], *args: torch.Tensor) -> torch.fx.Graph:
-    return make_fx(program, decomposition_table=decompositions(eager_random=False))(*args).graph
+    return make_fx(program, decomposition_table=parts())(*args).graph
 
 
 def test_a_scatter_is_checked_by_itself_where_nothing_looks_the_places_up() -> None:

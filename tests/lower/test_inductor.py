@@ -13,9 +13,8 @@ from torch.nn import functional as F
 
 import treeplay
 from support import Twins
-from treeplay.lower.compiler import find_compiler
 
-pytestmark = pytest.mark.skipif(find_compiler().path is None, reason="there is no C++ compiler")
+pytestmark = pytest.mark.compile
 
 
 def twins(make_model, make_optimizer):

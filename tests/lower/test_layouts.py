@@ -13,7 +13,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from support import jit
 from treeplay.errors import LoweringError
-from treeplay.lower.compiler import find_compiler
 from treeplay.lower.layouts import check_layouts, has_convolutions_both_ways, put_channels_last
 from treeplay.settings import settings
 
@@ -23,9 +22,6 @@ aten = torch.ops.aten
 def force_stride_order(tensor: torch.Tensor, stride: list[int]) -> torch.Tensor:
     made = torch.empty_strided(tensor.shape, stride)
     return made.copy_(tensor)
-
-
-needs_compiler = pytest.mark.skipif(find_compiler().path is None, reason="needs a C++ compiler")
 
 
 def traced(function: Callable[..., tuple[torch.Tensor, ...]], *shapes: tuple[int, ...]) -> torch.fx.GraphModule:
@@ -75,7 +71,7 @@ def test_matrices_are_left_alone() -> None:
     assert not module.graph.find_nodes(op="call_function", target=aten.clone.default)
 
 
-@needs_compiler
+@pytest.mark.compile
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_compiled_results_have_eagers_strides(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
@@ -107,7 +103,7 @@ def make_step(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[tor
     return step
 
 
-@needs_compiler
+@pytest.mark.compile
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_compiled_step_of_a_convolutional_net_is_eagers(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
@@ -146,7 +142,7 @@ class Wide(nn.Module):
         return self.head((x - self.last(x.relu())).relu().mean((2, 3)))
 
 
-@needs_compiler
+@pytest.mark.compile
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_channels_last_step_stays_right_when_its_tensors_move(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,7 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture(autouse=True)
-def exact_products() -> Iterator[None]:
+def exact_products(fresh_dynamo: None) -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     yield

@@ -25,6 +25,7 @@ NAMES = [model.name for model in MODELS]
 COMPILED = ("vit",)  # Inductor takes its time
 CALLS = 4  # jit: eager, recorded, replayed, replayed
 CLOSE = 1e-4
+TRACED = Way("aot_eager", lambda model: torch.compile(model, backend="aot_eager"))
 AS_EAGER = 4  # times what eager itself is off in these few steps
 
 pytestmark = [pytest.mark.parametrize("device", DEVICES, ids=str), pytest.mark.filterwarnings("ignore")]
@@ -60,8 +61,13 @@ def training(way: Way, name: str, device: torch.device) -> Agreement:
         )
 
 
-def assert_close(found: Agreement, name: str, device: torch.device, *, bound: float = CLOSE) -> None:
-    """A way is as near to eager as it can be: networks that normalize few numbers amplify how these are added up."""
+def assert_close(
+    found: Agreement, name: str, device: torch.device, *, bound: float = CLOSE, through_compile: bool = False
+) -> None:
+    """A way is as near to eager as it can be: networks that normalize few numbers amplify how these are added up.
+
+    `through_compile`: training behind Dynamo is as near at least as torch's own trace of it.
+    """
     if found.worst < bound:
         return
     model = model_of(name)
@@ -70,6 +76,10 @@ def assert_close(found: Agreement, name: str, device: torch.device, *, bound: fl
         network = model.make("tiny", device, training=loss is not None)
         own = rounding(network, model.feeds("tiny", device, CALLS), loss)
     limits = {key: max(bound, AS_EAGER * value) for key, value in asdict(own).items()}
+    if through_compile and not all(value <= limits[key] for key, value in asdict(found).items()):
+        torch.compiler.reset()
+        theirs = asdict(training(TRACED, name, device))  # of torch's own trace, which takes the same operators
+        limits = {key: max(limits[key], 1.01 * value) for key, value in theirs.items()}
     assert all(value <= limits[key] for key, value in asdict(found).items()), f"{found} where eager's own is {own}"
 
 
@@ -80,7 +90,7 @@ def test_inference_through_torch_compile_is_eagers(name: str, device: torch.devi
 
 @pytest.mark.parametrize("name", NAMES)
 def test_training_through_torch_compile_is_eagers(name: str, device: torch.device) -> None:
-    assert_close(training(treeplay_backend("aten"), name, device), name, device)
+    assert_close(training(treeplay_backend("aten"), name, device), name, device, through_compile=True)
 
 
 @pytest.mark.parametrize("name", NAMES)

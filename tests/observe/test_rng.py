@@ -42,6 +42,7 @@ def test_O22_brackets_may_be_nested_and_functions_wrapped():
     assert torch.equal(torch.rand(1), first)
 
 
+@pytest.mark.programs
 def test_O22_no_cuda_context_is_made():
     text = """
 import torch

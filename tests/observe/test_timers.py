@@ -176,6 +176,7 @@ def run_python(text, **environment):
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=True)
 
 
+@pytest.mark.programs
 def test_O4_the_sums_are_logged_once_at_exit():
     text = """
 import logging, treeplay.observe as o

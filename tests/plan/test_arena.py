@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from treeplay.lower.aten.storage import Home, survey_storages
 from treeplay.plan.arena import pack, plan_arena
-from treeplay.trace.jit import Call, trace
+from treeplay.trace.call import Call
+from treeplay.trace.jit import trace
 from treeplay.values.arena import ArenaPlan, Buffer
 from treeplay.values.structure import flatten
 

@@ -7,7 +7,9 @@ import torch
 
 import treeplay
 from treeplay.plan.devices import device_of, settle
-from treeplay.trace.jit import Call, Trace, trace
+from treeplay.trace.call import Call
+from treeplay.trace.jit import trace
+from treeplay.trace.traced import Trace
 from treeplay.values.structure import flatten
 
 # A device without memory stands for a GPU: only names of devices are looked at.

@@ -12,11 +12,9 @@ from treeplay.values.captured import Role
 
 
 @pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
+def sizes_of_values_are_captured(fresh_dynamo):
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         yield
-    torch._dynamo.reset()
 
 
 ATEN = {"inner": "aten"}

@@ -54,5 +54,5 @@ def surroundings() -> dict[str, Any]:
         "patched": [torch.overrides._pop_mode_temporarily.__qualname__, vars(torch.autograd.Function)["apply"]],
         "profiler": sys.getprofile(),
         "collector": [gc.isenabled(), len(gc.callbacks)],
-        "locks": [treeplay.trace.jit._turns.locked(), turns.is_mine],
+        "locks": [treeplay.trace.turn._turns.locked(), turns.is_mine],
     }

@@ -12,7 +12,7 @@ from treeplay.codegen import load_source
 from treeplay.device.host.recorder import Recorder
 from treeplay.device.protocol import Work
 from treeplay.torch_seam import dynamo
-from treeplay.trace.jit import Call
+from treeplay.trace.call import Call
 from treeplay.trace.opaque import Prepared, plain_run, prepare
 from treeplay.values.signature import Argument, Signature
 from treeplay.values.structure import flatten

@@ -163,6 +163,17 @@ def test_a_slice_of_something_larger_is_returned_with_its_memory() -> None:
     assert a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() and a.storage_offset() == 4
 
 
+def test_results_read_memory_as_another_dtype() -> None:
+    def use(x: torch.Tensor) -> Any:
+        made = x * 2 - 1
+        return made, made[1:].view(torch.int32), x.view(torch.int16)[2:]
+
+    captured = agree(use, use, lambda: (x(),))
+    value = x()
+    made, bits, halves = captured(value)
+    assert bits.data_ptr() == made[1].data_ptr() and halves.data_ptr() == value[2].data_ptr()
+
+
 def test_memory_handed_on_by_another_name_is_still_the_arguments() -> None:
     def use(x: torch.Tensor) -> Any:
         return torch.from_dlpack(x)[1:] if x.dim() == 2 else x

@@ -19,7 +19,10 @@ from torch import nn
 from support import assert_same, jit, state_of, training
 from treeplay import StaleRecordingWarning, settings
 from treeplay.errors import Refusal, TooEarly
-from treeplay.trace.jit import Busy, Call, Trace, trace
+from treeplay.trace.call import Call
+from treeplay.trace.jit import trace
+from treeplay.trace.traced import Trace
+from treeplay.trace.turn import Busy
 from treeplay.tree import audit as module_of_audit
 from treeplay.tree.audit import Audit, Evidence
 from treeplay.values.refusal import Reason

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from treeplay.locks import shared_lock
-from treeplay.trace.jit import Busy
+from treeplay.trace.turn import Busy
 from treeplay.tree import gate as gates
 from treeplay.tree.gate import Gate
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.trace.jit import Call
+from treeplay.trace.call import Call
 from treeplay.tree.key import describe, label_of, make_key, varying
 from treeplay.values.structure import flatten
 from treeplay.wrap.conditions import as_written

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from treeplay.trace.jit import Call, trace
+from treeplay.trace.call import Call
+from treeplay.trace.jit import trace
 from treeplay.tree.mismatch import first_mismatch, mode_mismatch
 from treeplay.values.structure import flatten
 from treeplay.wrap.ambience import Ambience

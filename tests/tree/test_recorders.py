@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from support import assert_same, jit
-from treeplay.trace.jit import turn
+from treeplay.trace.turn import turn
 from treeplay.tree.recorders import Recorders, recorders
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import treeplay
-from treeplay.trace.jit import Call
+from treeplay.trace.call import Call
 from treeplay.tree.mismatch import first_mismatch
 from treeplay.values.structure import flatten
 from treeplay.wrap.emit import MISS

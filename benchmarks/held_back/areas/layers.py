@@ -137,7 +137,8 @@ def paddings(x):
 @program
 def gru_layer():
     layer = nn.GRU(4, 5, 2, batch_first=True, dropout=0.3)
-    return Case(layer, lambda c: (torch.randn(2, sized(c, 6, 4), 4),), {4: layer.eval})
+    # On a GPU the library's dropout goes on from where its own generator stands, which no seed sets.
+    return Case(layer, lambda c: (torch.randn(2, sized(c, 6, 4), 4),), {4: layer.eval}, devices=("cpu",))
 
 
 @program

@@ -287,7 +287,7 @@ def scatters(x, i, v):
     return a, b, c, x.gather(1, i), torch.scatter(x, 1, i[:, :1], 9.0)
 
 
-@function(lambda c: (torch.randn(5), torch.tensor([0, 9]) if c == 4 else torch.tensor([0, 3])))
+@function(lambda c: (torch.randn(5), torch.tensor([0, 9]) if c == 4 else torch.tensor([0, 3])), devices=("cpu",))
 def index_out_of_range_at_one_call(x, i):
     return x[i] - 1
 

@@ -142,7 +142,7 @@ class Replayed:
         recorded = self.device.record(_work(self.graph, places, fixed, returns))
         source = emit_call(self.graph.name, len(given), places, fixed, returns)
         wrong_kind = partial(_wrong_kind, self.graph.names[: len(given)], frozenset(places))
-        run = partial(checked_run, self.graph, count=len(returns.parts), wrong_kind=wrong_kind)
+        run = partial(checked_run, self.graph, count=len(returns.refs), wrong_kind=wrong_kind)
         source.names.update(
             plain=counted(run, self._plain_calls, _OTHER),
             replay=_locked(self._lock, recorded.replay),
@@ -241,7 +241,7 @@ def _work(graph: CompiledGraph, places: Sequence[int], fixed: dict[int, Any], re
 
     def body(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         args = [fixed[at] if at in fixed else tensors[tensor_at[at]] for at in range(count)]
-        return returns.bases_of(checked_run(graph, args, count=len(returns.parts), wrong_kind=wrong_kind))
+        return returns.bases_of(checked_run(graph, args, count=len(returns.refs), wrong_kind=wrong_kind))
 
     def run(tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         return body(tensors)

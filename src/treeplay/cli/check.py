@@ -20,8 +20,9 @@ from treeplay.backend.differentiable import trace_flat
 from treeplay.cli.outcome import NO
 from treeplay.cli.target import Target, find_target, with_user_errors
 from treeplay.errors import Refusal
-from treeplay.trace.jit import Call, Trace
+from treeplay.trace.call import Call
 from treeplay.trace.observe import observe
+from treeplay.trace.traced import Trace
 from treeplay.tree.key import label_of, make_key
 from treeplay.values.plan import Plan
 from treeplay.values.refusal import Reason

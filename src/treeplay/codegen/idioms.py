@@ -11,6 +11,7 @@ import torch
 
 from treeplay.codegen.writer import Writer, list_of
 from treeplay.torch_seam import autograd, flags
+from treeplay.values.output import Layout
 from treeplay.values.same import is_same, is_value
 
 _EXACT = (int, str, bytes, MethodType, BuiltinFunctionType)  # whose `==` takes nothing but the same
@@ -30,20 +31,12 @@ def is_exactly(text: Writer, value: str, recorded: Any) -> str:
     return f"{value} is {constant} or is_same({value}, {constant})"
 
 
-def view_of(
-    base: str,
-    shape: Sequence[int],
-    stride: Sequence[int],
-    offset: int,
-    *,
-    is_whole: bool,
-    begins: str | None = None,
-) -> str:
-    """A view of `base` that begins `offset` elements after it does, or after the tensor `begins` does; `is_whole`: it begins
-    where its memory does."""
-    addend = f" + {offset}" if offset else ""
-    start = str(offset) if is_whole else f"{begins or base}.storage_offset(){addend}"
-    return f"{base}.as_strided({tuple(shape)}, {tuple(stride)}, {start})"
+def view_of(base: str, layout: Layout, *, is_whole: bool, begins: str | None = None) -> str:
+    """A view of `base` whose offset counts from where that begins, or the tensor `begins`; `is_whole`: both begin where their
+    memory does."""
+    addend = f" + {layout.offset}" if layout.offset else ""
+    start = str(layout.offset) if is_whole else f"{begins or base}.storage_offset(){addend}"
+    return f"{base}.as_strided({layout.shape}, {layout.stride}, {start})"
 
 
 def note_writes(text: Writer, tensors: Iterable[str]) -> None:

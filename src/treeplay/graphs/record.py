@@ -17,7 +17,7 @@ import torch
 
 from treeplay.errors import CaptureFailed, UsageError
 from treeplay.graphs.body import Body, BodyRun, sequence_number_for
-from treeplay.graphs.buffers import Buffers, storage_of
+from treeplay.graphs.buffers import Buffers
 from treeplay.graphs.context import graph
 from treeplay.graphs.graph import Graph
 from treeplay.graphs.inputs import OutsideMemory
@@ -25,6 +25,8 @@ from treeplay.graphs.order import Kept, PoolOrder
 from treeplay.graphs.recorded import Backward, Forward, Gradients, Outputs, RecordedBody
 from treeplay.graphs.roster import Roster
 from treeplay.graphs.side_streams import SideStreams
+from treeplay.torch_seam.tensors import extent_of
+from treeplay.values.memory import OutputMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +110,8 @@ def _take_forward(body: Body, manner: Manner) -> PendingBody | EagerBody:
 
 def _own_memory(outputs: Sequence[torch.Tensor], body: Body) -> list[torch.Tensor]:
     """Those outputs that a replay writes, as far as can be told: not what was there before and is only passed on."""
-    before = {storage_of(tensor) for tensor in (*body.roster.tensors, *body.inputs)}
-    return [out.detach() for out in outputs if storage_of(out) not in before]
+    memory = OutputMemory(map(extent_of, (*body.roster.tensors, *body.inputs)))
+    return [out.detach() for out in outputs if not memory.owners(extent_of(out))]
 
 
 def _finish(taken: PendingBody | EagerBody, manner: Manner) -> RecordedBody | EagerBody:

@@ -14,8 +14,8 @@ import torch
 import torch.fx
 
 from treeplay.errors import Refusal
-from treeplay.trace.jit import Trace
 from treeplay.trace.prune import acts
+from treeplay.trace.traced import Trace
 from treeplay.values.place import How, Place
 from treeplay.values.refusal import Reason
 from treeplay.values.signature import Argument, Constant, Input, Signature, State

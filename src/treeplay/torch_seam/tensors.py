@@ -9,6 +9,8 @@ import torch
 import torch._prims_common
 
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_wrapper
+from treeplay.values.memory import Extent
+from treeplay.values.spec import TensorSpec
 
 TensorBase: Any = torch._C.TensorBase
 """The class in C behind `torch.Tensor`, with the attributes that it defines."""
@@ -31,6 +33,15 @@ def has_strides(tensor: torch.Tensor) -> bool:
 def storage_of(tensor: torch.Tensor) -> int:
     """The identity of a tensor's storage while it is alive."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def extent_of(tensor: torch.Tensor) -> Extent:
+    """The memory of a strided tensor. That of one without data has no addresses."""
+    storage, spec = tensor.untyped_storage(), TensorSpec.of(tensor)
+    begin = 0 if storage.device.type == "meta" else storage.data_ptr()
+    end = begin + storage.nbytes() if begin else 0
+    address = begin + int(tensor.storage_offset()) * spec.dtype.itemsize
+    return Extent(int(storage._cdata), begin, end, address, spec)
 
 
 def uses_of_storage(tensor: torch.Tensor) -> int:

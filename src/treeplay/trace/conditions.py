@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from treeplay.trace.call import Call
+from treeplay.trace.found import Survey
 from treeplay.trace.given import meetings
 from treeplay.trace.guarded import attributes_of_arguments
 from treeplay.trace.hooks import HookTables, has_hooks
 from treeplay.trace.scaling import idle_scalers
 from treeplay.trace.tape import InputSeen, storage_of
+from treeplay.trace.traced import TracedRun
 from treeplay.values.kinds import is_a
 from treeplay.values.place import How, Place, root
 from treeplay.values.signature import (
@@ -29,10 +32,6 @@ from treeplay.values.signature import (
 )
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import DICTS, Leaf, Structure, paths
-
-if TYPE_CHECKING:
-    from treeplay.trace.found import Survey
-    from treeplay.trace.jit import Call, TracedRun
 
 _CONTAINERS = (dict, list, tuple)
 _VALUES = (torch.Tensor, torch.SymFloat, int, float, complex, str, bytes, type(None))

@@ -7,7 +7,7 @@ which runs the program again (`rerun.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,13 +17,11 @@ from treeplay.torch_seam.layers import has_backward_hooks
 from treeplay.trace.flat import TensorNumbers, look
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.tape import storage_of
+from treeplay.trace.traced import TracedRun
 from treeplay.trace.watch import mark_upstream
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
 from treeplay.values.structure import flatten
-
-if TYPE_CHECKING:
-    from treeplay.trace.jit import TracedRun
 
 
 def is_differentiable(run: TracedRun, result: Any) -> bool:

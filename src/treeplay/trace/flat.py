@@ -12,7 +12,8 @@ from treeplay.trace.references import References, Refuse
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
-from treeplay.values.signature import Fresh, Ref
+from treeplay.values.output import Fresh
+from treeplay.values.signature import Ref
 
 
 class TensorNumbers(References):

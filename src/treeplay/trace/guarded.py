@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,18 +19,15 @@ from treeplay.guards.reads import Reads
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import has_strides
-from treeplay.trace.found import PLAIN
+from treeplay.trace.call import Call, roots_of
 from treeplay.trace.given import only_given
 from treeplay.trace.log import LoggedCall
+from treeplay.trace.traced import TracedRun
 from treeplay.values.kinds import is_a, table_of
 from treeplay.values.place import How, Place
 from treeplay.values.refusal import Reason
 from treeplay.values.signature import Argument, Kind, Number, Signature, State, StateContainer, Watch
 from treeplay.values.spec import TensorSpec
-from treeplay.values.structure import classes_in
-
-if TYPE_CHECKING:
-    from treeplay.trace.jit import Call, TracedRun
 
 
 def guards_of(program: Any, call: Call, run: TracedRun, signature: Signature) -> Guards:
@@ -65,13 +62,6 @@ def guards_of(program: Any, call: Call, run: TracedRun, signature: Signature) ->
     guards = Guards(reach)
     guards.places_of_inputs = tuple(item.source.place for item in signature.inputs if isinstance(item.source, State))
     return guards
-
-
-def roots_of(program: Any, call: Call) -> list[tuple[Any, str]]:
-    """Where a walk over what a run read begins, with labels."""
-    objects = [leaf for leaf in call.leaves if not is_a(leaf, (torch.Tensor, *PLAIN))]
-    roots = [(program, "program"), *((value, f"this {type(value).__name__}") for value in objects)]
-    return roots + [(cls, cls.__qualname__) for cls in classes_in(call.structure)]
 
 
 def _add_gradients(reach: Reach, signature: Signature, run: TracedRun) -> None:

@@ -10,11 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from threading import get_ident
 from typing import Any
 
@@ -24,99 +21,39 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from treeplay.device.generators import has_company
 from treeplay.device.teardown import Teardown
-from treeplay.errors import ProgramRaised, Refusal, TooEarly
-from treeplay.guards.reads import Reads
-from treeplay.locks import TimedLock
+from treeplay.errors import Refusal, TooEarly
 from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.torch_seam.autograd import histories_given
 from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.layers import register_call_hook
 from treeplay.torch_seam.modes import native_layers, plain_functions
 from treeplay.torch_seam.symbols import numpy_asks
+from treeplay.trace.apart import reads_of, whose_changes
+from treeplay.trace.call import Call, home_of
 from treeplay.trace.conditions import make_signature
 from treeplay.trace.differentiable import flat_results, is_differentiable
-from treeplay.trace.found import PLAIN, Survey
-from treeplay.trace.given import find_given
+from treeplay.trace.found import Survey
 from treeplay.trace.guarded import called_in, guards_of, stores_of_the_same, stores_unread, with_guards
 from treeplay.trace.hooks import ours
 from treeplay.trace.layouts import Answer, Question
-from treeplay.trace.location import is_users
 from treeplay.trace.log import LoggedCall, result_entry
 from treeplay.trace.prune import prune
+from treeplay.trace.raised import program_raised
 from treeplay.trace.randomness import TrackedGenerators
+from treeplay.trace.recordable import survey_to_record
 from treeplay.trace.results import Results
 from treeplay.trace.scalars import is_float, meet_numpys
 from treeplay.trace.skipping import steps_may_be_skipped
 from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
-from treeplay.trace.survey import survey
+from treeplay.trace.surroundings import autocast_cache_apart
+from treeplay.trace.traced import Trace, TracedRun
 from treeplay.trace.tracer import Tracer
+from treeplay.trace.turn import Busy, turn
 from treeplay.trace.waiting import no_waiting
 from treeplay.trace.watch import WatchFunctions
-from treeplay.trace.whose import Whose, reads_of
-from treeplay.values.kinds import is_a, is_leaf
-from treeplay.values.location import Location
-from treeplay.values.place import How, Place, root
-from treeplay.values.refusal import Reason
-from treeplay.values.signature import Kind, Number, Signature
-from treeplay.values.structure import Leaf, Structure, classes_in, flatten, paths
-
-# A trace moves the process's random generators and puts them back: one at a time. But a traced program may wait for a
-# thread that wants to trace, so no thread waits for long.
-_turns = TimedLock()
-_taken = 0  # turns so far
-_MOST_SECONDS_WAITED = 2.0
-
-
-class Busy(Exception):
-    """Another thread traces: this call runs eagerly, and a later one is traced."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """The arguments of one call, taken apart once."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    leaves: list[Any]
-    structure: Leaf | Structure
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """The tensor leaves, each tensor once."""
-        return list({id(leaf): leaf for leaf in self.leaves if is_a(leaf, torch.Tensor)}.values())
-
-
-def call_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """A call with these arguments."""
-    return Call(args, kwargs, *flatten((args, kwargs)))
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """A program as a graph of ATen operators, and what a call does around it."""
-
-    graph: torch.fx.Graph
-    signature: Signature
-    log: list[LoggedCall] = field(repr=False)
-    generators: tuple[torch.Generator, ...] = ()  # those it draws from
-    reads: Reads | None = field(default=None, repr=False)  # of a program that is to be run again
-
-
-@dataclass(slots=True)
-class TracedRun:
-    """What one traced run came across, besides its operators."""
-
-    tracer: Tracer
-    watch: WatchFunctions
-    found: Survey
-    snapshot: Snapshot
-    numbers: list[Number] = field(default_factory=list)
-    grads_read: dict[int, torch.Tensor] = field(default_factory=dict)
-    called: dict[int, torch.nn.Module] = field(default_factory=dict)
-    stepped: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
-    reads: Reads = field(default_factory=lambda: Reads(()))
-    kind: Kind = Kind.INFERENCE
+from treeplay.values.place import How, Place
+from treeplay.values.signature import Kind, Number
 
 
 def trace(
@@ -137,55 +74,6 @@ def trace(
             except _UsesGenerators:
                 made, run = _trace(program, call, layouts, is_marking=True)
         return _with_guards(made, program, call, run)
-
-
-def turns_taken() -> int:
-    """How often threads have begun to trace."""
-    return _taken
-
-
-def is_tracing(since: int) -> bool:
-    """Whether some thread traces, or has since `turns_taken()` was this: others may have found its fakes, and stand-ins of
-    ours, in what they reach."""
-    return _turns.locked() or _taken != since
-
-
-def is_tracing_now() -> bool:
-    """Whether some thread traces."""
-    return _turns.locked()
-
-
-@contextlib.contextmanager
-def turn() -> Iterator[None]:
-    """What moves random generators, or stands in for parts of torch, does so alone; raises `Busy` after a while."""
-    if not _turns.acquire(timeout=_MOST_SECONDS_WAITED):
-        raise Busy
-    global _taken
-    _taken += 1
-    try:
-        yield
-    finally:
-        _turns.release()
-
-
-_waited_to_fork = False
-
-
-def _before_fork() -> None:
-    """A child would inherit what stands in while another thread traces, and nobody to put it back: it waits for that."""
-    global _waited_to_fork
-    _waited_to_fork = _turns.holder != get_ident() and _turns.acquire(timeout=_MOST_SECONDS_WAITED)
-
-
-def _after_fork() -> None:
-    global _waited_to_fork
-    if _waited_to_fork:
-        _waited_to_fork = False
-        _turns.release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 class _UsesGenerators(Exception):
@@ -242,74 +130,6 @@ def _with_guards(made: Trace, program: Callable[..., Any], call: Call, run: Trac
     return dataclasses.replace(made, signature=signature, reads=run.reads if is_run_again else None)
 
 
-def survey_call(program: Callable[..., Any], call: Call) -> Survey:
-    """What `program` can reach besides the tensors it is given."""
-    objects = [leaf for leaf in call.leaves if not is_a(leaf, (torch.Tensor, *PLAIN))]
-    return survey(program, [*objects, *classes_in(call.structure)])
-
-
-def survey_to_record(program: Callable[..., Any], call: Call) -> Survey:
-    """What a recording can depend on, arguments included; raises `Refusal` where that cannot be followed."""
-    _check_strided(program, call)
-    found = survey_call(program, call)
-    _find_arguments(found, call)
-    find_given(found, call.args, call.kwargs)
-    _check_complete(program, found)
-    _check_iterators(program, found)
-    return found
-
-
-def _check_strided(program: Callable[..., Any], call: Call) -> None:
-    for path, leaf in zip(paths(call.structure), call.leaves, strict=True):
-        if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
-            layout = str(leaf.layout).removeprefix("torch.")
-            raise Refusal(
-                Reason(
-                    op=f"argument {path}",
-                    why=f"is a tensor of layout {layout}, and a recording reads plain memory with a shape and strides",
-                    advice="pass what it is made of (its indices and values), or a plain tensor (.to_dense())",
-                    where=home_of(program),
-                )
-            )
-
-
-def _check_complete(program: Callable[..., Any], found: Survey) -> None:
-    if found.is_complete:
-        return
-    raise Refusal(
-        Reason(
-            op="state",
-            why="the program reaches too many objects to watch them all, so a change of one could go unnoticed",
-            advice="keep large collections of Python objects out of its closure, globals and `self`; pass what it needs",
-            where=home_of(program),
-        )
-    )
-
-
-def _check_iterators(program: Callable[..., Any], found: Survey) -> None:
-    if not found.iterators:
-        return
-    raise Refusal(
-        Reason(
-            op=str(found.iterators[0]),
-            why=f"is a {type(found.iterators[0].read()).__name__} that the program can take items from; a recording "
-            "would not, and a trace would use one up",
-            advice="take the item outside and pass it as an argument",
-            where=home_of(program),
-        )
-    )
-
-
-def home_of(program: Any) -> Location | None:
-    """Where the source of `program` begins."""
-    if isinstance(program, torch.nn.Module):
-        program = program.forward
-    elif not hasattr(program, "__code__") and not hasattr(program, "__func__"):
-        program = getattr(program, "func", vars(type(program)).get("__call__"))
-    code = getattr(getattr(program, "__func__", program), "__code__", None)
-    return Location(code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None
-
-
 @uninterrupted
 @uninterrupted
 def _undo(run: TracedRun, tell_apart: Callable[[], None]) -> None:
@@ -333,7 +153,7 @@ def _undo(run: TracedRun, tell_apart: Callable[[], None]) -> None:
 def _tell_apart(program: Callable[..., Any], call: Call, run: TracedRun, *, is_shared: bool) -> None:
     """From here on, what other threads have changed meanwhile is none of the program's changes."""
     if is_shared and run.snapshot.whose is None:
-        run.snapshot.whose = Whose(program, call, run.snapshot, run.reads)
+        run.snapshot.whose = whose_changes(program, call, run.snapshot, run.reads)
 
 
 def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_shared: bool = False) -> Trace:
@@ -400,20 +220,6 @@ def _run(program: Callable[..., Any], call: Call) -> Any:
         raise program_raised(error) from error
 
 
-def _find_arguments(found: Survey, call: Call) -> None:
-    """Make the arguments, and their gradients, tensors that can be found again."""
-    for index, leaf in enumerate(call.leaves):
-        if is_a(leaf, torch.Tensor):
-            place = Place(How.ARGUMENT, leaf, index, None, f"argument {index}")
-            places = found.tensors.setdefault(id(leaf), [])
-            if places and places[0].how is How.ARGUMENT:  # the same tensor again
-                continue
-            places.insert(0, place)
-            found.kept.append(leaf)
-            if is_leaf(leaf) and leaf.grad is not None and id(leaf.grad) not in found.tensors:
-                found.tensors[id(leaf.grad)] = [place.child(How.GRAD, leaf, None, f"{place}.grad")]
-
-
 def _make_numbers_symbolic(run: TracedRun) -> list[Number]:
     """Put a symbolic number in the place of each float in the optimizers' parameter groups; a snapshot undoes it."""
     numbers: list[Number] = []
@@ -476,16 +282,6 @@ def _noticing(run: TracedRun) -> Iterator[None]:
             hook.remove()
 
 
-@contextlib.contextmanager
-def autocast_cache_apart() -> Iterator[None]:
-    """Casts that autocast keeps are real before and fake inside; neither may be met on the other side."""
-    torch.clear_autocast_cache()
-    try:
-        yield
-    finally:
-        torch.clear_autocast_cache()
-
-
 def _check_global_state(tracer: Tracer, snapshot: Snapshot) -> None:
     source = "torch's generator" if tracer.generators.any_was_set() else snapshot.random_source_used()
     if source is not None:
@@ -510,30 +306,3 @@ def _check_no_leak(tracer: Tracer) -> None:
             "the program keeps a tensor in a place that treeplay cannot see, such as a list, a set or a foreign object",
             "return the tensor, or keep it in an attribute or an entry that exists before the call",
         )
-
-
-def program_raised(error: Exception, running: str = "running without data") -> ProgramRaised:
-    """An exception that came out of a program while it was only looked at."""
-    where, is_own, file = None, False, ""
-    traceback = error.__traceback__
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        file = code.co_filename
-        is_own = is_users(file)
-        if is_own:
-            where = Location(file, traceback.tb_lineno, code.co_name)
-        traceback = traceback.tb_next
-    reason = Reason(
-        op=type(error).__name__,
-        why=f"{running} raised: {str(error).splitlines()[0] if str(error) else 'no message'}",
-        advice="make the line independent of tensors' values, or keep this program eager",
-        where=where,
-    )
-    # What torch does not implement for a kind of tensor, it does not for the program either.
-    is_treeplays = file.startswith(_OURS) and not isinstance(error, NotImplementedError)
-    return ProgramRaised(reason, error, is_own=is_own, is_treeplays=is_treeplays)
-
-
-_OURS = f"{Path(__file__).parents[1]}{os.sep}"
-
-__all__ = ["Call", "Trace", "TracedRun", "root", "trace"]

@@ -11,7 +11,7 @@ import torch
 from treeplay.device.host.operators import is_foreach_write, tell_autograd
 from treeplay.sandbox.boundary import NoModesLeft
 from treeplay.torch_seam.modes import TorchDispatchMode
-from treeplay.trace.jit import Call
+from treeplay.trace.call import Call
 from treeplay.trace.layouts import Question, answer, question
 from treeplay.trace.location import call_site, user_location
 from treeplay.trace.log import LoggedCall, result_entry
@@ -21,6 +21,11 @@ from treeplay.trace.tape import content
 aten = torch.ops.aten
 _UNLOGGED = frozenset({aten._local_scalar_dense.default, aten.detach.default})
 _LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
+_OF_NUMBERS = {
+    aten._ctc_loss.Tensor: (aten._ctc_loss.default, 2),
+    aten._ctc_loss_backward.Tensor: (aten._ctc_loss_backward.default, 3),
+}
+"""Operators that take lengths as tensors: those that take them as numbers, and where the two lengths stand."""
 
 
 class Log(list[LoggedCall]):
@@ -38,6 +43,7 @@ class Observer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        func, args = _unwatched(func, args)
         if func in _UNLOGGED or func.namespace == "profiler" or self.log.failure is not None:
             return func(*args, **kwargs)
         try:
@@ -64,6 +70,18 @@ class Observer(TorchDispatchMode):
         asked = question(func, asked_of(func, args), kwargs)
         self.log.append(entry)
         return asked, len(self.log) - 1
+
+
+def _unwatched(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The operator that runs where no mode watches, with its arguments: `ctc_loss` then reads lengths that lie on the CPU as
+    numbers. Where a mode watches torch hands on the tensors, and the operator of a GPU takes none of the CPU."""
+    if func not in _OF_NUMBERS:
+        return func, args
+    plain, at = _OF_NUMBERS[func]
+    lengths = args[at : at + 2]
+    if all(length.device == args[0].device for length in lengths):
+        return func, args
+    return plain, (*args[:at], *(length.tolist() for length in lengths), *args[at + 2 :])
 
 
 def observe(program: Callable[..., Any], call: Call) -> tuple[Any, Log]:

@@ -44,19 +44,21 @@ from treeplay.device.collection import no_collection
 from treeplay.errors import InternalError, RanOtherwise, Refusal
 from treeplay.guards.reads import Reads
 from treeplay.torch_seam.autograd import version_of
+from treeplay.trace.apart import may_have_drawn, told_apart
+from treeplay.trace.call import Call, call_of, home_of
 from treeplay.trace.found import Survey
 from treeplay.trace.given import over
 from treeplay.trace.host_tensors import HostState
-from treeplay.trace.jit import Call, call_of, home_of, survey_to_record, turn
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.opaque_signature import Arguments, inputs_of, opaque_signature, renumbered
 from treeplay.trace.randomness import SETS
+from treeplay.trace.recordable import survey_to_record
 from treeplay.trace.returned import Returned, is_plain
 from treeplay.trace.shown import RunFacts, key_of
 from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.surroundings import Surroundings
-from treeplay.trace.whose import may_have_drawn, told_apart
+from treeplay.trace.turn import turn
 from treeplay.values.kinds import is_leaf
 from treeplay.values.overlap import overlapping
 from treeplay.values.place import How, Place

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from treeplay.trace.call import Call
 from treeplay.trace.conditions import leaves_of_call, on_the_way
 from treeplay.trace.found import PLAIN, Survey
 from treeplay.trace.given import meetings
 from treeplay.trace.hooks import HookTables
 from treeplay.trace.host_tensors import HostState
+from treeplay.trace.shown import RunFacts
+from treeplay.values.output import SameAsInput, View
 from treeplay.values.place import How, Place, root
 from treeplay.values.signature import (
     Alias,
@@ -20,20 +23,14 @@ from treeplay.values.signature import (
     Built,
     Input,
     Kind,
-    SameAsInput,
     Signature,
     State,
     StateContainer,
-    View,
     Watch,
     Write,
     parts_of,
 )
 from treeplay.values.structure import unflatten
-
-if TYPE_CHECKING:
-    from treeplay.trace.jit import Call
-    from treeplay.trace.shown import RunFacts
 
 R = TypeVar("R")
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
@@ -17,8 +18,10 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.trace.found import PLAIN, Survey
+from treeplay.values.memory import Extent, OutputMemory
+from treeplay.values.output import Fresh, Static, View
 from treeplay.values.place import Place
-from treeplay.values.signature import Built, GivenContainer, Ref, StateContainer, Static
+from treeplay.values.signature import Built, GivenContainer, Ref, StateContainer
 from treeplay.values.structure import Leaf, Structure, classes_in, containers, flatten, is_dataclass_value, unflatten
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
@@ -29,13 +32,15 @@ _FROZEN = (*PLAIN, torch.Size, torch.dtype, torch.device, torch.layout, enum.Enu
 class References:
     """Makes references, one for each tensor however often it is met."""
 
-    def __init__(self, found: Survey, refuse: Refuse) -> None:
+    def __init__(self, found: Survey, refuse: Refuse, memory: OutputMemory | None = None) -> None:
         self.found = found
         self.refuse = refuse
+        self.memory = memory if memory is not None else OutputMemory()
         self.lasting = {id(value) for value in found.kept}
         self._refs: dict[int, Ref] = {}
         self._shared: dict[int, int] = {}  # containers that the program made and put in several places, numbered
         self._open: set[int] = set()  # of these, those that are taken apart just now
+        self._leaves: set[int] = set()  # outputs that will require gradients
 
     def ref(self, leaf: Any) -> Ref:
         """A reference to a leaf of the program's result, or of what it stored."""
@@ -129,6 +134,25 @@ class References:
     def _tensor(self, tensor: torch.Tensor) -> Ref:
         """The reference for a tensor that is met for the first time."""
         raise NotImplementedError
+
+    def in_memory(
+        self, tensor: torch.Tensor, extent: Extent, whole: Extent, inputs: Sequence[torch.Tensor]
+    ) -> Fresh | View | None:
+        """The reference to a tensor that lies in `extent`, by its memory, with what autograd makes of it. `whole` and None: as
+        `OutputMemory.ref` has them."""
+        ref = self.memory.ref(extent, whole)
+        is_leaf = tensor.requires_grad and tensor.grad_fn is None
+        if isinstance(ref, Fresh):
+            self._leaves |= {ref.index} if is_leaf else set()
+            return replace(ref, requires_grad=is_leaf)
+        if ref is None:
+            return None
+        if isinstance(ref.of, Fresh):
+            is_detached = ref.of.index in self._leaves
+        else:
+            is_apart = not tensor.requires_grad or tensor.grad_fn is None
+            is_detached = inputs[ref.of.index].requires_grad and torch.is_grad_enabled() and is_apart
+        return replace(ref, is_detached=is_detached, requires_grad=is_leaf)
 
     def check_class(self, tensor: torch.Tensor) -> None:
         """Refuse a parameter or buffer that the program makes."""

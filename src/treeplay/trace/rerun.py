@@ -27,16 +27,19 @@ from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.modes import as_eager, native_layers
 from treeplay.torch_seam.operators import nn_functions
 from treeplay.torch_seam.tensors import TensorBase
+from treeplay.trace.apart import told_apart
+from treeplay.trace.call import Call, home_of
 from treeplay.trace.flat import TensorNumbers, look
 from treeplay.trace.found import Survey
 from treeplay.trace.given import over
-from treeplay.trace.jit import Busy, Call, autocast_cache_apart, home_of, survey_to_record, turn
 from treeplay.trace.location import user_location
 from treeplay.trace.one_hot import checked_by_operators
 from treeplay.trace.randomness import TrackedGenerators
+from treeplay.trace.recordable import survey_to_record
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.snapshot import Snapshot
-from treeplay.trace.whose import told_apart
+from treeplay.trace.surroundings import autocast_cache_apart
+from treeplay.trace.turn import Busy, turn
 from treeplay.values.refusal import Reason
 from treeplay.values.signature import Argument, Signature
 from treeplay.values.structure import unflatten

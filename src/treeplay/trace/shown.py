@@ -7,8 +7,9 @@ from typing import Any
 
 from treeplay.trace.found import PLAIN
 from treeplay.trace.given import given_name
+from treeplay.values.output import Static
 from treeplay.values.place import How, Place
-from treeplay.values.signature import Built, Ref, StateContainer, Static, Write
+from treeplay.values.signature import Built, Ref, StateContainer, Write
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import Leaf, Structure
 

@@ -10,7 +10,7 @@ import collections
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -24,11 +24,9 @@ from treeplay.trace.bare import bare, fill
 from treeplay.trace.found import GONE, Container, Survey
 from treeplay.trace.gradients import Gradients
 from treeplay.trace.random_sources import RandomSources
+from treeplay.trace.whose import Whose
 from treeplay.values.kinds import is_a, is_leaf
 from treeplay.values.place import How, Place
-
-if TYPE_CHECKING:
-    from treeplay.trace.whose import Whose
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from treeplay.trace.jit import autocast_cache_apart
-
 _KINDS = ("cpu", "cuda")
 
 
@@ -36,3 +34,13 @@ class Surroundings:
                 stack.enter_context(torch.autocast(kind, dtype, cache_enabled=self.has_cache))
             stack.enter_context(autocast_cache_apart())
             yield
+
+
+@contextlib.contextmanager
+def autocast_cache_apart() -> Iterator[None]:
+    """Casts that autocast keeps are real before and fake inside; neither may be met on the other side."""
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()

@@ -30,84 +30,32 @@ import types
 import typing
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from treeplay.device.generators import has_company
 from treeplay.errors import Refusal
 from treeplay.guards.names import names_in
 from treeplay.guards.reach import Reach, TooMuch
-from treeplay.guards.reads import WHOLE, Reads, classes_of, hooks_of_modules
+from treeplay.guards.reads import WHOLE, Reads
 from treeplay.torch_seam.fakes import FakeTensor
+from treeplay.trace.call import Call, roots_of
+from treeplay.trace.found import Survey
 from treeplay.trace.scalars import scalar_of
-from treeplay.values.kinds import is_a
 from treeplay.values.place import How, Place
 from treeplay.values.structure import flatten
 
-if TYPE_CHECKING:
-    from treeplay.trace.found import Survey
-    from treeplay.trace.jit import Call
-    from treeplay.trace.randomness import TrackedGenerators
-    from treeplay.trace.snapshot import Snapshot
-
-
-def reads_of(found: Survey) -> Reads:
-    """What notes the reads and stores of a run that reaches what was found."""
-    modules = [value for value in found.kept if is_a(value, types.ModuleType)]
-    return Reads(classes_of(found.kept), modules, hooks_of_modules())
-
-
-@contextlib.contextmanager
-def told_apart(
-    program: Any,
-    call: Call,
-    snapshot: Snapshot,
-    known: Reads | None,
-    generators: TrackedGenerators | None = None,
-    alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-    is_noted: bool = False,
-) -> Iterator[Reads | None]:
-    """A block in which `program` runs after a snapshot was taken: when it ends the snapshot tells whose changes are whose, and
-    `generators` whether the program used them. Where nobody else is there is nothing to tell apart.
-
-    `known`: what another run of it read and stored, which this one then does too; else that is noted, of one thread at a time,
-    which `alone` sees to. Gives what is known after the block: something in any case if `is_noted`."""
-    if not is_noted and not has_company() and (generators is None or generators.is_used):
-        yield known
-        return
-    reads = known or reads_of(snapshot.found)
-    try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(snapshot.gradients.apart())
-            if known is None:
-                stack.enter_context(alone())
-                stack.enter_context(reads)
-            yield reads
-    finally:
-        snapshot.whose = Whose(program, call, snapshot, reads)
-        if generators is not None:
-            generators.note(reads)
-
-
-def may_have_drawn(reads: Reads | None) -> bool:
-    """Whether a run may have used torch's random generators, by the names of the functions in C that it called."""
-    if reads is None or reads.code is None:
-        return True
-    return any(_DRAWS_OF_TORCH.search(name) for name in (*reads.builtins, *reads.methods))
-
 
 class Whose:
-    """What a run may have changed, once it is over."""
+    """What a run may have changed, once it is over. `gone`: what was before where something else is now."""
 
-    def __init__(self, program: Any, call: Call, snapshot: Snapshot, reads: Reads) -> None:
-        self._program, self._call, self._found, self._reads = program, call, snapshot.found, reads
+    def __init__(self, program: Any, call: Call, found: Survey, gone: Sequence[Any], reads: Reads) -> None:
+        self._program, self._call, self._found, self._reads = program, call, found, reads
         self._owners: dict[int, Any] = {}  # watched objects, by the dictionary of their attributes
-        # What was there before: the run may have changed it, and put something else in its place.
-        self._gone = [change.before for change in snapshot.changes()]
+        self._gone = gone  # the run may have changed it, and put something else in its place
         self._seen: frozenset[int] | None = None  # None: everything, or not looked at yet
         self._has_looked = False
         self.disturbed: Place | None = None
@@ -194,8 +142,6 @@ class Whose:
         return self._seen is None or id(value) in self._seen
 
     def _look(self) -> frozenset[int] | None:
-        from treeplay.trace.guarded import roots_of
-
         reach = Reach(self._reads)
         try:
             reach.walk([*roots_of(self._program, self._call), *((value, "before") for value in self._gone)])
@@ -313,8 +259,4 @@ _CHANGES = frozenset({
 })
 # fmt: on
 _BACKWARD = frozenset({"_EngineBase.run_backward", "_ImperativeEngine.run_backward"})
-_DRAWS_OF_TORCH = re.compile(
-    "rand|normal|uniform|bernoulli|dropout|multinomial|poisson|binomial|exponential|cauchy|geometric|gamma|dirichlet|"
-    "rrelu|attention|lstm|gru|rnn|seed|Generator|compile|_call"
-)
 _DRAWS_OF_PYTHON = frozenset(f"Random.{name}" for name in ("random", "getrandbits", "seed", "setstate"))

@@ -14,8 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from treeplay.errors import Refusal, TooEarly
-from treeplay.trace.jit import Busy, Call, Trace
+from treeplay.trace.call import Call
 from treeplay.trace.log import LoggedCall, first_difference
+from treeplay.trace.traced import Trace
+from treeplay.trace.turn import Busy
 from treeplay.values.refusal import Reason
 
 FIRST_AFTER = 10

@@ -19,7 +19,7 @@ from threading import get_ident
 from typing import Any
 
 from treeplay.locks import after_fork, shared_lock
-from treeplay.trace.jit import Busy, is_tracing_now
+from treeplay.trace.turn import Busy, is_tracing_now
 
 MOST_SECONDS_WAITED = 2.0
 _LOOK_EVERY = 0.005  # seconds; the end of a trace tells nobody here

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from treeplay.trace.jit import Call
+from treeplay.trace.call import Call
 from treeplay.values.signature import Argument, Constant, Signature
 
 

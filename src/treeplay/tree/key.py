@@ -11,8 +11,8 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.tensors import has_strides, is_initialised, mkldnn_layout
+from treeplay.trace.call import Call
 from treeplay.trace.found import PLAIN
-from treeplay.trace.jit import Call
 from treeplay.values.kinds import is_a
 from treeplay.values.refusal import Reason
 from treeplay.values.same import Itself, exact_key

@@ -16,13 +16,15 @@ from treeplay.codegen import load_source
 from treeplay.device.protocol import Body, Recorded, Replay, Work
 from treeplay.lower.lowered import Lowered
 from treeplay.torch_seam import dynamo
-from treeplay.trace.jit import Call, Trace
+from treeplay.trace.call import Call
 from treeplay.trace.randomness import is_own
+from treeplay.trace.traced import Trace
 from treeplay.tree.inputs import current_inputs as current_inputs
 from treeplay.tree.table import Recording
+from treeplay.values.output import Fresh, View
 from treeplay.values.place import How
 from treeplay.values.plan import Plan
-from treeplay.values.signature import Argument, Constant, Fresh, Input, Ref, Signature, State, View
+from treeplay.values.signature import Argument, Constant, Input, Ref, Signature, State
 from treeplay.wrap.apart import ApartArguments, SharingCheck
 from treeplay.wrap.emit import Ambience, CallParts, emit_call
 from treeplay.wrap.take_back import TakeBack

@@ -38,7 +38,10 @@ from treeplay.sandbox.boundary import Boundary, UninterruptedBlock, internal
 from treeplay.settings import settings
 from treeplay.torch_seam.dynamo import is_dynamo_watching, without_dynamo
 from treeplay.torch_seam.modes import default_device, foreign_mode, is_mode_active, is_traced
-from treeplay.trace.jit import Busy, Call, program_raised, survey_call
+from treeplay.trace.call import Call
+from treeplay.trace.raised import program_raised
+from treeplay.trace.recordable import survey_call
+from treeplay.trace.turn import Busy
 from treeplay.tree.audit import Audit
 from treeplay.tree.decide import Action, CallFacts, KeyPhase, decide
 from treeplay.tree.gate import Gate

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from treeplay.trace.jit import Call
+from treeplay.trace.call import Call
 from treeplay.tree.inputs import current_inputs
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.overlap import overlapping

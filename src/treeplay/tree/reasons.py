@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from treeplay.errors import InternalError
-from treeplay.trace.jit import Call, home_of
+from treeplay.trace.call import Call, home_of
 from treeplay.tree.key import passing
 from treeplay.tree.table import Entry
 from treeplay.values.mismatch import Mismatch

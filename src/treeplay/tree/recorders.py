@@ -9,7 +9,7 @@ from collections import Counter
 from threading import get_ident
 
 from treeplay.locks import after_fork, shared_lock
-from treeplay.trace.jit import is_tracing, turns_taken
+from treeplay.trace.turn import is_tracing, turns_taken
 
 
 class Recorders:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from treeplay.values.output import OutputRef
 from treeplay.values.place import Place
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import Leaf, Structure
@@ -86,58 +87,6 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Fresh:
-    """Output `index` of the graph, a new tensor on each call."""
-
-    index: int
-    requires_grad: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SameAsInput:
-    """The very tensor that came in as input `index`."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cast:
-    """A piece of memory read as `dtype`: `length` elements of what it is a view of, from `start` on."""
-
-    dtype: Any
-    start: int
-    length: int
-    is_complex: bool  # from complex to real numbers or back, which autograd follows
-
-    def __str__(self) -> str:
-        return str(self.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A view of another result or input: shape, stride and offset in elements of the storage's start.
-
-    `is_detached`: it has no part in the graph of what it is a view of. `requires_grad`: it is a leaf of its own.
-    `cast`: it reads the memory as another dtype.
-    """
-
-    of: Fresh | SameAsInput
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    is_detached: bool = False
-    requires_grad: bool = False
-    cast: Cast | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Static:
-    """A Python value that the program gives on every call."""
-
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
 class GivenContainer:
     """The very container among the call's arguments that a call function has in the variable `name`."""
 
@@ -163,7 +112,7 @@ class Built:
     number: int | None = None
 
 
-Ref = Fresh | SameAsInput | View | Static | GivenContainer | StateContainer | Built
+Ref = OutputRef | GivenContainer | StateContainer | Built
 
 
 def parts_of(ref: Ref) -> Iterator[Ref]:
@@ -230,6 +179,7 @@ class Signature:
     is_inference: bool | None = (
         None  # whether new tensors are of inference mode, where the program sets it; None: as the call
     )
+    classes: tuple[type, ...] = ()  # of the tensors that are checked: the arguments', then those of state
     called: frozenset[str] | None = None  # names of operators and builtin functions that ran; None if that is not known
 
     @property

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from treeplay.codegen.idioms import is_exactly
+from treeplay.trace.call import Call
 from treeplay.trace.hooks import HookTables
-from treeplay.trace.jit import Call
 from treeplay.trace.scalars import as_float, is_float
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import How, Place

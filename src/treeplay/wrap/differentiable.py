@@ -16,7 +16,7 @@ from treeplay.codegen import Source
 from treeplay.errors import Refusal
 from treeplay.guards.reads import Reads
 from treeplay.torch_seam import dynamo
-from treeplay.trace.jit import Call, home_of
+from treeplay.trace.call import Call, home_of
 from treeplay.trace.rerun import Rerun
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.refusal import Reason

@@ -26,23 +26,19 @@ from treeplay.codegen import Source, list_of, tuple_of
 from treeplay.codegen.idioms import NO_GRAD, note_writes, switched, view_of
 from treeplay.errors import InternalError, TakenBack
 from treeplay.torch_seam import flags
+from treeplay.values.output import Cast, Fresh, Layout, SameAsInput, Static, View
 from treeplay.values.place import How, Place
 from treeplay.values.same import is_same
 from treeplay.values.signature import (
     Argument,
     Built,
-    Cast,
-    Fresh,
     GivenContainer,
     Gone,
     Kind,
     Ref,
-    SameAsInput,
     Signature,
     State,
     StateContainer,
-    Static,
-    View,
     Write,
 )
 from treeplay.values.spec import TensorSpec
@@ -316,19 +312,18 @@ class _Emitter(CallText):
                 return self.built(structure, refs)
             case Built(structure, refs, number):
                 return self.shared.get(number) or self.once(number, self.built(structure, refs))
-            case View(of, shape, stride, offset, is_detached, requires_grad, cast):
+            case View(of, layout, is_detached, requires_grad, cast):
                 base = self.ref(of)
                 mark = ".requires_grad_()" if requires_grad else ""
                 if cast is not None:
                     base = self.cast(base, cast, is_input=isinstance(of, SameAsInput))
                 is_whole = isinstance(of, Fresh) and cast is None  # it begins where its memory does
                 source = f"{base}.detach()" if is_detached else base
-                return self.once(key, f"{view_of(source, shape, stride, offset, is_whole=is_whole, begins=base)}{mark}")
+                return self.once(key, f"{view_of(source, layout, is_whole=is_whole, begins=base)}{mark}")
 
     def cast(self, base: str, cast: Cast, *, is_input: bool) -> str:
         """A variable for a piece of memory read as another dtype."""
-        begin = f"{base}.storage_offset() + {cast.start}" if is_input else str(cast.start)
-        piece = f"{base}.as_strided(({cast.length},), (1,), {begin})"
+        piece = view_of(base, Layout((cast.length,), (1,), cast.start), is_whole=not is_input)
         if not cast.is_complex:
             expression = f"{piece}.view({self.constant(cast.dtype)})"
         elif cast.dtype.is_complex:

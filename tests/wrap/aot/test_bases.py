@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from treeplay.errors import PatternChanged, Refusal
-from treeplay.wrap.aot.plan import CommonBase, ResultIsArgument
+from treeplay.values.output import SameAsInput
+from treeplay.wrap.aot.plan import CommonBase
 from wrap.aot.oracle import boxed, numbers, twin, wrapped
 
 Make = Callable[[], list[Any]]
@@ -253,7 +254,7 @@ def test_Wplus6_a_returned_member_stays_that_object() -> None:
     a, b = of_a_third()
     r = call([a, b])
     assert r[0] is a and r[1] is b
-    assert call.plan.results == (ResultIsArgument(0), ResultIsArgument(1))
+    assert call.plan.results == (SameAsInput(0), SameAsInput(1))
 
 
 def squares() -> list[Any]:

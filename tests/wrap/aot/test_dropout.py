@@ -65,3 +65,12 @@ def test_a_wrong_rate_is_torchs_own_error() -> None:
     for _ in range(3):
         with pytest.raises(ValueError, match="between 0 and 1"):
             program(torch.ones(3))
+
+
+@pytest.mark.parametrize("proj_size", [0, 2])
+def test_the_states_of_a_layer_without_dropout_have_eagers_shape(proj_size: int) -> None:
+    pair = Pair(lambda net: net, nn.LSTM(3, 4, 2, proj_size=proj_size, bidirectional=True, bias=False))
+    pair.is_exact = False
+    for _ in range(3):
+        pair.act(train, torch.randn(5, 2, 3, requires_grad=True))
+    assert pair.jitted.statistics().replays == 2

@@ -16,6 +16,8 @@ from treeplay.errors import Refusal
 from wrap.aot.oracle import min_cut, numbers, wrapped
 from wrap.aot.pairs import pair
 
+pytestmark = pytest.mark.programs
+
 IS_GPU = torch.cuda.is_available()
 
 

@@ -89,6 +89,7 @@ def act(plans: bytes) -> list[tuple[str, ...]]:
     return found
 
 
+@pytest.mark.programs
 def test_W6_W1_plans_of_another_process_give_equal_text_and_act_like_fresh_ones(tmp_path: Path) -> None:
     calls = {name: made(name)[0] for name in CASES}
     file = tmp_path / "plans"

@@ -17,6 +17,8 @@ from treeplay.torch_seam.flags import is_view_replay_enabled, set_view_replay
 from wrap.aot.oracle import compare, grown, numbers, wrapped
 from wrap.aot.programs import outcome
 
+pytestmark = pytest.mark.programs
+
 PLAIN: dict[str, Any] = {}
 TYPED = {"is_typed": True}
 SIZED = {"sizes": (2, 4)}

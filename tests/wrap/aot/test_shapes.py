@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from treeplay.errors import PatternChanged, Refusal
-from treeplay.wrap.aot.plan import Layout
+from treeplay.values.output import Layout
 from wrap.aot.oracle import grown, numbers, twin, wrapped
 from wrap.aot.pairs import pair
 
@@ -83,7 +83,7 @@ def test_W25_a_call_writes_nothing_beside_the_argument() -> None:
         return [whole[:2], whole[2:]]
 
     call = twin(function, make)
-    assert [write.layout for write in call.plan.writes] == [Layout((2, 2), (1, 2), 4)]
+    assert [write.layout for write in call.plan.writes] == [Layout((2, 2), (1, 2), 0)]
 
 
 def test_W25_an_operator_that_likes_another_layout_does_not_give_it_to_the_argument() -> None:
@@ -216,3 +216,26 @@ def test_Wplus2_one_tensor_under_two_names_is_transposed_by_each() -> None:
     x = numbers(2, 3)
     wrapped(further, lambda: [numbers(2, 3)] * 2)([x, x])
     assert x.shape == (1, 3, 2)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.t_(), [x[0], x * 2])[1],
+        lambda x: (x.unsqueeze_(0), [x[0, 1:], x - 1])[1],
+        lambda x: (x.t_(), x.mul_(3), [x * 2])[2],
+    ],
+)
+def test_a_shape_changes_in_place_wherever_in_its_memory_an_argument_begins(function: Any) -> None:
+    call = wrapped(function, lambda: [numbers(2, 3)])
+    x, twin_of_x = (numbers(4, 6).as_strided((2, 3), (3, 1), 6) for _ in range(2))
+    for result, expected in zip(call([x]), function(twin_of_x), strict=True):
+        torch.testing.assert_close(result, expected, rtol=0, atol=0)
+    assert torch.equal(x, twin_of_x)
+    assert (x.stride(), x.storage_offset()) == (twin_of_x.stride(), twin_of_x.storage_offset())
+
+
+def test_what_is_laid_out_anew_from_the_start_of_its_memory_begins_where_it_did() -> None:
+    call = wrapped(lambda x: [x.as_strided_((2, 2), (1, 2), 1) + 1], lambda: [numbers(4, 6)])
+    with pytest.raises(PatternChanged, match="begins elsewhere"):
+        call([numbers(5, 6)[1:]])

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from treeplay.values.output import Fresh, SameAsInput, View
 from treeplay.wrap.aot import planning
-from treeplay.wrap.aot.plan import Flag, New, ResultIsArgument, ViewOfArgument, ViewOfValue
 from wrap.aot.oracle import alike, grown, min_cut, numbers, twin, wrapped
 
 
@@ -45,7 +45,7 @@ def test_W29_results_keep_their_identity() -> None:
     values, indices = wrapped(lambda x: [*x.max(0)], lambda: [x])([x])
     assert values.requires_grad and not indices.requires_grad
     kinds = [type(result) for result in wrapped(lambda x: [3, None, x, x * 2, x.view(-1)], lambda: [x]).plan.results]
-    assert kinds == [New, New, ResultIsArgument, New, ViewOfArgument]
+    assert kinds == [Fresh, Fresh, SameAsInput, Fresh, View]
 
 
 def test_W29_a_view_through_a_custom_function_keeps_its_own_backward() -> None:
@@ -152,7 +152,7 @@ def test_W31_views_of_one_inside_tensor_share_it() -> None:
     assert torch.equal(two, x.detach().t() * 6)
     (two * numbers(3, 2)).sum().backward()
     assert torch.equal(x.grad, numbers(3, 2).t() * 6)
-    assert [type(result) for result in call.plan.results] == [ViewOfValue, ViewOfValue]
+    assert [isinstance(result, View) and isinstance(result.of, Fresh) for result in call.plan.results] == [True, True]
 
 
 @pytest.mark.parametrize("is_flipped", [False, True])
@@ -244,8 +244,8 @@ def test_W33_the_flag_of_a_view_is_eagers(base_needs: bool, result_needs: bool) 
         return [x.detach().view(-1), w * 2] if base_needs else [x.view(-1), w * 2]
 
     call = twin(function, lambda: [numbers(2, 3, grad=base_needs), numbers(2, grad=True)])
-    flags = [result.recipe.flag for result in call.plan.results if isinstance(result, ViewOfArgument)]
-    assert flags == [Flag.DETACH if base_needs and not result_needs else Flag.KEEP]
+    flags = [(view.is_detached, view.requires_grad) for view in call.plan.results if isinstance(view, View)]
+    assert flags == [(base_needs and not result_needs, False)]
 
 
 def test_W33_a_base_of_another_shape_gives_a_view_of_the_same_kind() -> None:
@@ -262,3 +262,11 @@ def test_W33_a_complex_base_and_real_views_of_it() -> None:
         return [real, torch.view_as_complex(real), real[..., 0]]
 
     twin(function, lambda: [torch.complex(numbers(3), numbers(3))])
+
+
+def test_W31_a_result_that_is_a_slice_may_be_the_base_of_one_of_another_dtype() -> None:
+    def function(x: Any) -> Any:
+        part = (x * 2)[1:]
+        return [part, part.detach().view(torch.int32)]
+
+    twin(function, lambda: [numbers(2, 3, grad=True)])

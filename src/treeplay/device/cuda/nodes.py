@@ -44,6 +44,8 @@ def handles_of(graph: int) -> list[int]:
     """The handles of the nodes of a raw graph, in the order of `read_nodes`."""
     count = c_size_t()
     call("cuGraphGetNodes", graph, None, byref(count))
+    if not count.value:  # the driver takes no empty list
+        return []
     handles = (c_void_p * count.value)()
     call("cuGraphGetNodes", graph, handles, byref(count))
     return [handle or 0 for handle in handles]

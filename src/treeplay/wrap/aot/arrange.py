@@ -8,13 +8,14 @@ bases          x, w                    written tensors that overlap are views of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from treeplay.values.output import Layout
 from treeplay.wrap.aot.bases import Written, find_bases, layout_of, share_storage, take_base, view_of_base
-from treeplay.wrap.aot.plan import Base, Layout
+from treeplay.wrap.aot.plan import Base
 
 
 @dataclass(slots=True)
@@ -89,10 +90,14 @@ def _members_among(results: Sequence[Any], members: dict[int, torch.Tensor]) -> 
 
 
 def _new_layouts(bases: Sequence[Base], members: dict[int, torch.Tensor]) -> dict[int, Layout]:
-    """The layouts of members whose shape was changed in place."""
+    """The layouts of members whose shape was changed in place, counted from where they began."""
     known = {member.argument: member.layout for base in bases for member in base.members}
     now = {argument: layout_of(member) for argument, member in members.items()}
-    return {argument: layout for argument, layout in now.items() if layout != known[argument]}
+    return {
+        argument: replace(layout, offset=layout.offset - known[argument].offset)
+        for argument, layout in now.items()
+        if layout != known[argument]
+    }
 
 
 def copies_among(samples: Sequence[Any]) -> tuple[tuple[int, int], ...]:

@@ -19,9 +19,10 @@ import torch
 from treeplay.torch_seam.modes import is_wrapper
 from treeplay.torch_seam.tensors import shares_storage
 from treeplay.values.location import Location
+from treeplay.values.output import Layout
 from treeplay.wrap.aot.capture import refusal
 from treeplay.wrap.aot.overlap import overlap, span
-from treeplay.wrap.aot.plan import Base, CommonBase, Layout, Member
+from treeplay.wrap.aot.plan import Base, CommonBase, Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,16 +190,16 @@ def take_base(base: Base, samples: Sequence[Any]) -> torch.Tensor:
 def flat_base(source: torch.Tensor, layout: Layout, dtype: torch.dtype) -> torch.Tensor:
     """A flat tensor over the memory of `source`, of which autograd knows nothing."""
     fresh = source.new_empty(0, dtype=dtype)
-    return fresh.set_(source.untyped_storage(), layout.offset, layout.size, layout.stride)
+    return fresh.set_(source.untyped_storage(), layout.offset, layout.shape, layout.stride)
 
 
 def view_of_base(base: torch.Tensor, member: Member) -> torch.Tensor:
     """A member made anew from its base. Runs inside the trace, which takes `as_strided` only as the first step."""
     layout, dtype = member.layout, dtype_of(member.dtype)
     if dtype is base.dtype:
-        view = base.as_strided(layout.size, layout.stride, layout.offset)
+        view = base.as_strided(layout.shape, layout.stride, layout.offset)
         return view.detach() if member.is_detached else view
     width = dtype.itemsize
     stride = [step * width for step in layout.stride]
-    places = base.as_strided((*layout.size, width), (*stride, 1), layout.offset * width)
+    places = base.as_strided((*layout.shape, width), (*stride, 1), layout.offset * width)
     return places.view(dtype).squeeze(-1)

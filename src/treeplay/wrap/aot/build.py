@@ -16,7 +16,7 @@ from treeplay.observe.lines import is_users
 from treeplay.torch_seam import context as torch_context
 from treeplay.torch_seam import fakes, flags
 from treeplay.torch_seam.aot import Traced, is_written_by_graph
-from treeplay.trace.jit import home_of
+from treeplay.trace.call import home_of
 from treeplay.wrap.aot.again import HigherDerivatives, Onward, Repeat, fingerprint, origins_of, why_not
 from treeplay.wrap.aot.arrange import Arrangement, RunNotes, arrange, needs_arrangement
 from treeplay.wrap.aot.capture import TraceFindings, captured, refusal

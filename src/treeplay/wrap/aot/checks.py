@@ -54,6 +54,13 @@ def one_object(names: tuple[str, str]) -> PatternChanged:
     return PatternChanged(f"{names[0]} and {names[1]} are one tensor, and its shape changes in place. {_FIX}")
 
 
+def begins_elsewhere(name: str) -> PatternChanged:
+    """An argument that is laid out anew, counted from where its memory begins, does not begin where it did at the trace."""
+    return PatternChanged(
+        f"{name} begins elsewhere in its memory than when this was traced, and is laid out anew. {_FIX}"
+    )
+
+
 def check_apart(one: torch.Tensor, other: torch.Tensor, names: tuple[str, str]) -> None:
     """Refuse a call in which a written argument shares memory with another, as it did not at the trace."""
     if overlap(one, other) or overlap_across_storages(one, other):

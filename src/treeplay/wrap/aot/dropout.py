@@ -48,7 +48,7 @@ def _dropout(given: Mapping[str, Any]) -> torch.Tensor | None:
 
 def _layers(func: Callable[..., Any], given: dict[str, Any]) -> Any:
     if not given["dropout"] or not given["train"] or given["num_layers"] < 2:
-        return None
+        return _of_eagers_shape(func(**given), given["hx"]) if func is torch.lstm else None
     directions = 2 if given["bidirectional"] else 1
     count = len(given["params"]) // given["num_layers"]
     source = "data" if "data" in given else "input"
@@ -61,11 +61,16 @@ def _layers(func: Callable[..., Any], given: dict[str, Any]) -> Any:
         rows, weights = slice(layer * directions, (layer + 1) * directions), slice(layer * count, (layer + 1) * count)
         before = _rows(given["hx"], rows)
         part = {source: x, "hx": before, "params": given["params"][weights]}
-        x, *after = func(**given | part | {"num_layers": 1, "dropout": 0.0} | options)
-        # A trace by torch 2.11 gives the states of some lone layers one dimension more.
-        likes = before if isinstance(before, list) else [before]
-        states.append([state.reshape(like.shape) for state, like in zip(after, likes, strict=True)])
+        x, *after = _of_eagers_shape(func(**given | part | {"num_layers": 1, "dropout": 0.0} | options), before)
+        states.append(after)
     return (x.transpose(0, 1) if turned else x, *(torch.cat(each) for each in zip(*states, strict=True)))
+
+
+def _of_eagers_shape(result: Sequence[torch.Tensor], before: Any) -> tuple[torch.Tensor, ...]:
+    """A layer's result, with states of the shape of those `before`: a trace by torch 2.11 gives some one dimension more."""
+    x, *after = result
+    likes = before if isinstance(before, (list, tuple)) else [before]
+    return (x, *(state.reshape(like.shape) for state, like in zip(after, likes, strict=True)))
 
 
 def _rows(state: Any, which: slice) -> Any:

@@ -22,23 +22,15 @@ from treeplay.codegen import Source, Writer, list_of, tuple_of
 from treeplay.codegen.idioms import Switch, note_writes, switched, view_of
 from treeplay.torch_seam import fakes, flags, modes
 from treeplay.torch_seam import tensors as torch_tensors
+from treeplay.values.output import Fresh, Result, SameAsInput, SameAsOutput, View, inputs_used, values_used
 from treeplay.wrap.aot import checks, surroundings
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
-from treeplay.wrap.aot.bases import dtype_of
 from treeplay.wrap.aot.emit_text import count_values, run_graph, take_random_values, tokens
 from treeplay.wrap.aot.plan import (
     CallPlan,
-    EarlierResult,
-    Flag,
-    New,
     Node,
     NoOverlap,
-    Recipe,
-    Result,
-    ResultIsArgument,
-    ViewOfArgument,
-    ViewOfValue,
 )
 
 _WITHOUT_GRADIENTS = Switch("mode", torch.is_grad_enabled, flags.set_grad_enabled, False)
@@ -93,6 +85,11 @@ class _Call(Writer):
         for argument in self.plan.awaited:
             self.use("waited", fakes.waited)
             self.add(f"args[{argument}] = waited(args[{argument}])")
+        for argument, offset in self.plan.begins:
+            self.use("begins_elsewhere", checks.begins_elsewhere)
+            self.add(
+                f"if args[{argument}].storage_offset() != {offset}: raise begins_elsewhere({self.told(argument)!r})"
+            )
         if self.plan.checks:
             self.use("check_arguments", checks.check_arguments)
             self.use("expected", self.plan.checks)
@@ -195,9 +192,7 @@ class _Call(Writer):
     def keep(self) -> None:
         """Only what the epilogue needs stays referenced; everything else may die inside the graph."""
         kept = {write.argument for write in self.plan.writes}
-        kept |= {
-            result.argument for result in self.plan.results if isinstance(result, ResultIsArgument | ViewOfArgument)
-        }
+        kept |= set(inputs_used(self.plan.results))
         for argument in sorted(kept & set(self.plan.inputs) & set(range(len(self.plan.arguments)))):
             self.add(f"{self.named(argument)} = args[{self.at(argument)}]")
 
@@ -224,7 +219,7 @@ class _Call(Writer):
     def needed(self) -> list[int]:
         """The values that a write or a result uses."""
         used = [write.value for write in self.plan.writes if write.has_data]
-        return used + [result.value for result in self.plan.results if isinstance(result, New | ViewOfValue)]
+        return [*used, *values_used(self.plan.results)]
 
     def training(self, node: Node) -> None:
         given = self.plan.inputs
@@ -257,9 +252,9 @@ class _Call(Writer):
 
     def results(self) -> None:
         named: dict[int, str] = {}
-        again = {result.result for result in self.plan.results if isinstance(result, EarlierResult)}
+        again = {result.index for result in self.plan.results if isinstance(result, SameAsOutput)}
         for k, result in enumerate(self.plan.results):
-            text = named[result.result] if isinstance(result, EarlierResult) else self.result(k, result)
+            text = named[result.index] if isinstance(result, SameAsOutput) else self.result(k, result)
             if k in again and not text.isidentifier():
                 self.add(f"result{k} = {text}")
                 text = f"result{k}"
@@ -286,30 +281,28 @@ class _Call(Writer):
 
     def result(self, k: int, result: Result) -> str:
         match result:
-            case New():
-                return self.value(result.value)
-            case ResultIsArgument():
-                return self.named(result.argument)
-            case ViewOfArgument():
-                return self.view(k, self.named(result.argument), result.recipe)
-            case ViewOfValue():
-                base = self.value(result.value)
-                return self.view(k, base, result.recipe, is_whole=False)
+            case Fresh(index):
+                return self.value(index)
+            case SameAsInput(index):
+                return self.named(index)
+            case View():
+                return self.view(k, result)
         raise AssertionError(result)
 
-    def view(self, k: int, base: str, recipe: Recipe, *, is_whole: bool = True) -> str:
-        if recipe.steps is not None:
+    def view(self, k: int, view: View) -> str:
+        of, layout = view.of, view.layout
+        base = self.value(of.index) if isinstance(of, Fresh) else self.named(of.index)
+        if view.steps is not None:
             self.use("apply_views", fakes.apply_views)
-            self.use(f"view{k}", pickle.loads(recipe.steps))
+            self.use(f"view{k}", pickle.loads(view.steps))
             text = f"apply_views({base}, view{k})"
+        elif view.cast is not None:
+            self.use("memory_as", helpers.memory_as)
+            dtype = self.use(f"dtype{k}", view.cast.dtype)
+            memory = f"memory_as({base}, {dtype}, {base}.storage_offset() + {view.cast.start})"
+            text = f"view_in({memory}, {self.use(f'layout_of_view{k}', layout)})"
+            self.use("view_in", helpers.view_in)
         else:
-            layout = recipe.layout
-            text = view_of(base, layout.size, layout.stride, layout.offset, is_whole=is_whole)
-            if recipe.dtype is not None:
-                self.use("memory_as", helpers.memory_as)
-                begin = "0" if is_whole else f"{base}.storage_offset()"
-                memory = f"memory_as({base}, {self.use(f'dtype{k}', dtype_of(recipe.dtype))}, {begin})"
-                text = f"view_in({memory}, {self.use(f'layout_of_view{k}', layout)})"
-                self.use("view_in", helpers.view_in)
-        ends = {Flag.KEEP: "", Flag.DETACH: ".detach()", Flag.REQUIRE: ".requires_grad_()"}
-        return text + ends[recipe.flag]
+            text = view_of(base, layout, is_whole=False)
+        text += ".detach()" if view.is_detached else ""
+        return text + (".requires_grad_()" if view.requires_grad else "")

@@ -12,14 +12,15 @@ of it, lies afterwards is told by the view steps that lead to it, taken from the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from treeplay.torch_seam import fakes
 from treeplay.torch_seam.aot import Traced
+from treeplay.values.output import Layout
 from treeplay.wrap.aot.capture import TraceFindings, refusal
-from treeplay.wrap.aot.plan import Layout
 from treeplay.wrap.aot.probe import apart
 
 
@@ -45,7 +46,7 @@ def layout_from(sample: torch.Tensor, steps: list[Any]) -> Layout:
 
 
 def new_layouts(facts: Any, seen: TraceFindings, samples: Sequence[Any], names: Sequence[str]) -> dict[int, Layout]:
-    """The layouts of inputs which the program left in another shape than it found, or a refusal.
+    """The layouts of inputs which the program left in another shape than it found, counted from where they begin, or a refusal.
 
     Torch tells by its own tensors' sizes and strides, which a write moves too, or moves back."""
     found = {}
@@ -58,11 +59,17 @@ def new_layouts(facts: Any, seen: TraceFindings, samples: Sequence[Any], names: 
             told = f"`{names[k]}` is written, and its shape changes in place to show another part of its memory"
             raise refusal("write", told, seen.line())
         layout = layout_from(sample, now.steps)
-        if layout.size != now.size:
+        if layout.shape != now.size:
             raise refusal("resize_", f"`{names[k]}` grows beyond its storage", seen.line())
-        if layout != known_layout(sample):
-            found[k] = layout
+        before = known_layout(sample)
+        if layout != before:
+            found[k] = replace(layout, offset=layout.offset - before.offset)
     return found
+
+
+def counts_from_the_start(steps: list[Any] | None) -> bool:
+    """Whether view steps may lead to a place in a storage, wherever in it the tensor begins that they are taken from."""
+    return any(type(step).__name__.startswith("as_strided") for step in steps or ())
 
 
 def reshaped_and_back(traced: Traced, seen: TraceFindings) -> frozenset[int]:

@@ -14,8 +14,9 @@ from treeplay.errors import InternalError, UsageError
 from treeplay.locks import shared_lock
 from treeplay.torch_seam import autograd, fakes, flags
 from treeplay.torch_seam.dynamo import tensor_check
+from treeplay.values.output import Layout
 from treeplay.wrap.aot.compilers import Boxed
-from treeplay.wrap.aot.plan import BackwardGroup, Layout
+from treeplay.wrap.aot.plan import BackwardGroup
 
 _compiling = shared_lock()
 _is_none = functools.partial(operator.is_, None)
@@ -215,14 +216,14 @@ def run_plainly(run: Callable[..., Any], *given: Any) -> Any:
 
 def missing(layout: Layout, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A gradient that nobody gave, as the zeros that the backward computes with."""
-    return torch.empty_strided(layout.size, layout.stride, dtype=dtype, device=device).zero_()
+    return torch.empty_strided(layout.shape, layout.stride, dtype=dtype, device=device).zero_()
 
 
 def laid_out(gradient: torch.Tensor, layout: Layout) -> torch.Tensor:
     """The gradient in the layout that the backward was traced with."""
     if gradient.layout is not torch.strided:
         return gradient
-    fresh = torch.empty_strided(layout.size, layout.stride, dtype=gradient.dtype, device=gradient.device)
+    fresh = torch.empty_strided(layout.shape, layout.stride, dtype=gradient.dtype, device=gradient.device)
     return fresh.copy_(gradient)
 
 
@@ -242,13 +243,13 @@ def memory_as(tensor: torch.Tensor, dtype: torch.dtype, begin: int) -> torch.Ten
 
 def view_in(memory: torch.Tensor, layout: Layout) -> torch.Tensor:
     """A view that lies so, counted from where `memory` begins."""
-    return memory.as_strided(layout.size, layout.stride, memory.storage_offset() + layout.offset)
+    return memory.as_strided(layout.shape, layout.stride, memory.storage_offset() + layout.offset)
 
 
 def lay_out(tensor: torch.Tensor, layout: Layout) -> None:
-    """Give a tensor another layout. Its version has moved before the graph."""
+    """Give a tensor another layout, counted from where it begins. Its version has moved before the graph."""
     with autograd.preserving_version(tensor):
-        tensor.as_strided_(layout.size, layout.stride, layout.offset)
+        tensor.as_strided_(layout.shape, layout.stride, tensor.storage_offset() + layout.offset)
 
 
 def write_unnoticed(tensor: torch.Tensor, value: torch.Tensor) -> None:

@@ -9,40 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from treeplay.values.output import Layout, Result
 from treeplay.wrap.aot.subclasses import Opened, Wrapper, places, width
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """How a tensor lies in its storage."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-
-
-class Flag(Enum):
-    """What is done so that a rebuilt view needs a gradient exactly where eager's does."""
-
-    KEEP = "keep"
-    DETACH = "detach"
-    REQUIRE = "require"
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """How a view is taken again: the pickled view steps of the trace, or else its layout, and its dtype if it has another one
-    than what it is a view of."""
-
-    steps: bytes | None
-    layout: Layout
-    flag: Flag
-    dtype: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ArgumentWrite:
-    """A change of an argument that follows the graph: its layout, its contents (from `value`), or both.
+    """A change of an argument that follows the graph: its layout, its contents (from `value`), or both. The offset of the
+    layout counts from where the argument begins.
 
     `is_tracked`: autograd sees it, as it would have seen the user's own. `is_versioned`: it moves the version.
     """
@@ -114,46 +88,6 @@ class Base:
     dtype: str
     members: tuple[Member, ...]
     moved: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class New:
-    """A result that the graph made; also a number, or None."""
-
-    value: int
-
-
-@dataclass(frozen=True, slots=True)
-class ResultIsArgument:
-    """A result that is an argument."""
-
-    argument: int
-
-
-@dataclass(frozen=True, slots=True)
-class EarlierResult:
-    """A result that is an earlier result."""
-
-    result: int
-
-
-@dataclass(frozen=True, slots=True)
-class ViewOfArgument:
-    """A result that is a view of the caller's own tensor."""
-
-    argument: int
-    recipe: Recipe
-
-
-@dataclass(frozen=True, slots=True)
-class ViewOfValue:
-    """A result that is a view of something that the graph made and returned."""
-
-    value: int
-    recipe: Recipe
-
-
-Result = New | ResultIsArgument | EarlierResult | ViewOfArgument | ViewOfValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +212,9 @@ class CallPlan:
     compared the classes of the arguments, and what these note, with the trace's. `tokens` come first among what the
     graph takes and returns: they keep operators with side effects in order. With `has_functional_random`, each graph
     takes the seed and offset of the device's generator last, and returns the new offset after its other values. `awaited` are
-    arguments that at the trace were still on their way from other processes.
+    arguments that at the trace were still on their way from other processes. `begins` are arguments, and their storage
+    offsets, that the program lays out anew counted from where their storage begins. In `results`, inputs are arguments, and
+    new tensors are values, which may be numbers or None.
     """
 
     arguments: tuple[str, ...]
@@ -299,6 +235,7 @@ class CallPlan:
     tokens: int = 0
     has_functional_random: bool = False
     awaited: tuple[int, ...] = ()
+    begins: tuple[tuple[int, int], ...] = ()
 
     def name(self, argument: int) -> str:
         """The name of an argument, or of a common base."""

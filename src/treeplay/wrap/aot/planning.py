@@ -13,25 +13,19 @@ from treeplay.errors import InternalError
 from treeplay.torch_seam import fakes as torch_fakes
 from treeplay.torch_seam.aot import Traced, is_new, is_written_by_graph
 from treeplay.torch_seam.modes import is_wrapper
+from treeplay.values.memory import Extent, view_of
+from treeplay.values.output import Fresh, Layout, Result, SameAsInput, SameAsOutput, View
+from treeplay.values.spec import TensorSpec
 from treeplay.wrap.aot.arrange import Arrangement, RunNotes
 from treeplay.wrap.aot.capture import TraceFindings, is_leaf, refusal
 from treeplay.wrap.aot.compilers import Compilers
-from treeplay.wrap.aot.layouts import fake_of, known_layout, layout_from, new_layouts
+from treeplay.wrap.aot.layouts import counts_from_the_start, fake_of, known_layout, layout_from, new_layouts
 from treeplay.wrap.aot.overlap import length, overlap, overlap_across_storages
 from treeplay.wrap.aot.plan import (
     ArgumentWrite,
     CallPlan,
     CommonBase,
-    EarlierResult,
-    Flag,
-    Layout,
-    New,
     NoOverlap,
-    Recipe,
-    Result,
-    ResultIsArgument,
-    ViewOfArgument,
-    ViewOfValue,
 )
 from treeplay.wrap.aot.random_states import refuse_unsupported_random
 from treeplay.wrap.aot.subclass_rules import refuse_unsupported_view
@@ -70,11 +64,19 @@ def plan_call(
         values=len(writes) + len(facts.output_info) + facts.num_intermediate_bases,
         grad_mode_after=seen.grad_mode_after,
         layouts=tuple(sorted(noted.layouts.items())),
+        begins=_begins(samples, seen, positions, {*layouts}),
         opened=opened(traced),
         is_guarded=compilers.is_guarded,
         tokens=len(facts.tokens),
         has_functional_random=compilers.functional_random,
     )
+
+
+def _begins(
+    samples: Sequence[Any], seen: TraceFindings, positions: Sequence[int], reshaped: set[int]
+) -> tuple[tuple[int, int], ...]:
+    absolute = sorted(k for k in reshaped if counts_from_the_start(seen.reshaped[k].steps))
+    return tuple((positions[k], int(samples[k].storage_offset())) for k in absolute)
 
 
 def _touched(traced: Traced, seen: TraceFindings, positions: Sequence[int]) -> set[int]:
@@ -167,35 +169,39 @@ def _results(
     for k, info in enumerate(facts.output_info):
         kind, value = info.output_type.name, first + k
         if k in noted.members:
-            results.append(ResultIsArgument(noted.members[k]))
+            results.append(SameAsInput(noted.members[k]))
         elif k in seen.again:
-            results.append(EarlierResult(seen.again[k]))
+            results.append(SameAsOutput(seen.again[k]))
         elif seen.own.get(k) in seen.rebased:  # torch takes what a custom function marked as changed for a new tensor
-            results.append(ResultIsArgument(positions[seen.own[k]]))
+            results.append(SameAsInput(positions[seen.own[k]]))
         elif is_new(info):
-            results.append(New(value))
+            results.append(Fresh(value))
         elif kind == "is_input":
-            results.append(ResultIsArgument(positions[info.base_idx]))
+            results.append(SameAsInput(positions[info.base_idx]))
         elif kind == "alias_of_input":
             needs = facts.input_info[info.base_idx].requires_grad
             if needs and info.base_idx in layouts:
                 raise refusal("view", "a result views an argument whose shape changes in place", seen.line())
-            recipe = _recipe(info, fakes[value], samples[info.base_idx], base_needs_grad=needs)
+            of, base, layout = SameAsInput(positions[info.base_idx]), samples[info.base_idx], known_layout(fakes[value])
+            steps = _steps(info.view_meta_sequence)
             taken = seen.results[k]
-            if taken is not None and taken.steps is not None and (info.base_idx in layouts or recipe.steps is None):
+            if taken is not None and taken.steps is not None and (info.base_idx in layouts or steps is None):
                 # The steps lead from the shape that the argument had.
-                recipe = replace(recipe, steps=None, layout=layout_from(samples[info.base_idx], taken.steps))
+                steps, layout = None, layout_from(samples[info.base_idx], taken.steps)
             refuse_unsupported_view(_argument_fake(traced, info.base_idx), fakes[value], k)
-            results.append(ViewOfArgument(positions[info.base_idx], recipe))
+            results.append(_view(of, base, fakes[value], layout, steps=steps, info=info, base_needs_grad=needs))
         else:
             is_result = kind == "alias_of_intermediate_base_is_user_output"
-            base = (first if is_result else bases) + info.base_idx
+            place = (first if is_result else bases) + info.base_idx
+            base, layout = fakes[place], known_layout(fakes[value])
             needs = facts.output_info[info.base_idx].requires_grad if is_result else traced.is_joint
-            refuse_unsupported_view(fakes[base], fakes[value], k)
-            recipe = _recipe(info, fakes[value], fakes[base], base_needs_grad=needs)
-            if is_result and not _leads_from(fakes[base], info.view_meta_sequence, fakes[value]):
-                recipe = replace(recipe, steps=None)  # the result that is the base is itself a view of what was noted
-            results.append(ViewOfValue(base, recipe))
+            refuse_unsupported_view(base, fakes[value], k)
+            steps = _steps(info.view_meta_sequence)
+            if is_result and not _leads_from(base, info.view_meta_sequence, fakes[value]):
+                steps = None  # the result that is the base is itself a view of what was noted
+            results.append(
+                _view(Fresh(place), base, fakes[value], layout, steps=steps, info=info, base_needs_grad=needs)
+            )
     return tuple(results)
 
 
@@ -210,17 +216,32 @@ def _leads_from(base: Any, sequence: Any, view: Any) -> bool:
     return (made.size(), made.stride(), made.storage_offset()) == (view.size(), view.stride(), view.storage_offset())
 
 
-def _recipe(info: Any, view: torch.Tensor, base: torch.Tensor, *, base_needs_grad: bool) -> Recipe:
-    flag = Flag.KEEP
-    steps = info.view_meta_sequence.sequence if info.view_meta_sequence is not None else ()
-    if info.requires_grad and any(type(step).__name__.startswith("detach") for step in steps):
+def _view(
+    of: Fresh | SameAsInput,
+    base: torch.Tensor,
+    view: torch.Tensor,
+    layout: Layout,
+    *,
+    steps: bytes | None,
+    info: Any,
+    base_needs_grad: bool,
+) -> View:
+    """The reference to `view`, which lies so in the storage of `base`."""
+    noted = info.view_meta_sequence.sequence if info.view_meta_sequence is not None else ()
+    if info.requires_grad and any(type(step).__name__.startswith("detach") for step in noted):
         raise refusal("detach", "a detached view of an argument got a history of its own, and is a result", None)
-    if base_needs_grad and not info.requires_grad:
-        flag = Flag.DETACH
-    elif info.requires_grad and not base_needs_grad:
-        flag = Flag.REQUIRE
-    dtype = str(view.dtype) if view.dtype is not base.dtype else None
-    return Recipe(_steps(info.view_meta_sequence), known_layout(view), flag, dtype)
+    found = view_of(of, _extent(base, known_layout(base)), _extent(view, layout))
+    if found is None and steps is None:
+        why = "a result of another dtype reads memory that lies outside of the tensor it is a view of"
+        raise refusal("view", why, None)
+    found = View(of, layout) if found is None else found
+    is_detached, is_leaf = base_needs_grad and not info.requires_grad, info.requires_grad and not base_needs_grad
+    return replace(found, is_detached=is_detached, requires_grad=is_leaf, steps=steps)
+
+
+def _extent(tensor: torch.Tensor, layout: Layout) -> Extent:
+    spec = TensorSpec(layout.shape, layout.stride, tensor.dtype, tensor.device)
+    return Extent(None, 0, 0, layout.offset * spec.dtype.itemsize, spec)
 
 
 def _steps(sequence: Any) -> bytes | None:

@@ -11,11 +11,12 @@ from treeplay.errors import InternalError
 from treeplay.observe.lines import location_in
 from treeplay.torch_seam import tensors
 from treeplay.torch_seam.aot import Traced, is_new
+from treeplay.values.output import Fresh, values_used
 from treeplay.wrap.aot.capture import refusal
 from treeplay.wrap.aot.fresh import fresh_values
 from treeplay.wrap.aot.layouts import fake_of, known_layout
 from treeplay.wrap.aot.partial import groups_of
-from treeplay.wrap.aot.plan import CallPlan, LateWrite, New, Node, Tangent, ViewOfValue, WrappedTangent
+from treeplay.wrap.aot.plan import CallPlan, LateWrite, Node, Tangent, WrappedTangent
 from treeplay.wrap.aot.random_states import generator_inputs
 from treeplay.wrap.aot.stashed import IS_STASHED
 from treeplay.wrap.aot.subclasses import Wrapper, places, tangent_wrappers, width
@@ -105,7 +106,7 @@ def _views(forward: torch.fx.GraphModule, plan: CallPlan) -> tuple[int, ...]:
     """Results made as views of what nobody else sees: they leave the node as tensors of their own."""
     outputs = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
     nodes = [outputs[at.start] if len(at) == 1 else None for at in plan.places_of_values()]
-    new = {result.value for result in plan.results if isinstance(result, New)}
+    new = {result.index for result in plan.results if isinstance(result, Fresh)}
     new -= {k for k, wrapper in enumerate(plan.opened.values if plan.opened is not None else ()) if wrapper is not None}
     return tuple(k for k, node in enumerate(nodes) if k in new and isinstance(node, torch.fx.Node) and _is_view(node))
 
@@ -161,7 +162,7 @@ def values_with_tangents(facts: Any, plan: CallPlan) -> tuple[int, ...]:
 def _returned(plan: CallPlan) -> tuple[int, ...]:
     """Values that something outside the node uses."""
     used = {write.value for write in plan.writes if write.has_data}
-    used |= {result.value for result in plan.results if isinstance(result, New | ViewOfValue)}
+    used |= set(values_used(plan.results))
     return tuple(sorted(used))
 
 

@@ -18,9 +18,10 @@ from torch.fx import Node
 from treeplay.torch_seam.aot import Traced
 from treeplay.torch_seam.modes import is_wrapper
 from treeplay.torch_seam.operators import OpOverload
+from treeplay.values.output import Fresh, Result, View
 from treeplay.wrap.aot.bases import layout_of
 from treeplay.wrap.aot.overlap import length
-from treeplay.wrap.aot.plan import CallPlan, Flag, New, Recipe, Result, ViewOfValue
+from treeplay.wrap.aot.plan import CallPlan
 
 
 def with_common_values(traced: Traced, plan: CallPlan) -> CallPlan:
@@ -44,7 +45,7 @@ def _groups(values: Sequence[Any], results: Sequence[Result], tokens: int) -> li
     """Results, by their positions, that lie in one new tensor."""
     found: dict[Node, list[int]] = {}
     for at, result in enumerate(results):
-        node = values[tokens + result.value] if isinstance(result, New) else None
+        node = values[tokens + result.index] if isinstance(result, Fresh) else None
         if isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor):
             base = _base(node)
             if base is not None:
@@ -53,14 +54,16 @@ def _groups(values: Sequence[Any], results: Sequence[Result], tokens: int) -> li
 
 
 def _join(group: Sequence[int], values: list[Any], results: list[Result], tokens: int) -> None:
-    nodes = {at: values[tokens + results[at].value] for at in group}  # type: ignore[union-attr]
+    nodes = {at: values[tokens + results[at].index] for at in group}  # type: ignore[union-attr]
     base = _base(nodes[group[0]])
     whole = next((at for at in group if nodes[at] is base), None)
-    place: int = results[group[0] if whole is None else whole].value  # type: ignore[union-attr]
+    place: int = results[group[0] if whole is None else whole].index  # type: ignore[union-attr]
     for at in group:
         if at != whole:
-            values[tokens + results[at].value] = None  # type: ignore[union-attr]
-            results[at] = ViewOfValue(place, Recipe(None, layout_of(nodes[at].meta["val"]), Flag.KEEP))
+            values[tokens + results[at].index] = None  # type: ignore[union-attr]
+            results[at] = View(
+                Fresh(place), layout_of(nodes[at].meta["val"])
+            )  # of a base that begins where its storage does
     values[tokens + place] = base
 
 

@@ -1,0 +1,50 @@
+"""A call of a program: the arguments, taken apart once, and what a program is as it is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from treeplay.trace.found import PLAIN
+from treeplay.values.kinds import is_a
+from treeplay.values.location import Location
+from treeplay.values.structure import Leaf, Structure, classes_in, flatten
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of one call, taken apart once."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: list[Any]
+    structure: Leaf | Structure
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensor leaves, each tensor once."""
+        return list({id(leaf): leaf for leaf in self.leaves if is_a(leaf, torch.Tensor)}.values())
+
+
+def call_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """A call with these arguments."""
+    return Call(args, kwargs, *flatten((args, kwargs)))
+
+
+def roots_of(program: Any, call: Call) -> list[tuple[Any, str]]:
+    """Where a walk over what a run read begins, with labels."""
+    objects = [leaf for leaf in call.leaves if not is_a(leaf, (torch.Tensor, *PLAIN))]
+    roots = [(program, "program"), *((value, f"this {type(value).__name__}") for value in objects)]
+    return roots + [(cls, cls.__qualname__) for cls in classes_in(call.structure)]
+
+
+def home_of(program: Any) -> Location | None:
+    """Where the source of `program` begins."""
+    if isinstance(program, torch.nn.Module):
+        program = program.forward
+    elif not hasattr(program, "__code__") and not hasattr(program, "__func__"):
+        program = getattr(program, "func", vars(type(program)).get("__call__"))
+    code = getattr(getattr(program, "__func__", program), "__code__", None)
+    return Location(code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None

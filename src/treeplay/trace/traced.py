@@ -1,0 +1,43 @@
+"""What came of a traced run: the program as a graph, and what the run came across."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.fx
+
+from treeplay.guards.reads import Reads
+from treeplay.trace.found import Survey
+from treeplay.trace.log import LoggedCall
+from treeplay.trace.snapshot import Snapshot
+from treeplay.trace.tracer import Tracer
+from treeplay.trace.watch import WatchFunctions
+from treeplay.values.signature import Kind, Number, Signature
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A program as a graph of ATen operators, and what a call does around it."""
+
+    graph: torch.fx.Graph
+    signature: Signature
+    log: list[LoggedCall] = field(repr=False)
+    generators: tuple[torch.Generator, ...] = ()  # those it draws from
+    reads: Reads | None = field(default=None, repr=False)  # of a program that is to be run again
+
+
+@dataclass(slots=True)
+class TracedRun:
+    """What one traced run came across, besides its operators."""
+
+    tracer: Tracer
+    watch: WatchFunctions
+    found: Survey
+    snapshot: Snapshot
+    numbers: list[Number] = field(default_factory=list)
+    grads_read: dict[int, torch.Tensor] = field(default_factory=dict)
+    called: dict[int, torch.nn.Module] = field(default_factory=dict)
+    stepped: dict[int, torch.optim.Optimizer] = field(default_factory=dict)
+    reads: Reads = field(default_factory=lambda: Reads(()))
+    kind: Kind = Kind.INFERENCE

@@ -1,0 +1,104 @@
+"""Where an output comes from: the one vocabulary of all front ends.
+
+    def f(x, w):                          inputs: x, w
+        hidden = x * 2                    new memory 0
+        return hidden, hidden.t(), w, x[1:], 3
+
+    Fresh(0), View(Fresh(0), ...), SameAsInput(1), View(SameAsInput(0), ...), Static(3)
+
+`values.memory` finds these from where tensors lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a tensor lies in its memory, in elements; what `offset` counts from is said where a layout is used."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Output `index` of the graph, a new tensor on each call. `requires_grad`: it becomes a leaf."""
+
+    index: int
+    requires_grad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SameAsInput:
+    """The very tensor that came in as input `index`."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """A piece of memory read as `dtype`: `length` elements of what it is a view of, from `start` on."""
+
+    dtype: Any
+    start: int
+    length: int
+    is_complex: bool  # from complex to real numbers or back, which autograd follows
+
+    def __str__(self) -> str:
+        return str(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A view of new memory or of an input; the offset of its layout counts from where that begins.
+
+    `is_detached`: it has no part in the autograd history of what it is a view of. `requires_grad`: it is a leaf of its own.
+    `cast`: it reads the memory as another dtype, and its offset counts from where the cast begins. `steps`: the view operators
+    that lead to it, pickled, where a trace noted them: taken again, they give the history that eager gives.
+    """
+
+    of: Fresh | SameAsInput
+    layout: Layout
+    is_detached: bool = False
+    requires_grad: bool = False
+    cast: Cast | None = None
+    steps: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SameAsOutput:
+    """The very object that an earlier output is; `index` counts outputs."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """A Python value that is the same on every call."""
+
+    value: Any
+
+
+OutputRef = Fresh | SameAsInput | View | Static
+Result = OutputRef | SameAsOutput  # where outputs are a list
+
+
+def values_used(refs: Iterable[Result]) -> Iterator[int]:
+    """The outputs of the graph that references are, or are views of."""
+    for ref in refs:
+        of = ref.of if isinstance(ref, View) else ref
+        if isinstance(of, Fresh):
+            yield of.index
+
+
+def inputs_used(refs: Iterable[Result]) -> Iterator[int]:
+    """The inputs that references are, or are views of."""
+    for ref in refs:
+        of = ref.of if isinstance(ref, View) else ref
+        if isinstance(of, SameAsInput):
+            yield of.index

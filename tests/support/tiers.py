@@ -1,0 +1,134 @@
+"""In which tier a test is: told from its place, its parameters and its marks, when tests are collected.
+
+| tier | what is tested | how a test gets there |
+|---|---|---|
+| `unit` | a stage; no compiler starts | every other test |
+| `programs` | whole programs, random ones, other interpreters; no compiler | `test_jit_*.py`, `*_stale.py`, or the mark |
+| `compile` | what Inductor compiles, with a C++ compiler | a parameter that is `"inductor"`, or the mark |
+| `models` | published architectures, from packages | the folder `tests/models` |
+| `gpu` | NVIDIA GPUs | the mark |
+| `soak` | what takes long | the mark |
+
+The lowest row that fits wins. A test carries its tier as a mark. Tiers run in this order: each module that a process has
+loaded makes a trace slower, and Inductor and the models load hundreds.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+TIERS = ("unit", "programs", "compile", "models", "gpu", "soak")
+WITHOUT_COMPILER = ("unit", "programs")
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def tier_of(path: Path, marks: Sequence[str], parameters: Sequence[object]) -> str:
+    """The tier of a test in the file `path`, with the names of its marks and the values of its parameters."""
+    for tier in ("soak", "gpu"):
+        if tier in marks:
+            return tier
+    if path.parent.name == "models":
+        return "models"
+    if _is_compiled(marks, parameters):
+        return "compile"
+    is_story = path.stem.startswith("test_jit_") or path.stem.endswith("_stale")
+    return "programs" if is_story or "programs" in marks else "unit"
+
+
+def _is_compiled(marks: Sequence[str], parameters: Sequence[object]) -> bool:
+    return "compile" in marks or any(isinstance(value, str) and value == "inductor" for value in parameters)
+
+
+def sort_into_tiers(items: list[pytest.Item]) -> None:
+    """Mark each test with its tier, and put tiers in order. What is compiled for the CPU is skipped without a compiler."""
+    found: dict[str, list[pytest.Item]] = {tier: [] for tier in TIERS}
+    for item in items:
+        marks = [mark.name for mark in item.iter_markers()]
+        parameters = list(getattr(getattr(item, "callspec", None), "params", {}).values())
+        tier = tier_of(item.path, marks, parameters)
+        item.add_marker(tier)
+        if _is_compiled(marks, parameters) and "gpu" not in marks and _why_no_compiler():
+            item.add_marker(pytest.mark.skip(reason=_why_no_compiler()))
+        found[tier].append(item)
+    items[:] = [item for tier in TIERS for item in found[tier]]
+
+
+@cache
+def _why_no_compiler() -> str:
+    from treeplay.lower.compiler import find_compiler
+
+    found = find_compiler()
+    return "" if found.path else f"needs a C++ compiler: {found.why}"
+
+
+class CompilerGate(MetaPathFinder):
+    """Fails tests that start Inductor though they are in a tier without a compiler, once somebody has imported it."""
+
+    door = "torch._inductor.compile_fx", "_compile_fx_inner"
+    """All ways to Inductor go through this function."""
+
+    def __init__(self) -> None:
+        self._is_shut = False
+        self._started: list[str] = []
+
+    def install(self) -> None:
+        """For the whole process."""
+        if self.door[0] in sys.modules:
+            self._guard(sys.modules[self.door[0]])
+        else:
+            sys.meta_path.insert(0, self)
+
+    @contextmanager
+    def shut(self) -> Iterator[None]:
+        """Inductor that is started in this block fails the test, even where something catches what it raises."""
+        self._is_shut, self._started = True, []
+        try:
+            yield
+        finally:
+            self._is_shut = False
+        if self._started:
+            pytest.fail(self._started[0])
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Of that module only, guarded as soon as it is executed."""
+        spec = PathFinder.find_spec(name, path) if name == self.door[0] else None
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: (execute(module), self._guard(module))  # type: ignore[method-assign]
+        return spec
+
+    def _guard(self, module: ModuleType) -> None:
+        compile_graph = getattr(module, self.door[1])
+
+        def guarded(*args: Any, **options: Any) -> Any:
+            if self._is_shut:
+                self._started.append(
+                    "a test of the tier `unit` started Inductor: mark it `compile`, or lower it to `aten`"
+                )
+                pytest.fail(self._started[0])
+            return compile_graph(*args, **options)
+
+        setattr(module, self.door[1], guarded)
+
+
+@contextmanager
+def compiled_code_of_this_run(environment: MutableMapping[str, str]) -> Iterator[None]:
+    """What Inductor compiles is shared by all processes of a run and kept from others, unless the caller says where."""
+    if CACHE in environment:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="treeplay-tests-", ignore_cleanup_errors=True) as folder:
+        environment[CACHE] = folder
+        yield
+        del environment[CACHE]

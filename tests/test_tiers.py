@@ -1,0 +1,66 @@
+"""Each test is in one tier, told from what it is; those of the first two start no compiler."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from support.tiers import CACHE, CompilerGate, compiled_code_of_this_run, tier_of
+
+
+@pytest.mark.parametrize(
+    ("file", "marks", "parameters", "tier"),
+    [
+        ("trace/test_log.py", (), (), "unit"),
+        ("trace/test_log.py", ("filterwarnings",), ("aten", 3), "unit"),
+        ("trace/test_log.py", ("programs",), (), "programs"),
+        ("test_jit_state.py", (), ("aten",), "programs"),
+        ("guards/test_dicts_stale.py", (), (), "programs"),
+        ("test_jit_state.py", (), ("cpu", "inductor"), "compile"),
+        ("backend/test_job.py", ("compile",), (), "compile"),
+        ("models/test_models.py", ("compile",), ("inductor",), "models"),
+        ("models/test_models.py", ("gpu",), (), "gpu"),
+        ("gpu/test_memory.py", ("compile", "gpu"), ("inductor",), "gpu"),
+        ("gpu/test_memory.py", ("gpu", "soak"), (), "soak"),
+    ],
+)
+def test_the_tier_is_told_from_place_marks_and_parameters(
+    file: str, marks: Sequence[str], parameters: Sequence[object], tier: str
+) -> None:
+    assert tier_of(Path("tests") / file, marks, parameters) == tier
+
+
+def test_a_compiler_that_is_started_fails_the_test_even_where_that_is_caught(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a_compiler.py").write_text("def compile_it(x):\n    return x - 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    gate = CompilerGate()
+    gate.door = "a_compiler", "compile_it"
+    gate.install()
+    import a_compiler  # type: ignore[import-not-found]
+
+    assert a_compiler.compile_it(3) == 2
+    with pytest.raises(pytest.fail.Exception, match="started Inductor"), gate.shut():  # noqa: SIM117
+        with contextlib.suppress(BaseException):
+            a_compiler.compile_it(3)
+    assert a_compiler.compile_it(3) == 2
+    del sys.modules["a_compiler"]
+
+
+def test_compiled_code_is_kept_for_one_run_unless_somebody_says_where(tmp_path: Path) -> None:
+    environment: dict[str, str] = {}
+    with compiled_code_of_this_run(environment):
+        folder = Path(environment[CACHE])
+        assert folder.is_dir()
+        with compiled_code_of_this_run(environment):  # another process of the run
+            assert environment[CACHE] == str(folder)
+        assert folder.is_dir()
+    assert not folder.exists() and not environment
+    assert os.environ[CACHE]  # of this very run

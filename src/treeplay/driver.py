@@ -156,7 +156,7 @@ def run_wrap(
     check_stays(front.traced.signature, front.moving, front.device)
     from treeplay.backend.acting import acting_in, kept
 
-    signature, tensors = of_tensors_only(front.traced.signature, front.inputs)
+    signature, tensors = of_tensors_only(front.traced.signature, call, front.inputs)
     with kept(acting_in(front.traced.graph)):
         lowering, reads = front.plan.lowerings[0], front.traced.reads
         wrapped = wrap_program(program, call, signature, tensors, wrap, lowering=lowering, reads=reads)

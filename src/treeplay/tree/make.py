@@ -24,8 +24,9 @@ from treeplay.tree.table import Recording
 from treeplay.values.output import Fresh, View
 from treeplay.values.place import How
 from treeplay.values.plan import Plan
-from treeplay.values.signature import Argument, Constant, Input, Ref, Signature, State
+from treeplay.values.signature import Argument, Input, Ref, Signature, State
 from treeplay.wrap.apart import ApartArguments, SharingCheck
+from treeplay.wrap.conditions import checked_tensors, with_classes
 from treeplay.wrap.emit import Ambience, CallParts, emit_call
 from treeplay.wrap.take_back import TakeBack
 
@@ -105,11 +106,7 @@ def make_recording(
     """Write the call function around what was recorded."""
     ambience = Ambience.now()
     is_compiled = lowered.name == "inductor"
-    checked = call.tensors + [
-        tensor
-        for item, tensor in zip(signature.inputs, inputs, strict=True)
-        if not isinstance(item.source, (Argument, Constant))
-    ]
+    signature, checked = with_classes(signature, call, inputs), checked_tensors(signature, call, inputs)
     parts = CallParts(
         run=recorded.replay,
         check=dynamo.tensor_check(checked) if checked else None,

@@ -9,8 +9,8 @@ whole (its containers) and the modes around it are compared by the emitter and b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -65,6 +65,7 @@ class Fits(Condition):
     of: Operand
     name: str
     spec: TensorSpec
+    cls: type | None  # where it is known
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -79,9 +80,11 @@ class Fits(Condition):
             told = type(found).__name__ if isinstance(self.of, Argument) else shown(found)
             return Mismatch(self.name, str(self.spec), told)
         spec = TensorSpec.of(found)
-        return (
-            None if spec == self.spec else Mismatch(self.name, str(self.spec), f"{spec} ({spec.difference(self.spec)})")
-        )
+        if spec != self.spec:
+            return Mismatch(self.name, str(self.spec), f"{spec} ({spec.difference(self.spec)})")
+        if self.cls is None or type(found) is self.cls:
+            return None
+        return Mismatch(self.name, f"a {self.cls.__qualname__}", f"a {type(found).__qualname__}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,13 +250,13 @@ class Branches(Condition):
 
 def of_arguments(signature: Signature) -> Iterator[Condition]:
     """A condition for each leaf of the arguments, in order."""
-    names = [as_written(path) for path in paths(signature.arguments)]
+    names, classes = [as_written(path) for path in paths(signature.arguments)], iter(signature.classes)
     for at, (name, recorded) in enumerate(zip(names, signature.leaves, strict=True)):
         if type(recorded) is Alias:
             told = f"the tensor of {names[recorded.of]} again", "another tensor"
             yield AreOne(Argument(at), Argument(recorded.of), name, told)
         elif type(recorded) is TensorSpec:
-            yield Fits(Argument(at), name, recorded)
+            yield Fits(Argument(at), name, recorded, next(classes, None))
         else:
             yield IsValue(Argument(at), name, recorded)
 
@@ -267,14 +270,26 @@ def of_state(signature: Signature) -> Iterator[Condition]:
             yield _is_object(watch)
     for watch in signature.lengths:
         yield HasLength(watch.place, watch.value)
+    classes = iter(signature.classes[sum(type(leaf) is TensorSpec for leaf in signature.leaves) :])
     for item in signature.inputs:
         if isinstance(item.source, State):
-            yield Fits(item.source, item.name, item.spec)
+            yield Fits(item.source, item.name, item.spec, next(classes, None))
         yield from of_places(item)
     for watch in signature.watches:
         yield IsValue(watch.place, str(watch.place), watch.value)
     yield from _distinct(signature)
     yield from of_meetings(signature)
+
+
+def checked_tensors(signature: Signature, call: Call, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors of `call` that `Fits` is about, in the order in which the native check takes them."""
+    state = (tensor for item, tensor in zip(signature.inputs, inputs, strict=True) if isinstance(item.source, State))
+    return [*call.tensors, *state]
+
+
+def with_classes(signature: Signature, call: Call, inputs: Sequence[torch.Tensor]) -> Signature:
+    """The signature with the classes of the tensors of the call that is recorded."""
+    return replace(signature, classes=tuple(map(type, checked_tensors(signature, call, inputs))))
 
 
 def of_tensors(signature: Signature) -> Iterator[Condition]:

@@ -20,8 +20,9 @@ from treeplay.trace.call import Call, home_of
 from treeplay.trace.rerun import Rerun
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.refusal import Reason
-from treeplay.values.signature import Constant, Input, Signature, State, Watch
+from treeplay.values.signature import Constant, Input, Signature, Watch
 from treeplay.wrap.apart import SharingCheck
+from treeplay.wrap.conditions import checked_tensors, with_classes
 from treeplay.wrap.emit import Ambience, CallParts, emit_call
 from treeplay.wrap.take_back import TakeBack
 
@@ -46,7 +47,7 @@ class Wrapped:
 
 
 def of_tensors_only(
-    signature: Signature, tensors: Sequence[torch.Tensor]
+    signature: Signature, call: Call, tensors: Sequence[torch.Tensor]
 ) -> tuple[Signature, tuple[torch.Tensor, ...]]:
     """The signature and the tensors of a program that is run again to be wrapped.
 
@@ -62,7 +63,8 @@ def of_tensors_only(
     signature = dataclasses.replace(
         signature, inputs=inputs, numbers=(), guards=(), watches=(*signature.watches, *watches)
     )
-    return signature, tuple(tensor for _, tensor in kept)
+    found = tuple(tensor for _, tensor in kept)
+    return with_classes(signature, call, found), found
 
 
 def _is_leaf(tensor: torch.Tensor) -> bool | None:
@@ -107,8 +109,7 @@ def emit_around(
     back: TakeBack | None = None,
 ) -> Source:
     """The call function: conditions, the wrapped call, slots and results."""
-    state = [tensor for item, tensor in zip(signature.inputs, tensors, strict=True) if isinstance(item.source, State)]
-    checked = call.tensors + state
+    checked = checked_tensors(signature, call, tensors)
     parts = CallParts(
         run=wrapped.run,
         check=dynamo.tensor_check(checked) if checked else None,

@@ -32,8 +32,13 @@ def with_patterns(inputs: Sequence[Any], compile_next: Compile, as_it_is: Callab
 
     What `compile_next` could not compile, and says so by the attribute `is_uncompiled`, fits every call and is asked last.
     The newest are kept, as many as recordings of one program. Where what was compiled for a call does not fit that very call,
-    its inputs share memory in a way that tensors without data cannot show (those of one NumPy array): it runs `as_it_is`."""
-    known = [compile_next(inputs)]
+    its inputs share memory in a way that tensors without data cannot show (those of one NumPy array): it runs `as_it_is`.
+
+    What fits every call, and says so by the attribute `fits_every_call`, is given back as it is."""
+    first = compile_next(inputs)
+    if getattr(first, "fits_every_call", False):
+        return first
+    known = [first]
     plain: list[Call] = []
     unfit = 0
 

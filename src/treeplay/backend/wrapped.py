@@ -43,7 +43,9 @@ def wrapped(
         is_checked = options.inner == "aten"
         with Boundary("compiling a graph", reasons=(TreeplayError,)):
             check_quantized(program)
-            compiled = wrap_function(function, [*source.held, *inputs], compilers, is_checked=is_checked, names=names)
+            compiled: Any = wrap_function(
+                function, [*source.held, *inputs], compilers, is_checked=is_checked, names=names
+            )
     except Unrecorded:
         raise
     except Refusal as refusal:
@@ -67,7 +69,7 @@ def wrapped(
                 raise
         return tuple(as_it_is(*args))  # which raises it with what it has written by then
 
-    return _owning(job, call)
+    return _owning(job, call, fits_every_call=compiled.plan.fits_every_call)
 
 
 def unwrapped(program: Program, options: Options, reason: Reason, job: Job | None = None) -> Callable[..., Any]:
@@ -80,13 +82,14 @@ def unwrapped(program: Program, options: Options, reason: Reason, job: Job | Non
 
 def uncompiled(job: Job, program: Program) -> Callable[..., Any]:
     """The program as it is, in the place of what would have been compiled."""
-    call = _owning(job, lambda *args: program(*args))
+    call = _owning(job, lambda *args: program(*args), fits_every_call=True)
     call.is_uncompiled = True  # type: ignore[attr-defined]
     return call
 
 
-def _owning(job: Job, call: Callable[..., Any]) -> Callable[..., Any]:
+def _owning(job: Job, call: Callable[..., Any], *, fits_every_call: bool) -> Callable[..., Any]:
     """`call`, as long as which the accounts of its graphs live; Dynamo leaves it alone."""
     hide_from_dynamo(call, with_callees=True)
     call.job = job  # type: ignore[attr-defined]
+    call.fits_every_call = fits_every_call  # type: ignore[attr-defined]
     return call

@@ -249,6 +249,11 @@ class CallPlan:
         return self.opened.arguments[self.inputs.index(argument)]
 
     @property
+    def fits_every_call(self) -> bool:
+        """Whether no call is refused for how its arguments lie in memory (`PatternChanged`)."""
+        return not (self.copies or self.bases or self.begins or self.apart is not None)
+
+    @property
     def returned_values(self) -> int:
         """How many values the graph itself returns, all but what is saved."""
         return self.tokens + self.flat_values + self.has_functional_random

@@ -22,6 +22,7 @@ import torch.fx
 
 from treeplay.errors import Refusal
 from treeplay.guards.reads import Reads
+from treeplay.sandbox.interrupts import asked_by_cpp
 from treeplay.trace.location import user_location
 from treeplay.values.refusal import Reason
 
@@ -93,37 +94,48 @@ class Scalar:
         self.node = node
         self.boolean = boolean
 
-    # What torch asks of every symbolic number.
+    # What torch asks of every symbolic number, also while it puts the arguments of an operator together.
+    @asked_by_cpp
     def is_int(self) -> bool:
         return False
 
+    @asked_by_cpp
     def is_float(self) -> bool:
         return not self.boolean
 
+    @asked_by_cpp
     def is_bool(self) -> bool:
         return self.boolean
 
+    @asked_by_cpp
     def is_nested_int(self) -> bool:
         return False
 
+    @asked_by_cpp
     def is_symbolic(self) -> bool:
         return True
 
+    @asked_by_cpp
     def is_constant(self) -> bool:
         return False
 
+    @asked_by_cpp
     def has_hint(self) -> bool:
         return True
 
+    @asked_by_cpp
     def maybe_as_int(self) -> None:
         return None
 
+    @asked_by_cpp
     def maybe_as_float(self) -> None:
         return None
 
+    @asked_by_cpp
     def maybe_as_bool(self) -> None:
         return None
 
+    @asked_by_cpp
     def clone(self) -> Scalar:
         return self
 

@@ -15,14 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How a tensor lies in its memory, in elements; what `offset` counts from is said where a layout is used."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+from treeplay.values.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ backend        values errors settings locks torch_seam generated graph_check obs
 driver         values errors settings torch_seam generated observe sandbox device trace wrap lower plan tree backend
 torch_compile  backend driver
 report         values torch_seam backend torch_compile
-program        values errors locks torch_seam generated device trace tree backend driver report
+program        values errors locks torch_seam generated device trace tree driver report
 module         errors program
 api            errors device plan program module
 treeplay       errors settings torch_seam graphs backend report program api

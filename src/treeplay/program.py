@@ -82,7 +82,7 @@ class Jitted(Generic[P, R]):
         program, lower, name = self.__wrapped__, self._lower, self._name
 
         def record(call: Any, log: list[Any]) -> Recording:
-            return driver.record(program, call, log, lower=lower, name=name, wrap=_wrap)
+            return driver.record(program, call, log, lower=lower, name=name)
 
         watch = plain_run if lower == "capture" else observe
         gate = Gate(self._lock, is_opaque=lower == "capture")
@@ -194,13 +194,6 @@ def _call_under_modes(jitted: Jitted[Any, Any], args: tuple[Any, ...], kwargs: d
 
 
 hide_from_dynamo(_call_under_modes)
-
-
-def _wrap(function: Callable[..., Any], samples: Any, lowering: str, inputs: Any) -> Any:
-    """What makes forward and backward of a differentiable program; imported when there is one."""
-    from treeplay.backend.differentiable import wrap_flat
-
-    return wrap_flat(function, samples, lowering, inputs)
 
 
 def _statistics(manager: Manager) -> Statistics:

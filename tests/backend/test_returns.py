@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from treeplay.backend.returns import Returns, emit_results, survey_returns
-from treeplay.values.output import Fresh, Layout, SameAsInput, Static, View
+from treeplay.values.layout import Layout
+from treeplay.values.output import Fresh, SameAsInput, Static, View
 
 
 def program(x: torch.Tensor, w: torch.Tensor, size: int) -> list[object]:

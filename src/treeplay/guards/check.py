@@ -23,7 +23,8 @@ import torch
 
 from treeplay.generated import load_source
 from treeplay.guards.conditions import Asked, Comparison, Container, Guard, HasGradient, Table, shown
-from treeplay.guards.reach import Reach, spot_of
+from treeplay.guards.entries import spot_of
+from treeplay.guards.reach import Reach
 from treeplay.torch_seam.dynamo import native_check, tensor_check, version_of_table
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.patched import ABSENT

@@ -12,9 +12,10 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.guards.check import Guards
 from treeplay.guards.conditions import HasGradient
+from treeplay.guards.entries import spot_of
 from treeplay.guards.names import names_in
 from treeplay.guards.outside import never_the_same, settings_asked, threads_started
-from treeplay.guards.reach import Reach, TooMuch, spot_of
+from treeplay.guards.reach import Reach, TooMuch
 from treeplay.guards.reads import Reads
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.patched import ABSENT

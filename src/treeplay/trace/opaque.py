@@ -50,7 +50,7 @@ from treeplay.trace.found import Survey
 from treeplay.trace.given import over
 from treeplay.trace.host_tensors import HostState
 from treeplay.trace.log import LoggedCall
-from treeplay.trace.opaque_signature import Arguments, inputs_of, opaque_signature, renumbered
+from treeplay.trace.opaque_signature import Arguments, opaque_signature, renumbered
 from treeplay.trace.randomness import SETS
 from treeplay.trace.recordable import survey_to_record
 from treeplay.trace.returned import Returned, is_plain
@@ -60,10 +60,11 @@ from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.surroundings import Surroundings
 from treeplay.trace.turn import turn
 from treeplay.values.kinds import is_leaf
+from treeplay.values.output import inputs_used
 from treeplay.values.overlap import overlapping
 from treeplay.values.place import How, Place
 from treeplay.values.refusal import Reason
-from treeplay.values.signature import Argument, Input, Signature, State
+from treeplay.values.signature import Argument, Input, Signature, State, parts_of
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import paths
 
@@ -325,7 +326,8 @@ class Prepared:
 
     def _kept(self, unused: set[int], shown: RunFacts) -> tuple[int, ...]:
         """All inputs but those that nothing needs: gradients in a program that has none, and what the device says."""
-        needed = {at for ref in [*shown.refs, *(write.value for write in shown.writes)] for at in inputs_of(ref)}
+        refs = [*shown.refs, *(write.value for write in shown.writes)]
+        needed = set(inputs_used(part for ref in refs for part in parts_of(ref)))
         is_step = self._is_step(shown)
         kept = []
         for at, item in enumerate(self.inputs):

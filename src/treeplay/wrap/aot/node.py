@@ -14,7 +14,7 @@ from treeplay.errors import InternalError, UsageError
 from treeplay.locks import shared_lock
 from treeplay.torch_seam import autograd, fakes, flags
 from treeplay.torch_seam.dynamo import tensor_check
-from treeplay.values.output import Layout
+from treeplay.values.layout import Layout
 from treeplay.wrap.aot.compilers import Boxed
 from treeplay.wrap.aot.plan import BackwardGroup
 

@@ -10,7 +10,7 @@ import torch
 from treeplay.errors import UsageError
 from treeplay.torch_seam.fakes import waited
 from treeplay.torch_seam.modes import is_transformed, is_wrapper
-from treeplay.values.output import Layout
+from treeplay.values.layout import Layout
 from treeplay.wrap.aot.node import laid_out, missing
 from treeplay.wrap.aot.surroundings import transformed
 

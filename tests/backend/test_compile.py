@@ -14,7 +14,7 @@ import torch
 import torch.fx
 from torch import nn
 
-from support.compiled import SeenOperators, compiled, small_net
+from support.compiled import INDUCTOR_IN_SOAK, SeenOperators, compiled, small_net
 from treeplay.backend import wrapped as wrapped_module
 from treeplay.backend.account import graph_reports
 from treeplay.backend.inner import boxed
@@ -53,7 +53,7 @@ def test_D1_a_compiled_module_has_the_gradients_of_eager(inner):
         torch.testing.assert_close(mine.grad, wanted.grad)
 
 
-@pytest.mark.parametrize("inner", ["aten", "inductor"])
+@INDUCTOR_IN_SOAK  # test_sizes_that_change_train has such sizes
 def test_a_batch_size_that_changes(inner):
     net = small_net()
     run = torch.compile(net, backend=backend, options={"inner": inner}, dynamic=True)
@@ -285,8 +285,17 @@ def test_a_training_step_with_running_statistics(inner):
         torch.testing.assert_close(mine.grad, wanted.grad)
 
 
-@pytest.mark.parametrize("inner", ["aten", "inductor"])
-@pytest.mark.parametrize("function", [nn.functional.hardtanh, nn.functional.hardswish, nn.functional.elu])
+ACTIVATIONS = (nn.functional.hardtanh, nn.functional.hardswish, nn.functional.elu)
+
+
+@pytest.mark.parametrize(
+    ("function", "inner"),
+    [
+        *((function, "aten") for function in ACTIVATIONS),
+        (ACTIVATIONS[0], "inductor"),
+        *(pytest.param(function, "inductor", marks=pytest.mark.soak) for function in ACTIVATIONS[1:]),
+    ],
+)
 def test_D1_a_gradient_that_comes_transposed_can_be_viewed(function, inner):
     def program(w, g):
         y = function((w * 1.5).view(2, 4, 8)).transpose(1, 2)

@@ -97,6 +97,7 @@ assert not guards.holds()
 """
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("is_there", [False, True], ids=["without Dynamo", "with Dynamo"])
 def test_guards_hold_natively_or_not_alike(is_there: bool) -> None:
     text = textwrap.dedent(WITHOUT.format(is_there=is_there))

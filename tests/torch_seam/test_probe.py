@@ -31,6 +31,7 @@ def test_what_an_area_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         torch_seam.require()
 
 
+@pytest.mark.programs
 def test_importing_treeplay_with_another_torch_says_so() -> None:
     script = "import torch; del torch._C._len_torch_dispatch_stack, torch._neg_view; import treeplay"
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120)

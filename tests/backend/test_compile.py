@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -323,9 +321,8 @@ torch.testing.assert_close(torch.compile(net, backend="treeplay", options={"inne
 """
 
 
-@pytest.mark.programs
-def test_D1_torch_finds_the_backend_by_its_name(tmp_path):
+def test_D1_torch_finds_the_backend_by_its_name(tmp_path, fresh_python):
     known = importlib.metadata.entry_points(group="torch_dynamo_backends")
     if "treeplay" not in known.names:
         pytest.skip("treeplay was installed before it had this entry point")
-    subprocess.run([sys.executable, "-c", SCRIPT], check=True, cwd=tmp_path, timeout=120)
+    fresh_python(SCRIPT, cwd=tmp_path)

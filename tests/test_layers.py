@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -67,13 +68,19 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
+def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Anywhere in a file."""
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, (ast.Import, ast.ImportFrom))]
+
+
 def imports(path: Path, known: Mapping[str, Path]) -> Iterator[tuple[int, str]]:
     """Line and name of each module of ours that a file imports, or imports something of."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
             whole = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [name if name in known else str(node.module) for name in whole]

@@ -31,6 +31,7 @@ def _digits() -> None:
     pytest.importorskip("sklearn")
 
 
+@pytest.mark.programs
 @pytest.mark.usefixtures("_digits")
 def test_it_trains_both_ways_and_they_agree(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "demo.json"

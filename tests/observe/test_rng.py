@@ -1,5 +1,4 @@
 import random
-import subprocess
 import sys
 
 import pytest
@@ -42,8 +41,7 @@ def test_O22_brackets_may_be_nested_and_functions_wrapped():
     assert torch.equal(torch.rand(1), first)
 
 
-@pytest.mark.programs
-def test_O22_no_cuda_context_is_made():
+def test_O22_no_cuda_context_is_made(fresh_python):
     text = """
 import torch
 from treeplay.observe import keep_rng
@@ -51,7 +49,7 @@ with keep_rng():
     torch.rand(1)
 assert not torch.cuda.is_initialized()
 """
-    subprocess.run([sys.executable, "-c", text], check=True, timeout=240)
+    fresh_python(text)
 
 
 @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, torch.func.functionalize])
@@ -114,7 +112,7 @@ def test_O22_all_cuda_devices_are_restored(cuda_count):
 
 
 @pytest.mark.gpu
-def test_O22_cuda_first_used_inside_goes_back_to_its_start(cuda_count):
+def test_O22_cuda_first_used_inside_goes_back_to_its_start(cuda_count, fresh_python):
     text = """
 import torch
 from treeplay.observe import keep_rng
@@ -123,4 +121,4 @@ with keep_rng():
     first = torch.rand(3, device="cuda")
 assert torch.equal(torch.rand(3, device="cuda"), first)
 """
-    subprocess.run([sys.executable, "-c", text], check=True, timeout=240)
+    fresh_python(text)

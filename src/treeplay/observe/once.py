@@ -1,19 +1,19 @@
-"""Say a thing once: warnings and lines of output that would otherwise repeat with every call."""
+"""Say a thing once: warnings that would otherwise repeat with every call."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Hashable
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
 
 import torch
+
+from treeplay.locks import shared_lock
 
 KEPT_TEXTS = 4096
 """How many texts are remembered, those seen last; one that was forgotten may be said again."""
@@ -29,7 +29,7 @@ class SeenKeys:
     def __init__(self, limit: int = KEPT_TEXTS) -> None:
         self._limit = limit
         self._keys: OrderedDict[Hashable, None] = OrderedDict()
-        self._lock = threading.RLock()  # a finalizer may warn while another warning is noted
+        self._lock = shared_lock()  # a finalizer may warn while another warning is noted
 
     def add(self, key: Hashable) -> bool:
         """Note that `key` was seen now; whether it is new."""
@@ -46,13 +46,8 @@ class SeenKeys:
         with self._lock:
             self._keys.clear()
 
-    def renew_lock(self) -> None:
-        """Take a fresh lock (in a forked child, where a thread that held the old one does not exist)."""
-        self._lock = threading.RLock()
-
 
 warned = SeenKeys()
-printed = SeenKeys()
 
 
 def warn_once(text: str, *, category: type[Warning] = UserWarning) -> None:
@@ -61,22 +56,11 @@ def warn_once(text: str, *, category: type[Warning] = UserWarning) -> None:
     The warning names the line that called into treeplay: the nearest frame outside treeplay and torch.
     """
     if warned.add(text):
-        _warn(text, category)
+        warn_here(text, category=category)
 
 
 def warn_here(text: str, *, category: type[Warning] = UserWarning) -> None:
     """Warn of `text` each time, at the line that called into treeplay."""
-    _warn(text, category)
-
-
-def print_once(*values: object, sep: str = " ", end: str = "\n", file: TextIO | None = None) -> None:
-    """`print` what has not been printed this way before; two sets of values are one if they read the same."""
-    text = sep.join(map(str, values))
-    if printed.add(text):
-        print(text, end=end, file=file)
-
-
-def _warn(text: str, category: type[Warning]) -> None:
     frame = _users_frame()
     warnings.warn_explicit(
         text,

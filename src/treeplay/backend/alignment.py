@@ -65,8 +65,3 @@ def with_repair(run: Boxed, plan: Sequence[int], mutated: Sequence[int] = ()) ->
         return results
 
     return call
-
-
-def still_static(inputs: Sequence[Any], static: Sequence[int]) -> tuple[int, ...]:
-    """Those of the `static` positions whose own tensor is aligned; the others have to be copied to an aligned place."""
-    return tuple(at for at in static if not (isinstance(inputs[at], torch.Tensor) and is_misaligned(inputs[at])))

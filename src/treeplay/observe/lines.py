@@ -79,10 +79,7 @@ def running_call() -> CallSite:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
-    if frame is None:
-        return CallSite(None, None, "")
-    positions = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
-    return _call(frame.f_code, positions, frame.f_lineno)
+    return _call(frame.f_code, frame.f_lasti, frame.f_lineno) if frame is not None else CallSite(None, None, "")
 
 
 def failed_call(trace: TracebackType | None) -> CallSite:
@@ -94,15 +91,14 @@ def failed_call(trace: TracebackType | None) -> CallSite:
         trace = trace.tb_next
     if found is None:
         return CallSite(None, None, "")
-    code = found.tb_frame.f_code
-    positions = next(islice(code.co_positions(), found.tb_lasti // 2, None), (None,) * 4)
-    return _call(code, positions, found.tb_lineno)
+    return _call(found.tb_frame.f_code, found.tb_lasti, found.tb_lineno)
 
 
 _Positions = tuple[int | None, int | None, int | None, int | None]
 
 
-def _call(code: CodeType, positions: _Positions, line: int) -> CallSite:
+def _call(code: CodeType, instruction: int, line: int) -> CallSite:
+    positions = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
     source = _segment(code.co_filename, positions) or linecache.getline(code.co_filename, line).strip()
     return CallSite(_called(source), Location(code.co_filename, line, code.co_name), source)
 

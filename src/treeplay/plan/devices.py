@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 import torch.fx
 
+from treeplay.device.host.operators import is_random
 from treeplay.errors import Refusal
 from treeplay.trace.prune import acts
 from treeplay.trace.traced import Trace
@@ -119,7 +120,7 @@ def _check_may_move(node: torch.fx.Node, inputs: tuple[Input, ...], traced: Trac
             "copies a result to the CPU, which a recording cannot wait for",
             "return it, and move it after the call",
         )
-    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+    if is_random(node.target):
         raise _refusal(
             node, "draws random numbers on the CPU in a program that computes on a GPU", "pass device= to it"
         )

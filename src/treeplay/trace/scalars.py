@@ -54,18 +54,19 @@ class ScalarWorld:
 
     def call(self, fn: Callable[..., Any], *args: Any) -> torch.fx.Node:
         """A node of the graph for a call."""
-        was_noting = self.reads is not None and self.reads.pause()
-        try:
-            return self.graph.call_function(fn, args)
-        finally:
-            if self.reads is not None and was_noting:
-                self.reads.resume()
+        node: torch.fx.Node = self._unnoted(lambda: self.graph.call_function(fn, args))
+        return node
 
     def guard(self, text: str, expected: bool | float) -> None:
         """Remember that `text` was decided to be `expected`."""
         if text not in self.guards:
-            was_noting = self.reads is not None and self.reads.pause()
-            self.guards[text] = ScalarGuard(text, expected)
+            self._unnoted(lambda: self.guards.setdefault(text, ScalarGuard(text, expected)))
+
+    def _unnoted(self, do: Callable[[], Any]) -> Any:
+        was_noting = self.reads is not None and self.reads.pause()
+        try:
+            return do()
+        finally:
             if self.reads is not None and was_noting:
                 self.reads.resume()
 

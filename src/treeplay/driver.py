@@ -371,7 +371,7 @@ def make_lowered(front: Front) -> Lowered:
         else:
             return replace(lowered, details={**lowered.details, "passed over": tuple(problems)})
     other = "" if "aten" in front.plan.lowerings else 'try lower="aten", or '
-    raise Refusal(Reason(op="lower", why="; ".join(problems), advice=f"{other}keep the program eager"))
+    raise Refusal.of("lower", "; ".join(problems), f"{other}keep the program eager")
 
 
 def _lower(name: str, front: Front) -> Lowered:

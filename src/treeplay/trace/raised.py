@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from treeplay.errors import ProgramRaised
-from treeplay.trace.location import is_users
+from treeplay.observe.lines import is_users
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
 

@@ -22,8 +22,8 @@ import torch.fx
 
 from treeplay.errors import Refusal
 from treeplay.guards.reads import Reads
+from treeplay.observe.lines import user_location
 from treeplay.sandbox.interrupts import asked_by_cpp
-from treeplay.trace.location import user_location
 from treeplay.values.refusal import Reason
 
 
@@ -176,14 +176,11 @@ class Scalar:
         if not self.world.is_mine:
             return self.value
         if self.text is None:
-            raise Refusal(
-                Reason(
-                    op="number of a tensor",
-                    why="the program needs, while it runs, the value of a number that lives in a tensor",
-                    advice="use the optimizer's capturable=True form, or keep the decision on the device "
-                    "with torch.where",
-                    where=user_location(),
-                )
+            raise Refusal.of(
+                "number of a tensor",
+                "the program needs, while it runs, the value of a number that lives in a tensor",
+                "use the optimizer's capturable=True form, or keep the decision on the device with torch.where",
+                user_location(),
             )
         self.world.guard(self.text, self.value)
         return self.value

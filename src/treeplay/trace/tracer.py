@@ -24,6 +24,7 @@ from treeplay.device.host.operators import is_foreach_write, is_random, tell_aut
 from treeplay.device.host.tape import leaves_of
 from treeplay.errors import Refusal
 from treeplay.guards.reads import Reads
+from treeplay.observe.lines import call_site, innermost_is_optimizer, user_location
 from treeplay.torch_seam.fakes import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -36,7 +37,6 @@ from treeplay.torch_seam.tensors import address_of, storage_of
 from treeplay.torch_seam.trees import tree_map
 from treeplay.trace.fused import torchs_own
 from treeplay.trace.layouts import Answer, Question, laid_out, question
-from treeplay.trace.location import call_site, innermost_is_optimizer, user_location
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.outgrown import ADVICE, WHY, made_as, outgrown, outs_of
 from treeplay.trace.randomness import TrackedGenerators, generator_in

@@ -17,7 +17,6 @@ from treeplay.torch_seam import aot, fakes, flags, fx, tensors
 from treeplay.torch_seam.aot import Traced
 from treeplay.values.lists import one_by_one, writes_shared
 from treeplay.values.location import Location
-from treeplay.values.refusal import Reason
 from treeplay.wrap.aot import in_place
 from treeplay.wrap.aot.dropout import done_as_eager
 
@@ -331,4 +330,4 @@ def is_leaf(sample: Any) -> bool:
 
 def refusal(op: str, why: str, where: Location | None, advice: str = "run this function without treeplay") -> Refusal:
     """A refusal to wrap the function."""
-    return Refusal(Reason(op, why, advice, where))
+    return Refusal.of(op, why, advice, where)

@@ -7,7 +7,7 @@ import torch
 
 from treeplay import observe
 from treeplay.observe import warn_once
-from treeplay.observe.once import SeenKeys
+from treeplay.observe.once import KEPT_TEXTS
 
 
 def test_O8_a_text_is_warned_once_with_the_callers_line():
@@ -59,8 +59,15 @@ def test_O8_reset_lets_a_text_be_said_again():
     assert len(caught) == 2
 
 
-def test_O8_seeing_a_key_again_renews_it():
-    seen = SeenKeys(limit=2)
-    assert [seen.add(key) for key in "abac"] == [True, True, False, True]
-    assert seen.add("a") is False
-    assert seen.add("b") is True
+def test_O8_a_text_that_is_said_again_is_remembered_longer_than_others():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_once("kept")
+        warn_once("forgotten")
+        for number in range(KEPT_TEXTS - 1):
+            warn_once("kept")
+            warn_once(str(number))
+        warn_once("kept")
+        warn_once("forgotten")
+    texts = [str(warning.message) for warning in caught]
+    assert texts.count("kept") == 1 and texts.count("forgotten") == 2

@@ -9,7 +9,7 @@ from treeplay.observe.compare import same
 from treeplay.observe.counters import Count, CounterGroup, Counters, counters
 from treeplay.observe.internal import internal_errors, kept_errors
 from treeplay.observe.leaf import UnsupportedLeafError
-from treeplay.observe.once import warn_once, warned
+from treeplay.observe.once import times_said, warn_once
 from treeplay.observe.records import DEFAULT_LIMIT, RecordRing, compile_records, records
 from treeplay.observe.restore import checkpoint
 from treeplay.observe.rng import RngState, TransformError, keep_rng, read_rng, write_rng
@@ -51,7 +51,8 @@ __all__ = [
 
 def reset() -> None:
     """Forget all counts, durations, records and what was said; take the ring's limit and sink back too."""
-    for kept in (counters, timers, compile_records, warned, kept_errors):
+    for kept in (counters, timers, compile_records, kept_errors):
         kept.clear()
+    times_said.cache_clear()
     compile_records.limit = DEFAULT_LIMIT
     compile_records.set_sink(None)

@@ -6,14 +6,13 @@ import contextlib
 import os
 import sys
 import warnings
-from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from types import FrameType
 
 import torch
-
-from treeplay.locks import shared_lock
 
 KEPT_TEXTS = 4096
 """How many texts are remembered, those seen last; one that was forgotten may be said again."""
@@ -23,31 +22,10 @@ _OUR_FOLDERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(torch.__file__).
 _OUR_PACKAGES = ("treeplay", "torch")
 
 
-class SeenKeys:
-    """Which keys were seen, at most `limit` of them, forgetting first the one not seen for longest."""
-
-    def __init__(self, limit: int = KEPT_TEXTS) -> None:
-        self._limit = limit
-        self._keys: OrderedDict[Hashable, None] = OrderedDict()
-        self._lock = shared_lock()  # a finalizer may warn while another warning is noted
-
-    def add(self, key: Hashable) -> bool:
-        """Note that `key` was seen now; whether it is new."""
-        with self._lock:
-            is_new = key not in self._keys
-            self._keys[key] = None
-            self._keys.move_to_end(key)
-            if len(self._keys) > self._limit:
-                self._keys.popitem(last=False)
-            return is_new
-
-    def clear(self) -> None:
-        """Forget all keys."""
-        with self._lock:
-            self._keys.clear()
-
-
-warned = SeenKeys()
+@lru_cache(maxsize=KEPT_TEXTS)
+def times_said(text: str) -> Iterator[int]:
+    """Counts how often `text` was to be said, for as long as it is remembered."""
+    return count()
 
 
 def warn_once(text: str, *, category: type[Warning] = UserWarning) -> None:
@@ -55,7 +33,7 @@ def warn_once(text: str, *, category: type[Warning] = UserWarning) -> None:
 
     The warning names the line that called into treeplay: the nearest frame outside treeplay and torch.
     """
-    if warned.add(text):
+    if next(times_said(text)) == 0:
         warn_here(text, category=category)
 
 

@@ -50,10 +50,6 @@ def test_D22_the_plan_is_the_one_that_inductor_makes():
     assert plan_alignment(items) == tuple(get_input_idxs_to_check(values, static))
 
 
-def test_D22_an_option_takes_all_for_aligned():
-    assert plan_alignment([facts(offset=1), facts(Role.STATIC, offset=1)], assumes_all=True) == (0, 1)
-
-
 def misaligned(count=4):
     return torch.arange(float(count + 1))[1:]
 

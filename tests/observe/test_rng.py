@@ -1,4 +1,3 @@
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode

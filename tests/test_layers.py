@@ -30,7 +30,7 @@ guards         values torch_seam generated device
 trace          values errors locks torch_seam observe sandbox device guards
 wrap           values errors locks torch_seam generated graph_check observe sandbox device guards trace
 lower          values errors torch_seam generated graph_check observe device trace
-plan           values errors torch_seam trace lower
+plan           values errors torch_seam device trace lower
 tree           values errors settings locks torch_seam generated observe sandbox device trace wrap lower
 backend        values errors settings locks torch_seam generated graph_check observe sandbox device trace wrap lower
                plan

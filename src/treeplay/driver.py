@@ -167,8 +167,7 @@ def compile_captured(program: Program, inputs: Sequence[Any], options: Options) 
     Each of its graphs is recorded when it first runs on a GPU; the backward is compiled when it is first needed, under the
     options of its forward.
     """
-    from treeplay.backend.job import Job
-    from treeplay.backend.options import using  # with ahead-of-time tracing, which takes a while to import
+    from treeplay.backend.job import Job  # with ahead-of-time tracing, which takes a while to import
     from treeplay.backend.passes import copy_of
     from treeplay.backend.shapes import normalised
     from treeplay.backend.surroundings import undisturbed
@@ -177,7 +176,7 @@ def compile_captured(program: Program, inputs: Sequence[Any], options: Options) 
     counters.add("graphs", "captured")
     spare = copy_of(program) if isinstance(program, torch.fx.GraphModule) else program
     try:
-        with Boundary("compiling a graph", reasons=(TreeplayError,)), undisturbed(), using(options):
+        with Boundary("compiling a graph", reasons=(TreeplayError,)), undisturbed():
             normal = normalised(program, inputs)
             return normal.around(compile_flat(normal.program, normal.inputs, options))
     except InternalError as error:
@@ -190,7 +189,6 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     """The stages of a program with flat inputs and a flat tuple of results."""
     from treeplay.backend.acting import acting_in, kept
     from treeplay.backend.inference_mode import in_inference_mode, leave_inference_mode
-    from treeplay.backend.options import using
     from treeplay.backend.passes import run_before_autograd
     from treeplay.backend.patterns import with_patterns
     from treeplay.backend.sizes import changing_sizes, has_symbols, with_known_sizes
@@ -208,7 +206,7 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     numbers = [at for at, value in enumerate(inputs) if has_symbols([value]) and not isinstance(value, torch.Tensor)]
 
     def compile_sized(inputs: Sequence[Any]) -> Callable[..., Any]:
-        with undisturbed(), using(options), kept(acting):
+        with undisturbed(), kept(acting):
             compiled = wrapped(program, inputs, options, is_dynamic=is_dynamic, numbers=numbers)
             return in_inference_mode(compiled) if gives_inference else compiled
 
@@ -373,7 +371,7 @@ def make_lowered(front: Front) -> Lowered:
         else:
             return replace(lowered, details={**lowered.details, "passed over": tuple(problems)})
     other = "" if "aten" in front.plan.lowerings else 'try lower="aten", or '
-    raise Refusal(Reason(op="lower", why="; ".join(problems), advice=f"{other}keep the program eager"))
+    raise Refusal.of("lower", "; ".join(problems), f"{other}keep the program eager")
 
 
 def _lower(name: str, front: Front) -> Lowered:

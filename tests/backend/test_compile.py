@@ -15,8 +15,6 @@ from torch import nn
 from support.compiled import INDUCTOR_IN_SOAK, SeenOperators, compiled, small_net
 from treeplay.backend import wrapped as wrapped_module
 from treeplay.backend.account import graph_reports
-from treeplay.backend.inner import boxed
-from treeplay.backend.options import current
 from treeplay.errors import ArgumentError, InternalError, Refusal, UsageError
 from treeplay.torch_compile import backend, compile_graph
 from treeplay.values.refusal import Reason
@@ -72,17 +70,16 @@ def test_inputs_that_a_program_writes():
 def test_D2_options_hold_for_the_backward_that_is_compiled_later():
     seen = []
 
-    def inner(module, inputs):
-        seen.append(current().eager_random)
-        return boxed(module)
+    def note(module, is_inference):
+        seen.append(is_inference)
 
     w = torch.randn(3, 3, requires_grad=True)
-    loss = torch.compile(wave, backend=backend, options={"inner": inner, "eager_random": True})(
-        torch.randn(2, 3), w
-    ).sum()
-    assert current().eager_random is False
+    options = {"inner": "aten", "after_autograd": [note]}
+    loss = torch.compile(wave, backend=backend, options=options)(torch.randn(2, 3), w).sum()
+    options["after_autograd"].clear()
+    assert seen == [False]
     loss.backward()
-    assert seen == [True, True] and current().eager_random is False
+    assert seen == [False, False]
 
 
 KEEPS_PLACES = torch.fx.symbolic_trace(lambda x, y: (x * 2 - y, None, 3))

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from treeplay.device.cuda.history import Ranges, allocations, blocks_of, device_ranges, most_alive_of
+from treeplay.device.cuda.history import Ranges, allocations, blocks_of, device_ranges
 from treeplay.torch_seam import allocator
 from treeplay.values.nodes import Allocation
 
@@ -38,10 +38,6 @@ def test_allocations_are_told_in_order():
         Allocation(1000, 700),
         Allocation(9000, 7),
     )
-
-
-def test_what_is_alive_at_a_time_is_counted_by_rounded_size():
-    assert most_alive_of(ENTRIES) == {512: 2, 1024: 1}
 
 
 @pytest.mark.parametrize(("nbytes", "length"), [(0, 512), (1, 512), (512, 512), (513, 1024)])

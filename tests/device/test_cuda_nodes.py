@@ -137,14 +137,14 @@ def test_reading_twice_gives_equal_values_and_the_graph_still_runs():
 @needs_gpu
 def test_structures_agree_with_those_of_cuda_bindings():
     driver = pytest.importorskip("cuda.bindings.driver")
-    from treeplay.device.cuda.nodes import handles_of, kernel_params
+    from treeplay.device.cuda.nodes import handles_of, params_of
 
     x = torch.randn(64, 64, device="cuda")
     graph, _ = captured(lambda x: (x + 1) @ x, x)
     for handle in handles_of(graph.raw_cuda_graph()):
         error, theirs = driver.cuGraphKernelNodeGetParams(driver.CUgraphNode(handle))
         assert int(error) == 0
-        ours = kernel_params(handle)
+        ours = params_of(handle, node_calls.KernelParams)
         assert int(theirs.func) == (ours.func or 0)
         assert (theirs.gridDimX, theirs.blockDimY, theirs.sharedMemBytes) == (
             ours.grid[0],

@@ -125,7 +125,7 @@ def _call_function(signature: Signature, call: Call, given: list[torch.Tensor], 
         is_apart=None,
         increment_version=None,
         set_grad_enabled=flags.set_grad_enabled,
-        disable_autocast=flags.DisableAutocast,
+        disable_autocast=flags.without_autocast,
     )
     return load_source(emit_call(signature, Ambience.now(), parts, name="call opaque"))
 

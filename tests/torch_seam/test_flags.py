@@ -58,7 +58,7 @@ def test_modes_can_be_set_and_versions_moved() -> None:
     flags.set_grad_enabled(False)
     assert not torch.is_grad_enabled()
     flags.set_grad_enabled(True)
-    with torch.autocast("cpu", torch.bfloat16), flags.DisableAutocast():
+    with torch.autocast("cpu", torch.bfloat16), flags.without_autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
     tensor = torch.ones(1)
     autograd.increment_version((tensor,))

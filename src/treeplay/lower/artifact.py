@@ -28,7 +28,7 @@ from treeplay.observe import counters
 from treeplay.torch_seam import trees as pytree
 from treeplay.torch_seam.context import TracingContext, tracing
 from treeplay.torch_seam.fakes import FakeTensor, FakeTensorMode
-from treeplay.torch_seam.flags import DisableAutocast
+from treeplay.torch_seam.flags import without_autocast
 from treeplay.torch_seam.inductor import (
     CustomGraphPass,
     GraphLowering,
@@ -181,7 +181,7 @@ def compile_graph(
         inductor_config.patch(options),
         V.set_fake_mode(mode),
         tracing(context),
-        DisableAutocast(),
+        without_autocast(),
         torch.no_grad(),
     ):
         groups = groups or groups_of(module)

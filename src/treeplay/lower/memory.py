@@ -25,6 +25,7 @@ import torch.fx
 from torch.fx import Node
 
 from treeplay.lower.functional import apart, fresh
+from treeplay.torch_seam.fx import base_of, is_view
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
 
 aten = torch.ops.aten
@@ -33,8 +34,6 @@ Groups = tuple[int | None, ...]
 """For each result the memory that it may lie in: results of one number may share it, those of a negative one may lie in an
 input. None for what is no tensor."""
 
-# Compiled as views, though their schemas do not say so.
-_VIEWS = frozenset({aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default})
 _PARTS: dict[Any, Any] = {
     aten.select_scatter.default: aten.select.int,
     aten.slice_scatter.default: aten.slice.Tensor,
@@ -91,7 +90,7 @@ def _is_elsewhere(source: Node, target: Any) -> bool:
     """Whether a source lies in its target at another place, or is taken to lie in it and does not."""
     if source is target:
         return False
-    if _base(source) is not source:  # a view: the kernel that copies it would read what it has written
+    if base_of(source) is not source:  # a view: the kernel that copies it would read what it has written
         return target in _homes(source)
     # Inductor leaves out a copy of any result of an operator over lists to any of its arguments.
     into = _written_into(source) if source.target is operator.getitem else []
@@ -108,7 +107,7 @@ def _keep_results(
     for at, (result, group) in enumerate(zip(results, groups, strict=True)):
         if not isinstance(result, Node) or group is None:
             continue
-        base = _base(result)
+        base = base_of(result)
         is_in_input = base.op == "placeholder" or not _homes(base).isdisjoint(written)
         if owners.setdefault(base, group) == group and (not is_in_input or group < 0):
             continue
@@ -132,7 +131,7 @@ def _keep_read(graph: torch.fx.Graph, written: Collection[Any]) -> None:
         made: dict[Node, Node] = {}
 
         def read(source: Node) -> Node:
-            if _base(source) not in homes:
+            if base_of(source) not in homes:
                 return source
             if source not in made:
                 made[source] = _fresh(graph, source, before=node)
@@ -164,12 +163,12 @@ def _keep_parts(graph: torch.fx.Graph, copies: Sequence[Node]) -> None:
 def _views(node: Node) -> list[Node]:
     found = [node]
     for view in found:
-        found += [user for user in view.users if _is_view(user) and user.args[0] is view and user not in found]
+        found += [user for user in view.users if is_view(user) and user.args[0] is view and user not in found]
     return found
 
 
 def _reads(user: Node, view: Node) -> bool:
-    if _is_view(user) or user.op == "output" or user.target is aten.copy_.default:
+    if is_view(user) or user.op == "output" or user.target is aten.copy_.default:
         return False
     return user.target not in _WRITES_A_PART or view in user.all_input_nodes[1:]
 
@@ -191,7 +190,7 @@ def _writes_back(view: Node, user: Node) -> bool:
 
 def _root(node: Node) -> Node:
     """The node in whose memory a chain of parts is written."""
-    while (base := _base(node)).target in _WRITES_A_PART:
+    while (base := base_of(node)).target in _WRITES_A_PART:
         node = base.args[0]  # type: ignore[assignment]
     return base
 
@@ -208,7 +207,7 @@ def _homes(node: Node) -> set[Node]:
     found: set[Node] = set()
     waiting = [node]
     while waiting:
-        base = _base(waiting.pop())
+        base = base_of(waiting.pop())
         if base not in found:
             found.add(base)
             waiting += _written_into(base)
@@ -260,19 +259,6 @@ def _fresh(graph: torch.fx.Graph, source: Node, *, before: Node) -> Node:
     made.meta.update(source.meta)
     made.meta["val"] = torch.empty_like(source.meta["val"])
     return made
-
-
-def _base(node: Node) -> Node:
-    """The node in whose memory the value of `node` lies."""
-    while _is_view(node) and isinstance(node.args[0], Node):
-        node = node.args[0]
-    return node
-
-
-def _is_view(node: Node) -> bool:
-    if node.target is operator.getitem:  # of several views at once
-        return _is_view(node.args[0])  # type: ignore[arg-type]
-    return node.target in _VIEWS or (isinstance(node.target, OpOverload) and node.target.is_view)
 
 
 def _results(graph: torch.fx.Graph) -> Any:

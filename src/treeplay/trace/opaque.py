@@ -114,13 +114,11 @@ def _device(program: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> tor
     found = list(dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type != "cpu"))
     if len(found) <= 1:
         return found[0] if found else torch.device("cpu")
-    raise Refusal(
-        Reason(
-            op="device",
-            why=f"the program reaches tensors on {found[0]} and on {found[1]}, and a recording belongs to one device",
-            advice="jit the parts apart",
-            where=home_of(program),
-        )
+    raise Refusal.of(
+        "device",
+        f"the program reaches tensors on {found[0]} and on {found[1]}, and a recording belongs to one device",
+        "jit the parts apart",
+        home_of(program),
     )
 
 
@@ -347,4 +345,4 @@ class Prepared:
         self._found = over(self._found, (), {})
 
     def _refuse(self, op: str, why: str, advice: str) -> Refusal:
-        return Refusal(Reason(op=op, why=why, advice=advice, where=home_of(self._program)))
+        return Refusal.of(op, why, advice, home_of(self._program))

@@ -111,7 +111,7 @@ def make_recording(
         else SharingCheck.of(signature, inputs, is_compiled=is_compiled),
         increment_version=autograd.increment_version if lowered.name in _BUMPED else None,
         set_grad_enabled=flags.set_grad_enabled,
-        disable_autocast=flags.DisableAutocast,
+        disable_autocast=flags.without_autocast,
         back=back,
     )
     source = emit_call(signature, ambience, parts, name=f"call {name}")

@@ -115,7 +115,7 @@ def emit_around(
         is_apart=SharingCheck.of(signature, tensors, is_compiled=True),
         increment_version=None,
         set_grad_enabled=flags.set_grad_enabled,
-        disable_autocast=flags.DisableAutocast,
+        disable_autocast=flags.without_autocast,
         back=back,
     )
     return emit_call(signature, Ambience.now(), parts, name=f"call {name}")

@@ -211,7 +211,8 @@ def unchanged(tensor: torch.Tensor, version: int) -> torch.Tensor:
 
 def run_plainly(run: Callable[..., Any], *given: Any) -> Any:
     """Run a graph while autocast is on outside."""
-    return flags.called_without_autocast(run, *given)
+    with flags.without_autocast():
+        return run(*given)
 
 
 def missing(layout: Layout, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

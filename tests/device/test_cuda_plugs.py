@@ -51,7 +51,6 @@ def test_guards_fill_holes_until_one_lies_right_behind_the_block(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_an_output_that_would_take_an_intermediates_memory_takes_a_plug():
     from treeplay.device.cuda.history import allocations
 

@@ -22,8 +22,7 @@ from support import assert_same
 from support.exceptions import WAYS, are_equal
 from support.faults import surroundings
 
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
 class PressedAtLine:
@@ -242,7 +241,6 @@ def test_an_interrupt_at_any_line_of_any_way_in_leaves_no_mark(way: str, seed: i
 
 @pytest.mark.soak
 @pytest.mark.gpu
-@NO_GPU
 def test_an_interrupt_while_a_gpu_captures_leaves_no_mark() -> None:
     """The third call captures: whatever is interrupted, the next calls are recorded and right."""
     rng = random.Random(3)

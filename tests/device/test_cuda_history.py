@@ -46,11 +46,9 @@ def test_a_block_ends_where_the_allocator_rounds_it_up_to(nbytes, length):
 
 
 gpu = pytest.mark.gpu
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @gpu
-@needs_gpu
 def test_allocations_of_a_capture_are_seen_and_others_are_not():
     x, pool, device = torch.randn(1000, device="cuda"), torch.cuda.graph_pool_handle(), torch.device("cuda", 0)
     graphs, outs = [], []
@@ -70,7 +68,6 @@ def test_allocations_of_a_capture_are_seen_and_others_are_not():
 
 
 @gpu
-@needs_gpu
 def test_a_history_that_a_user_records_is_left_alone():
     torch.cuda.memory._record_memory_history("all", context=None)
     try:
@@ -85,7 +82,6 @@ def test_a_history_that_a_user_records_is_left_alone():
 
 
 @gpu
-@needs_gpu
 def test_history_stops_after_a_failure():
     with pytest.raises(ValueError), allocations(torch.device("cuda", 0), torch.cuda.graph_pool_handle()):
         raise ValueError
@@ -93,7 +89,6 @@ def test_history_stops_after_a_failure():
 
 
 @gpu
-@needs_gpu
 def test_the_numbers_of_a_pool_keep_their_references():
     while max(pool := torch.cuda.graph_pool_handle()) <= 256:  # smaller numbers are Python's own
         pass

@@ -16,7 +16,7 @@ from support import training
 from support.recordings import reserved
 from treeplay.observe.internal import internal_errors
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+pytestmark = pytest.mark.gpu
 
 LOWERINGS = ("aten", "inductor")
 

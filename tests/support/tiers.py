@@ -6,7 +6,7 @@
 | `programs` | whole programs; no compiler | `test_jit_*.py`, `*_stale.py`, the fixture `fresh_python`, or the mark |
 | `compile` | what Inductor compiles, with a C++ compiler | a parameter that is `"inductor"`, or the mark |
 | `models` | published architectures, from packages | the folder `tests/models` |
-| `gpu` | NVIDIA GPUs | the mark |
+| `gpu` | NVIDIA GPUs; skipped without one | the mark |
 | `soak` | what takes long | the mark |
 
 The lowest row that fits wins. A test carries its tier as a mark. Tiers run in this order: each module that a process has
@@ -51,17 +51,25 @@ def _is_compiled(marks: Sequence[str], parameters: Sequence[object]) -> bool:
 
 
 def sort_into_tiers(items: list[pytest.Item]) -> None:
-    """Mark each test with its tier, and put tiers in order. What is compiled for the CPU is skipped without a compiler."""
+    """Mark each test with its tier, and put tiers in order. What needs a GPU, or a compiler for the CPU, is skipped without."""
     found: dict[str, list[pytest.Item]] = {tier: [] for tier in TIERS}
     for item in items:
         marks = [mark.name for mark in item.iter_markers()]
         parameters = list(getattr(getattr(item, "callspec", None), "params", {}).values())
         tier = tier_of(item.path, marks, parameters, getattr(item, "fixturenames", ()))
         item.add_marker(tier)
-        if _is_compiled(marks, parameters) and "gpu" not in marks and _why_no_compiler():
-            item.add_marker(pytest.mark.skip(reason=_why_no_compiler()))
+        needs = _why_no_gpu if "gpu" in marks else _why_no_compiler if _is_compiled(marks, parameters) else None
+        if needs is not None and (reason := needs()):
+            item.add_marker(pytest.mark.skip(reason=reason))
         found[tier].append(item)
     items[:] = [item for tier in TIERS for item in found[tier]]
+
+
+@cache
+def _why_no_gpu() -> str:
+    import torch
+
+    return "" if torch.cuda.is_available() else "needs an NVIDIA GPU"
 
 
 @cache

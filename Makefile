@@ -4,17 +4,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-PYTEST := $(BIN)/python -m pytest -n 2 -q
+# Compiled Python is kept beside the environment, also where the caller's environment forbids it in the tree: pytest rewrites each
+# test file, which takes a good part of a run.
+PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/$(VENV)/pycache $(BIN)/python -m pytest -n 2 -q
 
-.PHONY: demo test unit programs compile models check compat bench table clean
+.PHONY: demo test lint gate unit programs compile models check compat bench table clean
 
 demo: $(READY)
 	$(BIN)/treeplay demo
 
 test: $(READY)
+	$(MAKE) --no-print-directory -j 2 lint gate
+
+lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
+
+gate: $(READY)
 	$(PYTEST)
 
 unit programs compile models: $(READY)

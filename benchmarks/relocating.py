@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from benchmarks.plugs import Plugs, most_alive_of, plan_plugs
 from treeplay.device.cuda.capture import capturing
 from treeplay.device.cuda.decoys import make_decoys
 from treeplay.device.cuda.history import allocations, device_ranges
 from treeplay.device.cuda.nodes import read_nodes
 from treeplay.device.cuda.patch import Patcher, build_patcher
-from treeplay.device.cuda.plugs import Plugs, plan_plugs
 from treeplay.device.cuda.verify import unfaithful_nodes
 from treeplay.relocate import Relocation, Row, relocate
 from treeplay.relocate.policy import MEASURED, Costs
@@ -109,9 +109,10 @@ class Session:
         if placed_inputs(inputs) != places:
             raise RuntimeError("the function gave an argument another place")
         nodes = read_nodes(graph.raw_cuda_graph())
-        captured = CaptureNotes(nodes, places, placed_outputs(outputs), history.after(guards.count))
+        blocks = None if history.blocks is None else history.blocks[guards.count :]
+        captured = CaptureNotes(nodes, places, placed_outputs(outputs), blocks)
         if not self.seen:
-            self.plugs = plan_plugs(history.most_alive, captured.outputs)
+            self.plugs = plan_plugs(most_alive_of(history.entries), captured.outputs)
         self.graphs.append(graph)
         self.inputs.append(inputs)
         self.seen.append(captured)

@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -26,7 +24,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import apart, machine
 
 RESULTS = machine.ROOT / "benchmarks" / "results" / "writes"
 FRONTS = ("aten", "inductor", "compile")
@@ -110,56 +108,14 @@ class Tally:
 def watch_block(first: int, end: int, tally: Tally, stop: float) -> None:
     """Run a block in a process, and go on behind a program that ends it."""
     while first < end and monotonic() < stop:
-        block = f"{first}:{end}"
-        command = [sys.executable, "-m", "benchmarks.writes", "--block", block, "--front", tally.front]
+        command = ["benchmarks.writes", "--block", f"{first}:{end}", "--front", tally.front]
         command += ["--device", tally.device, "--lines", str(tally.lines)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=machine.ROOT, env=environment
-        )
-        limit = _Limit(process, stop)
-        begun = {"begins": first, "front": tally.front}
-        for line in process.stdout or ():
-            limit.begin()
-            told = json.loads(line)
-            if "begins" in told:
-                begun = told
-            else:
-                tally.add(told)
-                first = told["seed"] + 1
-        limit.end()
-        if process.wait() != 0 and not limit.was_stopped:
-            tally.add(
-                {"seed": begun["begins"], "front": begun["front"], "difference": f"ended with {process.returncode}"}
-            )
-            first = int(begun["begins"]) + 1
-        elif limit.was_stopped:
-            return
-
-
-class _Limit:
-    """Ends a process whose program takes too long, or when all time is up."""
-
-    def __init__(self, process: subprocess.Popen[str], stop: float) -> None:
-        self._process, self._stop = process, stop
-        self.was_stopped = False
-        self._timer: threading.Timer | None = None
-        self.begin()
-
-    def begin(self) -> None:
-        self.end()
-        left = self._stop - monotonic()
-        self._timer = threading.Timer(max(0.0, min(left, _MOST_SECONDS_OF_A_PROGRAM)), self._kill)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _kill(self) -> None:
-        self.was_stopped = monotonic() >= self._stop
-        self._process.kill()
+        for told in apart.outcomes(command, stop=stop, most_seconds=_MOST_SECONDS_OF_A_PROGRAM):
+            if "crash" in told:
+                seed, front = told.get("begins", first), told.get("front", tally.front)
+                told = {"seed": seed, "front": front, "difference": f"ended with {told['crash']}"}
+            tally.add(told)
+            first = told["seed"] + 1
 
 
 def sweep(tally: Tally, runs: int, out: Path, *, workers: int, block: int, seconds: float) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from support.interpreters import FreshPython, run_python
 from support.quick import leave_out_timing_of_guards
 from support.tiers import WITHOUT_COMPILER, CompilerGate, compiled_code_of_this_run, sort_into_tiers
 
@@ -56,6 +57,12 @@ def no_compiler_but_in_its_tier(request: pytest.FixtureRequest) -> Iterator[None
         return
     with GATE.shut():
         yield
+
+
+@pytest.fixture
+def fresh_python() -> FreshPython:
+    """Runs code in a Python of its own; tests that do are in the tier `programs`."""
+    return run_python
 
 
 @pytest.fixture

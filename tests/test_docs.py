@@ -50,3 +50,12 @@ def test_tests_that_a_page_names_are_where_it_says(page: Path) -> None:
 @pytest.mark.parametrize("page", table.PAGES, ids=lambda page: page.name)
 def test_tables_show_the_newest_results(page: Path) -> None:
     assert table.update(page, table.PAGES[page](), only_check=True), "run: make table"
+
+
+def test_each_letter_in_the_name_of_a_test_is_explained_with_its_folder() -> None:
+    page = (ROOT / "docs" / "tests.md").read_text()
+    rows = dict(re.findall(r"^\| `([A-Z])` \|.*\|(.*)\|$", page, re.MULTILINE))
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        folder = file.parent.relative_to(ROOT)
+        for letter in re.findall(r"def test_([A-Z])(?:plus)?\d+_", file.read_text()):
+            assert f"`{folder}`" in rows[letter] or str(folder) in ("tests", "tests/gpu"), f"{letter} in {folder}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from support.exceptions import MATRIX, ON_GPU, check
 
@@ -32,7 +31,6 @@ def test_Tplus6_every_exception_at_every_step_of_every_way_in(way: str, step: st
 
 @pytest.mark.soak
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize(("way", "step", "kind"), ON_GPU)
 def test_Tplus6_every_exception_at_every_step_on_a_gpu(way: str, step: str, kind: str) -> None:
     check(way, step, kind, "cuda")

@@ -200,7 +200,6 @@ _widths = itertools.count(1025 + 2 * (os.getpid() % 200), 2)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize(
     ("make", "front"),
     [(inference, "jit"), (differentiable, "jit"), (step, "jit"), (inference, "compile"), (differentiable, "compile")],

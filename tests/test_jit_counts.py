@@ -20,7 +20,7 @@ from treeplay.values.statistics import Statistics
 
 GPU = pytest.param(
     "cuda",
-    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")],
+    marks=pytest.mark.gpu,
 )
 DEVICES = ["cpu", GPU]
 
@@ -178,7 +178,6 @@ def test_an_argument_without_a_hash_is_counted() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_calls_after_recording_was_given_up_are_no_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise CaptureFailed(Reason(op="some_kernel", why="cannot be captured", advice="leave it out"))
@@ -193,7 +192,6 @@ def test_calls_after_recording_was_given_up_are_no_replays(monkeypatch: pytest.M
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_T43_evictions_captures_and_warm_ups_on_a_gpu() -> None:
     first, second = jit(lambda x: x * 3 - 1), jit(lambda x: x * 5 - 2)
     x = torch.randn(64, device="cuda")

@@ -20,7 +20,7 @@ from support import assert_same, jit, training
 
 GPU = pytest.param(
     "cuda",
-    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")],
+    marks=pytest.mark.gpu,
 )
 DEVICES = ["meta", GPU]
 BOTH = [
@@ -117,7 +117,6 @@ def test_a_program_recorded_as_it_runs(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_program_that_names_no_device_computes_on_the_default() -> None:
     jitted = jit(lambda: torch.arange(4.0) * 3 - torch.ones(4))
     for _ in range(3):

@@ -46,7 +46,13 @@ def test_a_program_and_its_gradients_are_eagers(name: str, needs_grad: bool) -> 
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("name", ["tied", "batch norm", "custom function", "gradient penalty", "no_grad inside"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("batch norm", "gradient penalty"),
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("tied", "custom function", "no_grad inside")),
+    ],
+)
 def test_a_compiled_program_and_its_gradients_are_eagers(name: str) -> None:
     torch.manual_seed(1)
     make, owners = PROGRAMS[name]

@@ -22,8 +22,7 @@ from support import assert_same
 from support.exceptions import WAYS, are_equal
 from support.faults import surroundings
 
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
 class PressedAtLine:
@@ -142,6 +141,34 @@ def test_a_handler_that_raises_nothing_hears_of_the_signal_once_and_the_call_is_
     assert asked == [signal.SIGINT] and program.statistics().replays == 2
 
 
+class PressedWhereCppAsks(PressedAtLine):
+    """Presses Ctrl-C when C++ calls a method of a symbolic number, the given time that it does."""
+
+    def line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        code, caller = frame.f_code, frame.f_back
+        if event == "line" and code.co_qualname == "Scalar.is_float" and caller is not None:
+            self.lines += caller.f_code.co_name == "__torch_function__"
+            if self.lines == self.at and not self.is_pressed:
+                self.is_pressed = True
+                signal.raise_signal(signal.SIGINT)
+        return self.line
+
+
+@pytest.mark.parametrize("time", [2, 4])
+def test_an_interrupt_while_cpp_asks_a_symbolic_number_for_its_kind_comes_a_moment_later(time: int) -> None:
+    """It may end the process: C++ makes a value of the number just then."""
+    training, x = Training("cpu"), torch.ones(2, 3)
+    program: Any = treeplay.jit(training.step, lower="aten", on_refusal="raise")
+    program(x)
+    pressed = PressedWhereCppAsks(time)
+    with pytest.raises(KeyboardInterrupt):
+        pressed.during(lambda: program(x))
+    assert pressed.is_pressed
+    for _ in range(3):
+        program(x)
+    assert program.statistics().replays >= 1
+
+
 @pytest.mark.parametrize("calls", [0, 2])
 def test_an_interrupt_at_any_line_of_an_eager_call_leaves_nobody_inside(calls: int) -> None:
     """The first call, which is observed, and one of a program that is refused."""
@@ -215,7 +242,6 @@ def test_an_interrupt_at_any_line_of_any_way_in_leaves_no_mark(way: str, seed: i
 
 @pytest.mark.soak
 @pytest.mark.gpu
-@NO_GPU
 def test_an_interrupt_while_a_gpu_captures_leaves_no_mark() -> None:
     """The third call captures: whatever is interrupted, the next calls are recorded and right."""
     rng = random.Random(3)

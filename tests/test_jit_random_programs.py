@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import hypothesis
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,9 +24,20 @@ settings.register_profile(
 settings.load_profile("treeplay")
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(training_programs(), st.integers(0, 2**16))
 def test_a_random_training_program_is_eagers(program: Training, seed: int) -> None:
+    train(program, seed)
+
+
+@pytest.mark.soak
+@settings(max_examples=100)
+@given(training_programs(), st.integers(0, 2**16))
+def test_more_random_training_programs_are_eagers(program: Training, seed: int) -> None:
+    train(program, seed)
+
+
+def train(program: Training, seed: int) -> None:
     torch.manual_seed(seed)
     model = program.model()
     pair = Twins(program.step, model, program.optimizer(model.parameters()))

@@ -119,7 +119,6 @@ def test_T20_a_gradient_that_is_held_is_not_written_again(hold: Callable[[torch.
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_T20_a_result_that_another_stream_still_reads_is_not_written_again() -> None:
     recorded, stream, sums = treeplay.jit(lambda x: x * 2 - 1, lower="aten"), torch.cuda.Stream(), []
     for call in range(20):

@@ -17,9 +17,7 @@ DEVICES = pytest.mark.parametrize(
     "device",
     [
         "cpu",
-        pytest.param(
-            "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-        ),
+        pytest.param("cuda", marks=pytest.mark.gpu),
     ],
 )
 _BLOCK = 20

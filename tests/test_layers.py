@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -29,14 +30,14 @@ guards         values torch_seam codegen device
 trace          values errors locks torch_seam observe sandbox device guards
 wrap           values errors locks torch_seam codegen graph_check observe sandbox device guards trace
 lower          values errors torch_seam codegen graph_check observe device trace
-plan           values errors torch_seam trace lower
+plan           values errors torch_seam device trace lower
 tree           values errors settings locks torch_seam codegen observe sandbox device trace wrap lower
 backend        values errors settings locks torch_seam codegen graph_check observe sandbox device trace wrap lower
                plan
 driver         values errors settings torch_seam codegen observe sandbox device trace wrap lower plan tree backend
 torch_compile  backend driver
 report         values torch_seam backend torch_compile
-program        values errors locks device trace tree backend driver report
+program        values errors locks device trace tree driver report
 module         errors program
 api            errors device plan program module
 treeplay       errors settings torch_seam graphs backend report program api
@@ -67,13 +68,19 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
+def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """Anywhere in a file."""
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, (ast.Import, ast.ImportFrom))]
+
+
 def imports(path: Path, known: Mapping[str, Path]) -> Iterator[tuple[int, str]]:
     """Line and name of each module of ours that a file imports, or imports something of."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
             whole = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [name if name in known else str(node.module) for name in whole]

@@ -14,25 +14,26 @@ from support.tiers import CACHE, CompilerGate, compiled_code_of_this_run, tier_o
 
 
 @pytest.mark.parametrize(
-    ("file", "marks", "parameters", "tier"),
+    ("file", "marks", "parameters", "fixtures", "tier"),
     [
-        ("trace/test_log.py", (), (), "unit"),
-        ("trace/test_log.py", ("filterwarnings",), ("aten", 3), "unit"),
-        ("trace/test_log.py", ("programs",), (), "programs"),
-        ("test_jit_state.py", (), ("aten",), "programs"),
-        ("guards/test_dicts_stale.py", (), (), "programs"),
-        ("test_jit_state.py", (), ("cpu", "inductor"), "compile"),
-        ("backend/test_job.py", ("compile",), (), "compile"),
-        ("models/test_models.py", ("compile",), ("inductor",), "models"),
-        ("models/test_models.py", ("gpu",), (), "gpu"),
-        ("gpu/test_memory.py", ("compile", "gpu"), ("inductor",), "gpu"),
-        ("gpu/test_memory.py", ("gpu", "soak"), (), "soak"),
+        ("trace/test_log.py", (), (), (), "unit"),
+        ("trace/test_log.py", ("filterwarnings",), ("aten", 3), (), "unit"),
+        ("trace/test_log.py", ("programs",), (), (), "programs"),
+        ("trace/test_log.py", (), (), ("fresh_python",), "programs"),
+        ("test_jit_state.py", (), ("aten",), (), "programs"),
+        ("guards/test_dicts_stale.py", (), (), (), "programs"),
+        ("test_jit_state.py", (), ("cpu", "inductor"), (), "compile"),
+        ("backend/test_job.py", ("compile",), (), (), "compile"),
+        ("models/test_models.py", ("compile",), ("inductor",), (), "models"),
+        ("models/test_models.py", ("gpu",), (), (), "gpu"),
+        ("gpu/test_memory.py", ("compile", "gpu"), ("inductor",), (), "gpu"),
+        ("gpu/test_memory.py", ("gpu", "soak"), (), (), "soak"),
     ],
 )
-def test_the_tier_is_told_from_place_marks_and_parameters(
-    file: str, marks: Sequence[str], parameters: Sequence[object], tier: str
+def test_the_tier_is_told_from_place_marks_parameters_and_fixtures(
+    file: str, marks: Sequence[str], parameters: Sequence[object], fixtures: Sequence[str], tier: str
 ) -> None:
-    assert tier_of(Path("tests") / file, marks, parameters) == tier
+    assert tier_of(Path("tests") / file, marks, parameters, fixtures) == tier
 
 
 def test_a_compiler_that_is_started_fails_the_test_even_where_that_is_caught(

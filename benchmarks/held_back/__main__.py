@@ -11,9 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -21,7 +19,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from benchmarks import machine
+from benchmarks import apart, machine
 
 RESULTS = machine.ROOT / "benchmarks" / "results" / "held_back"
 WAYS = ("aten", "inductor", "compile-aten", "compile")
@@ -47,39 +45,15 @@ def work(names: list[str], way: str, device: str) -> None:
 def outcomes(names: list[str], way: str, device: str, stop: float) -> Iterator[dict[str, Any]]:
     """What becomes of each program, one after the other; a new process goes on behind one that ends."""
     while names and monotonic() < stop:
-        command = [sys.executable, "-m", "benchmarks.held_back", "--work", ",".join(names[:100]), "--ways", way]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        process = subprocess.Popen(
-            [*command, "--device", device],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=machine.ROOT,
-            env=environment,
-        )
-        begun, done = names[0], 0
-        timer = _limit(process, stop)
-        for line in process.stdout or ():
-            timer.cancel()
-            timer = _limit(process, stop)
-            told = json.loads(line)
-            if "begins" in told:
-                begun = told["begins"]
-            else:
-                done += 1
-                yield told
-        timer.cancel()
-        if process.wait() != 0 and monotonic() < stop:
-            yield {"name": begun, "way": way, "difference": f"crash: the process ended with {process.returncode}"}
+        done = 0
+        command = ["benchmarks.held_back", "--work", ",".join(names[:100]), "--ways", way, "--device", device]
+        for told in apart.outcomes(command, stop=stop, most_seconds=_MOST_SECONDS_OF_A_PROGRAM):
+            if "crash" in told:
+                name = told.get("begins", names[done])
+                told = {"name": name, "way": way, "difference": f"crash: the process ended with {told['crash']}"}
             done += 1
+            yield told
         names = names[done:]
-
-
-def _limit(process: subprocess.Popen[str], stop: float) -> threading.Timer:
-    timer = threading.Timer(max(1.0, min(stop - monotonic(), _MOST_SECONDS_OF_A_PROGRAM)), process.kill)
-    timer.daemon = True
-    timer.start()
-    return timer
 
 
 def told(by_name: dict[str, dict[str, Any]]) -> dict[str, Any]:

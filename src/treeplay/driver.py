@@ -64,19 +64,14 @@ if TYPE_CHECKING:
     from treeplay.backend.shapes import Program
 
 
-def record(
-    program: Callable[..., Any], call: Call, first_run: list[LoggedCall], *, lower: str, name: str, wrap: Wrap
-) -> Recording:
-    """Make a recording of `program` for calls like `call`. Has no effect on any tensor; raises `Refusal`.
-
-    `wrap` makes the forward and the backward of a program whose results the caller differentiates.
-    """
+def record(program: Callable[..., Any], call: Call, first_run: list[LoggedCall], *, lower: str, name: str) -> Recording:
+    """Make a recording of `program` for calls like `call`. Has no effect on any tensor; raises `Refusal`."""
     seconds: dict[str, float] = {}
     try:
         if lower == "capture":
             recording = run_opaque(program, call, seconds, name=name)
         else:
-            recording = run_stages(program, call, first_run, seconds, lower=lower, name=name, wrap=wrap)
+            recording = run_stages(program, call, first_run, seconds, lower=lower, name=name)
     except (Differing, TooEarly):
         raise
     except Refusal as refusal:
@@ -95,21 +90,20 @@ def run_stages(
     *,
     lower: str,
     name: str,
-    wrap: Wrap,
 ) -> Recording:
     """The stages in order; `seconds` takes the time of each as it ends."""
     front = run_front(program, call, first_run, seconds, lower=lower)
-    recording = run_back(program, call, front, seconds, name=name, wrap=wrap)
+    recording = run_back(program, call, front, seconds, name=name)
     recording.audit, recording.draws = front.audit, bool(front.traced.generators)
     return recording
 
 
 def run_back(
-    program: Callable[..., Any], call: Call, front: Front, seconds: dict[str, float], *, name: str, wrap: Wrap
+    program: Callable[..., Any], call: Call, front: Front, seconds: dict[str, float], *, name: str
 ) -> Recording:
     """The stages from the plan on."""
     if front.traced.signature.kind is Kind.DIFFERENTIABLE:
-        return run_differentiable(program, call, front, seconds, name=name, wrap=wrap)
+        return run_differentiable(program, call, front, seconds, name=name)
     with _timed("lower", seconds), without_function_modes():
         lowered = make_lowered(front)
     with _timed("record", seconds), without_function_modes():
@@ -123,12 +117,12 @@ def run_back(
 
 
 def run_differentiable(
-    program: Callable[..., Any], call: Call, front: Front, seconds: dict[str, float], *, name: str, wrap: Wrap
+    program: Callable[..., Any], call: Call, front: Front, seconds: dict[str, float], *, name: str
 ) -> Recording:
     """The stages after the plan for a program that the caller differentiates: it is run again, and wrapped."""
     lowering = front.plan.lowerings[0]
     with _timed("lower", seconds):
-        signature, tensors, wrapped = run_wrap(program, call, front, wrap)
+        signature, tensors, wrapped = run_wrap(program, call, front)
     with _timed("wrap", seconds):
         operators = sum(node.op == "call_function" for node in front.traced.graph.nodes)
         on_the_host = LaunchFacts(str(front.device), "bound")
@@ -150,16 +144,20 @@ def run_differentiable(
 
 
 def run_wrap(
-    program: Callable[..., Any], call: Call, front: Front, wrap: Wrap
+    program: Callable[..., Any], call: Call, front: Front, wrap: Wrap | None = None
 ) -> tuple[Signature, tuple[torch.Tensor, ...], Wrapped]:
-    """The wrap stage of a differentiable program; raises `Refusal`."""
+    """The wrap stage of a differentiable program; raises `Refusal`.
+
+    `wrap` makes its forward and backward: with the compilers of the backend, if no other is given.
+    """
     check_stays(front.traced.signature, front.moving, front.device)
     from treeplay.backend.acting import acting_in, kept
+    from treeplay.backend.differentiable import wrap_flat
 
     signature, tensors = of_tensors_only(front.traced.signature, call, front.inputs)
     with kept(acting_in(front.traced.graph)):
         lowering, reads = front.plan.lowerings[0], front.traced.reads
-        wrapped = wrap_program(program, call, signature, tensors, wrap, lowering=lowering, reads=reads)
+        wrapped = wrap_program(program, call, signature, tensors, wrap or wrap_flat, lowering=lowering, reads=reads)
     return signature, tensors, wrapped
 
 
@@ -169,8 +167,7 @@ def compile_captured(program: Program, inputs: Sequence[Any], options: Options) 
     Each of its graphs is recorded when it first runs on a GPU; the backward is compiled when it is first needed, under the
     options of its forward.
     """
-    from treeplay.backend.job import Job
-    from treeplay.backend.options import using  # with ahead-of-time tracing, which takes a while to import
+    from treeplay.backend.job import Job  # with ahead-of-time tracing, which takes a while to import
     from treeplay.backend.passes import copy_of
     from treeplay.backend.shapes import normalised
     from treeplay.backend.surroundings import undisturbed
@@ -179,8 +176,9 @@ def compile_captured(program: Program, inputs: Sequence[Any], options: Options) 
     counters.add("graphs", "captured")
     spare = copy_of(program) if isinstance(program, torch.fx.GraphModule) else program
     try:
-        with Boundary("compiling a graph", reasons=(TreeplayError,)), undisturbed(), using(options):
-            return normalised(program, inputs, lambda flat, leaves: compile_flat(flat, leaves, options))
+        with Boundary("compiling a graph", reasons=(TreeplayError,)), undisturbed():
+            normal = normalised(program, inputs)
+            return normal.around(compile_flat(normal.program, normal.inputs, options))
     except InternalError as error:
         job = Job(options, (), ())
         job.broken(error)
@@ -191,7 +189,6 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     """The stages of a program with flat inputs and a flat tuple of results."""
     from treeplay.backend.acting import acting_in, kept
     from treeplay.backend.inference_mode import in_inference_mode, leave_inference_mode
-    from treeplay.backend.options import using
     from treeplay.backend.passes import run_before_autograd
     from treeplay.backend.patterns import with_patterns
     from treeplay.backend.sizes import changing_sizes, has_symbols, with_known_sizes
@@ -209,7 +206,7 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     numbers = [at for at, value in enumerate(inputs) if has_symbols([value]) and not isinstance(value, torch.Tensor)]
 
     def compile_sized(inputs: Sequence[Any]) -> Callable[..., Any]:
-        with undisturbed(), using(options), kept(acting):
+        with undisturbed(), kept(acting):
             compiled = wrapped(program, inputs, options, is_dynamic=is_dynamic, numbers=numbers)
             return in_inference_mode(compiled) if gives_inference else compiled
 
@@ -374,7 +371,7 @@ def make_lowered(front: Front) -> Lowered:
         else:
             return replace(lowered, details={**lowered.details, "passed over": tuple(problems)})
     other = "" if "aten" in front.plan.lowerings else 'try lower="aten", or '
-    raise Refusal(Reason(op="lower", why="; ".join(problems), advice=f"{other}keep the program eager"))
+    raise Refusal.of("lower", "; ".join(problems), f"{other}keep the program eager")
 
 
 def _lower(name: str, front: Front) -> Lowered:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
 
@@ -24,6 +26,11 @@ class Explained(TreeplayError, RuntimeError):
     def __init__(self, reason: Reason) -> None:
         super().__init__(str(reason))
         self.reason = reason
+
+    @classmethod
+    def of(cls, op: str, why: str, advice: str, where: Location | None = None) -> Self:
+        """One with the reason that has these fields."""
+        return cls(Reason(op, why, advice, where))
 
     @property
     def op(self) -> str:

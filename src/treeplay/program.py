@@ -79,7 +79,7 @@ class Jitted(Generic[P, R]):
         program, lower, name = self.__wrapped__, self._lower, self._name
 
         def record(call: Any, log: list[Any]) -> Recording:
-            return driver.record(program, call, log, lower=lower, name=name, wrap=_wrap)
+            return driver.record(program, call, log, lower=lower, name=name)
 
         watch = plain_run if lower == "capture" else observe
         gate = Gate(self._lock, is_opaque=lower == "capture")
@@ -161,13 +161,6 @@ def _is_at_its_name(program: Any) -> bool:
     for name in getattr(program, "__qualname__", "<none>").split("."):
         found = getattr(found, name, None)
     return found is program
-
-
-def _wrap(function: Callable[..., Any], samples: Any, lowering: str, inputs: Any) -> Any:
-    """What makes forward and backward of a differentiable program; imported when there is one."""
-    from treeplay.backend.differentiable import wrap_flat
-
-    return wrap_flat(function, samples, lowering, inputs)
 
 
 def _statistics(manager: Manager) -> Statistics:

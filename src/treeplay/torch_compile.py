@@ -9,7 +9,7 @@ import torch
 import torch.fx
 
 from treeplay import driver
-from treeplay.backend.options import check_mode, current, overridden
+from treeplay.backend.options import check_mode, options_from
 from treeplay.backend.passes import copy_of
 from treeplay.backend.shapes import Program
 
@@ -26,7 +26,7 @@ def compile_graph(
     `inner` is the same as `options={"inner": ...}`."""
     given = dict(options or {}) | ({} if inner is None else {"inner": inner})
     program = copy_of(gm) if isinstance(gm, torch.fx.GraphModule) else gm
-    return driver.compile_captured(program, inputs, overridden(current(), given))
+    return driver.compile_captured(program, inputs, options_from(given))
 
 
 def backend(
@@ -41,4 +41,4 @@ def backend(
     `mode`: "default" and "reduce-overhead" are what it does; it has no other.
     """
     check_mode(mode)
-    return driver.compile_captured(gm, inputs, overridden(current(), options))
+    return driver.compile_captured(gm, inputs, options_from(options))

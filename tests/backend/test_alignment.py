@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from treeplay.backend.alignment import plan_alignment, still_static, with_repair
+from treeplay.backend.alignment import plan_alignment, with_repair
 from treeplay.observe import counters
 from treeplay.values.captured import InputFacts, Role
 from treeplay.values.spec import TensorSpec
@@ -50,10 +50,6 @@ def test_D22_the_plan_is_the_one_that_inductor_makes():
     assert plan_alignment(items) == tuple(get_input_idxs_to_check(values, static))
 
 
-def test_D22_an_option_takes_all_for_aligned():
-    assert plan_alignment([facts(offset=1), facts(Role.STATIC, offset=1)], assumes_all=True) == (0, 1)
-
-
 def misaligned(count=4):
     return torch.arange(float(count + 1))[1:]
 
@@ -84,11 +80,6 @@ def test_D23_what_is_written_into_the_copy_is_copied_back():
 
     with_repair(run, (0,), mutated=(0,))([base[1:]])
     assert base.tolist() == [0, 10, 20, 30, 40]
-
-
-def test_D23_each_static_input_is_judged_by_its_own_address():
-    inputs = [misaligned(), torch.ones(4)]
-    assert (still_static(inputs, (1,)), still_static(inputs, (0, 1))) == ((1,), (1,))
 
 
 def test_D23_nothing_holds_the_original_while_it_runs():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -14,11 +12,9 @@ import torch
 import torch.fx
 from torch import nn
 
-from support.compiled import SeenOperators, compiled, small_net
+from support.compiled import INDUCTOR_IN_SOAK, SeenOperators, compiled, small_net
 from treeplay.backend import wrapped as wrapped_module
 from treeplay.backend.account import graph_reports
-from treeplay.backend.inner import boxed
-from treeplay.backend.options import current
 from treeplay.errors import ArgumentError, InternalError, Refusal, UsageError
 from treeplay.torch_compile import backend, compile_graph
 from treeplay.values.refusal import Reason
@@ -53,7 +49,7 @@ def test_D1_a_compiled_module_has_the_gradients_of_eager(inner):
         torch.testing.assert_close(mine.grad, wanted.grad)
 
 
-@pytest.mark.parametrize("inner", ["aten", "inductor"])
+@INDUCTOR_IN_SOAK  # test_sizes_that_change_train has such sizes
 def test_a_batch_size_that_changes(inner):
     net = small_net()
     run = torch.compile(net, backend=backend, options={"inner": inner}, dynamic=True)
@@ -74,17 +70,16 @@ def test_inputs_that_a_program_writes():
 def test_D2_options_hold_for_the_backward_that_is_compiled_later():
     seen = []
 
-    def inner(module, inputs):
-        seen.append(current().eager_random)
-        return boxed(module)
+    def note(module, is_inference):
+        seen.append(is_inference)
 
     w = torch.randn(3, 3, requires_grad=True)
-    loss = torch.compile(wave, backend=backend, options={"inner": inner, "eager_random": True})(
-        torch.randn(2, 3), w
-    ).sum()
-    assert current().eager_random is False
+    options = {"inner": "aten", "after_autograd": [note]}
+    loss = torch.compile(wave, backend=backend, options=options)(torch.randn(2, 3), w).sum()
+    options["after_autograd"].clear()
+    assert seen == [False]
     loss.backward()
-    assert seen == [True, True] and current().eager_random is False
+    assert seen == [False, False]
 
 
 KEEPS_PLACES = torch.fx.symbolic_trace(lambda x, y: (x * 2 - y, None, 3))
@@ -285,8 +280,17 @@ def test_a_training_step_with_running_statistics(inner):
         torch.testing.assert_close(mine.grad, wanted.grad)
 
 
-@pytest.mark.parametrize("inner", ["aten", "inductor"])
-@pytest.mark.parametrize("function", [nn.functional.hardtanh, nn.functional.hardswish, nn.functional.elu])
+ACTIVATIONS = (nn.functional.hardtanh, nn.functional.hardswish, nn.functional.elu)
+
+
+@pytest.mark.parametrize(
+    ("function", "inner"),
+    [
+        *((function, "aten") for function in ACTIVATIONS),
+        (ACTIVATIONS[0], "inductor"),
+        *(pytest.param(function, "inductor", marks=pytest.mark.soak) for function in ACTIVATIONS[1:]),
+    ],
+)
 def test_D1_a_gradient_that_comes_transposed_can_be_viewed(function, inner):
     def program(w, g):
         y = function((w * 1.5).view(2, 4, 8)).transpose(1, 2)
@@ -314,9 +318,8 @@ torch.testing.assert_close(torch.compile(net, backend="treeplay", options={"inne
 """
 
 
-@pytest.mark.programs
-def test_D1_torch_finds_the_backend_by_its_name(tmp_path):
+def test_D1_torch_finds_the_backend_by_its_name(tmp_path, fresh_python):
     known = importlib.metadata.entry_points(group="torch_dynamo_backends")
     if "treeplay" not in known.names:
         pytest.skip("treeplay was installed before it had this entry point")
-    subprocess.run([sys.executable, "-c", SCRIPT], check=True, cwd=tmp_path, timeout=120)
+    fresh_python(SCRIPT, cwd=tmp_path)

@@ -27,8 +27,6 @@ CASES = {
     "off": {"is_on": False},
     "no_work": {"operators": 0},
     "forward_skipped": {"direction": "backward", "is_forward_skipped": True},
-    "compiler": {"compiler": "a kernel asks the host"},
-    "ahead_of_time": {"is_ahead_of_time": True},
     "devices": {"devices": (DeviceUse(CUDA, "sin"), DeviceUse(OTHER, "cos", HERE))},
     "cpu_tensor": {"devices": (DeviceUse(CUDA, "sin"), DeviceUse(CPU, "add", HERE))},
     "no_caching_allocator": {"has_caching_allocator": False},
@@ -58,7 +56,6 @@ def test_D29_three_reasons_at_once():
     [
         {"inputs": written(Role.STATIC)},
         {"inputs": written(Role.MANAGED)},
-        {"inputs": written(Role.ORDINARY), "writes_back": True},
         {"inputs": (InputFacts("n", Role.PLAIN, kind="SymInt"), InputFacts("g", Role.PLAIN, kind="Generator"))},
         {"is_dynamic": True},
         {"devices": (DeviceUse(CUDA, "sin"), DeviceUse(torch.device("meta"), "empty"))},

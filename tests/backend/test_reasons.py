@@ -130,6 +130,7 @@ def test_Dplus3_an_input_that_overlaps_itself_is_recorded(device: str, monkeypat
     assert report.outcome == "recorded" and report.launch is not None and report.launch.launches >= 3
 
 
+@pytest.mark.programs
 def test_Dplus5_fifty_sizes_leave_four_recordings_and_all_are_right(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,8 @@ import torch
 
 from treeplay.backend.returns import Returns, survey_returns, write_results
 from treeplay.codegen import Writer
-from treeplay.values.output import Fresh, Layout, SameAsInput, Static, View
+from treeplay.values.layout import Layout
+from treeplay.values.output import Fresh, SameAsInput, Static, View
 
 
 def program(x: torch.Tensor, w: torch.Tensor, size: int) -> list[object]:

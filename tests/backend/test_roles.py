@@ -8,7 +8,7 @@ from torch import nn
 
 from support.compiled import compiled
 from treeplay.backend.account import graph_reports
-from treeplay.backend.roles import fixed_inputs, roles_by_count
+from treeplay.backend.roles import fixed_inputs
 from treeplay.errors import InternalError
 from treeplay.torch_compile import compile_graph
 from treeplay.values.captured import Role
@@ -31,10 +31,6 @@ def test_D20_the_leading_saved_tensors_count():
 def test_D20_a_saved_tensor_after_a_gradient_is_named():
     with pytest.raises(InternalError, match="`add`"):
         fixed_inputs(["tangents_1", "add"])
-
-
-def test_D20_after_a_cut_forward_only_its_own_inputs_count():
-    assert fixed_inputs(["primals_1", "primals_3", "add", "tangents_1"], was_cut=True) == 2
 
 
 def test_D21_parameters_stay_and_the_users_tensor_does_not():
@@ -89,15 +85,3 @@ def test_D21_tensors_of_the_graph_itself_are_lifted_before_the_users():
     report = newest("forward")
     assert roles(report)[0] is Role.STATIC and report.inputs[0].name == "0.weight"
     assert roles(report)[-1] is Role.ORDINARY
-
-
-def test_D21_by_their_number_where_nothing_is_noted():
-    values = [torch.ones(1)] * 3 + [4]
-    assert roles_by_count(values, users=2) == (Role.STATIC, Role.STATIC, Role.ORDINARY, Role.PLAIN)
-    seeds = [torch.ones(1)] * 4
-    assert roles_by_count(seeds, users=1, has_random_state=True) == (
-        Role.STATIC,
-        Role.ORDINARY,
-        Role.PLAIN,
-        Role.PLAIN,
-    )

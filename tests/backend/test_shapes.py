@@ -39,8 +39,13 @@ class Seen:
         return call
 
 
+def through(program: Any, inputs: Any, compile_flat: Any) -> Any:
+    normal = normalised(program, inputs)
+    return normal.around(compile_flat(normal.program, normal.inputs))
+
+
 def compiled(function: Callable[..., Any], *inputs: Any) -> Callable[..., Any]:
-    return normalised(torch.fx.symbolic_trace(function), inputs, Seen())
+    return through(torch.fx.symbolic_trace(function), inputs, Seen())
 
 
 X, Y = torch.ones(3), torch.full((3,), 3.0)
@@ -77,7 +82,7 @@ def test_D4_lists_stay_lists_and_tuples_tuples(kind):
 
 def test_D4_a_flat_tuple_needs_no_step():
     module = torch.fx.symbolic_trace(lambda x, y: (x - y, None, 3))
-    run = normalised(module, [X, Y], lambda program, _: program)
+    run = through(module, [X, Y], lambda program, _: program)
     assert run is module
     assert run(X, Y)[1:] == (None, 3)
 
@@ -86,7 +91,7 @@ def test_D4_a_callable_that_is_no_graph_is_taken_to_return_a_tuple():
     def program(x):
         return (x * 2,)
 
-    assert normalised(program, [X], lambda program, _: program) is program
+    assert through(program, [X], lambda program, _: program) is program
 
 
 class Exported(nn.Module):
@@ -96,13 +101,13 @@ class Exported(nn.Module):
 
 def test_D5_an_exported_graph_is_called_like_its_module():
     module = torch.export.export(Exported(), ({"a": torch.ones(2)},)).module()
-    run = normalised(module, [{"a": torch.ones(2)}], Seen())
+    run = through(module, [{"a": torch.ones(2)}], Seen())
     assert run({"a": 3 * torch.ones(2)})["o"].tolist() == [6, 6]
 
 
 def test_D5_an_exported_graph_refuses_another_tree():
     module = torch.export.export(Exported(), ({"a": torch.ones(2)},)).module()
-    run = normalised(module, [{"a": torch.ones(2)}], Seen())
+    run = through(module, [{"a": torch.ones(2)}], Seen())
     with pytest.raises(UsageError, match=r"'b'"):
         run({"b": torch.ones(2)})
 
@@ -136,7 +141,7 @@ def test_D6_a_container_that_is_used_whole():
 def test_D6_a_container_that_may_be_stolen_is_emptied():
     module = torch.fx.symbolic_trace(lambda parts, x: parts[0] - x)
     next(iter(module.graph.nodes)).meta["steal_arg"] = True
-    run = normalised(module, [[X, Y], X], Seen())
+    run = through(module, [[X, Y], X], Seen())
     given, kept = [Y, X], [X]
     assert run(given, kept[0]).tolist() == [2, 2, 2]
     assert given == [] and len(kept) == 1
@@ -155,7 +160,7 @@ def test_D6_one_list_of_another_length_is_refused():
 
 
 def test_D6_a_callable_that_is_no_graph_takes_nested_inputs():
-    run = normalised(lambda d: (d["a"] * 2,), [{"a": X}], Seen())
+    run = through(lambda d: (d["a"] * 2,), [{"a": X}], Seen())
     assert run({"a": Y})[0].tolist() == [6, 6, 6]
 
 
@@ -171,6 +176,6 @@ def test_D3_an_exported_graph_with_both_trees():
             return {"o": (d["a"] - x, [d["b"][0]])}
 
     inputs = ({"a": X, "b": [Y]}, X.clone())  # the exporter takes one tensor in two places for one
-    run = normalised(torch.export.export(Both(), inputs).module(), inputs, Seen())
+    run = through(torch.export.export(Both(), inputs).module(), inputs, Seen())
     result = run({"a": Y, "b": [Y]}, X)
     assert result["o"][0].tolist() == [2, 2, 2] and result["o"][1][0].tolist() == [3, 3, 3]

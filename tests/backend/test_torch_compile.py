@@ -14,12 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from support.compiled import compiled, small_net
+from support.compiled import BOTH, INDUCTOR_IN_SOAK, compiled, small_net
 from treeplay.backend.account import graph_reports
 from treeplay.backend.inner import boxed
 from treeplay.torch_compile import backend
-
-BOTH = pytest.mark.parametrize("inner", ["aten", "inductor"])
 
 
 def inputs(seed, *shape):
@@ -61,7 +59,7 @@ class Broken(nn.Module):
         return self.second(x)
 
 
-@BOTH
+@INDUCTOR_IN_SOAK  # inference has the same breaks
 def test_graph_breaks_make_several_graphs_of_a_frame(inner):
     torch.manual_seed(2)
     net = Broken()
@@ -89,7 +87,7 @@ def test_a_full_graph_trains(inner):
     check_training(small_net(), inner, fullgraph=True)
 
 
-@BOTH
+@INDUCTOR_IN_SOAK  # test_strides.py has such a net
 def test_normalisation_and_convolution_train(inner):
     torch.manual_seed(3)
     net = nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3))
@@ -171,7 +169,7 @@ def test_autocast_outside_and_inside(inner):
     torch.testing.assert_close(run_outside(x), net(x))  # and without it again
 
 
-@BOTH
+@INDUCTOR_IN_SOAK
 def test_hooks_of_modules_and_of_tensors(inner):
     net, twin = small_net(), small_net()
     seen = {"mine": [], "wanted": []}

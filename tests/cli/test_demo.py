@@ -31,6 +31,7 @@ def _digits() -> None:
     pytest.importorskip("sklearn")
 
 
+@pytest.mark.programs
 @pytest.mark.usefixtures("_digits")
 def test_it_trains_both_ways_and_they_agree(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "demo.json"
@@ -85,7 +86,6 @@ def test_an_option_that_cannot_be_is_an_error(command: Command, words: list[Any]
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.usefixtures("_digits")
 def test_it_trains_both_ways_on_a_gpu_and_they_agree(command: Command, tmp_path: Path) -> None:
     path, allowed = tmp_path / "demo.json", torch.backends.cudnn.allow_tf32

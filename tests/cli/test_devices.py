@@ -65,7 +65,6 @@ def test_tf32_is_off_within_and_back_after_an_exception() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_is_found() -> None:
     assert why_no_cuda() is None
     assert find_device("cuda") == torch.device("cuda", 0)

@@ -15,7 +15,7 @@ DEVICES = pytest.mark.parametrize(
         "cpu",  # where memory is memory as well
         pytest.param(
             "cuda",
-            marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")],
+            marks=pytest.mark.gpu,
         ),
     ],
 )
@@ -74,7 +74,6 @@ def test_a_decoy_of_a_leaf_is_a_leaf_that_needs_a_gradient(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_decoys_keep_their_memory_and_give_it_back():
     x = torch.randn(1 << 20, device="cuda")
     before = torch.cuda.memory_allocated()

@@ -48,7 +48,6 @@ def test_notes_are_those_of_allocations():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_allocator_notes_what_it_is_told():
     before = allocator.noted_allocations()
     allocator.start_history(100)

@@ -53,6 +53,7 @@ def check(make: Callable[..., Any], *state: torch.Tensor, replays: int = 3) -> H
     return tape
 
 
+@pytest.mark.programs
 @settings(max_examples=150, deadline=None)
 @given(PROGRAMS)
 def test_G3_random_programs_replay_as_they_run(program: list[tuple[int, int, int]]) -> None:
@@ -62,6 +63,7 @@ def test_G3_random_programs_replay_as_they_run(program: list[tuple[int, int, int
     check(lambda *state: run(program, *state), *state)
 
 
+@pytest.mark.programs
 @settings(max_examples=60, deadline=None)
 @given(PROGRAMS)
 def test_G3_random_programs_replay_with_their_gradients(program: list[tuple[int, int, int]]) -> None:

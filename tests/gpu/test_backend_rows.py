@@ -16,7 +16,7 @@ from support.compiled import new_reports
 from treeplay.backend.inner import boxed
 from treeplay.observe import counters
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+pytestmark = pytest.mark.gpu
 
 compiled = partial(compiled_for_any_size, dynamic=False)
 

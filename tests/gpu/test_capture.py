@@ -12,10 +12,7 @@ from torch.nn import functional as F
 import treeplay
 from support import training
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 try:
     import triton

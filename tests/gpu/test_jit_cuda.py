@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,9 +12,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import treeplay
+from support import training
+from support.recordings import reserved
 from treeplay.observe.internal import internal_errors
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+pytestmark = pytest.mark.gpu
 
 LOWERINGS = ("aten", "inductor")
 
@@ -33,17 +34,6 @@ def network(layers: int = 3, width: int = 32) -> nn.Sequential:
     torch.manual_seed(0)
     parts = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.Tanh())]
     return nn.Sequential(*parts).cuda()
-
-
-def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
 
 
 def launch_of(program: Any) -> Any:
@@ -106,8 +96,8 @@ def test_whole_steps_with_stock_optimizers(lower: str, name: str) -> None:
     model = network()
     twin = copy.deepcopy(model)
     ours, theirs = make(model.parameters(), lr=1e-3, **options), make(twin.parameters(), lr=1e-3, **options)
-    program: Any = treeplay.jit(step_of(model, ours), lower=lower, on_refusal="raise")  # type: ignore[call-overload]
-    eager = step_of(twin, theirs)
+    program: Any = treeplay.jit(training(model, ours), lower=lower, on_refusal="raise")  # type: ignore[call-overload]
+    eager = training(twin, theirs)
     for number in range(8):
         x, y = torch.randn(8, 32, device="cuda"), torch.randn(8, 32, device="cuda")
         if number == 5:
@@ -125,8 +115,8 @@ def test_capturable_optimizers(name: str) -> None:
     model = network()
     twin = copy.deepcopy(model)
     ours, theirs = (getattr(torch.optim, name)(net.parameters(), lr=1e-3, capturable=True) for net in (model, twin))
-    program: Any = treeplay.jit(step_of(model, ours), on_refusal="raise")
-    eager = step_of(twin, theirs)
+    program: Any = treeplay.jit(training(model, ours), on_refusal="raise")
+    eager = training(twin, theirs)
     for _ in range(8):
         x, y = torch.randn(8, 32, device="cuda"), torch.randn(8, 32, device="cuda")
         close(program(x, y), eager(x, y))
@@ -138,8 +128,8 @@ def test_state_dicts_go_back_and_forth_without_a_new_recording() -> None:
     model = network()
     twin = copy.deepcopy(model)
     ours, theirs = torch.optim.AdamW(model.parameters()), torch.optim.AdamW(twin.parameters())
-    program: Any = treeplay.jit(step_of(model, ours), on_refusal="raise")
-    eager = step_of(twin, theirs)
+    program: Any = treeplay.jit(training(model, ours), on_refusal="raise")
+    eager = training(twin, theirs)
     x, y = torch.randn(8, 32, device="cuda"), torch.randn(8, 32, device="cuda")
     for _ in range(5):
         program(x, y), eager(x, y)
@@ -270,14 +260,6 @@ def test_recordings_on_two_streams_share_memory_in_turn() -> None:
                 close(out, expected[which], 1e-4)
 
 
-def reserved() -> int:
-    gc.collect()  # models and programs hold each other
-    torch.cuda.synchronize()
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
-    return torch.cuda.memory_reserved()
-
-
 def grown(width: int) -> Any:
     model = network(width=width).eval()
     program: Any = treeplay.jit(model, lower="aten", on_refusal="raise")
@@ -325,8 +307,8 @@ def test_a_whole_step_is_recorded_as_it_runs() -> None:
     twin = copy.deepcopy(model)
     ours = torch.optim.AdamW(model.parameters(), fused=True, capturable=True)
     theirs = torch.optim.AdamW(twin.parameters(), fused=True, capturable=True)
-    program: Any = treeplay.jit(step_of(model, ours), lower="capture", on_refusal="raise")
-    eager = step_of(twin, theirs)
+    program: Any = treeplay.jit(training(model, ours), lower="capture", on_refusal="raise")
+    eager = training(twin, theirs)
     for _ in range(10):
         x, y = torch.randn(8, 32, device="cuda"), torch.randn(8, 32, device="cuda")
         close(program(x, y), eager(x, y))
@@ -339,7 +321,7 @@ def test_a_whole_step_is_recorded_as_it_runs() -> None:
 
 def test_gradients_kept_by_the_user_are_not_written_again() -> None:
     model = network()
-    program: Any = treeplay.jit(step_of(model, torch.optim.SGD(model.parameters(), lr=0.1)), on_refusal="raise")
+    program: Any = treeplay.jit(training(model, torch.optim.SGD(model.parameters(), lr=0.1)), on_refusal="raise")
     first = next(model.parameters())
     kept, copies, views = [], [], []
     for _ in range(10):

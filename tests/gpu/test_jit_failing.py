@@ -11,7 +11,7 @@ import torch
 import treeplay
 from support import jit
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture

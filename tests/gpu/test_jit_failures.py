@@ -18,7 +18,7 @@ from treeplay.errors import CaptureFailed, InternalError
 from treeplay.observe import counters, internal_errors
 from treeplay.values.refusal import Reason
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+pytestmark = pytest.mark.gpu
 
 
 def counting() -> tuple[Any, torch.Tensor]:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 import treeplay
 from support.gradients import BACKWARDS, PROGRAMS, Pair, state, three, train
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+pytestmark = pytest.mark.gpu
 
 
 def assert_launched(program: Any, *, calls: int) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from support import jit, training
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 
 REPLAYS = 10_000
 WIDTH = 64

@@ -16,10 +16,7 @@ from support import training
 from support.opaque import Captured, call_of, recorded_run
 from treeplay.trace.opaque import prepare
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 try:
     import triton

@@ -13,10 +13,7 @@ from torch.nn import functional as F
 
 from support import jit
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),

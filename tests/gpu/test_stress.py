@@ -21,7 +21,7 @@ import torch
 
 from support import jit
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 
 THREADS, STREAMS = 4, 4
 WIDTH = 64

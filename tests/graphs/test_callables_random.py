@@ -177,6 +177,7 @@ def compare(dev: str, program: Program) -> None:
             a.grad = None
 
 
+@pytest.mark.programs
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(program=programs())
 def test_random_programs_train_like_eager_on_the_cpu(program: Program) -> None:
@@ -184,7 +185,6 @@ def test_random_programs_train_like_eager_on_the_cpu(program: Program) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @settings(max_examples=25, deadline=None)
 @given(program=programs())
 def test_random_programs_train_like_eager_on_a_gpu(program: Program) -> None:

@@ -13,10 +13,7 @@ from treeplay.errors import CaptureFailed
 from treeplay.graphs import make_graphed_callables
 from treeplay.observe import counters
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 class TwoBranches(nn.Module):

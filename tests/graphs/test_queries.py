@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import treeplay
-from support.recordings import in_fresh_process, record
+from support.interpreters import FreshPython
+from support.recordings import record
 from treeplay.graphs import Graph, graph, is_current_stream_capturing
 
 WITHOUT_CUDA = """
@@ -40,14 +41,12 @@ print(torch.cuda.is_initialized())
 """
 
 
-@pytest.mark.programs
-def test_G1_nothing_is_needed_before_the_call_that_needs_it() -> None:
-    assert in_fresh_process(WITHOUT_CUDA, CUDA_VISIBLE_DEVICES="") == "cpu True"
+def test_G1_nothing_is_needed_before_the_call_that_needs_it(fresh_python: FreshPython) -> None:
+    assert fresh_python(WITHOUT_CUDA, CUDA_VISIBLE_DEVICES="")[0] == "cpu True"
 
 
-@pytest.mark.programs
-def test_G1_G2_importing_and_asking_creates_no_context() -> None:
-    assert in_fresh_process(WITH_CUDA) == "False"
+def test_G1_G2_importing_and_asking_creates_no_context(fresh_python: FreshPython) -> None:
+    assert fresh_python(WITH_CUDA)[0] == "False"
 
 
 def test_G2_capturing_is_true_between_begin_and_end_only(dev: str, x: torch.Tensor) -> None:

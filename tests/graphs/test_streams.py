@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import treeplay
-from support.recordings import in_fresh_process, record, ten_times
+from support.interpreters import run_python
+from support.recordings import record, ten_times
 from treeplay import ArgumentError, CaptureFailed, UsageError
 from treeplay.graphs import Graph, graph
 from treeplay.torch_seam import allocator
@@ -227,7 +228,7 @@ except treeplay.CaptureFailed as error:
 
 @pytest.mark.parametrize(("mode", "printed"), [("thread_local", "refused failed"), ("relaxed", "4000.0")])
 def test_G10_only_in_relaxed_mode_the_capturing_thread_may_do_the_unsafe(cuda: str, mode: str, printed: str) -> None:
-    assert " ".join(in_fresh_process(FROM_ITS_OWN_THREAD.replace("MODE", mode)).split()) == printed
+    assert " ".join(run_python(FROM_ITS_OWN_THREAD.replace("MODE", mode))[0].split()) == printed
 
 
 FROM_ANOTHER_THREAD = """
@@ -265,7 +266,7 @@ OTHERS = [("global", "refused failed 3000.0"), ("thread_local", "4000.0 3000.0")
 
 @pytest.mark.parametrize(("mode", "printed"), OTHERS)
 def test_G10_only_in_global_mode_another_thread_breaks_the_capture(cuda: str, mode: str, printed: str) -> None:
-    assert " ".join(in_fresh_process(FROM_ANOTHER_THREAD.replace("MODE", mode)).split()) == printed
+    assert " ".join(run_python(FROM_ANOTHER_THREAD.replace("MODE", mode))[0].split()) == printed
 
 
 def spied(monkeypatch: pytest.MonkeyPatch, order: list[str]) -> None:

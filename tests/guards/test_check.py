@@ -12,7 +12,8 @@ import torch
 
 from treeplay.guards import check
 from treeplay.guards.check import Guards
-from treeplay.guards.reach import Reach, spot_of
+from treeplay.guards.entries import spot_of
+from treeplay.guards.reach import Reach
 from treeplay.guards.reads import Reads
 from treeplay.values.place import How, Place, root
 

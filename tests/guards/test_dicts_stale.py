@@ -16,20 +16,9 @@ import pytest
 import torch
 
 from support import assert_same, jit
-from support.follows import Story, follows
+from support.follows import Story, folded_by_name, follows, named
 
 Tensor = torch.Tensor
-
-
-def folded(x: Tensor, pairs: Any) -> Tensor:
-    """All the numbers in turn; their order matters, and so do the names."""
-    for name, value in pairs:
-        x = x * value - len(name)
-    return x
-
-
-def named(x: Tensor, *, gain: float = 1.0, bias: float = 0.0, **others: float) -> Tensor:
-    return folded(x * gain - bias, others.items())
 
 
 def _loop_by_name(d: Any, x: Tensor) -> Tensor:
@@ -46,35 +35,35 @@ def _matched(d: Any, x: Tensor) -> Tensor:
 
 
 READS: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "items": lambda d, x: folded(x, d.items()),
+    "items": lambda d, x: folded_by_name(x, d.items()),
     "values": lambda d, x: functools.reduce(lambda a, b: a * b - 1, d.values(), x),
-    "keys": lambda d, x: folded(x, ((name, d[name]) for name in d.keys())),  # noqa: SIM118
-    "iteration": lambda d, x: folded(x, ((name, d[name]) for name in d)),
-    "reversed": lambda d, x: folded(x, ((name, d[name]) for name in reversed(d))),
+    "keys": lambda d, x: folded_by_name(x, ((name, d[name]) for name in d.keys())),  # noqa: SIM118
+    "iteration": lambda d, x: folded_by_name(x, ((name, d[name]) for name in d)),
+    "reversed": lambda d, x: folded_by_name(x, ((name, d[name]) for name in reversed(d))),
     "a name that is put together": _loop_by_name,
     "keywords": lambda d, x: named(x, **d),
-    "a display": lambda d, x: folded(x, {"first": 3.0, **d}.items()),
-    "a union": lambda d, x: folded(x, ({"first": 3.0} | d).items()),
-    "a comprehension": lambda d, x: folded(x, {name: value + 1 for name, value in d.items()}.items()),
-    "a copy": lambda d, x: folded(x, d.copy().items()),
-    "copy.copy": lambda d, x: folded(x, copy.copy(d).items()),
-    "copy.deepcopy": lambda d, x: folded(x, copy.deepcopy(d).items()),
-    "dict of it": lambda d, x: folded(x, dict(d).items()),
-    "list of items": lambda d, x: folded(x, list(d.items())),
-    "sorted": lambda d, x: folded(x, sorted(d.items())),
+    "a display": lambda d, x: folded_by_name(x, {"first": 3.0, **d}.items()),
+    "a union": lambda d, x: folded_by_name(x, ({"first": 3.0} | d).items()),
+    "a comprehension": lambda d, x: folded_by_name(x, {name: value + 1 for name, value in d.items()}.items()),
+    "a copy": lambda d, x: folded_by_name(x, d.copy().items()),
+    "copy.copy": lambda d, x: folded_by_name(x, copy.copy(d).items()),
+    "copy.deepcopy": lambda d, x: folded_by_name(x, copy.deepcopy(d).items()),
+    "dict of it": lambda d, x: folded_by_name(x, dict(d).items()),
+    "list of items": lambda d, x: folded_by_name(x, list(d.items())),
+    "sorted": lambda d, x: folded_by_name(x, sorted(d.items())),
     "get": lambda d, x: x * d.get("ga" + "in") - d.get("bi" + "as", 7.0),
     "next of an iterator": lambda d, x: x * next(iter(d.values())) - 1,
     "sum": lambda d, x: x * sum(d.values()) - 1,
     "max by value": lambda d, x: x - len(max(d, key=d.get)) * max(d.values()),
-    "zip": lambda d, x: folded(x, zip(d, d.values(), strict=True)),
-    "unpacked": lambda d, x: folded(x, [*d.items()]),
+    "zip": lambda d, x: folded_by_name(x, zip(d, d.values(), strict=True)),
+    "unpacked": lambda d, x: folded_by_name(x, [*d.items()]),
     "itemgetter": lambda d, x: x * operator.itemgetter("gain")(d) - 1,
     "getitem": lambda d, x: x * operator.getitem(d, "gain") - 1,
     "dunder getitem": lambda d, x: x * d.__getitem__("gain") - 1,
     "map": lambda d, x: functools.reduce(lambda a, b: a * b - 1, map(d.get, ("gain", "bias")), x),
     "match": _matched,
     "equality": lambda d, x: x - 1 if d == {"gain": 2.0, "bias": 1.0} else x * 5,
-    "made from it": lambda d, x: folded(x, vars(types.SimpleNamespace(**d)).items()),
+    "made from it": lambda d, x: folded_by_name(x, vars(types.SimpleNamespace(**d)).items()),
 }
 
 
@@ -103,8 +92,8 @@ C_READS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "format": lambda d, x: x * float("{gain}".format(**d)) - 1,
     "format_map": lambda d, x: x * float("{gain}".format_map(d)) - 1,
     "percent": lambda d, x: x * float("%(gain)s" % d) - 1,  # noqa: UP031
-    "json": lambda d, x: folded(x, json.loads(json.dumps(d)).items()),
-    "pickle": lambda d, x: folded(x, pickle.loads(pickle.dumps(d)).items()),
+    "json": lambda d, x: folded_by_name(x, json.loads(json.dumps(d)).items()),
+    "pickle": lambda d, x: folded_by_name(x, pickle.loads(pickle.dumps(d)).items()),
     "eval": lambda d, x: x * eval("gain - bias / 4", {}, d),
 }
 
@@ -126,7 +115,7 @@ def test_a_dict_read_as_a_whole_by_compiled_code(read: Callable[[Any, Tensor], T
 @follows()
 def test_the_order_of_a_dict(make: Any) -> Story:
     settings = make({"gain": 2.0, "bias": 3.0})
-    yield lambda x: folded(x, settings.items())
+    yield lambda x: folded_by_name(x, settings.items())
     settings["gain"] = settings.pop("gain")
     yield
 
@@ -134,7 +123,7 @@ def test_the_order_of_a_dict(make: Any) -> Story:
 @follows()
 def test_a_dict_that_is_rebound_with_equal_and_then_other_contents() -> Story:
     holder = types.SimpleNamespace(settings={"gain": 2.0})
-    yield lambda x: folded(x, holder.settings.items())
+    yield lambda x: folded_by_name(x, holder.settings.items())
     old, holder.settings = holder.settings, {"gain": 2.0}
     yield
     holder.settings["gain"] = 5.0
@@ -147,7 +136,7 @@ def test_a_dict_that_is_rebound_with_equal_and_then_other_contents() -> Story:
 @follows()
 def test_a_dict_emptied_and_filled_again() -> Story:
     settings = {"gain": 2.0, "bias": 1.0}
-    yield lambda x: folded(x, settings.items()) - len(settings)
+    yield lambda x: folded_by_name(x, settings.items()) - len(settings)
     settings.clear()
     yield
     settings.update(bias=3.0, gain=2.0)
@@ -212,7 +201,7 @@ def test_views_of_a_dict_that_are_kept() -> Story:
     def use(x: Tensor) -> Tensor:
         for value in holder.values:
             x = x * value - len(holder.names)
-        return folded(x, holder.items) if "more" in holder.names else x
+        return folded_by_name(x, holder.items) if "more" in holder.names else x
 
     yield use
     settings["gain"] = 3.0

@@ -16,21 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from support.follows import Story, follows
+from support.follows import Story, folded_by_name, follows, named
 
 Tensor = torch.Tensor
 GAIN = 2.0
-
-
-def folded(x: Tensor, pairs: Any) -> Tensor:
-    """All the numbers in turn; their order matters, and so do the names."""
-    for name, value in pairs:
-        x = x * value - len(name)
-    return x
-
-
-def named(x: Tensor, *, gain: float = 1.0, bias: float = 0.0, **others: float) -> Tensor:
-    return folded(x * gain - bias, others.items())
 
 
 @dataclasses.dataclass
@@ -40,13 +29,13 @@ class Config:
 
 
 def _fields(c: Any, x: Tensor) -> Tensor:
-    return folded(x, ((field.name, getattr(c, field.name)) for field in dataclasses.fields(c)))
+    return folded_by_name(x, ((field.name, getattr(c, field.name)) for field in dataclasses.fields(c)))
 
 
 NAMESPACES: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "vars": lambda c, x: folded(x, vars(c).items()),
+    "vars": lambda c, x: folded_by_name(x, vars(c).items()),
     "vars by name": lambda c, x: x * vars(c)["ga" + "in"] - vars(c)["bias"],
-    "dunder dict": lambda c, x: folded(x, c.__dict__.items()),
+    "dunder dict": lambda c, x: folded_by_name(x, c.__dict__.items()),
     "keywords of vars": lambda c, x: named(x, **vars(c)),
     "getattr of a formatted name": lambda c, x: x * getattr(c, f"{'ga'}in") - getattr(c, f"bi{'as'}"),
     "attrgetter": lambda c, x: x * operator.attrgetter("gain")(c) - operator.attrgetter("bias")(c),
@@ -54,7 +43,7 @@ NAMESPACES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "object.__getattribute__": lambda c, x: x * object.__getattribute__(c, "gain") - 1,
     "its own __getattribute__": lambda c, x: x * c.__getattribute__("gain") - 1,
     "copied": lambda c, x: x * copy.copy(c).gain - copy.deepcopy(c).bias,
-    "dir": lambda c, x: folded(x, ((n, getattr(c, n)) for n in dir(c) if n[:1] != "_")),
+    "dir": lambda c, x: folded_by_name(x, ((n, getattr(c, n)) for n in dir(c) if n[:1] != "_")),
     "equality": lambda c, x: x * (2 if c == type(c)(gain=2.0, bias=1.0) else 5) - 1,
 }
 
@@ -74,10 +63,10 @@ def test_a_namespace(read: Callable[[Any, Tensor], Tensor], make: Any) -> Story:
 
 
 RECORDS: dict[str, Callable[[Any, Tensor], Tensor]] = {
-    "asdict": lambda c, x: folded(x, dataclasses.asdict(c).items()),
+    "asdict": lambda c, x: folded_by_name(x, dataclasses.asdict(c).items()),
     "astuple": lambda c, x: functools.reduce(lambda a, b: a * b - 1, dataclasses.astuple(c), x),
     "fields": _fields,
-    "replace": lambda c, x: folded(x, vars(dataclasses.replace(c, bias=5.0)).items()),
+    "replace": lambda c, x: folded_by_name(x, vars(dataclasses.replace(c, bias=5.0)).items()),
 }
 
 
@@ -101,7 +90,7 @@ def test_a_dataclass_with_dataclasses_and_lists_inside() -> Story:
 
     def use(x: Tensor) -> Tensor:
         found = dataclasses.asdict(whole)
-        return folded(x, found["part"].items()) * found["more"][0] - found["more"][-1]
+        return folded_by_name(x, found["part"].items()) * found["more"][0] - found["more"][-1]
 
     yield use
     whole.part.gain = 3.0

@@ -12,21 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from support.follows import Story, follows
+from support.follows import Holder, Story, folded, follows
 
 Tensor = torch.Tensor
-
-
-def folded(x: Tensor, values: Any) -> Tensor:
-    """All the numbers in turn; their order matters."""
-    for value in values:
-        x = x * float(value) - 1
-    return x
-
-
-class Holder:
-    def __init__(self, value: Any) -> None:
-        self.value = value
 
 
 class Point(NamedTuple):

@@ -21,14 +21,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from support import state_of
-from support.follows import Story, follows
+from support.follows import Holder, Story, follows
 
 Tensor = torch.Tensor
-
-
-class Holder:
-    def __init__(self, value: Any) -> None:
-        self.value = value
 
 
 class Mode(enum.Enum):

@@ -112,5 +112,7 @@ def test_lists_that_inductor_hands_on_are_not_called_from_cpp(dtype: torch.dtype
         fakes = [torch.ones(3, dtype=dtype)]
         module = make_fx(lambda x: [x - 1, *torch.ops.aten._foreach_zero([x])], tracing_mode="real")(*fakes)
         added = make_fx(lambda x: [*torch._foreach_add([x.exp()], 1.5), x.real - 1], tracing_mode="real")(*fakes)
+        parts = make_fx(lambda x: [x.split(2)[0] * 2, x.real - 1], tracing_mode="real")(*fakes)
     assert not artifact.is_worth_cpp(module.graph)
     assert artifact.is_worth_cpp(added.graph) == (not dtype.is_complex)
+    assert artifact.is_worth_cpp(parts.graph) == (not dtype.is_complex)

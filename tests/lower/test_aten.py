@@ -411,6 +411,7 @@ def test_no_result_lies_in_the_arena_and_the_arena_stays_where_it_is():
     assert {name: item.data_ptr() for name, item in names.items()} == places
 
 
+@pytest.mark.programs
 def test_replays_do_not_grow():
     """A leak of one activation per replay would show as 150 MB."""
     batches = [(torch.randn(2048, 64), torch.randn(2048, 64))]

@@ -158,7 +158,7 @@ def test_programs_are_compiled_in_several_threads_at_once() -> None:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -144,7 +144,6 @@ class Wide(nn.Module):
 
 @pytest.mark.compile
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_channels_last_step_stays_right_when_its_tensors_move(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "verify", True)
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +64,19 @@ def results(x: Tensor) -> list[Tensor]:
     return [made, made.clone(), made.t().clone(), x.clone(), x[1:].clone()]
 
 
-@pytest.mark.parametrize("program", [exchange, rotate, turn, keep_and_write, results])
+def restored(x: Tensor) -> None:
+    before = x.clone()
+    x.diagonal().add_(1)
+    x.copy_(before)
+
+
+def filled(x: Tensor) -> None:
+    x.scatter_(0, torch.zeros(1, 3, dtype=torch.int64), 0.5)
+    x[x > 0] = 0.25
+    x[x[0] < 0.5] = -1.0
+
+
+@pytest.mark.parametrize("program", [exchange, rotate, turn, keep_and_write, results, filled])
 def test_values_are_those_of_the_program_and_share_no_memory(program: Callable[..., Any]) -> None:
     count = program.__code__.co_argcount
     mine = [torch.randn(3, 3) for _ in range(count)]
@@ -76,6 +89,25 @@ def test_values_are_those_of_the_program_and_share_no_memory(program: Callable[.
 def _memory(tensor: Tensor, results: list[Tensor], given: list[Tensor]) -> int:
     storages = [other.untyped_storage()._cdata for other in (*given, *results)]
     return storages.index(tensor.untyped_storage()._cdata)
+
+
+def test_an_assignment_under_a_mask_is_a_choice() -> None:
+    assert not graph_of(filled, 1).graph.find_nodes(op="call_function", target=aten.index_put.default)
+
+
+def shifted(x: Tensor) -> None:
+    x.unsqueeze(0).copy_(x.unsqueeze(0)[:, [1, 2, 0]])
+
+
+def flattened(x: Tensor) -> None:
+    x.view(-1).sub_(x.view(-1) * 0.5)
+
+
+@pytest.mark.parametrize(("program", "is_kept"), [(shifted, True), (flattened, False)])
+def test_a_view_of_what_is_computed_late_is_computed_before_it_is_copied(
+    program: Callable[..., Any], is_kept: bool
+) -> None:
+    assert bool(graph_of(program, 1).graph.find_nodes(op="call_function", target=fresh)) is is_kept
 
 
 def test_what_needs_no_copy_gets_none() -> None:
@@ -141,6 +173,17 @@ def lists_then_exchange(x: Tensor, y: Tensor) -> list[Tensor]:
     return [x.clone()]
 
 
+def lists_exchanged(x: Tensor, y: Tensor) -> None:
+    torch._foreach_copy_([x, y], [y.clone(), x.clone()])
+
+
+def test_a_list_written_from_its_own_elements_needs_no_copy() -> None:
+    def program(x: Tensor, y: Tensor) -> None:
+        torch._foreach_lerp_([x, y], torch._foreach_mul([x, y], 2.0), 0.5)
+
+    assert not graph_of(program, 2).graph.find_nodes(op="call_function", target=fresh)
+
+
 def written_in_place(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """As Inductor's last pass leaves it."""
     from torch._inductor.fx_passes import reinplace
@@ -152,13 +195,19 @@ def written_in_place(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
         reinplace.canonicalize_view_scatter_ops(module.graph)
         reinplace.reinplace_inplaceable_ops_core(module.graph)
         reinplace.decompose_generalized_scatter(module.graph)
+    for node in module.graph.find_nodes(op="call_function", target=operator.getitem):
+        if not node.users:  # of an operator over lists that returns nothing any more
+            module.graph.erase_node(node)
     module.recompile()
     return module
 
 
 @pytest.mark.parametrize(
     "program",
-    [part_then_exchange, part_then_overwritten, part_and_result, part_then_turned, rows_by_rows, lists_then_exchange],
+    [
+        *(part_then_exchange, part_then_overwritten, part_and_result, part_then_turned, rows_by_rows),
+        *(lists_then_exchange, lists_exchanged, restored),
+    ],
 )
 def test_operators_that_come_to_write_into_their_argument_leave_what_is_read(program: Callable[..., Any]) -> None:
     count = program.__code__.co_argcount

@@ -15,7 +15,7 @@ DEVICES = [
     "cpu",
     pytest.param(
         "cuda",
-        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")],
+        marks=pytest.mark.gpu,
     ),
 ]
 SCALES = [None, (4.0, 0.0), (4.0, 1.0)]

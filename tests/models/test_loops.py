@@ -16,7 +16,7 @@ from torch import nn
 import treeplay
 
 CPU = torch.device("cpu")
-GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+GPU = pytest.mark.gpu
 DEVICES = [CPU, pytest.param(torch.device("cuda"), marks=GPU)]
 STEPS, EVERY = 24, 6
 

@@ -19,7 +19,7 @@ from benchmarks.backend.zoo import MODELS, find_model
 import treeplay
 
 CPU = torch.device("cpu")
-GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+GPU = pytest.mark.gpu
 DEVICES = [CPU, pytest.param(torch.device("cuda"), marks=GPU)]
 NAMES = [model.name for model in MODELS]
 COMPILED = ("vit",)  # Inductor takes its time

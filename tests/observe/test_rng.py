@@ -1,7 +1,3 @@
-import random
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -42,8 +38,7 @@ def test_O22_brackets_may_be_nested_and_functions_wrapped():
     assert torch.equal(torch.rand(1), first)
 
 
-@pytest.mark.programs
-def test_O22_no_cuda_context_is_made():
+def test_O22_no_cuda_context_is_made(fresh_python):
     text = """
 import torch
 from treeplay.observe import keep_rng
@@ -51,7 +46,7 @@ with keep_rng():
     torch.rand(1)
 assert not torch.cuda.is_initialized()
 """
-    subprocess.run([sys.executable, "-c", text], check=True, timeout=240)
+    fresh_python(text)
 
 
 @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, torch.func.functionalize])
@@ -76,30 +71,11 @@ def test_O22_fake_mode_does_not_touch_the_state():
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_O22_python_and_numpy_on_request():
-    numpy = pytest.importorskip("numpy")
-    random.seed(1)
-    numpy.random.seed(1)
-    with keep_rng(python=True, numpy=True):
-        drawn = random.random(), numpy.random.rand()
-    assert (random.random(), numpy.random.rand()) == drawn
-    with keep_rng():
-        drawn = random.random()
-    assert random.random() != drawn
-
-
-def test_O22_numpy_that_is_not_there_is_an_error(monkeypatch):
-    monkeypatch.setitem(sys.modules, "numpy.random", None)
-    with pytest.raises(ValueError, match="NumPy"):
-        read_rng(numpy=True)
-
-
 def test_O22_a_state_can_be_kept_and_put_back_later():
     state = read_rng()
     first = torch.rand(3)
     write_rng(state)
     assert torch.equal(torch.rand(3), first)
-    assert str(state).startswith("random state of cpu")
 
 
 @pytest.mark.gpu
@@ -114,7 +90,7 @@ def test_O22_all_cuda_devices_are_restored(cuda_count):
 
 
 @pytest.mark.gpu
-def test_O22_cuda_first_used_inside_goes_back_to_its_start(cuda_count):
+def test_O22_cuda_first_used_inside_goes_back_to_its_start(cuda_count, fresh_python):
     text = """
 import torch
 from treeplay.observe import keep_rng
@@ -123,4 +99,4 @@ with keep_rng():
     first = torch.rand(3, device="cuda")
 assert torch.equal(torch.rand(3, device="cuda"), first)
 """
-    subprocess.run([sys.executable, "-c", text], check=True, timeout=240)
+    fresh_python(text)

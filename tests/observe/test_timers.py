@@ -1,6 +1,4 @@
 import logging
-import os
-import subprocess
 import sys
 import threading
 import time
@@ -170,23 +168,16 @@ def test_O4_no_data_gives_a_header_only():
     assert report("total") == "TIMING:"
 
 
-def run_python(text, **environment):
-    command = [sys.executable, "-c", text]
-    environment = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=True)
-
-
-@pytest.mark.programs
-def test_O4_the_sums_are_logged_once_at_exit():
+def test_O4_the_sums_are_logged_once_at_exit(fresh_python):
     text = """
 import logging, treeplay.observe as o
 logging.basicConfig(level=logging.{level}, format="%(levelname)s %(name)s %(message)s")
 o.timers.add("a", 0.25); o.timers.add("a", 0.25)
 """
-    loud = run_python(text.format(level="INFO")).stderr
+    _, loud = fresh_python(text.format(level="INFO"))
     assert loud.count("INFO treeplay.timing") == 1
     assert loud.count("0.5000") == 1
-    assert "treeplay.timing" not in run_python(text.format(level="WARNING")).stderr
+    assert "treeplay.timing" not in fresh_python(text.format(level="WARNING"))[1]
 
 
 def test_O4_the_table_needs_no_package_but_torch(known, monkeypatch):

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 import treeplay
+from treeplay.trace.call import Call
+from treeplay.values.structure import flatten
 
 Step = Callable[..., Any]
 
@@ -19,6 +21,12 @@ Step = Callable[..., Any]
 def jit(program: Any, **options: Any) -> Any:
     """`treeplay.jit` as most tests want it: operators as they are, and a refusal is an error."""
     return treeplay.jit(program, **{"lower": "aten", "on_refusal": "raise", **options})
+
+
+def call_of(*args: Any, **kwargs: Any) -> Call:
+    """A call with these arguments, as a program is given it."""
+    leaves, structure = flatten((args, kwargs))
+    return Call(args, kwargs, leaves, structure)
 
 
 def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,6 +32,11 @@ def small_net() -> nn.Sequential:
     """Two layers with the same weights each time."""
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+BOTH = pytest.mark.parametrize("inner", ["aten", "inductor"])
+INDUCTOR_IN_SOAK = pytest.mark.parametrize("inner", ["aten", pytest.param("inductor", marks=pytest.mark.soak)])
+"""Where another test has Inductor compile the like already."""
 
 
 class Inner:

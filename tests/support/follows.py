@@ -188,3 +188,29 @@ _END = _End()
 def _parts(first: Any) -> tuple[Callable[..., Any], Callable[[], Any]]:
     program, state = first if isinstance(first, tuple) else (first, lambda: None)
     return program, state
+
+
+class Holder:
+    """An object with one attribute."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def folded(x: torch.Tensor, values: Any) -> torch.Tensor:
+    """All the numbers in turn; their order matters."""
+    for value in values:
+        x = x * float(value) - 1
+    return x
+
+
+def folded_by_name(x: torch.Tensor, pairs: Any) -> torch.Tensor:
+    """The same, and the names matter too."""
+    for name, value in pairs:
+        x = x * value - len(name)
+    return x
+
+
+def named(x: torch.Tensor, *, gain: float = 1.0, bias: float = 0.0, **others: float) -> torch.Tensor:
+    """What takes names."""
+    return folded_by_name(x * gain - bias, others.items())

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from support import call_of
 from treeplay.codegen import load_source
 from treeplay.device.host.recorder import Recorder
 from treeplay.device.protocol import Work
@@ -15,13 +16,7 @@ from treeplay.torch_seam import dynamo
 from treeplay.trace.call import Call
 from treeplay.trace.opaque import Prepared, plain_run, prepare
 from treeplay.values.signature import Argument, Signature
-from treeplay.values.structure import flatten
 from treeplay.wrap.emit import MISS, Ambience, CallParts, emit_call
-
-
-def call_of(*args: Any, **kwargs: Any) -> Call:
-    leaves, structure = flatten((args, kwargs))
-    return Call(args, kwargs, leaves, structure)
 
 
 def recorded_run(prepared: Prepared, tensors: Sequence[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -45,22 +43,6 @@ def reserved() -> int:
 def pool_bytes(pool: tuple[int, int]) -> int:
     """What the CUDA allocator holds in one pool."""
     return sum(part["total_size"] for part in allocator.allocator_state().segments_of(pool))
-
-
-def in_fresh_process(code: str, **environment: str) -> str:
-    """Run `code` in a process of its own; what it printed. Fails with what it complained of."""
-    import os
-
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **environment},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 def on_a_tape(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,10 @@
 | tier | what is tested | how a test gets there |
 |---|---|---|
 | `unit` | a stage; no compiler starts | every other test |
-| `programs` | whole programs, random ones, other interpreters; no compiler | `test_jit_*.py`, `*_stale.py`, or the mark |
+| `programs` | whole programs; no compiler | `test_jit_*.py`, `*_stale.py`, the fixture `fresh_python`, or the mark |
 | `compile` | what Inductor compiles, with a C++ compiler | a parameter that is `"inductor"`, or the mark |
 | `models` | published architectures, from packages | the folder `tests/models` |
-| `gpu` | NVIDIA GPUs | the mark |
+| `gpu` | NVIDIA GPUs; skipped without one | the mark |
 | `soak` | what takes long | the mark |
 
 The lowest row that fits wins. A test carries its tier as a mark. Tiers run in this order: each module that a process has
@@ -33,8 +33,8 @@ WITHOUT_COMPILER = ("unit", "programs")
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
-def tier_of(path: Path, marks: Sequence[str], parameters: Sequence[object]) -> str:
-    """The tier of a test in the file `path`, with the names of its marks and the values of its parameters."""
+def tier_of(path: Path, marks: Sequence[str], parameters: Sequence[object], fixtures: Sequence[str]) -> str:
+    """The tier of a test in the file `path`, with the names of its marks and fixtures and the values of its parameters."""
     for tier in ("soak", "gpu"):
         if tier in marks:
             return tier
@@ -43,7 +43,7 @@ def tier_of(path: Path, marks: Sequence[str], parameters: Sequence[object]) -> s
     if _is_compiled(marks, parameters):
         return "compile"
     is_story = path.stem.startswith("test_jit_") or path.stem.endswith("_stale")
-    return "programs" if is_story or "programs" in marks else "unit"
+    return "programs" if is_story or "programs" in marks or "fresh_python" in fixtures else "unit"
 
 
 def _is_compiled(marks: Sequence[str], parameters: Sequence[object]) -> bool:
@@ -51,17 +51,25 @@ def _is_compiled(marks: Sequence[str], parameters: Sequence[object]) -> bool:
 
 
 def sort_into_tiers(items: list[pytest.Item]) -> None:
-    """Mark each test with its tier, and put tiers in order. What is compiled for the CPU is skipped without a compiler."""
+    """Mark each test with its tier, and put tiers in order. What needs a GPU, or a compiler for the CPU, is skipped without."""
     found: dict[str, list[pytest.Item]] = {tier: [] for tier in TIERS}
     for item in items:
         marks = [mark.name for mark in item.iter_markers()]
         parameters = list(getattr(getattr(item, "callspec", None), "params", {}).values())
-        tier = tier_of(item.path, marks, parameters)
+        tier = tier_of(item.path, marks, parameters, getattr(item, "fixturenames", ()))
         item.add_marker(tier)
-        if _is_compiled(marks, parameters) and "gpu" not in marks and _why_no_compiler():
-            item.add_marker(pytest.mark.skip(reason=_why_no_compiler()))
+        needs = _why_no_gpu if "gpu" in marks else _why_no_compiler if _is_compiled(marks, parameters) else None
+        if needs is not None and (reason := needs()):
+            item.add_marker(pytest.mark.skip(reason=reason))
         found[tier].append(item)
     items[:] = [item for tier in TIERS for item in found[tier]]
+
+
+@cache
+def _why_no_gpu() -> str:
+    import torch
+
+    return "" if torch.cuda.is_available() else "needs an NVIDIA GPU"
 
 
 @cache

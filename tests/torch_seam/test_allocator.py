@@ -7,21 +7,13 @@ import torch
 
 from treeplay.torch_seam import allocator
 
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-
-
-def marked(function):
-    for mark in gpu:
-        function = mark(function)
-    return function
-
 
 def test_builds_are_told_apart() -> None:
     assert allocator.is_built() is (torch.version.cuda is not None)
     assert allocator.is_built() or not allocator.has_context(0)
 
 
-@marked
+@pytest.mark.gpu
 def test_workspaces_are_freed_and_made_anew() -> None:
     a = torch.ones(64, 64, device="cuda")
     a @ a
@@ -32,14 +24,14 @@ def test_workspaces_are_freed_and_made_anew() -> None:
     assert (a @ a)[0, 0].item() == 64
 
 
-@marked
+@pytest.mark.gpu
 def test_pinned_memory_is_given_back() -> None:
     torch.empty(1 << 20, pin_memory=True)
     allocator.give_back_pinned_memory()
     assert torch.cuda.host_memory_stats()["allocated_bytes.current"] == 0
 
 
-@marked
+@pytest.mark.gpu
 def test_allocations_can_be_taken_off_a_pool_and_the_pool_released() -> None:
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
     with pytest.raises(RuntimeError):
@@ -54,7 +46,7 @@ def test_allocations_can_be_taken_off_a_pool_and_the_pool_released() -> None:
     graph.replay()
 
 
-@marked
+@pytest.mark.gpu
 def test_contexts_are_seen() -> None:
     torch.ones(1, device="cuda")
     assert allocator.has_context(0)

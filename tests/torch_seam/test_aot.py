@@ -61,7 +61,8 @@ def test_modes_are_read_and_set() -> None:
     assert not flags.is_any_autocast_enabled()
     with torch.autocast("cpu"):
         assert flags.is_any_autocast_enabled()
-        assert not flags.called_without_autocast(flags.is_any_autocast_enabled)
+        with flags.without_autocast():
+            assert not flags.is_any_autocast_enabled()
     flags.set_grad_enabled(False)
     assert not torch.is_grad_enabled()
     flags.set_grad_enabled(True)

@@ -116,5 +116,5 @@ def test_the_functions_by_which_graphs_change_modes() -> None:
     assert torch.is_inference_mode_enabled()
     flags.EXIT_INFERENCE(mode)
     assert not torch.is_inference_mode_enabled()
-    flags.SET_GRAD(True)
+    flags.set_grad_enabled(True)
     assert torch.is_grad_enabled()

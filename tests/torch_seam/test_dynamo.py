@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.interpreters import FreshPython
 from treeplay.torch_seam.dynamo import tensor_check, version_of_table
 
 SAME = ("a", 1.5)
@@ -98,8 +97,7 @@ assert not guards.holds()
 
 
 @pytest.mark.parametrize("is_there", [False, True], ids=["without Dynamo", "with Dynamo"])
-def test_guards_hold_natively_or_not_alike(is_there: bool) -> None:
+def test_guards_hold_natively_or_not_alike(is_there: bool, fresh_python: FreshPython) -> None:
     text = textwrap.dedent(WITHOUT.format(is_there=is_there))
     text = "import torch._dynamo.guards\n" + text if is_there else text
-    made = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=200)
-    assert made.returncode == 0, made.stderr
+    fresh_python(text)

@@ -30,7 +30,7 @@ def test_autocast_can_be_left_out() -> None:
     a = torch.ones(2, 2)
     with torch.autocast("cpu"):
         assert torch.mm(a, a).dtype == torch.bfloat16
-        with flags.DisableAutocast():
+        with flags.without_autocast():
             assert torch.mm(a, a).dtype == torch.float32
 
 

@@ -26,8 +26,7 @@ from treeplay.trace.tracer import Tracer
 from treeplay.tree import manager
 from treeplay.values.refusal import Reason
 
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 CALLS = 8
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "Refusal": lambda: Refusal(Reason(op="test", why="told to", advice="none")),
@@ -225,7 +224,6 @@ def test_Tplus6_every_error_while_results_are_built(device: str, kind: str, monk
 
 
 @pytest.mark.gpu
-@NO_GPU
 @pytest.mark.parametrize("kind", ["RuntimeError", "KeyError", "MemoryError", "KeyboardInterrupt"])
 def test_Tplus6_every_error_while_capturing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world, twin = World("cuda"), World("cuda")

@@ -5,16 +5,15 @@ from __future__ import annotations
 import enum
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
 
 import numpy
 import pytest
 import torch
 
+from support import call_of as call
 from treeplay.errors import Refusal
 from treeplay.trace.call import Call
 from treeplay.tree.key import describe, label_of, make_key, varying
-from treeplay.values.structure import flatten
 from treeplay.wrap.conditions import as_written
 
 
@@ -32,11 +31,6 @@ class Agreeable:
 
 class Whole(int):
     pass
-
-
-def call(*args: Any, **kwargs: Any) -> Call:
-    leaves, structure = flatten((args, kwargs))
-    return Call(args, kwargs, leaves, structure)
 
 
 def test_values_of_tensors_do_not_matter() -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from support import call_of as call
 from treeplay.trace.call import Call
 from treeplay.trace.jit import trace
 from treeplay.tree.mismatch import first_mismatch, mode_mismatch
-from treeplay.values.structure import flatten
 from treeplay.wrap.ambience import Ambience
 
 
@@ -30,11 +30,6 @@ class World:
         out.sum().backward()
         self.optimizer.step()
         return out.detach()
-
-
-def call(*args: Any, **kwargs: Any) -> Call:
-    leaves, structure = flatten((args, kwargs))
-    return Call(args, kwargs, leaves, structure)
 
 
 X = torch.ones(1, 2)

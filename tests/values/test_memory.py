@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from treeplay.torch_seam.fakes import FakeTensorMode
 from treeplay.torch_seam.tensors import extent_of
 from treeplay.trace.returned import whole
+from treeplay.values.layout import Layout
 from treeplay.values.memory import OutputMemory
-from treeplay.values.output import Fresh, Layout, SameAsInput, View
+from treeplay.values.output import Fresh, SameAsInput, View
 
 LENGTH = 48  # bytes of a storage
 DTYPES = (torch.float32, torch.int32, torch.float64, torch.int16, torch.complex64)

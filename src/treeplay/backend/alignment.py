@@ -19,21 +19,18 @@ ALIGNMENT_BYTES = 16
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
-def plan_alignment(inputs: Sequence[InputFacts], *, assumes_all: bool = False) -> tuple[int, ...]:
+def plan_alignment(inputs: Sequence[InputFacts]) -> tuple[int, ...]:
     """Positions of the inputs to look at on each call. Pure.
 
-    Code is generated for what an input was when it was compiled: one that was misaligned is not taken to be aligned
-    (unless `assumes_all`), and one that stays where it is needs no second look."""
-    return tuple(at for at, item in enumerate(inputs) if _needs_a_look(item, assumes_all))
+    Code is generated for what an input was when it was compiled: one that was misaligned is not taken to be aligned,
+    and one that stays where it is needs no second look."""
+    return tuple(at for at, item in enumerate(inputs) if _needs_a_look(item))
 
 
-def _needs_a_look(item: InputFacts, assumes_all: bool) -> bool:
-    if item.spec is None or item.spec.device.type == "cpu":
+def _needs_a_look(item: InputFacts) -> bool:
+    if item.spec is None or item.spec.device.type == "cpu" or item.role is Role.STATIC:
         return False
-    is_aligned = item.offset * item.spec.dtype.itemsize % ALIGNMENT_BYTES == 0
-    if is_aligned:
-        return item.role is not Role.STATIC
-    return assumes_all
+    return item.offset * item.spec.dtype.itemsize % ALIGNMENT_BYTES == 0
 
 
 def is_misaligned(tensor: torch.Tensor) -> bool:
@@ -65,8 +62,3 @@ def with_repair(run: Boxed, plan: Sequence[int], mutated: Sequence[int] = ()) ->
         return results
 
     return call
-
-
-def still_static(inputs: Sequence[Any], static: Sequence[int]) -> tuple[int, ...]:
-    """Those of the `static` positions whose own tensor is aligned; the others have to be copied to an aligned place."""
-    return tuple(at for at in static if not (isinstance(inputs[at], torch.Tensor) and is_misaligned(inputs[at])))

@@ -23,16 +23,10 @@ def _reasons(facts: GraphFacts) -> Iterator[Skip]:
         yield _skip("no_work", "graph", "it calls no operator", "nothing to fix: there is nothing to launch")
     if facts.is_forward_skipped:
         yield _skip("forward_skipped", "backward", "forward skipped", "fix what keeps the forward from being recorded")
-    if facts.compiler is not None:
-        yield _skip("compiler", "compile", facts.compiler, "fix what the compiler says, or use another inner compiler")
-    if facts.is_ahead_of_time:
-        yield _skip(
-            "ahead_of_time", "compile", "it is compiled ahead of time", "record the loaded program with treeplay.jit"
-        )
     yield from _of_devices(facts)
     yield from (Skip("operator", reason) for reason in facts.obstacles)
     for item in facts.inputs:
-        yield from _of_input(item, facts)
+        yield from _of_input(item)
     if facts.is_dynamic and not facts.allows_dynamic:
         advice = 'pad to fixed sizes, or compile with options={"record_dynamic": True}'
         yield _skip("dynamic_sizes", "sizes", "some of its sizes change from call to call", advice)
@@ -59,11 +53,11 @@ def _of_devices(facts: GraphFacts) -> Iterator[Skip]:
         )
 
 
-def _of_input(item: InputFacts, facts: GraphFacts) -> Iterator[Skip]:
+def _of_input(item: InputFacts) -> Iterator[Skip]:
     if item.is_rebound:
         why = f"the storage of input `{item.name}` is replaced"
         yield _skip("rebound_storage", "set_", why, "write into the tensor with copy_", item.written)
-    elif item.is_written and item.role is Role.ORDINARY and not facts.writes_back:
+    elif item.is_written and item.role is Role.ORDINARY:
         why = f"input `{item.name}` is written, and lies elsewhere on each call"
         advice = "return the new value, or mark the tensor with torch._dynamo.mark_static_address"
         yield _skip("mutated_input", "write", why, advice, item.written)

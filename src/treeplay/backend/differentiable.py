@@ -11,7 +11,7 @@ import torch.fx
 
 from treeplay.backend.job import Job
 from treeplay.backend.keeping import keep_for_backward
-from treeplay.backend.options import Options, using
+from treeplay.backend.options import Options
 from treeplay.backend.partition import decompositions, splitter
 from treeplay.backend.saved import least_memory
 from treeplay.backend.surroundings import undisturbed
@@ -45,7 +45,7 @@ def wrap_flat(
     roles = [Role.ORDINARY if isinstance(item.source, Argument) else Role.STATIC for item in inputs]
     job = _Differentiable(options, roles, [str(item) for item in inputs])
     compilers = dataclasses.replace(job.compilers(), is_guarded=False)
-    with undisturbed(), using(options):
+    with undisturbed():
         repeat = function.repeated(is_exact=lowering == "aten") if isinstance(function, Rerun) else None
         call = wrap_function(function, samples, _unwatched(compilers), repeat=repeat)
     call.launch_facts = job.launch_facts  # type: ignore[attr-defined]
@@ -63,7 +63,7 @@ def trace_flat(
 
     options = Options(inner=uncompiled, partition=partition.keep_all)
     compilers = Compilers(uncompiled, uncompiled, uncompiled, splitter(options), decompositions(options))
-    with undisturbed(), using(options):
+    with undisturbed():
         return wrap_function(function, samples, _unwatched(compilers))
 
 

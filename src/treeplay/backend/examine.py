@@ -186,6 +186,4 @@ def check_quantized(program: Any) -> None:
     for node in program.graph.nodes if isinstance(program, torch.fx.GraphModule) else ():
         if _name(node) in _QUANTIZES:
             why, advice = "makes a quantized tensor", "quantize outside of the program, or with torchao"
-            raise Refusal(
-                Reason(op=_name(node), why=why, advice=advice, where=location_in(node.meta.get("stack_trace")))
-            )
+            raise Refusal.of(_name(node), why, advice, location_in(node.meta.get("stack_trace")))

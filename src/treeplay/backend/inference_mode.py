@@ -17,7 +17,7 @@ import torch
 import torch.fx
 
 from treeplay.codegen import hide_from_dynamo
-from treeplay.torch_seam.flags import ENTER_INFERENCE, EXIT_INFERENCE, SET_GRAD
+from treeplay.torch_seam.flags import ENTER_INFERENCE, EXIT_INFERENCE, set_grad_enabled
 
 
 def leave_inference_mode(graph: torch.fx.Graph, *, is_grad_enabled: bool) -> bool:
@@ -25,7 +25,7 @@ def leave_inference_mode(graph: torch.fx.Graph, *, is_grad_enabled: bool) -> boo
     results are made inside."""
     is_grad, outer, inside, is_inside = is_grad_enabled, [], set(), False
     for node in list(graph.nodes):
-        if node.target is SET_GRAD:
+        if node.target is set_grad_enabled:
             is_grad = node.args[0]
         elif node.target is ENTER_INFERENCE:
             outer.append((is_grad, is_inside))
@@ -47,7 +47,7 @@ def leave_inference_mode(graph: torch.fx.Graph, *, is_grad_enabled: bool) -> boo
 
 def _set_grad(graph: torch.fx.Graph, before: torch.fx.Node, is_grad: bool) -> None:
     with graph.inserting_before(before):
-        graph.call_function(SET_GRAD, (is_grad,))
+        graph.call_function(set_grad_enabled, (is_grad,))
 
 
 def in_inference_mode(compiled: Callable[..., Any]) -> Callable[..., Any]:

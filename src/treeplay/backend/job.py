@@ -26,7 +26,7 @@ from treeplay.backend.inner import Boxed, GraphRoles, boxed, compile_inner, is_e
 from treeplay.backend.keeping import keep_for_backward
 from treeplay.backend.metadata import refresh_layout
 from treeplay.backend.numbers import tensors_for_numbers
-from treeplay.backend.options import Options, using
+from treeplay.backend.options import Options
 from treeplay.backend.partition import decompositions, splitter
 from treeplay.backend.passes import copy_of, run_after_autograd, run_joint
 from treeplay.backend.recorded import draws_random_numbers, recorded
@@ -61,7 +61,7 @@ def plain_compilers(drawing: Options | None = None) -> Compilers:
     def forward(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         if drawing.inner == "aten" or not draws_random_numbers(module) or keep_for_backward(module):
             return as_it_is(module, inputs)
-        with _alone(drawing):
+        with _alone():
             return compile_inner(module, inputs, drawing, GraphRoles("forward"))
 
     again = functools.partial(plain_compilers, drawing)
@@ -69,13 +69,13 @@ def plain_compilers(drawing: Options | None = None) -> Compilers:
 
 
 @contextlib.contextmanager
-def _alone(options: Options) -> Iterator[None]:
-    with dynamo.compile_lock(), undisturbed(), without_function_modes(), using(options):
+def _alone() -> Iterator[None]:
+    with dynamo.compile_lock(), undisturbed(), without_function_modes():
         yield
 
 
 class Job:
-    """The compile of one captured graph. Each of its compilers works under the job's options, whenever it is called.
+    """The compile of one captured graph. Each of its compilers works by the job's options, whenever it is called.
 
     Owned by the wrapped function; the backward, compiled later, finds here what became of its forward."""
 
@@ -109,12 +109,12 @@ class Job:
 
     def compile_forward(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         """Compile the forward of a graph whose backward may be needed."""
-        with _alone(self.options):
+        with _alone():
             return self._compile(module, inputs, "forward", self._visible(module), self.forward_options(module))
 
     def compile_inference(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         """Compile a graph that has no backward."""
-        with _alone(self.options):
+        with _alone():
             visible = self._visible(module)
             module = run_joint(module, inputs, self.options.joint)
             if self.options.inner == "inductor":
@@ -123,7 +123,7 @@ class Job:
 
     def compile_backward(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         """Compile the backward, for inputs that lie in memory as they do when it is first called."""
-        with _alone(self.options):
+        with _alone():
             spare = copy_of(module)  # what compiles it rewrites it
             try:
                 with Boundary("compiling a backward", reasons=(TreeplayError,)):

@@ -1,16 +1,10 @@
-"""Options of one compile: typed, checked by name, and in force for everything that the compile does, also later.
-
-with overriding({"inner": "aten"}) as chosen: ...     # here current() is `chosen`; the innermost block wins
-with using(chosen): ...                               # the backward, compiled later, is compiled under the same
-"""
+"""Options of one compile: one frozen value, typed and checked by name, that each stage is given, also those that run later."""
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from treeplay.errors import ArgumentError, ArgumentTypeError
@@ -69,25 +63,9 @@ class Options:
     or "off"."""
 
 
-_DEFAULTS = Options()
-_current: ContextVar[Options] = ContextVar("treeplay_options", default=_DEFAULTS)
-
-
-def current() -> Options:
-    """The options in force here."""
-    return _current.get()
-
-
-def effective(overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """All options as they are with `overrides` applied, as a dict of the caller's own."""
-    chosen = overridden(current(), overrides)
-    return {field.name: getattr(chosen, field.name) for field in fields(Options)}
-
-
-def overridden(options: Options, overrides: Mapping[str, Any] | None) -> Options:
-    """`options` with some replaced. Raises on an unknown name or a value of another type."""
-    checked = {name: _checked(name, value) for name, value in (overrides or {}).items()}
-    return replace(options, **checked)
+def options_from(given: Mapping[str, Any] | None) -> Options:
+    """The options that somebody chose, the others by default. Raises on an unknown name or a value of another type."""
+    return Options(**{name: _checked(name, value) for name, value in (given or {}).items()})
 
 
 def check_mode(mode: str | None) -> None:
@@ -99,94 +77,39 @@ def check_mode(mode: str | None) -> None:
         )
 
 
-@contextlib.contextmanager
-def using(options: Options) -> Iterator[Options]:
-    """While this lasts, `options` are in force in this thread."""
-    token = _current.set(options)
-    try:
-        yield options
-    finally:
-        _current.reset(token)
-
-
-@contextlib.contextmanager
-def overriding(overrides: Mapping[str, Any] | None) -> Iterator[Options]:
-    """While this lasts, the options in force are overridden by some."""
-    with using(overridden(current(), overrides)) as chosen:
-        yield chosen
-
-
 def _checked(name: str, value: Any) -> Any:
-    known = [field.name for field in fields(Options)]
-    if name not in known:
-        near = difflib.get_close_matches(str(name), known, n=3)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(known)}"
+    defaults = {field.name: field.default for field in fields(Options)}
+    if name not in defaults:
+        near = difflib.get_close_matches(str(name), defaults, n=3)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(defaults)}"
         raise ArgumentError(f"options[{name!r}]: no such option; {hint}")
-    return _CHECKS[name](name, value)
-
-
-def _inner(name: str, value: Any) -> Any:
-    if callable(value):
-        return value
-    _expect(isinstance(value, str), name, f"one of {INNERS} or a callable", value)
-    if value not in INNERS:
-        raise ArgumentError(f"options[{name!r}]: expected one of {INNERS} or a callable, found {value!r}")
-    return value
-
-
-def _passes(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
-    is_sequence = isinstance(value, (list, tuple)) and all(map(callable, value))
-    _expect(is_sequence, name, "a list or tuple of callables", value)
-    return tuple(value)
-
-
-def _partition(name: str, value: Any) -> Any:
-    _expect(value is None or callable(value), name, "a callable or None", value)
-    return value
-
-
-def _decompositions(name: str, value: Any) -> Any:
-    _expect(value is None or isinstance(value, Mapping), name, "a mapping of operators to callables, or None", value)
-    return value
-
-
-def _alias_check(name: str, value: Any) -> Any:
-    _expect(isinstance(value, str), name, f"one of {ALIAS_CHECKS}", value)
-    if value not in ALIAS_CHECKS:
-        raise ArgumentError(f"options[{name!r}]: expected one of {ALIAS_CHECKS}, found {value!r}")
-    return value
-
-
-def _bool(name: str, value: Any) -> Any:
-    _expect(type(value) is bool, name, "bool", value)
-    return value
-
-
-def _count(name: str, value: Any) -> Any:
-    _expect(type(value) is int, name, "int", value)
-    if value < 1:
-        raise ArgumentError(f"options[{name!r}]: expected at least 1, found {value}")
-    return value
-
-
-def _expect(is_right: bool, name: str, expected: str, value: Any) -> None:
-    if not is_right:
+    expected, is_right = _SPECIAL.get(name) or _BY_DEFAULT[type(defaults[name])]
+    if not is_right(value):
         raise ArgumentTypeError(f"options[{name!r}]: expected {expected}, found {type(value).__name__}")
+    if isinstance(value, str) and value not in (choices := _CHOICES[name]):
+        raise ArgumentError(f"options[{name!r}]: expected one of {choices}, found {value!r}")
+    if type(value) is int and value < 1:
+        raise ArgumentError(f"options[{name!r}]: expected at least 1, found {value}")
+    return tuple(value) if isinstance(value, list) else value
 
 
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "inner": _inner,
-    "before_autograd": _passes,
-    "joint": _passes,
-    "after_autograd": _passes,
-    "partition": _partition,
-    "decompositions": _decompositions,
-    "eager_random": _bool,
-    "keep_strides": _bool,
-    "keep_gradient_strides": _bool,
-    "record": _bool,
-    "record_dynamic": _bool,
-    "record_or_fail": _bool,
-    "most_sizes": _count,
-    "alias_check": _alias_check,
+_CHOICES = {"inner": INNERS, "alias_check": ALIAS_CHECKS}
+_Check = tuple[str, Callable[[Any], bool]]
+_BY_DEFAULT: dict[type, _Check] = {
+    bool: ("bool", lambda value: type(value) is bool),
+    int: ("int", lambda value: type(value) is int),
+    tuple: (
+        "a list or tuple of callables",
+        lambda value: isinstance(value, (list, tuple)) and all(map(callable, value)),
+    ),
 }
+_SPECIAL: dict[str, _Check] = {
+    "inner": (f"one of {INNERS} or a callable", lambda value: isinstance(value, str) or callable(value)),
+    "partition": ("a callable or None", lambda value: value is None or callable(value)),
+    "decompositions": (
+        "a mapping of operators to callables, or None",
+        lambda it: it is None or isinstance(it, Mapping),
+    ),
+    "alias_check": (f"one of {ALIAS_CHECKS}", lambda value: isinstance(value, str)),
+}
+"""What an option may be, by its name or else by its default: in words, and asked of a value."""

@@ -15,6 +15,7 @@ import torch.fx
 from treeplay.backend.account import Account
 from treeplay.backend.keeping import Keeping
 from treeplay.backend.replayed import CompiledGraph, Replayed
+from treeplay.device.host.operators import is_random
 from treeplay.device.protocol import Births, Device
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
 from treeplay.values.captured import Role
@@ -66,7 +67,7 @@ def _draws(node: torch.fx.Node) -> bool:
         return node.op == "call_method"
     target = node.target.op if isinstance(node.target, Keeping) else node.target
     if isinstance(target, OpOverload):
-        return torch.Tag.nondeterministic_seeded in target.tags
+        return is_random(target)
     return isinstance(target, HigherOrderOperator)
 
 

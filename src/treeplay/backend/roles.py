@@ -39,17 +39,6 @@ def argument_names(program: Any, inputs: Sequence[Any], *, held: Sequence[str] =
     return (*held, *(_DYNAMO_NAME.sub(r"\1", target) for target in targets))
 
 
-def roles_by_count(inputs: Sequence[Any], *, users: int, has_random_state: bool = False) -> tuple[Role, ...]:
-    """Roles where nothing but numbers is known: what comes before the user's inputs stays where it is.
-
-    With random state made functional, the last two inputs are its seed and offset."""
-    state = 2 if has_random_state else 0
-    fixed = len(inputs) - users - state
-    return tuple(
-        Role.PLAIN if at >= len(inputs) - state else _role(value, at < fixed) for at, value in enumerate(inputs)
-    )
-
-
 def graph_roles(
     nodes: Sequence[torch.fx.Node], arguments: Mapping[int, Role], saved: Mapping[str, Role]
 ) -> tuple[Role, ...]:
@@ -73,14 +62,13 @@ def saved_roles(forward: torch.fx.GraphModule, roles: Sequence[Role]) -> dict[st
     return found
 
 
-def fixed_inputs(names: Sequence[str], *, was_cut: bool = False) -> int:
+def fixed_inputs(names: Sequence[str]) -> int:
     """How many leading inputs of a backward keep their place: all that are neither gradients nor random state.
 
-    `was_cut`: the forward was recorded in parts, between which what it saves moves: then only its own inputs count.
     Raises `InternalError` if they do not come first."""
-    is_fixed = [_is_fixed(name) and (not was_cut or name.startswith("primals")) for name in names]
+    is_fixed = [_is_fixed(name) for name in names]
     count = next((at for at, fixed in enumerate(is_fixed) if not fixed), len(names))
-    if not was_cut and any(is_fixed[count:]):
+    if any(is_fixed[count:]):
         odd = names[count + is_fixed[count:].index(True)]
         raise InternalError(f"input `{odd}` of a backward is saved, and comes after `{names[count]}`, which is not")
     return count

@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 from treeplay.torch_seam import partition
-from treeplay.torch_seam.operators import OpOverload
+from treeplay.torch_seam.fx import base_of
 
 Split = tuple[torch.fx.GraphModule, torch.fx.GraphModule]
 
@@ -32,16 +32,6 @@ def least_memory(joint: torch.fx.GraphModule, inputs: Sequence[Any], *, num_fwd_
 def callers_tensors(forward: torch.fx.GraphModule, results: int) -> set[str]:
     """The names of the arguments and results among what a forward saves, views of them included."""
     outputs: Any = forward.graph.output_node().args[0]
-    returned = {_owner(node) for node in outputs[:results] if isinstance(node, torch.fx.Node)}
-    saved = {_owner(node) for node in outputs[results:] if isinstance(node, torch.fx.Node)}
+    returned = {base_of(node) for node in outputs[:results] if isinstance(node, torch.fx.Node)}
+    saved = {base_of(node) for node in outputs[results:] if isinstance(node, torch.fx.Node)}
     return {node.name for node in saved if node.op == "placeholder" or node in returned}
-
-
-def _owner(node: torch.fx.Node) -> torch.fx.Node:
-    """What a view is taken of; any other node is its own."""
-    while isinstance(node.target, OpOverload) and node.target.is_view:
-        source = node.args[0]
-        if not isinstance(source, torch.fx.Node):
-            return node
-        node = source
-    return node

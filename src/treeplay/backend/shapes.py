@@ -4,13 +4,14 @@
     exporter's trees ─▶ taken off ├─▶ compile the simpler graph ─▶ the same steps undone around the callable
     nested inputs ─▶ flat inputs ─┘
 
-Each step gives the simpler graph to `compile_next` and wraps what comes back. A graph that needs no step is passed as it is.
+Each step gives a `Normal`: the simpler graph, its inputs, and what undoes the step. A graph that needs no step stays as it is.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,40 +26,44 @@ from treeplay.torch_seam.trees import TreeSpec
 
 Call = Callable[..., Any]
 Program = torch.fx.GraphModule | Callable[..., Any]
-Compile = Callable[[Program, Sequence[Any]], Call]
 
 
-def normalised(program: Program, inputs: Sequence[Any], compile_flat: Compile) -> Call:
-    """Compile `program` for `inputs` through `compile_flat`, which is given flat inputs and a program with flat results.
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """A simpler program and its inputs; `around` makes of what is compiled of it a callable like the original program."""
 
-    A callable that is no graph is taken to return a flat tuple."""
-
-    def without_trees(program: Program, inputs: Sequence[Any]) -> Call:
-        return with_plain_codegen(program, inputs, without_nesting)
-
-    def without_nesting(program: Program, inputs: Sequence[Any]) -> Call:
-        return with_flat_inputs(program, inputs, compile_flat)
-
-    return with_flat_result(program, inputs, without_trees)
+    program: Program
+    inputs: Sequence[Any]
+    around: Callable[[Call], Call] = lambda compiled: compiled
 
 
-def with_flat_result(program: Program, inputs: Sequence[Any], compile_next: Compile) -> Call:
+def normalised(program: Program, inputs: Sequence[Any]) -> Normal:
+    """A program with flat inputs and flat results. A callable that is no graph is taken to return a flat tuple."""
+    first = with_flat_result(program, inputs)
+    second = with_plain_codegen(first.program, first.inputs)
+    last = with_flat_inputs(second.program, second.inputs)
+    return Normal(last.program, last.inputs, lambda compiled: first.around(second.around(last.around(compiled))))
+
+
+def with_flat_result(program: Program, inputs: Sequence[Any]) -> Normal:
     """Rewrite a graph to return a flat tuple; the callable gives the original nesting back."""
     if not isinstance(program, torch.fx.GraphModule):
-        return compile_next(program, inputs)
+        return Normal(program, inputs)
     result = _opened(program, thawed_result(program), inputs)
     if type(result) is tuple and trees.is_flat(result):
-        return compile_next(program, inputs)
+        return Normal(program, inputs)
     leaves, tree = trees.flatten(result)
     program.graph.output_node().args = (tuple(leaves),)
     check_module(program, "its results were made flat")
     program.recompile()
-    compiled = compile_next(program, inputs)
 
-    def call(*args: Any) -> Any:
-        return trees.unflatten(list(compiled(*args)), tree)
+    def around(compiled: Call) -> Call:
+        def call(*args: Any) -> Any:
+            return trees.unflatten(list(compiled(*args)), tree)
 
-    return call
+        return call
+
+    return Normal(program, inputs, around)
 
 
 def thawed_result(module: torch.fx.GraphModule) -> Any:
@@ -102,11 +107,11 @@ def _elements(node: torch.fx.Node, value: Any) -> Any:
     return type(value)(parts)
 
 
-def with_plain_codegen(program: Program, inputs: Sequence[Any], compile_next: Compile) -> Call:
+def with_plain_codegen(program: Program, inputs: Sequence[Any]) -> Normal:
     """Take an exporter's input and output trees off a graph; the callable applies them."""
     found = fx.exporter_trees(program.graph) if isinstance(program, torch.fx.GraphModule) else None
     if not isinstance(program, torch.fx.GraphModule) or found is None:
-        return compile_next(program, inputs)
+        return Normal(program, inputs)
     tree_in, tree_out = found
     has_keywords = _is_tree_of_call(tree_in)
     fx.drop_exporter_trees(program.graph)
@@ -116,13 +121,14 @@ def with_plain_codegen(program: Program, inputs: Sequence[Any], compile_next: Co
     def flat(args: Sequence[Any]) -> list[Any]:
         return trees.leaves_like((tuple(args), {}) if has_keywords else tuple(args), tree_in)
 
-    compiled = compile_next(simple, flat(inputs))
+    def around(compiled: Call) -> Call:
+        def call(*args: Any) -> Any:
+            results = compiled(*flat(args))
+            return results if tree_out is None else trees.unflatten(list(results), tree_out)
 
-    def call(*args: Any) -> Any:
-        results = compiled(*flat(args))
-        return results if tree_out is None else trees.unflatten(list(results), tree_out)
+        return call
 
-    return call
+    return Normal(simple, flat(inputs), around)
 
 
 def _is_tree_of_call(tree: TreeSpec) -> bool:
@@ -131,12 +137,12 @@ def _is_tree_of_call(tree: TreeSpec) -> bool:
     return len(probe) == 2 and type(probe[0]) is tuple and type(probe[1]) is dict
 
 
-def with_flat_inputs(program: Program, inputs: Sequence[Any], compile_next: Compile) -> Call:
+def with_flat_inputs(program: Program, inputs: Sequence[Any]) -> Normal:
     """Give each leaf of nested inputs a placeholder of its own; the callable takes the original nesting.
 
     At a call the tree has to be the one of `inputs`. Containers that the graph may steal are emptied once they are read."""
     if trees.is_flat(inputs):
-        return compile_next(program, inputs)
+        return Normal(program, inputs)
     leaves, tree = trees.flatten(tuple(inputs))
     stolen = _stolen(program)
     read = _list_reader(len(inputs[0]), len(inputs)) if _is_list_and_numbers(inputs) else None
@@ -146,17 +152,19 @@ def with_flat_inputs(program: Program, inputs: Sequence[Any], compile_next: Comp
         _flatten_placeholders(program, inputs)
     else:
         flat = _taking_leaves(program, tree)
-    compiled = compile_next(flat, leaves)
 
-    def call(*args: Any) -> Any:
-        found = read(args) if read is not None else None
-        if found is None:
-            found = trees.leaves_like(args, tree)
-        for at in stolen:
-            args[at].clear()
-        return compiled(*found)
+    def around(compiled: Call) -> Call:
+        def call(*args: Any) -> Any:
+            found = read(args) if read is not None else None
+            if found is None:
+                found = trees.leaves_like(args, tree)
+            for at in stolen:
+                args[at].clear()
+            return compiled(*found)
 
-    return call
+        return call
+
+    return Normal(flat, leaves, around)
 
 
 def _taking_leaves(program: Callable[..., Any], tree: TreeSpec) -> Callable[..., Any]:

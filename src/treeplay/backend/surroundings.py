@@ -10,6 +10,7 @@ import torch
 
 from treeplay.device.generators import unmoved
 from treeplay.torch_seam import modes
+from treeplay.torch_seam.flags import autocast_state, set_autocast_state
 
 MIN_RECURSION_LIMIT = 2000
 """Graphs are walked recursively; Python's own limit of 1000 is too low for deep ones."""
@@ -22,7 +23,7 @@ def undisturbed() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(unmoved())
         stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
-        stack.enter_context(_autocast_kept())
+        stack.callback(set_autocast_state, autocast_state())
         if torch.cuda.is_initialized():
             stack.callback(torch.cuda.set_device, torch.cuda.current_device())
         stack.enter_context(modes.without_dispatch_modes())
@@ -32,15 +33,3 @@ def undisturbed() -> Iterator[None]:
 def raise_recursion_limit() -> None:
     """Raise Python's recursion limit to what compiling needs; a higher one stays."""
     sys.setrecursionlimit(max(sys.getrecursionlimit(), MIN_RECURSION_LIMIT))
-
-
-@contextlib.contextmanager
-def _autocast_kept() -> Iterator[None]:
-    kinds = ["cpu", *(["cuda"] if torch.cuda.is_initialized() else [])]
-    before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
-    try:
-        yield
-    finally:
-        for kind, is_enabled, dtype in before:
-            torch.set_autocast_enabled(kind, is_enabled)
-            torch.set_autocast_dtype(kind, dtype)

@@ -19,7 +19,6 @@ from treeplay.cli.devices import drain_of, find_device, full_float32
 from treeplay.cli.digits import Digits, batches, load_digits
 from treeplay.cli.doctor import gather
 from treeplay.cli.outcome import NO, CommandError
-from treeplay.cli.recordings import recordings_tree
 from treeplay.cli.training import (
     TOLERANCE,
     Learner,
@@ -34,6 +33,7 @@ from treeplay.cli.training import (
     train,
 )
 from treeplay.lower.compiler import find_compiler, find_gpu_compiler
+from treeplay.report.text import explanation
 from treeplay.values.statistics import Statistics
 from treeplay.values.verdict import Verdict
 
@@ -117,7 +117,7 @@ def _shown(numbers: Iterable[int], steps: int) -> Iterable[int]:
 def _print(console: Console, outcome: Outcome) -> None:
     console.print(_table(outcome))
     console.print()
-    console.print(recordings_tree(outcome.statistics))
+    console.print(Text(explanation(outcome.statistics)), soft_wrap=True)
     console.print()
     for line, style in _conclusions(outcome):
         console.print(Text(line, style=style), soft_wrap=True)

@@ -19,8 +19,8 @@ import torch
 
 from treeplay.cli.outcome import CommandError
 from treeplay.module import JittedModule
+from treeplay.observe.lines import failed_call
 from treeplay.program import Jitted
-from treeplay.trace.location import is_users
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +114,6 @@ def with_user_errors(doing: str, act: Callable[[], Any]) -> Any:
     try:
         return act()
     except (Exception, SystemExit) as error:
-        raise CommandError(f"{doing} raised {type(error).__name__}: {error}{_line_of(error)}") from error
-
-
-def _line_of(error: BaseException) -> str:
-    """The innermost line of the user's that `error` went through."""
-    line, traceback = "", error.__traceback__
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if is_users(code.co_filename):
-            line = f"\n  at      {code.co_filename}:{traceback.tb_lineno} in {code.co_name}"
-        traceback = traceback.tb_next
-    return line
+        where = failed_call(error.__traceback__).where
+        line = f"\n  at      {where}" if where is not None else ""
+        raise CommandError(f"{doing} raised {type(error).__name__}: {error}{line}") from error

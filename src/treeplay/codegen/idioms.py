@@ -11,7 +11,7 @@ import torch
 
 from treeplay.codegen.writer import Writer, list_of
 from treeplay.torch_seam import autograd, flags
-from treeplay.values.output import Layout
+from treeplay.values.layout import Layout
 from treeplay.values.same import is_same, is_value
 
 _EXACT = (int, str, bytes, MethodType, BuiltinFunctionType)  # whose `==` takes nothing but the same

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from treeplay.locks import shared_lock
+from treeplay.observe.rng import default_generators
 from treeplay.torch_seam.dynamo import random_states_left_alone
 from treeplay.torch_seam.modes import is_dispatched
 from treeplay.torch_seam.patched import Shared
@@ -50,11 +51,6 @@ def unmoved() -> Iterator[None]:
         with moving:
             for generator, state in before if not is_shared else ():
                 generator.set_state(state)
-
-
-def default_generators() -> tuple[torch.Generator, ...]:
-    """The CPU's, and those of the GPUs if this process uses any."""
-    return (torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ()))
 
 
 def _apart(fill: str | None = None) -> Callable[[Any, Callable[[], bool]], Any]:

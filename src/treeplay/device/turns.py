@@ -6,25 +6,24 @@ workspaces are shared, so that each would see the other's.
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import get_ident
 
 from treeplay.errors import UsageError
+from treeplay.locks import TimedLock
 
 
 class Turns:
     """Who may capture: at most one thread, once. Others wait."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holder: int | None = None
+        self._lock = TimedLock()
 
     @property
     def is_mine(self) -> bool:
         """Whether this thread has the turn."""
-        return self._holder == threading.get_ident()
+        return self._lock.holder == get_ident()
 
     def take(self) -> None:
         """Wait for the turn and take it. `UsageError` if this thread has it already: captures do not nest."""
@@ -34,11 +33,9 @@ class Turns:
                 "End the outer one first, or put the work of both into one"
             )
         self._lock.acquire()
-        self._holder = threading.get_ident()
 
     def give_back(self) -> None:
         """Let the next thread capture. Whoever ends a capture may do so, in whichever thread it began."""
-        self._holder = None
         self._lock.release()
 
     @contextmanager
@@ -50,13 +47,5 @@ class Turns:
         finally:
             self.give_back()
 
-    def renew(self) -> None:
-        """Forget the holder (in a forked child, where it does not exist)."""
-        self._lock = threading.Lock()
-        self._holder = None
-
 
 turns = Turns()
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=turns.renew)

@@ -14,6 +14,7 @@ from treeplay.graphs.leaves import leaves_behind, next_sequence_number
 from treeplay.graphs.roster import Roster
 from treeplay.graphs.stand_ins import StandIns
 from treeplay.sandbox.boundary import users_own
+from treeplay.values.output import Static
 from treeplay.values.structure import Leaf, Structure, flatten, unflatten
 
 
@@ -49,22 +50,15 @@ def autocast_of(device: torch.device) -> torch.dtype | None:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainLeaf:
-    """A leaf of the result that is not a tensor."""
-
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
 class Packing:
     """How results are put together from tensors; a tensor that stands in two places is one tensor."""
 
     structure: Leaf | Structure
-    leaves: tuple[int | PlainLeaf, ...]
+    leaves: tuple[int | Static, ...]
 
     def pack(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The result, of the types that the original returned."""
-        values = [leaf.value if isinstance(leaf, PlainLeaf) else tensors[leaf] for leaf in self.leaves]
+        values = [leaf.value if isinstance(leaf, Static) else tensors[leaf] for leaf in self.leaves]
         return unflatten(self.structure, values)
 
     @property
@@ -201,13 +195,13 @@ def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
     return a + b
 
 
-def _distinct(leaves: Sequence[Any]) -> tuple[list[torch.Tensor], list[int | PlainLeaf]]:
+def _distinct(leaves: Sequence[Any]) -> tuple[list[torch.Tensor], list[int | Static]]:
     outputs: list[torch.Tensor] = []
-    places: list[int | PlainLeaf] = []
+    places: list[int | Static] = []
     index_of: dict[int, int] = {}
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
-            places.append(PlainLeaf(leaf))
+            places.append(Static(leaf))
             continue
         if id(leaf) not in index_of:
             index_of[id(leaf)] = len(outputs)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from treeplay.torch_seam.operators import foreach_clone, foreach_copy_, foreach_zero_
+from treeplay.torch_seam.tensors import storage_of
 
 _address = torch.Tensor.data_ptr
 
@@ -69,11 +70,6 @@ def clone_all(tensors: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> Sequenc
     made = [torch.empty_like(tensor) for tensor in tensors]
     copy_all(made, list(tensors))
     return made
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """Which storage a tensor lies in, as long as that lives."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _is_same_view(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -17,6 +17,7 @@ import torch
 
 from treeplay.errors import UsageError
 from treeplay.torch_seam.modes import is_traceable_wrapper_subclass
+from treeplay.values.same import exact_key
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import DICTS, Leaf, Structure, flatten, paths
 
@@ -131,17 +132,12 @@ def take_keywords(kwargs: dict[str, Any]) -> Keywords:
 
 
 def _constant(path: str, value: Any) -> Hashable:
-    """Equal for equal constants only: 1 is not True, 0.0 is not -0.0, and a NaN is a NaN."""
-    try:
-        hash(value)
-    except TypeError:
+    if type(value).__hash__ is None:
         raise UsageError(
             f"{path}: {_article(value)} cannot be hashed, so it cannot be told apart from other constants; "
             "pass a tensor, a number, a string, or a list, tuple or dict of these"
-        ) from None
-    if type(value) is complex:
-        return complex, value.real.hex(), value.imag.hex()
-    return type(value), value.hex() if type(value) is float else value
+        )
+    return exact_key(value)
 
 
 def _follow(structure: Leaf | Structure, value: Any, path: str, leaves: list[Any]) -> None:

@@ -23,7 +23,8 @@ import torch
 from treeplay.codegen import load_source
 from treeplay.guards.code import emit_check
 from treeplay.guards.conditions import Comparison, Facts, Guard, Table, shown
-from treeplay.guards.reach import Reach, spot_of
+from treeplay.guards.entries import spot_of
+from treeplay.guards.reach import Reach
 from treeplay.torch_seam.dynamo import native_check, version_of_table
 from treeplay.values.kinds import is_a
 from treeplay.values.mismatch import Mismatch

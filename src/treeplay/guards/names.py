@@ -7,6 +7,7 @@ among the globals, so that one which a newer Python adds is a read until it is k
 from __future__ import annotations
 
 import dis
+from collections.abc import Iterator
 from functools import lru_cache
 from types import CodeType
 
@@ -94,3 +95,26 @@ def _is_spelled_out(steps: list[dis.Instruction]) -> bool:
 
 def _is_of_attribute(opname: str) -> bool:
     return any(part in opname for part in _ATTRIBUTES)
+
+
+# What a function names that reads or assigns attributes behind the back of a class.
+_OF_A_CLASS = frozenset(
+    {"__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__init__", "__new__", "__post_init__"}
+)
+NAMESPACES = frozenset(
+    {"globals", "eval", "exec", "f_globals", "__globals__", "__builtins__", "currentframe", "_getframe"}
+)
+
+
+def goes_behind(code: CodeType) -> bool:
+    """Whether a function asks for attributes in a way that the object's class is not told of. The methods that a class has
+    for this pass it on to the next one, of attributes that were noted when they were called; constructors fill new objects."""
+    return code.co_name not in _OF_A_CLASS and not BEHIND.isdisjoint(code.co_names)
+
+
+def inner_code(code: CodeType) -> Iterator[CodeType]:
+    """The code of functions that are defined inside."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from inner_code(constant)

@@ -15,13 +15,10 @@ path are guarded all the same. The walk runs after the trace, when everything is
 
 from __future__ import annotations
 
-import array
 import collections
 import contextvars
-import ctypes
 import functools
 import gc
-import importlib.machinery
 import inspect
 import io
 import logging
@@ -30,100 +27,62 @@ import threading
 import types
 import typing
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from treeplay.guards.conditions import Asked, Code, Container, Data, Items, Members, Table
-from treeplay.guards.names import BEHIND, computes_names, globals_in, imports_in, names_in, passes_to_super
+from treeplay.guards.conditions import Asked, Code, Data, Items, Members, Table
+from treeplay.guards.dependencies import Dependencies
+from treeplay.guards.entries import (
+    content_of,
+    entry_in_thread,
+    is_found_on,
+    is_of_the_program,
+    matters,
+    names_in_thread,
+    real_table,
+)
+from treeplay.guards.kinds import CONTAINERS, HARMLESS, VALUES, VIEWS, WRAPPERS, Memory, NumpyScalar
+from treeplay.guards.names import (
+    NAMESPACES,
+    computes_names,
+    globals_in,
+    goes_behind,
+    imports_in,
+    inner_code,
+    names_in,
+    passes_to_super,
+)
 from treeplay.guards.ran import function_of
 from treeplay.guards.reads import WHOLE, ObjectReads, Reads, entry_of
 from treeplay.torch_seam.fakes import FakeTensor
-from treeplay.torch_seam.operators import BINDING, OpOverload, OpOverloadPacket
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import is_a, is_iterator, table_of
-from treeplay.values.place import How, Place
 from treeplay.values.same import is_same
 
 _MOST_OBJECTS = 200_000
 _MOST_BYTES = 1 << 20
-# Immutable, or without anything that a program could see change; what some of them refer to is entered elsewhere.
-_VALUES = frozenset({int, bool, float, complex, str, bytes, type(None), type(...), type(NotImplemented), slice, range})
-_HARMLESS: tuple[type, ...] = (
-    *((BINDING,) if BINDING.__name__.startswith("pybind11") else ()),
-    types.CodeType,
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.ClassMethodDescriptorType,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.Generator,
-    OpOverload,
-    OpOverloadPacket,
-    importlib.machinery.ModuleSpec,
-    logging.Handler,  # where messages go, and nothing comes back from
-    logging.Manager,
-    logging.PlaceHolder,
-    torch.SymInt,
-    torch.SymFloat,
-    torch.SymBool,
-)
-# What Python itself puts into the dictionary of a class, and none of a program's business.
-_OF_THE_CLASS = frozenset(
-    [
-        "__doc__",
-        "__module__",
-        "__annotations__",
-        "__static_attributes__",
-        "__firstlineno__",
-        "__slotnames__",
-        "__abstractmethods__",
-        "__weakref__",
-        "__dict__",
-        "__parameters__",
-        "__orig_bases__",
-        "__annotate__",
-        "__annotations_cache__",
-        "__match_args__",
-    ]
-)
 # What the import system keeps in a module, and asks for at every import.
 _OF_THE_LOADER = frozenset({"__spec__", "__loader__", "__path__", "__file__", "__package__", "__cached__"})
 _TABLES_OF_MODULES = frozenset({"_parameters", "_buffers", "_modules"})  # whose entries a user writes as attributes
-_VIEWS: tuple[type, ...] = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
-_WRAPPERS = (staticmethod, classmethod)
-_BUILTIN_MUTABLE = (dict, list, set, frozenset, tuple, collections.deque)
 
 
 class TooMuch(Exception):
     """The program reaches more objects than can be guarded."""
 
 
-class Reach:
-    """The walk, and what it found: guards by kind, each object once."""
+class Reach(Dependencies):
+    """The walk, and what it found."""
 
     def __init__(self, reads: Reads, *, also_assigned: bool = False) -> None:
+        super().__init__()
         self.reads = reads
         self.also_assigned = also_assigned  # no replay assigns what was assigned: it has to be there already
         self.changed: list[tuple[Any, str, Any]] = []  # attributes that still are other than before the run
-        self.tables: list[Table] = []
-        self.items: list[Items] = []
-        self.members: list[Members] = []
-        self.asked: list[Asked] = []
-        self.references: list[weakref.ref[Any]] = []
-        self.functions: list[Code] = []
-        self.kinds: list[tuple[Any, type, str]] = []
-        self.data: list[Data] = []
-        self.tensors: dict[int, tuple[torch.Tensor, str]] = {}
         self.opaque: list[tuple[Any, str]] = []
         self.large: list[tuple[Any, str]] = []  # memory that takes too long to compare on each call
         self.iterators: list[tuple[Any, str]] = []
-        self.containers: dict[int, Container] = {}
         self._seen: dict[int, Any] = {}
         self.seen: frozenset[int] = frozenset()  # what was met, by `id`, once the walk is over
         self._waiting: collections.deque[tuple[Any, str]] = collections.deque()
@@ -134,16 +93,13 @@ class Reach:
         self._weak: set[int] = set()  # what only a weak reference leads to
         self._functions_seen: set[int] = set()
         self._classes: dict[type, None] = {}
-        self.orders: dict[
-            type, tuple[type, ...]
-        ] = {}  # classes, and in which order theirs and their bases' entries count
         noted = {name for entry in reads.objects.values() for name in entry.read}
         named = [names_in(code) for code in (reads.code or {}).values()]
         self._names = noted.union(*named)
         asked = (reads.builtins.get(f"builtins.{name}", ()) for name in ("getattr", "hasattr", "vars", "dir"))
         callers = {code for found in asked for code in found if not code.co_filename.startswith(_TORCH)}
         self._asks_classes = any(map(computes_names, callers))
-        behind = [code for code in (reads.code or {}).values() if _goes_behind(code)]
+        behind = [code for code in (reads.code or {}).values() if goes_behind(code)]
         self._is_blind = not all(map(passes_to_super, behind))
         self._behind_own = behind  # methods that go behind the back of their own object's class only
         self._of_instances: set[type] = set()
@@ -164,7 +120,7 @@ class Reach:
         self._run()
         for table, names in self._globals.values():
             if names:
-                self._add_table(Table(table, f"{table.get('__name__', 'globals')}.", tuple(names)))
+                self.add_table(Table(table, f"{table.get('__name__', 'globals')}.", tuple(names)))
         for key in self._seen.keys() & self.reads.objects.keys():
             noted = self.reads.objects[key]
             for name, before in noted.assigned.items():
@@ -187,7 +143,7 @@ class Reach:
 
     def enter(self, value: Any, label: str) -> None:
         """Follow `value`, which the run read at `label`."""
-        if type(value) in _VALUES or is_a(value, _HARMLESS):
+        if type(value) in VALUES or is_a(value, HARMLESS):
             return
         key = id(value)
         if key in self._seen:
@@ -203,65 +159,6 @@ class Reach:
                 return
         self._instance(value, label)
 
-    def free(self, spots: Iterable[tuple[int, Any]], written: Iterable[tuple[int, Any]]) -> None:
-        """Leave out what the warm call reads anew and checks by itself, and be generous where a replay writes itself.
-
-        A tensor that is a key of a dictionary, as a parameter is of its optimizer's state, may not be another one.
-        """
-        own, slots = set(spots), set(written)
-        keys_of_tables = {id(key) for table in self.tables if table.is_whole for key in table.recorded}
-        guard: Container
-        for guard in (*self.tables, *self.items):
-            keys = _keys_of(guard)
-            here = id(guard.holder)
-            guard.free |= {
-                key for key in keys if (here, _hashed(key)) in own and id(guard.recorded[key]) not in keys_of_tables
-            }
-            if isinstance(guard, Table):
-                guard.written |= {key for key in keys if (here, _hashed(key)) in slots}
-                guard.is_steady = not guard.written
-            else:
-                guard.free |= {key for key in keys if (here, key) in slots}
-        for asked in self.asked:
-            is_own = asked.spot in own and id(asked.recorded) not in keys_of_tables
-            asked.is_free = is_own or asked.spot in slots
-
-    def guard_the_way(self, places: Iterable[Place]) -> None:
-        """Guard every step to `places` that nothing guards yet: a warm call goes this way, the run may have gone another."""
-        known = {(id(guard.holder), _hashed(key)) for guard in (*self.tables, *self.items) for key in _keys_of(guard)}
-        known |= {asked.spot for asked in self.asked if asked.spot is not None}
-        for place in places:
-            step = place.parent
-            while step is not None:
-                spot = spot_of(step) if step.how not in (How.ROOT, How.ARGUMENT, How.GRAD) else None
-                if spot is not None and spot not in known:
-                    known.add(spot)
-                    asked = Asked(functools.partial(step.read_or, ABSENT), str(step), spot)
-                    self.asked.append(asked)
-                    self._stay_at(asked.recorded)
-                step = step.parent
-
-    def forget(self) -> None:
-        """Hold nothing any more."""
-        for found in (self.tables, self.items, self.members, self.asked, self.kinds, self.functions, self.data):
-            found.clear()
-        for by_object in (self.containers, self.tensors, self.orders):
-            by_object.clear()
-
-    def _stay_at(self, value: Any) -> None:
-        """The run and a warm call go to this container by two ways, and it may not be replaced on one of them alone."""
-        guard = self.containers.get(id(value))
-        if guard is not None:
-            guard.may_be_replaced = False
-
-    def pinned(self) -> set[tuple[int, Any]]:
-        """Entries whose values a warm call finds to be the very objects that were compared last, as long as nothing changes."""
-        found = {
-            (id(table.holder), _hashed(key)) for table in self.tables if table.is_steady for key in _keys_of(table)
-        }
-        found |= {(id(items.holder), at) for items in self.items for at in _keys_of(items) if at not in items.free}
-        return found | {asked.spot for asked in self.asked if asked.spot is not None and not asked.is_free}
-
     # --- functions --------------------------------------------------------------------------------------------
 
     def _ran(self, code: types.CodeType) -> bool:
@@ -270,13 +167,13 @@ class Reach:
     def _function(self, function: types.FunctionType, label: str) -> None:
         if function.__module__ and function.__module__.startswith("treeplay.") and not hasattr(function, "__wrapped__"):
             return
-        if not self._ran(function.__code__) and not any(self._ran(inner) for inner in _inner(function.__code__)):
+        if not self._ran(function.__code__) and not any(self._ran(inner) for inner in inner_code(function.__code__)):
             return
         self._functions_seen.add(id(function.__code__))
         self.functions.append(Code(function, function.__qualname__))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if name == "__class__":  # which Python fills once, for `super()`
-                self.enter(_content(cell), name)
+                self.enter(content_of(cell), name)
             else:
                 self._cell(cell, name)
         for index, value in enumerate(function.__defaults__ or ()):
@@ -289,11 +186,9 @@ class Reach:
     def _globals_of(self, code: types.CodeType, table: dict[str, Any]) -> None:
         names = self._globals.setdefault(id(table), (table, {}))[1]
         names |= dict.fromkeys(globals_in(code))
-        if (
-            not _NAMESPACES.isdisjoint(code.co_names) and code is not inspect.currentframe.__code__
-        ):  # its caller's frame
+        if not NAMESPACES.isdisjoint(code.co_names) and code is not inspect.currentframe.__code__:  # its caller's frame
             self._add_namespace(table, names)
-        for inner in _inner(code):
+        for inner in inner_code(code):
             if self._ran(inner):
                 self._functions_seen.add(id(inner))
                 self._globals_of(inner, table)
@@ -302,8 +197,8 @@ class Reach:
         """All of a module's entries, but what the import system keeps there."""
         if id(table) not in self._seen:
             self._seen[id(table)] = table
-            self._add_table(Table(table, f"{table.get('__name__', 'globals')}.", matters=_is_of_the_program))
-            names |= {name: None for name in table if _is_of_the_program(name)}
+            self.add_table(Table(table, f"{table.get('__name__', 'globals')}.", matters=is_of_the_program))
+            names |= {name: None for name in table if is_of_the_program(name)}
 
     def _has_more_globals(self) -> bool:
         """Enter what is found under the names that functions met since the last time use; tells whether there was any."""
@@ -327,9 +222,9 @@ class Reach:
             return
         self._seen[id(cell)] = cell
         self.asked.append(
-            Asked(functools.partial(_content, cell), label, (id(cell), None), attribute=(cell, "cell_contents"))
+            Asked(functools.partial(content_of, cell), label, (id(cell), None), attribute=(cell, "cell_contents"))
         )
-        self.enter(_content(cell), label)
+        self.enter(content_of(cell), label)
 
     def _method(self, method: types.MethodType, label: str) -> None:
         self.enter(method.__self__, "self" if label == "program" else f"{label}.__self__")
@@ -375,7 +270,7 @@ class Reach:
 
     def _instance(self, value: Any, label: str) -> None:
         cls = type(value)
-        if is_a(value, _BUILTIN_MUTABLE):
+        if is_a(value, CONTAINERS):
             self._contents(value, label)
         if cls.__module__ == "typing":
             return
@@ -384,7 +279,7 @@ class Reach:
             return
         table = table_of(value)
         is_watched = self.reads.is_watched(value) and not self._is_blind and not self._goes_behind_itself(cls)
-        if not cls.__flags__ & _HEAP and not is_a(value, _BUILTIN_MUTABLE):
+        if not cls.__flags__ & _HEAP and not is_a(value, CONTAINERS):
             self._foreign(value, label)
             if table is None:
                 return
@@ -404,9 +299,9 @@ class Reach:
         if WHOLE in names:
             self._table(table, f"{label}.")
             return
-        kept = tuple(name for name in names if name in table or not _is_found_on(cls, name))
+        kept = tuple(name for name in names if name in table or not is_found_on(cls, name))
         if kept:
-            self._add_table(Table(table, f"{label}.", kept))
+            self.add_table(Table(table, f"{label}.", kept))
             for name in kept:
                 if name in table:
                     is_part = is_a(value, torch.nn.Module) and name in _TABLES_OF_MODULES
@@ -464,12 +359,12 @@ class Reach:
         if asks and cls not in self._of_instances and str(cls.__module__).partition(".")[0] == "torch":
             self._named[cls] = None
             asks = False
-        matters = functools.partial(_matters, self._names, asks)
-        table = _real_table(cls)
-        self._add_table(Table(table, f"{cls.__qualname__}.", matters=matters))
+        counts = functools.partial(matters, self._names, asks)
+        table = real_table(cls)
+        self.add_table(Table(table, f"{cls.__qualname__}.", matters=counts))
         for name, entry in list(table.items()):
-            is_data = not is_a(entry, (*_WRAPPERS, property, types.FunctionType))
-            if matters(name) and (not is_data or asks or name in self._names):
+            is_data = not is_a(entry, (*WRAPPERS, property, types.FunctionType))
+            if counts(name) and (not is_data or asks or name in self._names):
                 self.enter(entry, f"{cls.__qualname__}.{name}")
 
     def _goes_behind_itself(self, cls: type) -> bool:
@@ -497,7 +392,7 @@ class Reach:
         for code in (self.reads.code or {}).values():
             names |= dict.fromkeys(name for name in imports_in(code) if name in sys.modules)
         if names:
-            self._add_table(Table(sys.modules, "sys.modules.", tuple(names)))
+            self.add_table(Table(sys.modules, "sys.modules.", tuple(names)))
             for name in names:
                 self.enter(sys.modules[name], name)
 
@@ -507,7 +402,7 @@ class Reach:
         """All of a dictionary of attributes."""
         if id(table) not in self._seen:
             self._seen[id(table)] = table
-            self._add_table(Table(table, label))
+            self.add_table(Table(table, label))
             for name, value in list(table.items()):
                 self.enter(value, f"{label}{name}")
 
@@ -517,7 +412,7 @@ class Reach:
                 return  # namespaces, which are entered by name
             table = Table(value, label)
             table.may_be_replaced = type(value) in (dict, collections.defaultdict, collections.OrderedDict)
-            self._add_table(table)
+            self.add_table(table)
             for key, item in list(dict.items(value)):
                 self.enter(key, f"a key of {label}")
                 self.enter(item, table.label_of(key))
@@ -544,7 +439,7 @@ class Reach:
             self.enter(value, f"{label}[{index}]")
 
     def _plain_container(self, value: Any, label: str) -> None:
-        if type(value) in (*_BUILTIN_MUTABLE, collections.OrderedDict, collections.defaultdict, torch.Size):
+        if type(value) in (*CONTAINERS, collections.OrderedDict, collections.defaultdict, torch.Size):
             self._contents(value, label)
         else:
             self._instance(value, label)
@@ -559,16 +454,11 @@ class Reach:
                 self._seen[id(found)] = found
                 cache = Table(found, f"cache of {label}")
                 cache.may_grow = True
-                self._add_table(cache)
+                self.add_table(cache)
 
     def _proxy(self, value: types.MappingProxyType[Any, Any], label: str) -> None:
         for found in gc.get_referents(value):
             self.enter(found, label)
-
-    def _add_table(self, table: Table) -> None:
-        self.tables.append(table)
-        if table.is_whole:
-            self.containers.setdefault(id(table.holder), table)
 
     # --- the rest ---------------------------------------------------------------------------------------------
 
@@ -602,10 +492,10 @@ class Reach:
         """What a thread has put into a `threading.local`: another thread has other values there."""
         for name in {**vars(local), **dict.fromkeys(self._names)}:
             if name in vars(local) or (not hasattr(type(local), name) and name in self.reads.names(local)):
-                asked = Asked(functools.partial(_entry_of, local, name), f"{label}.{name}")
+                asked = Asked(functools.partial(entry_in_thread, local, name), f"{label}.{name}")
                 self.asked.append(asked)
                 self.enter(asked.recorded, asked.label)
-        self.asked.append(Asked(functools.partial(_names_of, local), f"names in {label}"))
+        self.asked.append(Asked(functools.partial(names_in_thread, local), f"names in {label}"))
 
     def _logger(self, logger: logging.Logger, label: str) -> None:
         """Of a logger only which messages it takes: what it keeps besides grows and is cached as others use it."""
@@ -617,7 +507,7 @@ class Reach:
         for table, name, entries in tables:
             if id(table) not in self._seen:
                 self._seen[id(table)] = table
-                self._add_table(Table(table, name, entries))
+                self.add_table(Table(table, name, entries))
 
     def _memory(self, value: Any, label: str) -> None:
         size = getattr(value, "nbytes", None)
@@ -630,32 +520,6 @@ class Reach:
 
     def _nothing(self, value: Any, label: str) -> None:
         """Nothing to see."""
-
-
-def _matters(names: Collection[str], asks: bool, name: Any) -> bool:
-    """Whether an entry of a class counts, where the run read `names`; `asks`: or computed some."""
-    if is_a(name, str) and name[:2] == "__" and name[-2:] == "__":
-        return name not in _OF_THE_CLASS
-    return (asks or name in names) and name[:5] != "_abc_"
-
-
-def spot_of(place: Place) -> tuple[int, Any] | None:
-    """Which entry of which dictionary, list or object a place is; None for a gradient, which is in none."""
-    holder, key = place.holder, place.key
-    if place.how is How.CELL:
-        return id(holder), None
-    if place.how is How.ATTRIBUTE:
-        table = _real_table(holder) if is_a(holder, type) else table_of(holder)
-        return (id(table), key) if table is not None and key in table else (id(holder), key)
-    return (id(holder), _hashed(key)) if place.how is How.ITEM else None
-
-
-def _keys_of(guard: Container) -> Iterable[Any]:
-    return guard.recorded if isinstance(guard, Table) else range(len(guard.recorded))
-
-
-def _hashed(key: Any) -> Any:
-    return key if type(key) in (str, int) else id(key)
 
 
 _TORCH = torch.__file__.rpartition("__init__")[0]  # whose code asks a class for names that it spells out
@@ -672,64 +536,8 @@ _CALLBACKS = frozenset(
 _TRANSIENT = frozenset({"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"})
 
 
-def _is_of_the_program(name: Any) -> bool:
-    return not (is_a(name, str) and name[:2] == "__" and name[-2:] == "__")
-
-
-# What a function names that reads or assigns attributes behind the back of a class.
-_OF_A_CLASS = frozenset(
-    {"__getattribute__", "__getattr__", "__setattr__", "__delattr__", "__init__", "__new__", "__post_init__"}
-)
-_NAMESPACES = frozenset(
-    {"globals", "eval", "exec", "f_globals", "__globals__", "__builtins__", "currentframe", "_getframe"}
-)
-
-
-def _goes_behind(code: types.CodeType) -> bool:
-    """Whether a function asks for attributes in a way that the object's class is not told of. The methods that a class has
-    for this pass it on to the next one, of attributes that were noted when they were called; constructors fill new objects."""
-    return code.co_name not in _OF_A_CLASS and not BEHIND.isdisjoint(code.co_names)
-
-
 def _is_alive(reference: weakref.ref[Any]) -> bool:
     return weakref.ref.__call__(reference) is not None
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return ABSENT
-
-
-def _entry_of(local: threading.local, name: str) -> Any:
-    return vars(local).get(name, ABSENT)
-
-
-def _names_of(local: threading.local) -> tuple[str, ...]:
-    return tuple(vars(local))
-
-
-def _inner(code: types.CodeType) -> Iterator[types.CodeType]:
-    for constant in code.co_consts:
-        if is_a(constant, types.CodeType):
-            yield constant
-            yield from _inner(constant)
-
-
-def _real_table(cls: type) -> dict[str, Any]:
-    """The dictionary behind the view of it that a class shows."""
-    table: dict[str, Any] = gc.get_referents(vars(cls))[0]
-    return table
-
-
-def _is_found_on(cls: type, name: str) -> bool:
-    """Whether a class gives `name` by something that goes before the object's own attributes."""
-    for base in cls.__mro__:
-        if name in vars(base):
-            entry = vars(base)[name]
-            return hasattr(type(entry), "__set__") or name[:2] == name[-2:] == "__"
-    return False
 
 
 def _is_of_the_run(noted: ObjectReads) -> bool:
@@ -743,51 +551,24 @@ def _is_of_the_run(noted: ObjectReads) -> bool:
     return any(is_a(value, (FakeTensor, torch.SymFloat)) for value in values)
 
 
-_CData: type = ctypes.c_int.__mro__[-2]
-
-
-def _memories() -> tuple[type, ...]:
-    numpy = sys.modules.get("numpy")
-    return (bytearray, memoryview, array.array, _CData, *((numpy.ndarray,) if numpy is not None else ()))
-
-
-class _Memories(type):
-    def __subclasscheck__(cls, other: type) -> bool:
-        return issubclass(other, _memories())
-
-
-class _Memory(metaclass=_Memories):
-    """Memory without tensors: a NumPy array, if NumPy is there, or bytes that can change."""
-
-
-class _Scalars(type):
-    def __subclasscheck__(cls, other: type) -> bool:
-        numpy = sys.modules.get("numpy")
-        return numpy is not None and issubclass(other, numpy.generic)
-
-
-class _Scalar(metaclass=_Scalars):
-    """A number of NumPy's."""
-
-
 _KINDS: tuple[tuple[Any, Callable[..., None]], ...] = (
     (torch.Tensor, Reach._tensor),
     (logging.Logger, Reach._logger),
     (types.ModuleType, Reach._module),
     (type, Reach._class),
-    (_BUILTIN_MUTABLE, Reach._plain_container),
-    (_VIEWS, Reach._proxy),
+    (CONTAINERS, Reach._plain_container),
+    (VIEWS, Reach._proxy),
     (functools._lru_cache_wrapper, Reach._cached),
     (types.FunctionType, Reach._function),
     (types.MethodType, Reach._method),
     ((types.BuiltinFunctionType, types.MethodWrapperType), Reach._builtin),
     (functools.partial, Reach._partial),
-    (_WRAPPERS, Reach._wrapper),
+    (WRAPPERS, Reach._wrapper),
     (property, Reach._property),
     (types.CellType, Reach._cell),
     (weakref.ref, Reach._reference),
     (contextvars.ContextVar, Reach._variable),
     (threading.local, Reach._of_thread),
-    (_Scalar, Reach._nothing),
-    (_Memory, Reach._memory),
+    (NumpyScalar, Reach._nothing),
+    (Memory, Reach._memory),
 )

@@ -16,7 +16,7 @@ from treeplay.device.generators import unmoved
 from treeplay.device.host.operators import is_random
 from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
-from treeplay.lower import memory, signs
+from treeplay.lower import late, masked, memory, signs
 from treeplay.lower.births import ResultsTold
 from treeplay.lower.checked import has_unchecked_scatter, with_checks
 from treeplay.lower.functional import apart, draws_often, fresh, settled
@@ -28,7 +28,7 @@ from treeplay.observe import counters
 from treeplay.torch_seam import trees as pytree
 from treeplay.torch_seam.context import TracingContext, tracing
 from treeplay.torch_seam.fakes import FakeTensor, FakeTensorMode
-from treeplay.torch_seam.flags import DisableAutocast
+from treeplay.torch_seam.flags import without_autocast
 from treeplay.torch_seam.inductor import (
     CustomGraphPass,
     GraphLowering,
@@ -39,6 +39,7 @@ from treeplay.torch_seam.inductor import (
     get_hash_for_files,
     inductor_config,
     joint_graph_passes,
+    keeping_order,
     lowerings,
     post_grad,
     register_lowering,
@@ -62,7 +63,7 @@ _HOST_OPTIONS: dict[str, Any] = {
     # The wrapper is compiled beside the kernels, with less optimization: a fifth less time, at the same speed.
     "cpp_wrapper_build_separate": True,
 }
-_EMITS = 3  # to be raised when our own lowerings emit something else: cached artifacts are of what they emitted
+_EMITS = 4  # to be raised when our own lowerings emit something else: cached artifacts are of what they emitted
 _GPU_OPTIONS: dict[str, Any] = {
     # The allocator does that as well, and then memory that a result lies in was the result's alone.
     "allow_buffer_reuse": False,
@@ -130,7 +131,11 @@ class _LastRewrite(CustomGraphPass):
     def uuid(self) -> Any:
         """What Inductor's cache knows it by; None if it cannot know the user's."""
         told = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self._others]
-        return None if None in told else (get_hash_for_files((memory.__file__, signs.__file__)), *told)
+        return (
+            None
+            if None in told
+            else (get_hash_for_files(tuple(part.__file__ for part in (memory, late, masked, signs))), *told)
+        )
 
 
 _GROUPS = "treeplay_groups"
@@ -178,10 +183,11 @@ def compile_graph(
     context.output_strides = strides
     with (
         unmoved(),  # padding and tuning are measured on random inputs
+        keeping_order(),
         inductor_config.patch(options),
         V.set_fake_mode(mode),
         tracing(context),
-        DisableAutocast(),
+        without_autocast(),
         torch.no_grad(),
     ):
         groups = groups or groups_of(module)
@@ -222,16 +228,22 @@ def _is_python_only(node: torch.fx.Node) -> bool:
     target = node.target
     if target in _PYTHON_ONLY:
         return True
-    if not isinstance(target, OpOverload) or target.is_view or not _is_handed_on(node):
+    if not isinstance(target, OpOverload) or not _is_handed_on(node):
         return False
-    return any(str(item.type) != "Tensor" for item in target._schema.returns)
+    # Views are no calls, but for those of complex tensors.
+    is_called = not target.is_view or _is_of_complex(node)
+    return is_called and any(str(item.type) != "Tensor" for item in target._schema.returns)
 
 
 def _is_handed_on(node: torch.fx.Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload):
         return target is operator.getitem
-    return target.is_view or target not in lowerings or target in fallbacks or any(map(_is_complex, (*node.args, node)))
+    return target.is_view or target not in lowerings or target in fallbacks or _is_of_complex(node)
+
+
+def _is_of_complex(node: torch.fx.Node) -> bool:
+    return any(map(_is_complex, (*node.args, node)))
 
 
 def _is_complex(argument: Any) -> bool:

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from treeplay.device.host.tape import leaves_of
 from treeplay.device.protocol import Births
 from treeplay.torch_seam.modes import TorchDispatchMode
-from treeplay.trace.tape import leaves_of, storage_of
+from treeplay.torch_seam.tensors import storage_of
 
 
 class ResultsTold(TorchDispatchMode):

@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from treeplay.device.host.operators import is_random
 from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
+from treeplay.lower.aten.memory import empty_like_spec
 from treeplay.lower.births import tell_results
 from treeplay.torch_seam.fakes import FakeTensorMode
 from treeplay.torch_seam.operators import OpOverload
@@ -135,12 +136,7 @@ def scalar_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
 
 def draws_often(graph: torch.fx.Graph) -> bool:
     """Whether more than one operator of a graph draws random numbers."""
-    return sum(isinstance(node.target, OpOverload) and is_random(node.target) for node in graph.nodes) > 1
-
-
-def fake_like(spec: TensorSpec) -> torch.Tensor:
-    """An empty tensor of this spec; under a fake mode, a fake."""
-    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+    return sum(is_random(node.target) for node in graph.nodes) > 1
 
 
 def make_functional(
@@ -150,7 +146,7 @@ def make_functional(
     # Inductor's cache takes graphs only whose fakes have a shape environment; here it makes no symbols.
     mode = FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False))
     with mode, torch.no_grad():
-        inputs = [fake_like(spec) for spec in specs]
+        inputs = [empty_like_spec(spec) for spec in specs]
         functional = torch.func.functionalize(run, remove="mutations")
         try:
             module = make_fx(functional, decomposition_table=decompositions, tracing_mode="real")(*inputs)

@@ -11,13 +11,14 @@ results: a value that a no-op stood for would be the very memory of an input, or
 Behind this rewrite Inductor lets operators that write to a part (`index_put`, `select_scatter`, lists, custom operators) write
 into their argument, an input too if the program writes to it at all. It does not ask whether that input is to be overwritten
 by something else, whether the value is a result as well, nor whether the operator reads what it overwrites. So such a value
-counts as lying in its argument, and what is read from there gets memory of its own.
+counts as lying in its argument, and what is read from there gets memory of its own. An operator over a list writes its tensors
+one after the other: what is computed from one of them for another is computed before.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from typing import Any
 
 import torch
@@ -25,7 +26,10 @@ import torch.fx
 from torch.fx import Node
 
 from treeplay.lower.functional import apart, fresh
-from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
+from treeplay.lower.late import is_in_place_list, reads_elsewhere
+from treeplay.lower.masked import fill_masked
+from treeplay.torch_seam.fx import base_of, is_view
+from treeplay.torch_seam.operators import HigherOrderOperator
 
 aten = torch.ops.aten
 
@@ -33,8 +37,6 @@ Groups = tuple[int | None, ...]
 """For each result the memory that it may lie in: results of one number may share it, those of a negative one may lie in an
 input. None for what is no tensor."""
 
-# Compiled as views, though their schemas do not say so.
-_VIEWS = frozenset({aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default})
 _PARTS: dict[Any, Any] = {
     aten.select_scatter.default: aten.select.int,
     aten.slice_scatter.default: aten.slice.Tensor,
@@ -62,11 +64,16 @@ def groups_of(module: torch.fx.GraphModule) -> Groups:
 def keep_apart(graph: torch.fx.Graph, groups: Sequence[int | None]) -> None:
     """Give sources of final copies, results, and what an operator reads of the memory that it writes to, memory of their own
     where they would lie in another's."""
+    fill_masked(graph)
     copies = [node for node in graph.find_nodes(op="call_function", target=aten.copy_.default) if _is_final(node)]
+    for node in [node for node in copies if node.args[0] is node.args[1]]:  # it counts as a write, and not as a reader
+        copies.remove(node)
+        graph.erase_node(node)
     written = {node.args[0] for node in copies}
     _keep_results(graph, groups, copies, written)
     _keep_sources(graph, copies)
     _keep_read(graph, written)
+    _keep_listed(graph, written)
     _keep_parts(graph, copies)
 
 
@@ -91,8 +98,8 @@ def _is_elsewhere(source: Node, target: Any) -> bool:
     """Whether a source lies in its target at another place, or is taken to lie in it and does not."""
     if source is target:
         return False
-    if _base(source) is not source:  # a view: the kernel that copies it would read what it has written
-        return target in _homes(source)
+    if base_of(source) is not source:  # a view: the kernel that copies it would read what it has written
+        return target in _homes(source) or reads_elsewhere(source, target, {target})
     # Inductor leaves out a copy of any result of an operator over lists to any of its arguments.
     into = _written_into(source) if source.target is operator.getitem else []
     return bool(into) and target not in into
@@ -108,7 +115,7 @@ def _keep_results(
     for at, (result, group) in enumerate(zip(results, groups, strict=True)):
         if not isinstance(result, Node) or group is None:
             continue
-        base = _base(result)
+        base = base_of(result)
         is_in_input = base.op == "placeholder" or not _homes(base).isdisjoint(written)
         if owners.setdefault(base, group) == group and (not is_in_input or group < 0):
             continue
@@ -132,13 +139,33 @@ def _keep_read(graph: torch.fx.Graph, written: Collection[Any]) -> None:
         made: dict[Node, Node] = {}
 
         def read(source: Node) -> Node:
-            if _base(source) not in homes:
+            if base_of(source) not in homes:
                 return source
             if source not in made:
                 made[source] = _fresh(graph, source, before=node)
             return made[source]
 
         node.args = (target, *torch.fx.map_arg(node.args[1:], read))
+
+
+def _keep_listed(graph: torch.fx.Graph, written: Set[Any]) -> None:
+    for node in [node for node in graph.nodes if is_in_place_list(node.target)]:
+        targets: Any = node.args[0]
+        overwritten = written & set(targets)
+        made: dict[Node, Node] = {}
+
+        def read(target: Node, source: Any) -> Any:
+            if not isinstance(source, Node) or not reads_elsewhere(source, target, overwritten):
+                return source
+            if source not in made:
+                made[source] = _fresh(graph, source, before=node)
+            return made[source]
+
+        if overwritten:
+            lists = (
+                list(map(read, targets, item)) if isinstance(item, (list, tuple)) else item for item in node.args[1:]
+            )
+            node.args = (targets, *lists)
 
 
 def _keep_parts(graph: torch.fx.Graph, copies: Sequence[Node]) -> None:
@@ -164,12 +191,12 @@ def _keep_parts(graph: torch.fx.Graph, copies: Sequence[Node]) -> None:
 def _views(node: Node) -> list[Node]:
     found = [node]
     for view in found:
-        found += [user for user in view.users if _is_view(user) and user.args[0] is view and user not in found]
+        found += [user for user in view.users if is_view(user) and user.args[0] is view and user not in found]
     return found
 
 
 def _reads(user: Node, view: Node) -> bool:
-    if _is_view(user) or user.op == "output" or user.target is aten.copy_.default:
+    if is_view(user) or user.op == "output" or user.target is aten.copy_.default:
         return False
     return user.target not in _WRITES_A_PART or view in user.all_input_nodes[1:]
 
@@ -191,7 +218,7 @@ def _writes_back(view: Node, user: Node) -> bool:
 
 def _root(node: Node) -> Node:
     """The node in whose memory a chain of parts is written."""
-    while (base := _base(node)).target in _WRITES_A_PART:
+    while (base := base_of(node)).target in _WRITES_A_PART:
         node = base.args[0]  # type: ignore[assignment]
     return base
 
@@ -208,7 +235,7 @@ def _homes(node: Node) -> set[Node]:
     found: set[Node] = set()
     waiting = [node]
     while waiting:
-        base = _base(waiting.pop())
+        base = base_of(waiting.pop())
         if base not in found:
             found.add(base)
             waiting += _written_into(base)
@@ -223,7 +250,7 @@ def _written_into(node: Node) -> list[Node]:
         return []
     source: Any = node.args[0]
     at: Any = node.args[1]
-    if _is_list(node):  # in place only where all of the list are inputs
+    if is_in_place_list(source.target):  # in place only where all of the list are inputs
         return [source.args[0][at]] if source.args[0][at].op == "placeholder" else []
     if not isinstance(source.target, HigherOrderOperator):
         return []
@@ -232,15 +259,6 @@ def _written_into(node: Node) -> list[Node]:
         at -= len(source.meta["val"]) - len(bases)
         return [bases[at]] if at >= 0 else []
     return list(source.all_input_nodes)
-
-
-def _is_list(node: Node) -> bool:
-    """Whether a value is one of those of an operator over lists that may write into its arguments."""
-    target = node.args[0].target if node.target is operator.getitem else None  # type: ignore[union-attr]
-    if not isinstance(target, OpOverload):
-        return False
-    name = target._schema.name.removeprefix("aten::")
-    return name.startswith("_foreach_") and hasattr(aten, f"{name}_")
 
 
 def _again(graph: torch.fx.Graph, view: Node, base: Node, other: Node, *, before: Node) -> Node:
@@ -260,19 +278,6 @@ def _fresh(graph: torch.fx.Graph, source: Node, *, before: Node) -> Node:
     made.meta.update(source.meta)
     made.meta["val"] = torch.empty_like(source.meta["val"])
     return made
-
-
-def _base(node: Node) -> Node:
-    """The node in whose memory the value of `node` lies."""
-    while _is_view(node) and isinstance(node.args[0], Node):
-        node = node.args[0]
-    return node
-
-
-def _is_view(node: Node) -> bool:
-    if node.target is operator.getitem:  # of several views at once
-        return _is_view(node.args[0])  # type: ignore[arg-type]
-    return node.target in _VIEWS or (isinstance(node.target, OpOverload) and node.target.is_view)
 
 
 def _results(graph: torch.fx.Graph) -> Any:

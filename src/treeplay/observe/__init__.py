@@ -5,20 +5,15 @@ Everything here can be used at any time and from any thread, and costs next to n
 
 from __future__ import annotations
 
-from treeplay.observe.clone import clone, clone_all
 from treeplay.observe.compare import same
 from treeplay.observe.counters import Count, CounterGroup, Counters, counters
-from treeplay.observe.internal import internal_errors
+from treeplay.observe.internal import internal_errors, kept_errors
 from treeplay.observe.leaf import UnsupportedLeafError
-from treeplay.observe.once import print_once, warn_once
-from treeplay.observe.printing import LazyText, code, tabular
-from treeplay.observe.process import reset
-from treeplay.observe.records import RecordRing, compile_records, records
+from treeplay.observe.once import times_said, warn_once
+from treeplay.observe.records import DEFAULT_LIMIT, RecordRing, compile_records, records
 from treeplay.observe.restore import checkpoint
 from treeplay.observe.rng import RngState, TransformError, keep_rng, read_rng, write_rng
 from treeplay.observe.timers import PhaseFailure, PhaseTimer, Timers, phase, report, timers
-from treeplay.observe.timing import time_call
-from treeplay.observe.weak import WeakIdDict
 from treeplay.values.verdict import Elements, Float64Errors, LeafFailure, Verdict, Worst
 
 __all__ = [
@@ -27,7 +22,6 @@ __all__ = [
     "Counters",
     "Elements",
     "Float64Errors",
-    "LazyText",
     "LeafFailure",
     "PhaseFailure",
     "PhaseTimer",
@@ -37,26 +31,28 @@ __all__ = [
     "TransformError",
     "UnsupportedLeafError",
     "Verdict",
-    "WeakIdDict",
     "Worst",
     "checkpoint",
-    "clone",
-    "clone_all",
-    "code",
     "compile_records",
     "counters",
     "internal_errors",
     "keep_rng",
     "phase",
-    "print_once",
     "read_rng",
     "records",
     "report",
     "reset",
     "same",
-    "tabular",
-    "time_call",
     "timers",
     "warn_once",
     "write_rng",
 ]
+
+
+def reset() -> None:
+    """Forget all counts, durations, records and what was said; take the ring's limit and sink back too."""
+    for kept in (counters, timers, compile_records, kept_errors):
+        kept.clear()
+    times_said.cache_clear()
+    compile_records.limit = DEFAULT_LIMIT
+    compile_records.set_sink(None)

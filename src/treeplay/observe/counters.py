@@ -7,10 +7,10 @@ A count is made on its first use. Reading one that was never made gives 0 and ma
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 
 from treeplay.errors import ArgumentTypeError
+from treeplay.locks import shared_lock
 
 
 class Count(int):
@@ -96,7 +96,7 @@ class Counters:
 
     def __init__(self) -> None:
         self._groups: dict[str, CounterGroup] = {}
-        self._lock = threading.RLock()
+        self._lock = shared_lock()
 
     def __getitem__(self, group: str) -> CounterGroup:
         """The counts of `group`; an empty group shows in no snapshot."""
@@ -124,10 +124,6 @@ class Counters:
             for key, counts in list(self._groups.items()):
                 if group is None or key == group:
                     counts._counts.clear()
-
-    def renew_lock(self) -> None:
-        """Take a fresh lock (in a forked child, where a thread that held the old one does not exist)."""
-        self._lock = threading.RLock()
 
 
 def _check(name: object, value: object) -> None:

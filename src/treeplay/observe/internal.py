@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import traceback
 from collections import deque
 
 from treeplay.errors import InternalError
+from treeplay.locks import shared_lock
 from treeplay.observe.counters import counters
 from treeplay.observe.once import warn_once
 
@@ -18,7 +18,7 @@ class InternalErrors:
     """The latest errors of treeplay's own, as text: an exception itself would keep alive what its frames hold."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = shared_lock()
         self._texts: deque[str] = deque(maxlen=KEPT_ERRORS)
 
     def add(self, error: InternalError) -> str:
@@ -39,10 +39,6 @@ class InternalErrors:
         """Forget all."""
         with self._lock:
             self._texts.clear()
-
-    def renew_lock(self) -> None:
-        """Take a fresh lock (in a forked child, where a thread that held the old one does not exist)."""
-        self._lock = threading.RLock()
 
 
 kept_errors = InternalErrors()

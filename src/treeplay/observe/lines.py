@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -19,6 +20,11 @@ from treeplay.values.location import Location
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_OPTIM = f"{_TORCH}optim"
+_PLUMBING = tuple(
+    _TORCH + part
+    for part in ("_compile.py", "_dynamo", "_ops.py", "overrides.py", "_tensor.py", "utils/_python_dispatch.py")
+)
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE = tuple({sysconfig.get_paths()["purelib"] + os.sep, sysconfig.get_paths()["platlib"] + os.sep})
 
@@ -37,14 +43,40 @@ def is_own(file: str) -> bool:
     return is_users(file) and not file.startswith(_SITE)
 
 
+def _innermost(is_wanted: Callable[[str], bool]) -> FrameType | None:
+    """The innermost frame that runs in a file of this kind."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and not is_wanted(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
 def user_location() -> Location | None:
     """Where the user's program is right now, or None outside of it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_users(frame.f_code.co_filename):
-            return Location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-        frame = frame.f_back
-    return None
+    frame = _innermost(is_users)
+    return None if frame is None else Location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def innermost_is_optimizer() -> bool:
+    """Whether the innermost frame outside of treeplay, and of what torch puts around everything, is one of `torch.optim`."""
+    frame = _innermost(_is_of_program)
+    return frame is not None and frame.f_code.co_filename.startswith(_OPTIM)
+
+
+def call_site() -> tuple[str, int]:
+    """File and line of the innermost Python code that asked for the running operator, torch's own code included."""
+    frame = _innermost(_asks_for_operators)
+    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+@lru_cache(maxsize=4096)
+def _is_of_program(file: str) -> bool:
+    return file.startswith(_OPTIM) or not file.startswith((_OURS, _TORCH))
+
+
+@lru_cache(maxsize=4096)
+def _asks_for_operators(file: str) -> bool:
+    return not file.startswith((_OURS, "<treeplay", *_PLUMBING))
 
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
@@ -76,13 +108,8 @@ class CallSite:
 
 def running_call() -> CallSite:
     """The call at the innermost line of the user's that is running."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None:
-        return CallSite(None, None, "")
-    positions = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
-    return _call(frame.f_code, positions, frame.f_lineno)
+    frame = _innermost(is_users)
+    return _call(frame.f_code, frame.f_lasti, frame.f_lineno) if frame is not None else CallSite(None, None, "")
 
 
 def failed_call(trace: TracebackType | None) -> CallSite:
@@ -94,15 +121,14 @@ def failed_call(trace: TracebackType | None) -> CallSite:
         trace = trace.tb_next
     if found is None:
         return CallSite(None, None, "")
-    code = found.tb_frame.f_code
-    positions = next(islice(code.co_positions(), found.tb_lasti // 2, None), (None,) * 4)
-    return _call(code, positions, found.tb_lineno)
+    return _call(found.tb_frame.f_code, found.tb_lasti, found.tb_lineno)
 
 
 _Positions = tuple[int | None, int | None, int | None, int | None]
 
 
-def _call(code: CodeType, positions: _Positions, line: int) -> CallSite:
+def _call(code: CodeType, instruction: int, line: int) -> CallSite:
+    positions = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
     source = _segment(code.co_filename, positions) or linecache.getline(code.co_filename, line).strip()
     return CallSite(_called(source), Location(code.co_filename, line, code.co_name), source)
 

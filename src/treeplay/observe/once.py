@@ -1,17 +1,16 @@
-"""Say a thing once: warnings and lines of output that would otherwise repeat with every call."""
+"""Say a thing once: warnings that would otherwise repeat with every call."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
-import threading
 import warnings
-from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
 
 import torch
 
@@ -23,36 +22,10 @@ _OUR_FOLDERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(torch.__file__).
 _OUR_PACKAGES = ("treeplay", "torch")
 
 
-class SeenKeys:
-    """Which keys were seen, at most `limit` of them, forgetting first the one not seen for longest."""
-
-    def __init__(self, limit: int = KEPT_TEXTS) -> None:
-        self._limit = limit
-        self._keys: OrderedDict[Hashable, None] = OrderedDict()
-        self._lock = threading.RLock()  # a finalizer may warn while another warning is noted
-
-    def add(self, key: Hashable) -> bool:
-        """Note that `key` was seen now; whether it is new."""
-        with self._lock:
-            is_new = key not in self._keys
-            self._keys[key] = None
-            self._keys.move_to_end(key)
-            if len(self._keys) > self._limit:
-                self._keys.popitem(last=False)
-            return is_new
-
-    def clear(self) -> None:
-        """Forget all keys."""
-        with self._lock:
-            self._keys.clear()
-
-    def renew_lock(self) -> None:
-        """Take a fresh lock (in a forked child, where a thread that held the old one does not exist)."""
-        self._lock = threading.RLock()
-
-
-warned = SeenKeys()
-printed = SeenKeys()
+@lru_cache(maxsize=KEPT_TEXTS)
+def times_said(text: str) -> Iterator[int]:
+    """Counts how often `text` was to be said, for as long as it is remembered."""
+    return count()
 
 
 def warn_once(text: str, *, category: type[Warning] = UserWarning) -> None:
@@ -60,23 +33,12 @@ def warn_once(text: str, *, category: type[Warning] = UserWarning) -> None:
 
     The warning names the line that called into treeplay: the nearest frame outside treeplay and torch.
     """
-    if warned.add(text):
-        _warn(text, category)
+    if next(times_said(text)) == 0:
+        warn_here(text, category=category)
 
 
 def warn_here(text: str, *, category: type[Warning] = UserWarning) -> None:
     """Warn of `text` each time, at the line that called into treeplay."""
-    _warn(text, category)
-
-
-def print_once(*values: object, sep: str = " ", end: str = "\n", file: TextIO | None = None) -> None:
-    """`print` what has not been printed this way before; two sets of values are one if they read the same."""
-    text = sep.join(map(str, values))
-    if printed.add(text):
-        print(text, end=end, file=file)
-
-
-def _warn(text: str, category: type[Warning]) -> None:
     frame = _users_frame()
     warnings.warn_explicit(
         text,

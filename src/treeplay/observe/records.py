@@ -8,13 +8,13 @@ record ─▶ ring: the newest 64, oldest dropped first ─▶ records()
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Generic, TypeVar
 
 from treeplay.errors import ArgumentError, ArgumentTypeError
+from treeplay.locks import shared_lock
 from treeplay.torch_seam.logs import trace_structured
 
 _log = logging.getLogger("treeplay.records")
@@ -35,7 +35,7 @@ class RecordRing(Generic[_T]):
     def __init__(self, log_name: str = "treeplay_compile", *, limit: int = DEFAULT_LIMIT) -> None:
         self._log_name = log_name
         self._records: deque[_T] = deque(maxlen=_checked_limit(limit))
-        self._lock = threading.RLock()  # a finalizer may keep a record while one is being kept
+        self._lock = shared_lock()  # a finalizer may keep a record while one is being kept
         self._sink: Sink | None = None
         self._has_complained: set[str] = set()
 
@@ -82,10 +82,6 @@ class RecordRing(Generic[_T]):
         """Forget all records; limit and sink stay."""
         with self._lock:
             self._records.clear()
-
-    def renew_lock(self) -> None:
-        """Take a fresh lock (in a forked child, where a thread that held the old one does not exist)."""
-        self._lock = threading.RLock()
 
     def _guarded(self, receiver: str, send: Callable[..., object], *args: object) -> None:
         try:

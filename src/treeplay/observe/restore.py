@@ -9,9 +9,9 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from treeplay.errors import ArgumentTypeError
-from treeplay.observe.clone import clone, dense_parts, is_plain
 from treeplay.observe.rng import read_rng, write_rng
 from treeplay.torch_seam.fakes import FakeTensor
+from treeplay.torch_seam.modes import is_traceable_wrapper_subclass
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MISSING = object()
@@ -78,24 +78,38 @@ def _check_value(tensor: torch.Tensor | None, name: str) -> None:
 
 
 def _save(tensor: torch.Tensor) -> _Saved:
-    return _Saved(tensor, tensor.detach(), clone(tensor.detach()))
+    return _Saved(tensor, tensor.detach(), tensor.detach().clone())
 
 
 def _put_back(saved: _Saved) -> None:
     if _place(saved.tensor) != _place(saved.home):
         saved.tensor.data = saved.home
-    for part, value in zip(dense_parts(saved.tensor), dense_parts(saved.value), strict=True):
+    for part, value in zip(_dense_parts(saved.tensor), _dense_parts(saved.value), strict=True):
         # By value, not by version: batch norm writes its running statistics without counting up.
         if not part.is_meta and not torch.equal(_bits(part), _bits(value)):
-            _once_per_element(part).copy_(_once_per_element(value))
+            _once_per_element(part, part).copy_(_once_per_element(value, part))
 
 
 def _place(x: torch.Tensor) -> tuple[object, ...]:
     """Where and how the data of `x` lies."""
-    if is_plain(x):
+    if x.layout is torch.strided and not x.is_nested and not is_traceable_wrapper_subclass(x):
         return x.device, x.dtype, x.shape, x.stride(), x.data_ptr()
     # An operation in place may give a sparse tensor new parts.
-    return x.layout, x.shape, *(_place(part) for part in dense_parts(x) if part is not x)
+    return x.layout, x.shape, *(_place(part) for part in _dense_parts(x) if part is not x)
+
+
+def _dense_parts(x: torch.Tensor) -> list[torch.Tensor]:
+    """The dense tensors that hold the data of `x`: itself, or the indices and values of a sparse one."""
+    if x.layout is torch.sparse_coo:
+        return [x._indices(), x._values()]
+    if x.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [x.crow_indices(), x.col_indices(), x.values()]
+    if x.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [x.ccol_indices(), x.row_indices(), x.values()]
+    if is_traceable_wrapper_subclass(x):
+        names, _ = x.__tensor_flatten__()
+        return [part for name in names for part in _dense_parts(getattr(x, name))]
+    return [x]
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
@@ -107,9 +121,9 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
     return x.view(_BITS[x.itemsize]) if x.dtype.is_floating_point else x
 
 
-def _once_per_element(x: torch.Tensor) -> torch.Tensor:
-    """`x` without the repetitions of a broadcast, which torch refuses to write to."""
-    for dim, (size, stride) in enumerate(zip(x.size(), x.stride(), strict=True)):
+def _once_per_element(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """`x` without what `like` repeats by broadcasting, which torch refuses to write to."""
+    for dim, (size, stride) in enumerate(zip(like.size(), like.stride(), strict=True)):
         if stride == 0 and size > 1:
             x = x.narrow(dim, 0, 1)
     return x

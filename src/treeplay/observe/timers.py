@@ -10,7 +10,6 @@ import atexit
 import functools
 import inspect
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Literal, ParamSpec, TypeVar, overload
 from torch.autograd.profiler import record_function
 
 from treeplay.errors import ArgumentError, ArgumentTypeError
+from treeplay.locks import shared_lock
 from treeplay.torch_seam.flags import is_profiling
 
 _log = logging.getLogger("treeplay.timing")
@@ -61,7 +61,7 @@ class Timers:
     def __init__(self) -> None:
         self._phases: dict[str, _Durations] = {}
         self._failures: deque[PhaseFailure] = deque(maxlen=KEPT_FAILURES)
-        self._lock = threading.RLock()
+        self._lock = shared_lock()
 
     def add(self, key: str, seconds: float) -> None:
         """Append one duration of `seconds` to `key`."""
@@ -121,10 +121,6 @@ class Timers:
         if aggregate:
             return {key: f"{total:.{decimals}f}" for key, total in self.totals().items()}
         return {key: ", ".join(f"{s:.{decimals}f}" for s in kept) for key, kept in self.snapshot().items()}
-
-    def renew_lock(self) -> None:
-        """Take a fresh lock (in a forked child, where a thread that held the old one does not exist)."""
-        self._lock = threading.RLock()
 
 
 timers = Timers()

@@ -13,11 +13,11 @@ from dataclasses import replace
 import torch
 import torch.fx
 
+from treeplay.device.host.operators import is_random
 from treeplay.errors import Refusal
 from treeplay.trace.prune import acts
 from treeplay.trace.traced import Trace
 from treeplay.values.place import How, Place
-from treeplay.values.refusal import Reason
 from treeplay.values.signature import Argument, Constant, Input, Signature, State
 from treeplay.values.spec import TensorSpec
 
@@ -93,7 +93,7 @@ def check_stays(signature: Signature, moving: Sequence[int], device: torch.devic
     if moving:
         names = ", ".join(signature.inputs[index].name for index in moving)
         why = f"{names} is on the CPU in a program that computes on {device}, and its results are differentiated"
-        raise Refusal(Reason(op="device", why=why, advice="keep it on the GPU"))
+        raise Refusal.of("device", why, "keep it on the GPU")
 
 
 def _check_may_move(node: torch.fx.Node, inputs: tuple[Input, ...], traced: Trace) -> None:
@@ -119,7 +119,7 @@ def _check_may_move(node: torch.fx.Node, inputs: tuple[Input, ...], traced: Trac
             "copies a result to the CPU, which a recording cannot wait for",
             "return it, and move it after the call",
         )
-    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+    if is_random(node.target):
         raise _refusal(
             node, "draws random numbers on the CPU in a program that computes on a GPU", "pass device= to it"
         )
@@ -159,4 +159,4 @@ def _on(spec: TensorSpec, device: torch.device) -> TensorSpec:
 
 def _refusal(node: torch.fx.Node, why: str, advice: str) -> Refusal:
     op = str(node.target).removeprefix("aten.") if node.op == "call_function" else "device"
-    return Refusal(Reason(op=op, why=why, advice=advice, where=node.meta.get("where")))
+    return Refusal.of(op, why, advice, node.meta.get("where"))

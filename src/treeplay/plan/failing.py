@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from treeplay.device.host.operators import is_random
 from treeplay.lower.aten.storage import written_by
 from treeplay.lower.checked import CONDITIONS
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
@@ -83,7 +84,7 @@ def to_keep(graph: torch.fx.Graph, *, is_in_order: bool) -> ToKeep | None:
         for node in nodes
         if node.op == "placeholder" and "spec" in node.meta and node.meta["storage"] in places
     )
-    draws = any(map(_is_random, reached))
+    draws = any(is_random(node.target) for node in reached)
     unless = dict.fromkeys(item for ranges in known.values() if ranges for item in ranges)
     return ToKeep(written, draws, tuple(unless) if None not in known.values() else ())
 
@@ -159,7 +160,7 @@ def _varying(nodes: Sequence[Node]) -> set[Any]:
     while count != len(found):  # what is written late may be read early, through a view
         count = len(found)
         for node in nodes:
-            if node.op == "call_function" and (_varies(node, found) or _is_random(node)):
+            if node.op == "call_function" and (_varies(node, found) or is_random(node.target)):
                 found.add(node.meta.get("storage", node))
                 found.update(target.meta["storage"] for target in written_by(node) if "storage" in target.meta)
     return found
@@ -167,10 +168,6 @@ def _varying(nodes: Sequence[Node]) -> set[Any]:
 
 def _varies(node: Node, varying: Collection[Any]) -> bool:
     return any(argument.meta.get("storage", argument) in varying for argument in node.all_input_nodes)
-
-
-def _is_random(node: Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _ranges(node: Node, written: Collection[int], varying: Collection[Any]) -> tuple[InRange, ...] | None:

@@ -34,11 +34,18 @@ _WHOLE = frozenset(
     {"__enter__", "__exit__", "__del__", "__hash__", "__eq__", "__getattribute__", "__setattr__", "__delattr__"}
 )
 _whole_code: set[CodeType] = set()
+_asked_code: set[CodeType] = set()
 
 
 def uninterrupted(function: F) -> F:
     """A function that no Ctrl-C interrupts while a stage works: it runs to its end first."""
     _whole_code.add(function.__code__)
+    return function
+
+
+def asked_by_cpp(function: F) -> F:
+    """A function that C++ calls where it takes no exception: no Ctrl-C comes in it, however long it takes."""
+    _asked_code.add(function.__code__)
     return function
 
 
@@ -63,7 +70,10 @@ def harm_in(frame: FrameType | None) -> Harm:
 
 
 def _is_asked_by_cpp(frame: FrameType) -> bool:
-    """Whether C++ asks a tensor without data for its device or size: it takes no exception for an answer."""
+    """Whether C++ asks a tensor without data for its device or size, or a symbolic number for its kind: it takes no exception
+    for an answer."""
+    if frame.f_code in _asked_code:
+        return True
     if frame.f_code.co_name != "__torch_dispatch__":
         return False
     func = frame.f_locals.get("func")

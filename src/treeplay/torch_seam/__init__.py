@@ -9,7 +9,7 @@ from importlib import import_module
 
 import torch
 
-WORKS_WITH = "2.11 to 2.14"
+WORKS_WITH = "2.11 to 2.15"
 """The releases of torch that the tests of `make compat` pass with."""
 
 AT_ONCE = (

@@ -18,11 +18,10 @@ ENTER_INFERENCE = torch.autograd.grad_mode._enter_inference_mode
 
 EXIT_INFERENCE = torch.autograd.grad_mode._exit_inference_mode
 
-SET_GRAD = torch._C._set_grad_enabled
-
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 
-DisableAutocast: Any = torch._C._DisableAutocast
+without_autocast: Callable[[], contextlib.AbstractContextManager[Any]] = torch._C._DisableAutocast
+"""A context in which autocast is off on every device: where its casts are in the graph."""
 
 # Modes that have no public function, or one that takes several times as long.
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
@@ -141,14 +140,3 @@ def set_autocast_state(state: tuple[Any, ...]) -> None:
     torch.set_autocast_cache_enabled(is_cached)
     for _ in range(_autocast_nesting(), nesting, -1):  # contexts that were entered and not left
         torch.autocast_decrement_nesting()
-
-
-def without_autocast() -> contextlib.AbstractContextManager[Any]:
-    """While this lasts, autocast is off on every device."""
-    return torch._C._DisableAutocast()
-
-
-def called_without_autocast(function: Callable[..., Any], *inputs: Any) -> Any:
-    """Call `function` with autocast off: its casts are in the graph."""
-    with torch._C._DisableAutocast():
-        return function(*inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 import torch.fx
 from torch.fx.graph import CodeGen, _PyTreeCodeGen
 from torch.fx.traceback import get_current_meta, has_preserved_node_meta
+
+from treeplay.torch_seam.operators import OpOverload
 
 
 def exporter_trees(graph: torch.fx.Graph) -> tuple[Any, Any] | None:
@@ -30,6 +33,24 @@ def kept_operators(operators: Collection[Any]) -> Iterator[None]:
         yield
     finally:
         known -= added
+
+
+# Compiled as views, though their schemas do not say so.
+_VIEWS = frozenset(getattr(torch.ops.aten, name).default for name in ("_unsafe_view", "reshape", "_reshape_alias"))
+
+
+def is_view(node: Any) -> bool:
+    """Whether a node gives a view of its first argument, or one of several views of that."""
+    if node.target is operator.getitem:
+        return is_view(node.args[0])
+    return node.target in _VIEWS or (isinstance(node.target, OpOverload) and node.target.is_view)
+
+
+def base_of(node: torch.fx.Node) -> torch.fx.Node:
+    """The node in whose memory the value of `node` lies."""
+    while is_view(node) and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    return node
 
 
 def drop_exporter_trees(graph: torch.fx.Graph) -> None:

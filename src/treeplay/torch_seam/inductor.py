@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch._higher_order_ops.effects
 import torch._inductor.config as inductor_config
 import torch._prims.rng_prims  # noqa: F401 - registers operators that graphs may hold
@@ -10,12 +13,17 @@ from torch._dynamo.utils import counters as torchs_counters
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.dependencies import StarDep, WeakDep
 from torch._inductor.fx_passes import post_grad
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.graph import GraphLowering
 from torch._inductor.inductor_prims import force_stride_order as force_stride_order
 from torch._inductor.lowering import fallback_handler, fallbacks, lowerings, register_lowering
+from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.virtualized import V
+from torch.utils._ordered_set import OrderedSet
+
+from treeplay.torch_seam.patched import Shared
 
 __all__ = [
     "CustomGraphPass",
@@ -29,9 +37,25 @@ __all__ = [
     "get_hash_for_files",
     "inductor_config",
     "joint_graph_passes",
+    "keeping_order",
     "lowerings",
     "post_grad",
     "register_lowering",
     "select_decomp_table",
     "torchs_counters",
 ]
+
+
+def _recompute(original: Callable[..., None], is_wanted: Callable[[], bool]) -> Callable[..., None]:
+    def recompute_size_and_body(node: Any, *args: Any, **kwargs: Any) -> None:
+        order = OrderedSet(dep for dep in node.read_writes.reads if isinstance(dep, (WeakDep, StarDep)))
+        original(node, *args, **kwargs)
+        if is_wanted():
+            node.set_read_writes(node.read_writes.with_read(order).rename(node.mutation_renames))
+
+    return recompute_size_and_body
+
+
+keeping_order = Shared(SchedulerNode, "recompute_size_and_body", _recompute).wanted
+"""A context in which a kernel that gets other loops, to become part of another, keeps its place behind those that read what it
+overwrites. In torch 2.11 it comes to stand anywhere, since its dependencies are then read off its body alone."""

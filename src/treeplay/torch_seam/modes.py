@@ -50,7 +50,7 @@ class ThreadModes:
         self._multithreading = torch._C._is_multithreading_enabled()
         self._function_state = _c._get_torch_function_state()
         self._transforms = _transforms()
-        self._hooks = _hooks_on_saved_tensors()
+        self._hooks = saving_hooks(True)
 
     def put_back(self) -> None:
         """Take off what was put on top since, and put back what was taken away."""
@@ -63,8 +63,8 @@ class ThreadModes:
                 torch.overrides._pop_mode()
             for mode in self._functions:
                 torch.overrides._push_mode(mode)
-        if _hooks_on_saved_tensors() is not self._hooks and self._hooks is None:
-            while _hooks_on_saved_tensors() is not None:
+        if saving_hooks(True) is not self._hooks and self._hooks is None:
+            while saving_hooks(True) is not None:
                 torch._C._autograd._pop_saved_tensors_default_hooks()
         _c._set_torch_function_state(self._function_state)
         for set_flag, value in self._flags:
@@ -116,10 +116,6 @@ def _transforms() -> int:
     """How many function transforms (`grad`, `vmap`) are around."""
     stack = torch._C._functorch.get_interpreter_stack()
     return len(stack) if stack is not None else 0
-
-
-def _hooks_on_saved_tensors() -> Any:
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 def is_mode_active() -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator as HigherOrderOperator
-from torch._ops import OperatorBase as OperatorBase
 from torch._ops import OpOverload as OpOverload
 from torch._ops import OpOverloadPacket as OpOverloadPacket
 

@@ -15,8 +15,6 @@ from treeplay.values.spec import TensorSpec
 TensorBase: Any = torch._C.TensorBase
 """The class in C behind `torch.Tensor`, with the attributes that it defines."""
 mkldnn_layout: Any = torch._mkldnn  # type: ignore[attr-defined]
-negated_view: Callable[[torch.Tensor], torch.Tensor] = torch._neg_view
-as_subclass: Callable[[type, torch.Tensor], torch.Tensor] = torch.Tensor._make_subclass
 
 
 def is_initialised(tensor: torch.Tensor) -> bool:

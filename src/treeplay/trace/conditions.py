@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.call import Call
 from treeplay.trace.found import Survey
 from treeplay.trace.given import meetings
 from treeplay.trace.guarded import attributes_of_arguments
 from treeplay.trace.hooks import HookTables, has_hooks
 from treeplay.trace.scaling import idle_scalers
-from treeplay.trace.tape import InputSeen, storage_of
+from treeplay.trace.tape import InputSeen
 from treeplay.trace.traced import TracedRun
 from treeplay.values.kinds import is_a
 from treeplay.values.place import How, Place, root

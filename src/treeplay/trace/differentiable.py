@@ -14,9 +14,9 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import has_backward_hooks
+from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.flat import TensorNumbers, look
 from treeplay.trace.shown import RunFacts
-from treeplay.trace.tape import storage_of
 from treeplay.trace.traced import TracedRun
 from treeplay.trace.watch import mark_upstream
 from treeplay.values.location import Location

@@ -12,9 +12,10 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.guards.check import Guards
 from treeplay.guards.conditions import HasGradient
+from treeplay.guards.entries import spot_of
 from treeplay.guards.names import names_in
 from treeplay.guards.outside import never_the_same, settings_asked, threads_started
-from treeplay.guards.reach import Reach, TooMuch, spot_of
+from treeplay.guards.reach import Reach, TooMuch
 from treeplay.guards.reads import Reads
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.patched import ABSENT
@@ -25,7 +26,6 @@ from treeplay.trace.log import LoggedCall
 from treeplay.trace.traced import TracedRun
 from treeplay.values.kinds import is_a, table_of
 from treeplay.values.place import How, Place
-from treeplay.values.refusal import Reason
 from treeplay.values.signature import Argument, Kind, Number, Signature, State, StateContainer, Watch
 from treeplay.values.spec import TensorSpec
 
@@ -40,12 +40,10 @@ def guards_of(program: Any, call: Call, run: TracedRun, signature: Signature) ->
         with DisableTorchFunctionSubclass():  # a tensor's class is not asked what the tensor is
             reach.walk(roots_of(program, call))
     except TooMuch:
-        raise Refusal(
-            Reason(
-                op="state",
-                why="the program reaches too many objects to guard them all, so a change of one could go unnoticed",
-                advice="keep large collections of Python objects out of its closure, globals and `self`; pass what it needs",
-            )
+        raise Refusal.of(
+            "state",
+            "the program reaches too many objects to guard them all, so a change of one could go unnoticed",
+            "keep large collections of Python objects out of its closure, globals and `self`; pass what it needs",
         ) from None
     _check_unseen_stores(reach, run)
     _check_iterators(reach)
@@ -80,7 +78,7 @@ def _check_called(reads: Reads) -> None:
         found = find(reads.builtins)
         if found is not None:
             name, where = found
-            raise Refusal(Reason(op=name, why=why, advice=advice, where=where))
+            raise Refusal.of(name, why, advice, where)
 
 
 _NOT_IN_A_REPLAY = (
@@ -95,24 +93,20 @@ _NOT_IN_A_REPLAY = (
 
 def _check_large(reach: Reach) -> None:
     for value, label in reach.large:
-        raise Refusal(
-            Reason(
-                op=label,
-                why=f"is a {type(value).__name__} that the program can read and anybody change in place, and too large to "
-                "compare on each call",
-                advice="make a tensor of it outside of the program, or pass what is needed of it",
-            )
+        raise Refusal.of(
+            label,
+            f"is a {type(value).__name__} that the program can read and anybody change in place, and too large to "
+            "compare on each call",
+            "make a tensor of it outside of the program, or pass what is needed of it",
         )
 
 
 def _check_iterators(reach: Reach) -> None:
     for value, label in reach.iterators:
-        raise Refusal(
-            Reason(
-                op=label,
-                why=f"is a {type(value).__name__} that the program can take items from; a recording would not",
-                advice="take the item outside and pass it as an argument",
-            )
+        raise Refusal.of(
+            label,
+            f"is a {type(value).__name__} that the program can take items from; a recording would not",
+            "take the item outside and pass it as an argument",
         )
 
 
@@ -128,12 +122,10 @@ def _check_unseen_stores(reach: Reach, run: TracedRun) -> None:
             vars(value).pop(name, None)
         else:
             vars(value)[name] = before
-        raise Refusal(
-            Reason(
-                op=f"{type(value).__name__}.{name}",
-                why="the program assigns this attribute of an object that treeplay reaches by no path that it could undo",
-                advice="change it outside of the program, or keep the object in an attribute, a closure or a global",
-            )
+        raise Refusal.of(
+            f"{type(value).__name__}.{name}",
+            "the program assigns this attribute of an object that treeplay reaches by no path that it could undo",
+            "change it outside of the program, or keep the object in an attribute, a closure or a global",
         )
 
 

@@ -131,7 +131,6 @@ def _with_guards(made: Trace, program: Callable[..., Any], call: Call, run: Trac
 
 
 @uninterrupted
-@uninterrupted
 def _undo(run: TracedRun, tell_apart: Callable[[], None]) -> None:
     """Put back what the run changed, and let go what it held; each step whatever the others raise."""
     steps = Teardown()

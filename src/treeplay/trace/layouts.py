@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 Question = tuple[Any, ...]
-Layout = tuple[tuple[int, ...], tuple[int, ...]]
-Answer = tuple[Layout | None, ...]
+ShapeAndStride = tuple[tuple[int, ...], tuple[int, ...]]
+Answer = tuple[ShapeAndStride | None, ...]
 
 _NUMBER = "number"  # a float, or the symbol that stands for one in a trace
 
@@ -45,7 +45,7 @@ def laid_out(out: Any, wanted: Answer | None) -> Any:
     return type(out)(_alike(leaf, layout) for leaf, layout in zip(out, wanted, strict=True))
 
 
-def _alike(leaf: Any, layout: Layout | None) -> Any:
+def _alike(leaf: Any, layout: ShapeAndStride | None) -> Any:
     if layout is None or not _is_strided(leaf) or (leaf.shape, leaf.stride()) == layout:
         return leaf
     # What a library keeps for its backward is of a size that torch does not know.

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from treeplay.device.host.operators import is_foreach_write, tell_autograd
+from treeplay.observe.lines import call_site, user_location
 from treeplay.sandbox.boundary import NoModesLeft
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.trace.call import Call
 from treeplay.trace.layouts import Question, answer, question
-from treeplay.trace.location import call_site, user_location
 from treeplay.trace.log import LoggedCall, result_entry
 from treeplay.trace.recurrent import asked_of
 from treeplay.trace.tape import content

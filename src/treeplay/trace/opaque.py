@@ -50,7 +50,7 @@ from treeplay.trace.found import Survey
 from treeplay.trace.given import over
 from treeplay.trace.host_tensors import HostState
 from treeplay.trace.log import LoggedCall
-from treeplay.trace.opaque_signature import Arguments, inputs_of, opaque_signature, renumbered
+from treeplay.trace.opaque_signature import Arguments, opaque_signature, renumbered
 from treeplay.trace.randomness import SETS
 from treeplay.trace.recordable import survey_to_record
 from treeplay.trace.returned import Returned, is_plain
@@ -60,10 +60,11 @@ from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.surroundings import Surroundings
 from treeplay.trace.turn import turn
 from treeplay.values.kinds import is_leaf
+from treeplay.values.output import inputs_used
 from treeplay.values.overlap import overlapping
 from treeplay.values.place import How, Place
 from treeplay.values.refusal import Reason
-from treeplay.values.signature import Argument, Input, Signature, State
+from treeplay.values.signature import Argument, Input, Signature, State, parts_of
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import paths
 
@@ -113,13 +114,11 @@ def _device(program: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> tor
     found = list(dict.fromkeys(tensor.device for tensor in tensors if tensor.device.type != "cpu"))
     if len(found) <= 1:
         return found[0] if found else torch.device("cpu")
-    raise Refusal(
-        Reason(
-            op="device",
-            why=f"the program reaches tensors on {found[0]} and on {found[1]}, and a recording belongs to one device",
-            advice="jit the parts apart",
-            where=home_of(program),
-        )
+    raise Refusal.of(
+        "device",
+        f"the program reaches tensors on {found[0]} and on {found[1]}, and a recording belongs to one device",
+        "jit the parts apart",
+        home_of(program),
     )
 
 
@@ -325,7 +324,8 @@ class Prepared:
 
     def _kept(self, unused: set[int], shown: RunFacts) -> tuple[int, ...]:
         """All inputs but those that nothing needs: gradients in a program that has none, and what the device says."""
-        needed = {at for ref in [*shown.refs, *(write.value for write in shown.writes)] for at in inputs_of(ref)}
+        refs = [*shown.refs, *(write.value for write in shown.writes)]
+        needed = set(inputs_used(part for ref in refs for part in parts_of(ref)))
         is_step = self._is_step(shown)
         kept = []
         for at, item in enumerate(self.inputs):
@@ -345,4 +345,4 @@ class Prepared:
         self._found = over(self._found, (), {})
 
     def _refuse(self, op: str, why: str, advice: str) -> Refusal:
-        return Refusal(Reason(op=op, why=why, advice=advice, where=home_of(self._program)))
+        return Refusal.of(op, why, advice, home_of(self._program))

@@ -54,17 +54,6 @@ class Arguments:
         return tensors[recorded.of if type(recorded) is Alias else at]
 
 
-def inputs_of(value: Any) -> Iterator[int]:
-    """The inputs that a reference is, or is a view of."""
-    if isinstance(value, Built):
-        for ref in value.refs:
-            yield from inputs_of(ref)
-    elif isinstance(value, View):
-        yield from inputs_of(value.of)
-    elif isinstance(value, SameAsInput):
-        yield value.index
-
-
 def renumbered(values: Sequence[R], kept: Sequence[int]) -> tuple[R, ...]:
     """References or writes when only the inputs `kept` are left."""
     return tuple(_renumbered(value, kept) for value in values)

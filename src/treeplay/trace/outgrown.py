@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.trace.tape import leaves_of
+from treeplay.device.host.tape import leaves_of
 
 aten = torch.ops.aten
 _EMPTY = frozenset(
@@ -25,10 +25,10 @@ _EMPTY = frozenset(
 WHY = "gives the tensor at `out` another size, which a replay could not do for a tensor that is more than new and empty"
 ADVICE = "make that tensor with the size of the result"
 
-Layout = tuple[torch.Size, tuple[int, ...]]
+ShapeAndStride = tuple[torch.Size, tuple[int, ...]]
 
 
-def outs_of(func: Any, kwargs: Mapping[str, Any]) -> list[tuple[torch.Tensor, Layout]]:
+def outs_of(func: Any, kwargs: Mapping[str, Any]) -> list[tuple[torch.Tensor, ShapeAndStride]]:
     """The tensors that an operator is given to write its results into, with how they lie."""
     if not kwargs or not func._schema.is_mutable:
         return []
@@ -37,12 +37,12 @@ def outs_of(func: Any, kwargs: Mapping[str, Any]) -> list[tuple[torch.Tensor, La
     return [(out, _layout(out)) for out in given if isinstance(out, torch.Tensor)]
 
 
-def outgrown(outs: Sequence[tuple[torch.Tensor, Layout]]) -> list[torch.Tensor]:
+def outgrown(outs: Sequence[tuple[torch.Tensor, ShapeAndStride]]) -> list[torch.Tensor]:
     """Those of them that lie in another way by now."""
     return [out for out, before in outs if _layout(out) != before]
 
 
-def _layout(tensor: torch.Tensor) -> Layout:
+def _layout(tensor: torch.Tensor) -> ShapeAndStride:
     return tensor.shape, tensor.stride()
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 import torch.fx
 
+from treeplay.device.host.operators import is_random
 from treeplay.torch_seam.operators import OpOverload
 
-_RANDOM = torch.Tag.nondeterministic_seeded
 _NO_EFFECT = frozenset({torch.ops.aten._assert_tensor_metadata.default})  # checks what a trace knows
 TORCHS_OWN = frozenset(
     ("aten", "prims", "prim", "profiler", "inductor", "quantized", "mkldnn", "mkl", "sparse", "treeplay")
@@ -26,7 +26,7 @@ def has_effect(node: torch.fx.Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload):
         return False
-    return target._schema.is_mutable or _RANDOM in target.tags or acts(node)
+    return target._schema.is_mutable or is_random(target) or acts(node)
 
 
 def acts(node: torch.fx.Node) -> bool:

@@ -14,7 +14,6 @@ from treeplay.trace.given import find_given
 from treeplay.trace.survey import survey
 from treeplay.values.kinds import is_a, is_leaf
 from treeplay.values.place import How, Place
-from treeplay.values.refusal import Reason
 from treeplay.values.structure import classes_in, paths
 
 
@@ -53,38 +52,32 @@ def _check_strided(program: Callable[..., Any], call: Call) -> None:
     for path, leaf in zip(paths(call.structure), call.leaves, strict=True):
         if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
             layout = str(leaf.layout).removeprefix("torch.")
-            raise Refusal(
-                Reason(
-                    op=f"argument {path}",
-                    why=f"is a tensor of layout {layout}, and a recording reads plain memory with a shape and strides",
-                    advice="pass what it is made of (its indices and values), or a plain tensor (.to_dense())",
-                    where=home_of(program),
-                )
+            raise Refusal.of(
+                f"argument {path}",
+                f"is a tensor of layout {layout}, and a recording reads plain memory with a shape and strides",
+                "pass what it is made of (its indices and values), or a plain tensor (.to_dense())",
+                home_of(program),
             )
 
 
 def _check_complete(program: Callable[..., Any], found: Survey) -> None:
     if found.is_complete:
         return
-    raise Refusal(
-        Reason(
-            op="state",
-            why="the program reaches too many objects to watch them all, so a change of one could go unnoticed",
-            advice="keep large collections of Python objects out of its closure, globals and `self`; pass what it needs",
-            where=home_of(program),
-        )
+    raise Refusal.of(
+        "state",
+        "the program reaches too many objects to watch them all, so a change of one could go unnoticed",
+        "keep large collections of Python objects out of its closure, globals and `self`; pass what it needs",
+        home_of(program),
     )
 
 
 def _check_iterators(program: Callable[..., Any], found: Survey) -> None:
     if not found.iterators:
         return
-    raise Refusal(
-        Reason(
-            op=str(found.iterators[0]),
-            why=f"is a {type(found.iterators[0].read()).__name__} that the program can take items from; a recording "
-            "would not, and a trace would use one up",
-            advice="take the item outside and pass it as an argument",
-            where=home_of(program),
-        )
+    raise Refusal.of(
+        str(found.iterators[0]),
+        f"is a {type(found.iterators[0].read()).__name__} that the program can take items from; a recording "
+        "would not, and a trace would use one up",
+        "take the item outside and pass it as an argument",
+        home_of(program),
     )

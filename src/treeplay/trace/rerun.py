@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from treeplay.device.generators import has_company
 from treeplay.errors import Refusal
 from treeplay.guards.reads import Reads
+from treeplay.observe.lines import user_location
 from treeplay.torch_seam.autograd import autograd_function_arguments
 from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.modes import as_eager, native_layers
@@ -32,7 +33,6 @@ from treeplay.trace.call import Call, home_of
 from treeplay.trace.flat import TensorNumbers, look
 from treeplay.trace.found import Survey
 from treeplay.trace.given import over
-from treeplay.trace.location import user_location
 from treeplay.trace.one_hot import checked_by_operators
 from treeplay.trace.randomness import TrackedGenerators
 from treeplay.trace.recordable import survey_to_record
@@ -40,7 +40,6 @@ from treeplay.trace.shown import RunFacts
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.surroundings import autocast_cache_apart
 from treeplay.trace.turn import Busy, turn
-from treeplay.values.refusal import Reason
 from treeplay.values.signature import Argument, Signature
 from treeplay.values.structure import unflatten
 
@@ -202,7 +201,7 @@ class Rerun:
             args, kwargs = unflatten(structure, leaves)
             again = program()
             if again is None:
-                raise Refusal(Reason("create_graph", "the program is gone", "keep it until the last backward", None))
+                raise Refusal.of("create_graph", "the program is gone", "keep it until the last backward", None)
             own = [state[k]() if k in state else None for k in range(len(tensors))]
             found = [given if mine is None else mine for mine, given in zip(own, tensors, strict=True)]
             rerun = Rerun(again, Call(args, kwargs, leaves, structure), signature, found)
@@ -224,7 +223,7 @@ class Rerun:
         return unflatten(self._call.structure, [direct.get(id(leaf), leaf) for leaf in self._call.leaves])  # type: ignore[no-any-return]
 
     def _refuse(self, op: str, why: str, advice: str) -> Refusal:
-        return Refusal(Reason(op=op, why=why, advice=advice, where=user_location() or home_of(self._program)))
+        return Refusal.of(op, why, advice, user_location() or home_of(self._program))
 
 
 def _weakly(program: Callable[..., Any]) -> Callable[[], Callable[..., Any] | None]:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 import torch.fx
 
-from treeplay.torch_seam.tensors import extent_of
+from treeplay.torch_seam.tensors import extent_of, storage_of
 from treeplay.trace.found import Survey
 from treeplay.trace.references import References
-from treeplay.trace.tape import TracedValue, storage_of
+from treeplay.trace.tape import TracedValue
 from treeplay.trace.tracer import Tracer
 from treeplay.values.memory import Extent, OutputMemory
 from treeplay.values.output import SameAsInput

@@ -22,7 +22,8 @@ import torch.fx
 
 from treeplay.errors import Refusal
 from treeplay.guards.reads import Reads
-from treeplay.trace.location import user_location
+from treeplay.observe.lines import user_location
+from treeplay.sandbox.interrupts import asked_by_cpp
 from treeplay.values.refusal import Reason
 
 
@@ -53,18 +54,19 @@ class ScalarWorld:
 
     def call(self, fn: Callable[..., Any], *args: Any) -> torch.fx.Node:
         """A node of the graph for a call."""
-        was_noting = self.reads is not None and self.reads.pause()
-        try:
-            return self.graph.call_function(fn, args)
-        finally:
-            if self.reads is not None and was_noting:
-                self.reads.resume()
+        node: torch.fx.Node = self._unnoted(lambda: self.graph.call_function(fn, args))
+        return node
 
     def guard(self, text: str, expected: bool | float) -> None:
         """Remember that `text` was decided to be `expected`."""
         if text not in self.guards:
-            was_noting = self.reads is not None and self.reads.pause()
-            self.guards[text] = ScalarGuard(text, expected)
+            self._unnoted(lambda: self.guards.setdefault(text, ScalarGuard(text, expected)))
+
+    def _unnoted(self, do: Callable[[], Any]) -> Any:
+        was_noting = self.reads is not None and self.reads.pause()
+        try:
+            return do()
+        finally:
             if self.reads is not None and was_noting:
                 self.reads.resume()
 
@@ -93,37 +95,48 @@ class Scalar:
         self.node = node
         self.boolean = boolean
 
-    # What torch asks of every symbolic number.
+    # What torch asks of every symbolic number, also while it puts the arguments of an operator together.
+    @asked_by_cpp
     def is_int(self) -> bool:
         return False
 
+    @asked_by_cpp
     def is_float(self) -> bool:
         return not self.boolean
 
+    @asked_by_cpp
     def is_bool(self) -> bool:
         return self.boolean
 
+    @asked_by_cpp
     def is_nested_int(self) -> bool:
         return False
 
+    @asked_by_cpp
     def is_symbolic(self) -> bool:
         return True
 
+    @asked_by_cpp
     def is_constant(self) -> bool:
         return False
 
+    @asked_by_cpp
     def has_hint(self) -> bool:
         return True
 
+    @asked_by_cpp
     def maybe_as_int(self) -> None:
         return None
 
+    @asked_by_cpp
     def maybe_as_float(self) -> None:
         return None
 
+    @asked_by_cpp
     def maybe_as_bool(self) -> None:
         return None
 
+    @asked_by_cpp
     def clone(self) -> Scalar:
         return self
 
@@ -163,14 +176,11 @@ class Scalar:
         if not self.world.is_mine:
             return self.value
         if self.text is None:
-            raise Refusal(
-                Reason(
-                    op="number of a tensor",
-                    why="the program needs, while it runs, the value of a number that lives in a tensor",
-                    advice="use the optimizer's capturable=True form, or keep the decision on the device "
-                    "with torch.where",
-                    where=user_location(),
-                )
+            raise Refusal.of(
+                "number of a tensor",
+                "the program needs, while it runs, the value of a number that lives in a tensor",
+                "use the optimizer's capturable=True form, or keep the decision on the device with torch.where",
+                user_location(),
             )
         self.world.guard(self.text, self.value)
         return self.value

@@ -22,11 +22,13 @@ from typing import Any
 import torch
 import torch.fx
 
+from treeplay.device.host.operators import is_random
 from treeplay.torch_seam.layers import scaled_step_replaced
 from treeplay.torch_seam.modes import functions_unwatched
+from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.found import GONE
 from treeplay.trace.snapshot import Change, Snapshot
-from treeplay.trace.tape import TracedValue, storage_of
+from treeplay.trace.tape import TracedValue
 from treeplay.trace.tracer import Tracer
 from treeplay.values.place import How
 from treeplay.values.spec import TensorSpec
@@ -150,7 +152,7 @@ class Region:
     def _check_draws(self) -> None:
         node = self._last.next if self._last is not None else None
         while node is not None and node.op != "root":
-            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            if is_random(node.target):
                 raise self._tracer.refuse(
                     str(node.target),
                     "draws random numbers in a step that may be skipped, and a replay would draw them all the same",

@@ -29,11 +29,11 @@ from typing import Any
 
 import torch
 
+from treeplay.observe.lines import is_own, is_users
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.tensors import is_initialised
 from treeplay.trace.bare import entries
 from treeplay.trace.found import GONE, PLAIN, Container, Survey
-from treeplay.trace.location import is_own, is_users
 from treeplay.trace.names import methods_used, names_in, stores_in, strings_in, values_in
 from treeplay.trace.random_sources import is_source
 from treeplay.trace.scaling import find_scaler, settings_of

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from treeplay.device.host.tape import leaves_of
 from treeplay.trace.log import LoggedCall
 from treeplay.values.refusal import Reason
 
@@ -67,21 +68,7 @@ def _is_returned(func: Any, argument: Any) -> bool:
     return any(out.alias_info is not None and out.alias_info.before_set == names for out in func._schema.returns)
 
 
-def leaves_of(value: Any) -> list[Any]:
-    """The leaves of an operator's nested arguments, in order."""
-    if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in leaves_of(item)]
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in leaves_of(item)]
-    return [value]
-
-
 def content(tensor: torch.Tensor) -> tuple[Any, ...]:
     """The values of a small constant, so that one which changes from call to call is seen."""
     flat = tensor.detach().flatten()[:64]
     return tuple(flat.tolist())
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """The identity of a tensor's storage while it is alive."""
-    return int(tensor.untyped_storage()._cdata)

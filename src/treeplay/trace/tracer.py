@@ -20,9 +20,11 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.device.host.operators import is_foreach_write, tell_autograd
+from treeplay.device.host.operators import is_foreach_write, is_random, tell_autograd
+from treeplay.device.host.tape import leaves_of
 from treeplay.errors import Refusal
 from treeplay.guards.reads import Reads
+from treeplay.observe.lines import call_site, innermost_is_optimizer, user_location
 from treeplay.torch_seam.fakes import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -31,27 +33,17 @@ from treeplay.torch_seam.fakes import (
     UnsupportedOperatorException,
 )
 from treeplay.torch_seam.modes import TorchDispatchMode, functions_unwatched
-from treeplay.torch_seam.tensors import address_of
+from treeplay.torch_seam.tensors import address_of, storage_of
 from treeplay.torch_seam.trees import tree_map
 from treeplay.trace.fused import torchs_own
 from treeplay.trace.layouts import Answer, Question, laid_out, question
-from treeplay.trace.location import call_site, innermost_is_optimizer, user_location
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.outgrown import ADVICE, WHY, made_as, outgrown, outs_of
 from treeplay.trace.randomness import TrackedGenerators, generator_in
 from treeplay.trace.recurrent import TAKES_ONE_PIECE, asked_of, in_one_piece, settled
 from treeplay.trace.scalar_ops import takes_symbolic_number
 from treeplay.trace.scalars import Scalar, ScalarWorld, scalar_of, symbolic
-from treeplay.trace.tape import (
-    InputSeen,
-    TracedValue,
-    TraceTape,
-    content,
-    differentiable_targets,
-    leaves_of,
-    storage_of,
-    wants_grad,
-)
+from treeplay.trace.tape import InputSeen, TracedValue, TraceTape, content, differentiable_targets, wants_grad
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
 from treeplay.values.spec import TensorSpec
@@ -179,7 +171,7 @@ class Tracer(TorchDispatchMode):
             return self._read_on_host(func, args, where)
         args = settled(func, args, self.recurrent_piece)
         self.tape.log.append(LoggedCall.of(func, where, args, kwargs, call_site()))
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if is_random(func):
             self._draw(func, (*args, *kwargs.values()), where)
         if func is TAKES_ONE_PIECE:
             return self._put_together(args[0], args[1], where)

@@ -16,13 +16,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from treeplay.errors import Refusal
+from treeplay.observe.lines import user_location
 from treeplay.torch_seam.autograd import changes_what_is_saved
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_of_transform
 from treeplay.torch_seam.tensors import TensorBase
 from treeplay.trace.fused import with_symbolic_rate
 from treeplay.trace.gradients import Gradients
-from treeplay.trace.location import user_location
 from treeplay.trace.one_hot import checked_by_operators
 from treeplay.trace.recurrent import weights_of
 from treeplay.trace.tracer import Tracer

@@ -14,7 +14,6 @@ from treeplay.torch_seam.tensors import has_strides, is_initialised, mkldnn_layo
 from treeplay.trace.call import Call
 from treeplay.trace.found import PLAIN
 from treeplay.values.kinds import is_a
-from treeplay.values.refusal import Reason
 from treeplay.values.same import Itself, exact_key
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import Leaf, Structure, paths
@@ -60,21 +59,17 @@ def _static(leaf: Any, at: int, call: Call) -> Hashable:
     if is_a(leaf, torch.Tensor):
         nested_or_lazy = "nested tensor" if is_initialised(leaf) else "parameter without memory"
         kind = nested_or_lazy if leaf.layout is torch.strided else f"tensor of layout {leaf.layout}"
-        raise Refusal(
-            Reason(
-                op=f"argument {as_written(paths(call.structure)[at])}",
-                why=f"a {kind} is not described by its shape and strides, so it cannot be part of the key",
-                advice="pass the tensors that it is made of, or call a lazy layer once before",
-            )
+        raise Refusal.of(
+            f"argument {as_written(paths(call.structure)[at])}",
+            f"a {kind} is not described by its shape and strides, so it cannot be part of the key",
+            "pass the tensors that it is made of, or call a lazy layer once before",
         )
     key = exact_key(leaf)
     if type(key) is Itself and type(leaf).__hash__ is None:
-        raise Refusal(
-            Reason(
-                op=f"argument {as_written(paths(call.structure)[at])}",
-                why=f"a static argument of type {type(leaf).__name__} cannot be hashed, so it cannot be part of the key",
-                advice="pass a tensor, a number, a string or a frozen dataclass, or put it in the program's closure",
-            )
+        raise Refusal.of(
+            f"argument {as_written(paths(call.structure)[at])}",
+            f"a static argument of type {type(leaf).__name__} cannot be hashed, so it cannot be part of the key",
+            "pass a tensor, a number, a string or a frozen dataclass, or put it in the program's closure",
         )
     return key
 

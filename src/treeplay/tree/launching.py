@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from treeplay.trace.location import is_users
+from treeplay.observe.lines import is_users
 from treeplay.tree.table import Recording
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"

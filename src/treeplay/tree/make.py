@@ -21,10 +21,10 @@ from treeplay.trace.randomness import is_own
 from treeplay.trace.traced import Trace
 from treeplay.tree.inputs import current_inputs as current_inputs
 from treeplay.tree.table import Recording
-from treeplay.values.output import Fresh, View
+from treeplay.values.output import Fresh, values_used
 from treeplay.values.place import How
 from treeplay.values.plan import Plan
-from treeplay.values.signature import Argument, Input, Ref, Signature, State
+from treeplay.values.signature import Argument, Input, Signature, State
 from treeplay.wrap.apart import ApartArguments, SharingCheck
 from treeplay.wrap.conditions import checked_tensors, with_classes
 from treeplay.wrap.emit import Ambience, CallParts, emit_call
@@ -61,9 +61,7 @@ def state_of(signature: Signature) -> frozenset[int]:
 
 def slot_outputs(signature: Signature) -> dict[int, int]:
     """Outputs that only become the gradient of an input, which the graph does not read, and the index of that input."""
-    used: Counter[int] = Counter()
-    for ref in signature.values:
-        used.update(_outputs_of(ref))
+    used = Counter(values_used(signature.values))
     leaves: dict[int, int] = {}
     read = set()
     for index, item in enumerate(signature.inputs):
@@ -80,11 +78,6 @@ def slot_outputs(signature: Signature) -> dict[int, int]:
         and id(write.place.holder) in leaves
         and str(write.place) not in read
     }
-
-
-def _outputs_of(ref: Ref) -> list[int]:
-    of = ref.of if isinstance(ref, View) else ref
-    return [of.index] if isinstance(of, Fresh) else []
 
 
 def _without_numbers(run: Replay) -> Body:

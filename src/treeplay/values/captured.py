@@ -64,7 +64,7 @@ class GraphFacts:
     """All that the decision to record a graph looks at.
 
     `operators` counts calls; `obstacles` are operators that no recording can hold; `marked` is a reason for each part that
-    the user asked not to record. `compiler`: what the code generator had to say against it.
+    the user asked not to record.
     """
 
     direction: Direction
@@ -73,15 +73,11 @@ class GraphFacts:
     operators: int = 1
     obstacles: tuple[Reason, ...] = ()
     marked: tuple[Reason, ...] = ()
-    compiler: str | None = None
     is_on: bool = True
     is_dynamic: bool = False
     allows_dynamic: bool = True
     has_caching_allocator: bool = True
-    is_ahead_of_time: bool = False
     is_forward_skipped: bool = False
-    writes_back: bool = False
-    """Whether the recorder can write an ordinary input that lies elsewhere on each call."""
 
     @property
     def uses_accelerator(self) -> bool:

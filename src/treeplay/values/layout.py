@@ -1,4 +1,4 @@
-"""How a tensor lies in memory, as arithmetic on sizes and strides: span, broadcast dimensions, self-overlap. Pure.
+"""How a tensor lies in memory, and arithmetic on that: span, broadcast dimensions, self-overlap. Pure.
 
 span      elements from the first to the last one addressed
 expanded  dimensions of stride 0 that show one slice several times
@@ -8,10 +8,20 @@ overlap   whether two different index tuples reach one address, expanded dimensi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 EXACT_ELEMENTS = 10**6
 """Up to so many elements an overlap is decided by looking at each address; above, a doubt counts as an overlap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a tensor lies in its memory, in elements; what `offset` counts from is said where a layout is used."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
 
 
 def span(sizes: Sequence[int], strides: Sequence[int]) -> int:

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
-from treeplay.values.output import Cast, Fresh, Layout, SameAsInput, View
+from treeplay.values.layout import Layout
+from treeplay.values.output import Cast, Fresh, SameAsInput, View
 from treeplay.values.spec import TensorSpec
 
 

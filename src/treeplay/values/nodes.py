@@ -155,17 +155,15 @@ class Placed:
 class Allocation:
     """One allocation during a capture: `nbytes` as they were asked for.
 
-    `rounded` is its size as the allocator rounds it up, `end` the first byte after that: asked for very often, so kept.
+    `end` is the first byte after it as the allocator rounds it up: asked for very often, so kept.
     """
 
     address: int
     nbytes: int
-    rounded: int = field(init=False, repr=False, compare=False)
     end: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rounded", -(-max(self.nbytes, 1) // 512) * 512)
-        object.__setattr__(self, "end", self.address + self.rounded)
+        object.__setattr__(self, "end", self.address + -(-max(self.nbytes, 1) // 512) * 512)
 
 
 @dataclass(frozen=True, slots=True)

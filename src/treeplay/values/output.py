@@ -15,14 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How a tensor lies in its memory, in elements; what `offset` counts from is said where a layout is used."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
+from treeplay.values.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +81,16 @@ OutputRef = Fresh | SameAsInput | View | Static
 Result = OutputRef | SameAsOutput  # where outputs are a list
 
 
-def values_used(refs: Iterable[Result]) -> Iterator[int]:
-    """The outputs of the graph that references are, or are views of."""
+def values_used(refs: Iterable[object]) -> Iterator[int]:
+    """The outputs of the graph that references are, or are views of. Whatever else is among them leads to none."""
     for ref in refs:
         of = ref.of if isinstance(ref, View) else ref
         if isinstance(of, Fresh):
             yield of.index
 
 
-def inputs_used(refs: Iterable[Result]) -> Iterator[int]:
-    """The inputs that references are, or are views of."""
+def inputs_used(refs: Iterable[object]) -> Iterator[int]:
+    """The inputs that references are, or are views of, in the same way."""
     for ref in refs:
         of = ref.of if isinstance(ref, View) else ref
         if isinstance(of, SameAsInput):

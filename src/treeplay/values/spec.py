@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from treeplay.values.layout import span
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -25,10 +27,7 @@ class TensorSpec:
     @property
     def nbytes(self) -> int:
         """Bytes from the first to the last element addressed, holes included; 0 for an empty tensor."""
-        if 0 in self.shape:
-            return 0
-        span = 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
-        return span * self.dtype.itemsize
+        return span(self.shape, self.stride) * self.dtype.itemsize
 
     def difference(self, other: TensorSpec) -> str:
         """What differs, as `shape (3, 4), recorded with (3, 5)`, or an empty string."""

@@ -26,7 +26,8 @@ from treeplay.codegen import Source, list_of, tuple_of
 from treeplay.codegen.idioms import NO_GRAD, note_writes, switched, view_of
 from treeplay.errors import InternalError, TakenBack
 from treeplay.torch_seam import flags
-from treeplay.values.output import Cast, Fresh, Layout, SameAsInput, Static, View
+from treeplay.values.layout import Layout
+from treeplay.values.output import Cast, Fresh, SameAsInput, Static, View
 from treeplay.values.place import How, Place
 from treeplay.values.same import is_same
 from treeplay.values.signature import (
@@ -233,7 +234,7 @@ class _Emitter(CallText):
         numbers = tuple_of(number.name for number in self.signature.numbers if number.is_input)
         lines = [f"out = run({list_of(self.inputs)}, {numbers})"]
         if self.ambience.autocast:
-            lines = [f"with {self.use('disable_autocast', flags.DisableAutocast)}():", f"    {lines[0]}"]
+            lines = [f"with {self.use('disable_autocast', flags.without_autocast)}():", f"    {lines[0]}"]
         with self.taken_back(), self.inference():
             if self.ambience.grad_enabled:
                 switched(self, [NO_GRAD], lines)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from wrap.aot import oracle
 
@@ -25,13 +24,11 @@ ON_EACH_DEVICE = {
 }
 """Modules all of whose tensors come from `oracle.numbers` and what is like it."""
 
-NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.module.__name__.rpartition(".")[2] in ON_EACH_DEVICE:
         metafunc.fixturenames.append("device")
-        devices = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]
+        devices = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
         metafunc.parametrize("device", devices, indirect=True)
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support.interpreters import FreshPython
 from treeplay.wrap.aot.load import load_call
 from wrap.aot.oracle import Make, boxed, compare, grown, numbers, plain_data, wrapped
 from wrap.aot.pairs import nested, pair
@@ -89,8 +88,9 @@ def act(plans: bytes) -> list[tuple[str, ...]]:
     return found
 
 
-@pytest.mark.programs
-def test_W6_W1_plans_of_another_process_give_equal_text_and_act_like_fresh_ones(tmp_path: Path) -> None:
+def test_W6_W1_plans_of_another_process_give_equal_text_and_act_like_fresh_ones(
+    tmp_path: Path, fresh_python: FreshPython
+) -> None:
     calls = {name: made(name)[0] for name in CASES}
     file = tmp_path / "plans"
     file.write_bytes(pickle.dumps({name: call.plan for name, call in calls.items()}))
@@ -98,11 +98,9 @@ def test_W6_W1_plans_of_another_process_give_equal_text_and_act_like_fresh_ones(
         "import sys, pickle; from pathlib import Path; from wrap.aot.test_plan_data import act\n"
         "file = Path(sys.argv[1]); file.write_bytes(pickle.dumps(act(file.read_bytes())))"
     )
-    tests = str(Path(__file__).parents[2])
+    tests = Path(__file__).parents[2]
     places = os.pathsep.join(filter(None, [*map(os.path.abspath, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
-    subprocess.run(
-        [sys.executable, "-c", program, str(file)], cwd=tests, check=True, env=os.environ | {"PYTHONPATH": places}
-    )
+    fresh_python(program, file, cwd=tests, PYTHONPATH=places)
     assert pickle.loads(file.read_bytes()) == [call.sources for call in calls.values()]
 
 

@@ -31,7 +31,7 @@ PROGRAMS = [
 """500 of those that `python -m benchmarks.wrap_programs` draws: over float32, over other dtypes, with sizes that change."""
 
 
-@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("first", [0, *(pytest.param(k, marks=pytest.mark.soak) for k in (1, 2, 3))])
 def test_Wplus14_random_programs_are_right_or_refused(first: int) -> None:
     found = [outcome(seed, **kind) for seed, kind in PROGRAMS[first::4]]
     valid = [item for item in found if item != "invalid"]

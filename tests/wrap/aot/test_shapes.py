@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from treeplay.errors import PatternChanged, Refusal
-from treeplay.values.output import Layout
+from treeplay.values.layout import Layout
 from wrap.aot.oracle import grown, numbers, twin, wrapped
 from wrap.aot.pairs import pair
 

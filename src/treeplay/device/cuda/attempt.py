@@ -19,7 +19,6 @@ from treeplay.device.generators import moving
 from treeplay.device.protocol import Work
 from treeplay.errors import CaptureFailed
 from treeplay.values.nodes import CaptureNotes, Placed
-from treeplay.values.refusal import Reason
 from treeplay.values.spec import TensorSpec
 
 
@@ -118,13 +117,13 @@ def kept_in_place(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
             tensor = tensors[at]
             tensor.data = tensor.data.set_(homes[at][0], tensor.storage_offset(), tensor.shape, tensor.stride())
     if strays:
-        raise CaptureFailed(
-            Reason(
-                op="set_",
-                why="the program gives a tensor other memory while it is captured, as recurrent layers do to weights that do "
-                "not lie in one piece",
-                advice="call flatten_parameters() on the layer before",
-            )
+        raise CaptureFailed.of(
+            "set_",
+            (
+                "the program gives a tensor other memory while it is captured, as recurrent layers do to weights that do "
+                "not lie in one piece"
+            ),
+            "call flatten_parameters() on the layer before",
         )
 
 

@@ -6,7 +6,6 @@ import torch
 
 from treeplay.errors import CaptureFailed, TreeplayError
 from treeplay.observe.lines import failed_call
-from treeplay.values.refusal import Reason
 
 # The runtime's codes for broken captures; `torch.AcceleratorError` carries them.
 _UNSUPPORTED, _INVALIDATED, _UNJOINED, _LAST_CODE = 900, 901, 904, 908
@@ -57,24 +56,22 @@ def explained(error: BaseException) -> CaptureFailed | None:
     call = failed_call(error.__traceback__)
     generator = call.keyword("generator") or "generator"
     why, advice = (text.replace("{generator}", generator) for text in found)
-    return CaptureFailed(Reason(call.name or "an operation", why, advice, call.where))
+    return CaptureFailed.of(call.name or "an operation", why, advice, call.where)
 
 
 def explained_end(error: BaseException) -> CaptureFailed | None:
     """The same for an error at the end of a capture, where no line of the user's is to blame."""
     found = _meaning(error)
-    return CaptureFailed(Reason("capture", *found)) if found else None
+    return CaptureFailed.of("capture", *found) if found else None
 
 
 def worked_elsewhere(captured: int, others: list[int]) -> CaptureFailed:
     """Nothing was captured on one device, and meanwhile there was work on others."""
     names = ", ".join(f"cuda:{index}" for index in others)
-    return CaptureFailed(
-        Reason(
-            "capture",
-            f"the capture is of cuda:{captured} and stayed empty, while the code worked on tensors of {names}",
-            f"capture on {names} (`device=`), or move the tensors to cuda:{captured}",
-        )
+    return CaptureFailed.of(
+        "capture",
+        f"the capture is of cuda:{captured} and stayed empty, while the code worked on tensors of {names}",
+        f"capture on {names} (`device=`), or move the tensors to cuda:{captured}",
     )
 
 

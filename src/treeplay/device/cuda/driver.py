@@ -6,7 +6,7 @@ from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 
 from treeplay.device.cuda.contexts import here
 from treeplay.device.cuda.node_calls import KERNEL, KINDS, MEMCPY, MEMSET, call, function
-from treeplay.device.cuda.nodes import handles_of
+from treeplay.device.cuda.nodes import handles_of, kind_of
 
 _RELAXED = 2
 _NOT_CAPTURING, _CAPTURING = 0, 1  # a broken capture has status 2
@@ -52,16 +52,10 @@ def count_nodes(graph: int) -> int:
 def node_kinds(graph: int) -> list[str]:
     """The kind of each node of a graph that exists. Asked from any thread."""
     _ = here.has_context
-    return [_kind(node) for node in handles_of(graph)]
+    return [_NAMES.get(kind, f"kind {kind}") for kind in map(kind_of, handles_of(graph))]
 
 
 def print_dot(graph: int, path: str) -> None:
     """Write a graph as DOT text, with all that the driver knows of each node. Asked from any thread."""
     _ = here.has_context
     call("cuGraphDebugDotPrint", graph, path.encode(), _VERBOSE)
-
-
-def _kind(node: int) -> str:
-    kind = c_int()
-    call("cuGraphNodeGetType", node, byref(kind))
-    return _NAMES.get(kind.value, f"kind {kind.value}")

@@ -10,14 +10,14 @@ There is one history per process. Where a user records it, it is left alone.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from treeplay.device.cuda.streams import index_of
 from treeplay.torch_seam import allocator
 from treeplay.values.nodes import Allocation
 
@@ -29,17 +29,11 @@ _MAX_ENTRIES = 1 << 20
 
 @dataclass(slots=True)
 class AllocationHistory:
-    """Filled when the block ends. `most_alive`: by size as the allocator rounds it, how many there were at a time.
-
-    `notes`: what `note_allocations` had the allocator note beside each block."""
+    """Filled when the block ends, from the `entries` of the pool. `notes`: what `note_allocations` noted beside each."""
 
     blocks: tuple[Allocation, ...] | None = None
     notes: tuple[str, ...] = ()
-    most_alive: Mapping[int, int] = field(default_factory=dict)
-
-    def after(self, count: int) -> tuple[Allocation, ...] | None:
-        """The blocks but for the first ones."""
-        return None if self.blocks is None else self.blocks[count:]
+    entries: Sequence[dict[str, Any]] = ()
 
 
 @contextmanager
@@ -60,11 +54,11 @@ def allocations(device: torch.device, pool: Pool) -> Iterator[AllocationHistory]
     finally:
         allocator.note_allocations(note)
         allocator.stop_history()
-    entries = state.histories[_index(device)]
+    entries = state.histories[index_of(device)]
     if len(entries) < _MAX_ENTRIES:  # else the oldest were overwritten
         within = Ranges(_ranges(state.segments_of(pool)))
         entries = [entry for entry in entries if entry.get("addr") in within]
-        seen.blocks, seen.most_alive, seen.notes = blocks_of(entries), most_alive_of(entries), notes_of(entries)
+        seen.blocks, seen.notes, seen.entries = blocks_of(entries), notes_of(entries), entries
 
 
 def blocks_of(entries: Sequence[dict[str, Any]]) -> tuple[Allocation, ...]:
@@ -75,21 +69,6 @@ def blocks_of(entries: Sequence[dict[str, Any]]) -> tuple[Allocation, ...]:
 def notes_of(entries: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     """What was noted beside each allocation among the entries of a history."""
     return tuple(str(entry.get("user_metadata", "")) for entry in entries if entry["action"] == "alloc")
-
-
-def most_alive_of(entries: Sequence[dict[str, Any]]) -> dict[int, int]:
-    """By rounded size, the most blocks that were allocated at a time."""
-    alive: Counter[int] = Counter()
-    most: Counter[int] = Counter()
-    sizes: dict[int, int] = {}
-    for entry in entries:
-        if entry["action"] == "alloc":
-            size = sizes[entry["addr"]] = Allocation(entry["addr"], entry["size"]).rounded
-            alive[size] += 1
-            most[size] = max(most[size], alive[size])
-        elif entry["action"] == "free_completed" and entry["addr"] in sizes:
-            alive[sizes.pop(entry["addr"])] -= 1
-    return dict(most)
 
 
 def device_ranges() -> list[Range]:
@@ -113,7 +92,3 @@ class Ranges:
 
 def _ranges(segments: Sequence[dict[str, Any]]) -> list[Range]:
     return [(segment["address"], segment["address"] + segment["total_size"]) for segment in segments]
-
-
-def _index(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index

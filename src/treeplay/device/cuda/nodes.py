@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from typing import TypeVar
 
 from treeplay.device.cuda.node_calls import (
     KERNEL,
@@ -32,6 +33,12 @@ _MAX_CONTENT_BYTES = 1 << 20
 _MAX_PARAMS_BYTES = 32764  # CUDA's limit for all parameters of a kernel: further apart, they are not in one piece
 
 Shapes = dict[int, tuple[str, tuple[int, ...]]]
+P = TypeVar("P", KernelParams, MemcpyParams, MemsetParams)
+_GETTERS = {
+    KernelParams: "cuGraphKernelNodeGetParams_v2",
+    MemcpyParams: "cuGraphMemcpyNodeGetParams",
+    MemsetParams: "cuGraphMemsetNodeGetParams",
+}
 
 
 def read_nodes(graph: int, shapes: Shapes | None = None) -> tuple[Node, ...]:
@@ -53,41 +60,33 @@ def handles_of(graph: int) -> list[int]:
 
 def read_node(handle: int, shapes: Shapes) -> Node:
     """One node. `shapes` remembers names and sizes of parameters by function."""
+    kind = kind_of(handle)
+    if kind == KERNEL:
+        return read_kernel(handle, shapes)
+    if kind == MEMCPY:
+        return read_memcpy(handle)
+    if kind == MEMSET:
+        return read_memset(handle)
+    return Other(KINDS.get(kind, f"node of kind {kind}"))
+
+
+def kind_of(handle: int) -> int:
+    """What kind of node it is, as the driver numbers kinds."""
     kind = c_int()
     call("cuGraphNodeGetType", handle, byref(kind))
-    if kind.value == KERNEL:
-        return read_kernel(handle, shapes)
-    if kind.value == MEMCPY:
-        return read_memcpy(handle)
-    if kind.value == MEMSET:
-        return read_memset(handle)
-    return Other(KINDS.get(kind.value, f"node of kind {kind.value}"))
+    return kind.value
 
 
-def kernel_params(handle: int) -> KernelParams:
-    """The parameters of a kernel node; what they point to belongs to the node."""
-    params = KernelParams()
-    call("cuGraphKernelNodeGetParams_v2", handle, byref(params))
-    return params
-
-
-def memcpy_params(handle: int) -> MemcpyParams:
-    """The parameters of a memcpy node."""
-    params = MemcpyParams()
-    call("cuGraphMemcpyNodeGetParams", handle, byref(params))
-    return params
-
-
-def memset_params(handle: int) -> MemsetParams:
-    """The parameters of a memset node."""
-    params = MemsetParams()
-    call("cuGraphMemsetNodeGetParams", handle, byref(params))
+def params_of(handle: int, kind: type[P]) -> P:
+    """The parameters of a node, as a structure of this kind; what they point to belongs to the node."""
+    params = kind()
+    call(_GETTERS[kind], handle, byref(params))
     return params
 
 
 def read_kernel(handle: int, shapes: Shapes) -> Kernel:
     """A kernel node with the bytes of its parameters."""
-    params = kernel_params(handle)
+    params = params_of(handle, KernelParams)
     called = function_of(params)
     if called not in shapes:
         shapes[called] = name_of(called), param_sizes(called)
@@ -113,7 +112,7 @@ def _read_params(pointers_at: int, sizes: tuple[int, ...]) -> tuple[bytes, ...]:
 
 def read_memcpy(handle: int) -> Memcpy:
     """A memcpy node; of a small source in pinned memory also what it holds now."""
-    params = memcpy_params(handle)
+    params = params_of(handle, MemcpyParams)
     source, destination = params.source, params.destination
     layout = (*_end_layout(source), *_end_layout(destination), params.width_bytes, params.height, params.depth)
     content = None
@@ -131,7 +130,7 @@ def read_memcpy(handle: int) -> Memcpy:
 
 def read_memset(handle: int) -> Memset:
     """A memset node."""
-    params = memset_params(handle)
+    params = params_of(handle, MemsetParams)
     return Memset(params.destination, params.value, params.element_bytes, params.width, params.height, params.pitch)
 
 

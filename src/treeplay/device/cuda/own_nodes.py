@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import addressof, byref, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import addressof, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,9 @@ from treeplay.device.cuda.node_calls import (
     MEMSET,
     PACKED_BUFFER,
     PACKED_SIZE,
+    KernelParams,
     MemcpyEnd,
+    MemcpyParams,
     MemsetParams,
     call,
     current_context,
@@ -31,11 +33,10 @@ from treeplay.device.cuda.node_calls import (
 from treeplay.device.cuda.nodes import (
     HOST,
     function_of,
-    kernel_params,
-    memcpy_params,
-    memset_params,
+    kind_of,
     packed_buffer,
     param_sizes,
+    params_of,
 )
 from treeplay.errors import InternalError
 
@@ -89,19 +90,18 @@ _KERNEL_CALLS = Calls("cuGraphKernelNodeSetParams_v2", "cuGraphExecKernelNodeSet
 
 def own_node(handle: int, sizes_of: Callable[[int], tuple[int, ...]] = param_sizes) -> OwnNode:
     """A node of a graph with a copy of its parameters. `sizes_of` a function's parameters may remember what it was asked."""
-    kind = c_int()
-    call("cuGraphNodeGetType", handle, byref(kind))
-    if kind.value == KERNEL:
+    kind = kind_of(handle)
+    if kind == KERNEL:
         return _own_kernel(handle, sizes_of)
-    if kind.value == MEMCPY:
+    if kind == MEMCPY:
         return _own_memcpy(handle)
-    if kind.value == MEMSET:
+    if kind == MEMSET:
         return _own_memset(handle)
-    raise InternalError(f"a node of kind {kind.value} holds no address that could be changed")
+    raise InternalError(f"a node of kind {kind} holds no address that could be changed")
 
 
 def _own_kernel(handle: int, sizes_of: Callable[[int], tuple[int, ...]]) -> OwnNode:
-    params = kernel_params(handle)
+    params = params_of(handle, KernelParams)
     packed = packed_buffer(params)
     if packed is not None:
         memory, start = _copy_of([packed])
@@ -118,14 +118,14 @@ def _own_kernel(handle: int, sizes_of: Callable[[int], tuple[int, ...]]) -> OwnN
 
 
 def _own_memcpy(handle: int) -> OwnNode:
-    params = memcpy_params(handle)
+    params = params_of(handle, MemcpyParams)
     calls = Calls("cuGraphMemcpyNodeSetParams", "cuGraphExecMemcpyNodeSetParams", (current_context(),))
     ends = tuple(_address_field(end) for end in (params.source, params.destination))
     return OwnNode(handle, calls, params, ends)
 
 
 def _own_memset(handle: int) -> OwnNode:
-    params = memset_params(handle)
+    params = params_of(handle, MemsetParams)
     calls = Calls("cuGraphMemsetNodeSetParams", "cuGraphExecMemsetNodeSetParams", (current_context(),))
     return OwnNode(handle, calls, params, (addressof(params) + MemsetParams.destination.offset,))
 

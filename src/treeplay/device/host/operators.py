@@ -66,9 +66,15 @@ def returns_count(op: OpOverload) -> int | None:
     return len(kinds) if kinds and all(kind == "Tensor" for kind in kinds) else None
 
 
-def is_random(op: OpOverload) -> bool:
-    """Whether an operator may draw from a random generator."""
-    return torch.Tag.nondeterministic_seeded in op.tags
+def is_random(op: Any) -> bool:
+    """Whether what a graph calls is an operator that may draw from a random generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
+
+
+def returns_memory(op: Any) -> bool:
+    """Whether an operator returns what it was given, or a view of that."""
+    schema = getattr(op, "_schema", None)
+    return schema is not None and any(returned.alias_info is not None for returned in schema.returns)
 
 
 def is_inplace_view(op: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from treeplay.device.host.operators import KEEPS_FOR_BACKWARD, OutForm, out_form
-from treeplay.torch_seam.flags import DisableAutocast
+from treeplay.torch_seam.flags import without_autocast
 from treeplay.torch_seam.tensors import storage_of, uses_of_storage
 
 Step = Callable[[], object]
@@ -44,7 +44,7 @@ class HostTape:
 
     def replay(self) -> None:
         """Run all steps again, without autograd and whatever autocast is on now."""
-        with torch.inference_mode(), DisableAutocast():
+        with torch.inference_mode(), without_autocast():
             for step in self.steps:
                 step()
 

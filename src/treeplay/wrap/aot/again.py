@@ -22,7 +22,6 @@ from treeplay.errors import InternalError, Refusal, TreeplayError
 from treeplay.locks import shared_lock
 from treeplay.sandbox.boundary import Boundary
 from treeplay.torch_seam.aot import Traced, is_base_kept
-from treeplay.values.refusal import Reason
 from treeplay.wrap.aot.arrange import Arrangement, RunNotes
 from treeplay.wrap.aot.capture import captured
 from treeplay.wrap.aot.compilers import Compilers
@@ -146,10 +145,10 @@ class HigherDerivatives:
                     made: Any = self._wrap(function, samples, self._compilers, repeat=repeat)
             if made.plan.node is None or made.plan.node.draws != node.draws:
                 why = "its gradients draw other random numbers than its results"
-                raise Refusal(Reason("create_graph", why, "differentiate all results of the call together", None))
+                raise Refusal.of("create_graph", why, "differentiate all results of the call together", None)
             return made
         except InternalError as error:
-            return Refusal(Reason("create_graph", f"of an error of treeplay's own: {error}", "report it", None))
+            return Refusal.of("create_graph", f"of an error of treeplay's own: {error}", "report it", None)
         except Refusal as refusal:
             return refusal
 
@@ -159,7 +158,7 @@ class HigherDerivatives:
         with captured(adapted, inputs, self._compilers.decompositions) as (traced, _):
             if fingerprint(traced) != self._mark:
                 why = "the program would not do the same again as in the call that is differentiated"
-                raise Refusal(Reason("create_graph", why, "change what it depends on after the backward", None))
+                raise Refusal.of("create_graph", why, "change what it depends on after the backward", None)
 
 
 def _gradients_of(function: Flat, node: Node, origins: Sequence[Origin], count: int) -> Flat:

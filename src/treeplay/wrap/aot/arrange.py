@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from treeplay.values.output import Layout
+from treeplay.values.layout import Layout
 from treeplay.wrap.aot.bases import Written, find_bases, layout_of, share_storage, take_base, view_of_base
 from treeplay.wrap.aot.plan import Base
 

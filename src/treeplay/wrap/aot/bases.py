@@ -18,9 +18,10 @@ import torch
 
 from treeplay.torch_seam.modes import is_wrapper
 from treeplay.torch_seam.tensors import shares_storage
+from treeplay.values.layout import Layout
 from treeplay.values.location import Location
-from treeplay.values.output import Layout
 from treeplay.wrap.aot.capture import refusal
+from treeplay.wrap.aot.opening import dtype_of
 from treeplay.wrap.aot.overlap import overlap, span
 from treeplay.wrap.aot.plan import Base, CommonBase, Member
 
@@ -168,12 +169,6 @@ def _flat(samples: Sequence[Any], group: Sequence[int], written: Written) -> Bas
 def layout_of(tensor: torch.Tensor) -> Layout:
     """How a tensor whose sizes are known lies."""
     return Layout(tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset()))
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """The dtype that a plan names."""
-    dtype: torch.dtype = getattr(torch, name.removeprefix("torch."))
-    return dtype
 
 
 def take_base(base: Base, samples: Sequence[Any]) -> torch.Tensor:

@@ -318,7 +318,8 @@ def _later(
             check_module(module, "missing gradients were left out")
             traced = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
             inputs = [as_it_lies(fake, values[k]) for fake, k in zip(traced, taken, strict=True)]
-            run: Boxed = flags.called_without_autocast(compile_taken, module, inputs, taken)
+            with flags.without_autocast():
+                run: Boxed = compile_taken(module, inputs, taken)
             return run if is_boxed else take_one_list(run), taken
 
     return compile_backward

@@ -17,7 +17,6 @@ from treeplay.torch_seam import aot, fakes, flags, fx, tensors
 from treeplay.torch_seam.aot import Traced
 from treeplay.values.lists import one_by_one, writes_shared
 from treeplay.values.location import Location
-from treeplay.values.refusal import Reason
 from treeplay.wrap.aot import in_place
 from treeplay.wrap.aot.dropout import done_as_eager
 
@@ -284,19 +283,13 @@ class _Module(torch.nn.Module):
 @contextlib.contextmanager
 def _autocast_kept() -> Iterator[None]:
     """Refuse a function that leaves another autocast state than it found, and put that back."""
-    kinds = [kind for kind in ("cpu", "cuda") if torch.amp.is_autocast_available(kind)]
-    before = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+    before = flags.autocast_state()
     try:
         yield
-        for kind, is_enabled, dtype in before:
-            if (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) != (is_enabled, dtype):
-                raise refusal(
-                    "autocast", f"the function leaves another autocast state for {kind} than it found", user_location()
-                )
+        if flags.autocast_state() != before:
+            raise refusal("autocast", "the function leaves another autocast state than it found", user_location())
     finally:
-        for kind, is_enabled, dtype in before:
-            torch.set_autocast_enabled(kind, is_enabled)
-            torch.set_autocast_dtype(kind, dtype)
+        flags.set_autocast_state(before)
 
 
 @contextlib.contextmanager
@@ -337,4 +330,4 @@ def is_leaf(sample: Any) -> bool:
 
 def refusal(op: str, why: str, where: Location | None, advice: str = "run this function without treeplay") -> Refusal:
     """A refusal to wrap the function."""
-    return Refusal(Reason(op, why, advice, where))
+    return Refusal.of(op, why, advice, where)

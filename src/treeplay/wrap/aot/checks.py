@@ -9,7 +9,8 @@ import torch
 
 from treeplay.errors import PatternChanged, UsageError
 from treeplay.torch_seam.tensors import shares_storage
-from treeplay.wrap.aot.bases import dtype_of, flat_base, layout_of
+from treeplay.wrap.aot.bases import flat_base, layout_of
+from treeplay.wrap.aot.opening import dtype_of
 from treeplay.wrap.aot.overlap import length, overlap, overlap_across_storages
 from treeplay.wrap.aot.plan import Base, Check, CommonBase, Member
 

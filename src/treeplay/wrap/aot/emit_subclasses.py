@@ -114,7 +114,7 @@ def open_tangent(text: Writer, tangent: WrappedTangent, k: int) -> list[str]:
     parts = [part.replace(".", "_") for part in tangent.wrapper.tensors(name)]
     for at, part in zip(parts, tangent.parts, strict=True):
         text.use(f"layout_{at}", part.layout)
-        text.use(f"dtype_{at}", opening.dtype(part.dtype))
+        text.use(f"dtype_{at}", opening.dtype_of(part.dtype))
         text.use(f"device_{at}", opening.device(part.device))
     text.use("missing", opening.missing)
     text.use("as_tangent", opening.as_tangent)

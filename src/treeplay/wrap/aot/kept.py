@@ -15,7 +15,6 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.torch_seam.aot import Traced
-from treeplay.values.refusal import Reason
 from treeplay.wrap.aot.node import unchanged
 from treeplay.wrap.aot.plan import KeptInputs, Node
 
@@ -91,7 +90,7 @@ def inputs_of(ctx: Any, kept: KeptInputs) -> list[Any]:
     for was, item in zip(ctx.given, inputs, strict=True):
         if item is None and was is not None:
             why = "an argument is gone that the compiled backward does not need"
-            raise Refusal(Reason("create_graph", why, "keep the arguments until the last backward", None))
+            raise Refusal.of("create_graph", why, "keep the arguments until the last backward", None)
     for k, version in zip(kept.versioned, ctx.versions, strict=True):
         if version is not None:
             unchanged(inputs[k], version)

@@ -19,7 +19,7 @@ import torch
 
 from treeplay.torch_seam import fakes
 from treeplay.torch_seam.aot import Traced
-from treeplay.values.output import Layout
+from treeplay.values.layout import Layout
 from treeplay.wrap.aot.capture import TraceFindings, refusal
 from treeplay.wrap.aot.probe import apart
 

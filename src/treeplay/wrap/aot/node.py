@@ -14,7 +14,7 @@ from treeplay.errors import InternalError, UsageError
 from treeplay.locks import shared_lock
 from treeplay.torch_seam import autograd, fakes, flags
 from treeplay.torch_seam.dynamo import tensor_check
-from treeplay.values.output import Layout
+from treeplay.values.layout import Layout
 from treeplay.wrap.aot.compilers import Boxed
 from treeplay.wrap.aot.plan import BackwardGroup
 
@@ -211,7 +211,8 @@ def unchanged(tensor: torch.Tensor, version: int) -> torch.Tensor:
 
 def run_plainly(run: Callable[..., Any], *given: Any) -> Any:
     """Run a graph while autocast is on outside."""
-    return flags.called_without_autocast(run, *given)
+    with flags.without_autocast():
+        return run(*given)
 
 
 def missing(layout: Layout, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from treeplay.errors import UsageError
 from treeplay.torch_seam.fakes import waited
 from treeplay.torch_seam.modes import is_transformed, is_wrapper
-from treeplay.values.output import Layout
+from treeplay.values.layout import Layout
 from treeplay.wrap.aot.node import laid_out, missing
 from treeplay.wrap.aot.surroundings import transformed
 
@@ -21,7 +21,7 @@ __all__ = [
     "check_notes",
     "check_plain",
     "device",
-    "dtype",
+    "dtype_of",
     "laid_out",
     "missing",
     "plain_gradient",
@@ -104,7 +104,7 @@ def same(one: Any, other: Any) -> bool:
         return True
 
 
-def dtype(name: str) -> torch.dtype:
+def dtype_of(name: str) -> torch.dtype:
     """The dtype of a name such as "torch.float32"."""
     found: torch.dtype = getattr(torch, name.removeprefix("torch."))
     return found

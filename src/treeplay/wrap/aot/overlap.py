@@ -12,6 +12,7 @@ import torch
 
 from treeplay.torch_seam.fakes import has_data
 from treeplay.torch_seam.tensors import shares_storage
+from treeplay.values import layout
 from treeplay.wrap.aot.subclasses import plain_parts
 
 _MAX_STEPS = 10_000
@@ -53,10 +54,9 @@ def span(tensor: torch.Tensor) -> Span:
     """First and one-past-last byte of a tensor's elements in its storage."""
     if tensor.numel() == 0:
         return 0, 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     width = tensor.element_size()
     start = int(tensor.storage_offset()) * width
-    return start, start + (int(last) + 1) * width
+    return start, start + int(layout.span(tensor.shape, tensor.stride())) * width
 
 
 def length(tensor: torch.Tensor) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from treeplay.values.output import Layout, Result
+from treeplay.values.layout import Layout
+from treeplay.values.output import Result
 from treeplay.wrap.aot.subclasses import Opened, Wrapper, places, width
 
 

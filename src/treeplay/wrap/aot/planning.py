@@ -13,8 +13,9 @@ from treeplay.errors import InternalError
 from treeplay.torch_seam import fakes as torch_fakes
 from treeplay.torch_seam.aot import Traced, is_new, is_written_by_graph
 from treeplay.torch_seam.modes import is_wrapper
+from treeplay.values.layout import Layout
 from treeplay.values.memory import Extent, view_of
-from treeplay.values.output import Fresh, Layout, Result, SameAsInput, SameAsOutput, View
+from treeplay.values.output import Fresh, Result, SameAsInput, SameAsOutput, View
 from treeplay.values.spec import TensorSpec
 from treeplay.wrap.aot.arrange import Arrangement, RunNotes
 from treeplay.wrap.aot.capture import TraceFindings, is_leaf, refusal

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from treeplay.device.host.operators import returns_memory
 from treeplay.errors import InternalError
 from treeplay.observe.lines import location_in
 from treeplay.torch_seam import tensors
@@ -108,12 +109,11 @@ def _views(forward: torch.fx.GraphModule, plan: CallPlan) -> tuple[int, ...]:
     nodes = [outputs[at.start] if len(at) == 1 else None for at in plan.places_of_values()]
     new = {result.index for result in plan.results if isinstance(result, Fresh)}
     new -= {k for k, wrapper in enumerate(plan.opened.values if plan.opened is not None else ()) if wrapper is not None}
-    return tuple(k for k, node in enumerate(nodes) if k in new and isinstance(node, torch.fx.Node) and _is_view(node))
-
-
-def _is_view(node: torch.fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(returned.alias_info is not None for returned in schema.returns)
+    return tuple(
+        k
+        for k, node in enumerate(nodes)
+        if k in new and isinstance(node, torch.fx.Node) and returns_memory(node.target)
+    )
 
 
 def _copied(forward: torch.fx.GraphModule, saved: Sequence[torch.fx.Node], plan: CallPlan) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from treeplay.device.host.operators import is_random
 from treeplay.torch_seam.aot import Traced
 from treeplay.wrap.aot.capture import refusal
 
@@ -46,8 +47,7 @@ def refuse_unsupported_random(traced: Traced) -> None:
         what = "operators with side effects" if traced.facts.tokens else "tensors made of other tensors"
         raise refusal("wrap", f"random numbers as functions of seed and offset, beside {what}", None)
     for node in traced.graph.graph.nodes:
-        is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        if is_random and node.target.namespace != "rngprims":
+        if is_random(node.target) and node.target.namespace != "rngprims":
             advice = "give a decomposition of it to rand or rand_like, or leave random operators as they are"
             raise refusal(
                 str(node.target), "draws random numbers that are no function of seed and offset", None, advice

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from treeplay.device.generators import moving
+from treeplay.device.host.operators import is_random
 from treeplay.torch_seam import trees as pytree
 from treeplay.wrap.aot.plan import Draw
 
@@ -59,7 +60,7 @@ def _drawing(node: torch.fx.Node) -> Any:
     op: Any = node.target
     if op is torch.ops.higher_order.run_and_save_rng_state:
         op = node.args[0]
-    if torch.Tag.nondeterministic_seeded not in getattr(op, "tags", ()):
+    if not is_random(op):
         return None
     names = [argument.name for argument in op._schema.arguments]
     given = dict(zip(names, node.args, strict=False)) | node.kwargs

@@ -16,8 +16,8 @@ import torch
 from torch.fx import Node
 
 from treeplay.torch_seam.aot import Traced
+from treeplay.torch_seam.fx import base_of
 from treeplay.torch_seam.modes import is_wrapper
-from treeplay.torch_seam.operators import OpOverload
 from treeplay.values.output import Fresh, Result, View
 from treeplay.wrap.aot.bases import layout_of
 from treeplay.wrap.aot.overlap import length
@@ -69,9 +69,7 @@ def _join(group: Sequence[int], values: list[Any], results: list[Result], tokens
 
 def _base(node: Node) -> Node | None:
     """What a value is a view of, or itself, if a view of that can be taken again by its layout alone."""
-    base = node
-    while _is_view(base) and isinstance(base.args[0], Node):
-        base = base.args[0]
+    base = base_of(node)
     view, whole = node.meta["val"], base.meta.get("val")
     if base.op != "call_function" or not isinstance(whole, torch.Tensor) or is_wrapper(whole):
         return None
@@ -85,8 +83,3 @@ def _base(node: Node) -> Node | None:
     )
     lies_densely = is_alike and whole.storage_offset() == 0 and length(whole) == whole.numel() * whole.element_size()
     return base if lies_densely else None
-
-
-def _is_view(node: Node) -> bool:
-    reshapes = (torch.ops.aten.reshape.default, torch.ops.aten._unsafe_view.default)
-    return node.target in reshapes or (isinstance(node.target, OpOverload) and node.target.is_view)

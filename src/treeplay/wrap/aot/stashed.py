@@ -11,6 +11,8 @@ import torch
 import torch.fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from treeplay.device.host.operators import returns_memory
+
 IS_STASHED = "saved_tensor_with_no_vc_check"
 """Under this name torch notes at a node that eager keeps its value without noticing later writes."""
 
@@ -25,12 +27,7 @@ def compute_once_what_is_stashed(joint: torch.fx.GraphModule) -> None:
     for node in joint.graph.nodes:
         if node.op != "call_function" or node in stashed or stashed.isdisjoint(node.all_input_nodes):
             continue
-        if _is_view(node):
+        if returns_memory(node.target):
             stashed.add(node)
         elif node.meta.get("partitioner_tag") != "is_backward":
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
-
-
-def _is_view(node: torch.fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(returned.alias_info is not None for returned in schema.returns)

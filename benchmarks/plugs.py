@@ -5,11 +5,11 @@ the same. So before a capture begins in earnest, free blocks are laid out, one t
 intermediate up to that size, with something between them. The allocator prefers an exact fit, so that memory is reused by
 what is equally large and by nothing else.
 
-    plugs = plan_plugs(seen.most_alive, outputs)            from the first capture, which is made without
+    plugs = plan_plugs(most_alive_of(seen.entries), outputs)    from the first capture, which is made without
     with allocations(device, pool) as seen, capturing(...):
         guards = plugs.place(device, seed=1)                first of all, and kept until the capture ends
         outputs = run()
-    blocks = seen.after(guards.count)
+    blocks = seen.blocks[guards.count :]
 
 They cost memory while a program is recorded, about what the program itself needs; a limit leaves out the largest.
 """
@@ -17,12 +17,14 @@ They cost memory while a program is recorded, about what the program itself need
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from treeplay.values.nodes import Allocation, Placed
+from treeplay.values.nodes import Placed
 
 _SMALL_BYTES = 1 << 20  # the allocator keeps larger blocks apart from smaller ones
 _MOST_SPACERS = 16
@@ -77,7 +79,7 @@ class _Layout:
 
 def plan_plugs(most_alive: Mapping[int, int], outputs: Sequence[Placed], *, most_bytes: int = MOST_BYTES) -> Plugs:
     """Blocks for the sizes, with how many there are at a time, up to that of the largest output."""
-    largest = max((Allocation(output.start, output.nbytes).rounded for output in outputs), default=0)
+    largest = max((_rounded(output.nbytes) for output in outputs), default=0)
     sizes: list[int] = []
     total = 0
     for size, count in sorted(most_alive.items()):
@@ -86,6 +88,25 @@ def plan_plugs(most_alive: Mapping[int, int], outputs: Sequence[Placed], *, most
             break
         sizes += [size] * count
     return Plugs(tuple(sizes))
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-max(nbytes, 1) // 512) * 512
+
+
+def most_alive_of(entries: Sequence[dict[str, Any]]) -> dict[int, int]:
+    """By size as the allocator rounds it, the most blocks that were allocated at a time, from the entries of its history."""
+    alive: Counter[int] = Counter()
+    most: Counter[int] = Counter()
+    sizes: dict[int, int] = {}
+    for entry in entries:
+        if entry["action"] == "alloc":
+            size = sizes[entry["addr"]] = _rounded(entry["size"])
+            alive[size] += 1
+            most[size] = max(most[size], alive[size])
+        elif entry["action"] == "free_completed" and entry["addr"] in sizes:
+            alive[sizes.pop(entry["addr"])] -= 1
+    return dict(most)
 
 
 def _bytes(count: int, device: torch.device) -> torch.Tensor:

@@ -1,0 +1,97 @@
+"""What a run depends on: guards by kind, each object once. `reach.py` collects them, `check.py` asks them."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from treeplay.guards.conditions import Asked, Code, Container, Data, Items, Members, Table
+from treeplay.guards.entries import hashed, keys_of, spot_of
+from treeplay.torch_seam.patched import ABSENT
+from treeplay.values.place import How, Place
+
+
+class Dependencies:
+    """The guards of a recording, and what is asked of all of them together."""
+
+    def __init__(self) -> None:
+        self.tables: list[Table] = []
+        self.items: list[Items] = []
+        self.members: list[Members] = []
+        self.asked: list[Asked] = []
+        self.references: list[weakref.ref[Any]] = []
+        self.functions: list[Code] = []
+        self.kinds: list[tuple[Any, type, str]] = []
+        self.data: list[Data] = []
+        self.tensors: dict[int, tuple[torch.Tensor, str]] = {}
+        self.containers: dict[int, Container] = {}
+        self.orders: dict[
+            type, tuple[type, ...]
+        ] = {}  # classes, and in which order theirs and their bases' entries count
+
+    def add_table(self, table: Table) -> None:
+        """One more guarded dictionary."""
+        self.tables.append(table)
+        if table.is_whole:
+            self.containers.setdefault(id(table.holder), table)
+
+    def free(self, spots: Iterable[tuple[int, Any]], written: Iterable[tuple[int, Any]]) -> None:
+        """Leave out what the warm call reads anew and checks by itself, and be generous where a replay writes itself.
+
+        A tensor that is a key of a dictionary, as a parameter is of its optimizer's state, may not be another one.
+        """
+        own, slots = set(spots), set(written)
+        keys_of_tables = {id(key) for table in self.tables if table.is_whole for key in table.recorded}
+        guard: Container
+        for guard in (*self.tables, *self.items):
+            keys = keys_of(guard)
+            here = id(guard.holder)
+            guard.free |= {
+                key for key in keys if (here, hashed(key)) in own and id(guard.recorded[key]) not in keys_of_tables
+            }
+            if isinstance(guard, Table):
+                guard.written |= {key for key in keys if (here, hashed(key)) in slots}
+                guard.is_steady = not guard.written
+            else:
+                guard.free |= {key for key in keys if (here, key) in slots}
+        for asked in self.asked:
+            is_own = asked.spot in own and id(asked.recorded) not in keys_of_tables
+            asked.is_free = is_own or asked.spot in slots
+
+    def guard_the_way(self, places: Iterable[Place]) -> None:
+        """Guard every step to `places` that nothing guards yet: a warm call goes this way, the run may have gone another."""
+        known = {(id(guard.holder), hashed(key)) for guard in (*self.tables, *self.items) for key in keys_of(guard)}
+        known |= {asked.spot for asked in self.asked if asked.spot is not None}
+        for place in places:
+            step = place.parent
+            while step is not None:
+                spot = spot_of(step) if step.how not in (How.ROOT, How.ARGUMENT, How.GRAD) else None
+                if spot is not None and spot not in known:
+                    known.add(spot)
+                    asked = Asked(functools.partial(step.read_or, ABSENT), str(step), spot)
+                    self.asked.append(asked)
+                    self._stay_at(asked.recorded)
+                step = step.parent
+
+    def pinned(self) -> set[tuple[int, Any]]:
+        """Entries whose values a warm call finds to be the very objects that were compared last, as long as nothing changes."""
+        found = {(id(table.holder), hashed(key)) for table in self.tables if table.is_steady for key in keys_of(table)}
+        found |= {(id(items.holder), at) for items in self.items for at in keys_of(items) if at not in items.free}
+        return found | {asked.spot for asked in self.asked if asked.spot is not None and not asked.is_free}
+
+    def forget(self) -> None:
+        """Hold nothing any more."""
+        for found in (self.tables, self.items, self.members, self.asked, self.kinds, self.functions, self.data):
+            found.clear()
+        for by_object in (self.containers, self.tensors, self.orders):
+            by_object.clear()
+
+    def _stay_at(self, value: Any) -> None:
+        """The run and a warm call go to this container by two ways, and it may not be replaced on one of them alone."""
+        guard = self.containers.get(id(value))
+        if guard is not None:
+            guard.may_be_replaced = False

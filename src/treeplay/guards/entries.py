@@ -1,0 +1,100 @@
+"""Entries of dictionaries, lists, classes and objects: which one a place is, and which of them count."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import types
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from treeplay.guards.conditions import Container, Table
+from treeplay.torch_seam.patched import ABSENT
+from treeplay.values.kinds import is_a, table_of
+from treeplay.values.place import How, Place
+
+# What Python itself puts into the dictionary of a class, and none of a program's business.
+_OF_THE_CLASS = frozenset(
+    [
+        "__doc__",
+        "__module__",
+        "__annotations__",
+        "__static_attributes__",
+        "__firstlineno__",
+        "__slotnames__",
+        "__abstractmethods__",
+        "__weakref__",
+        "__dict__",
+        "__parameters__",
+        "__orig_bases__",
+        "__annotate__",
+        "__annotations_cache__",
+        "__match_args__",
+    ]
+)
+
+
+def spot_of(place: Place) -> tuple[int, Any] | None:
+    """Which entry of which dictionary, list or object a place is; None for a gradient, which is in none."""
+    holder, key = place.holder, place.key
+    if place.how is How.CELL:
+        return id(holder), None
+    if place.how is How.ATTRIBUTE:
+        table = real_table(holder) if is_a(holder, type) else table_of(holder)
+        return (id(table), key) if table is not None and key in table else (id(holder), key)
+    return (id(holder), hashed(key)) if place.how is How.ITEM else None
+
+
+def keys_of(guard: Container) -> Iterable[Any]:
+    """The keys of what a guard recorded, or its positions."""
+    return guard.recorded if isinstance(guard, Table) else range(len(guard.recorded))
+
+
+def hashed(key: Any) -> Any:
+    """A key as a part of a spot: by its value if nobody can have redefined that."""
+    return key if type(key) in (str, int) else id(key)
+
+
+def matters(names: Collection[str], asks: bool, name: Any) -> bool:
+    """Whether an entry of a class counts, where the run read `names`; `asks`: or computed some."""
+    if is_a(name, str) and name[:2] == "__" and name[-2:] == "__":
+        return name not in _OF_THE_CLASS
+    return (asks or name in names) and name[:5] != "_abc_"
+
+
+def is_of_the_program(name: Any) -> bool:
+    """Whether an entry of a module is none that the import system keeps there."""
+    return not (is_a(name, str) and name[:2] == "__" and name[-2:] == "__")
+
+
+def real_table(cls: type) -> dict[str, Any]:
+    """The dictionary behind the view of it that a class shows."""
+    table: dict[str, Any] = gc.get_referents(vars(cls))[0]
+    return table
+
+
+def is_found_on(cls: type, name: str) -> bool:
+    """Whether a class gives `name` by something that goes before the object's own attributes."""
+    for base in cls.__mro__:
+        if name in vars(base):
+            entry = vars(base)[name]
+            return hasattr(type(entry), "__set__") or name[:2] == name[-2:] == "__"
+    return False
+
+
+def content_of(cell: types.CellType) -> Any:
+    """What a closure cell holds."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT
+
+
+def entry_in_thread(local: threading.local, name: str) -> Any:
+    """What this thread has put into a `threading.local`."""
+    return vars(local).get(name, ABSENT)
+
+
+def names_in_thread(local: threading.local) -> tuple[str, ...]:
+    """Under which names this thread has put something into a `threading.local`."""
+    return tuple(vars(local))

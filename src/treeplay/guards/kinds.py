@@ -1,0 +1,69 @@
+"""Kinds of objects that a walk over what a run read treats apart."""
+
+from __future__ import annotations
+
+import array
+import collections
+import ctypes
+import importlib.machinery
+import logging
+import sys
+import types
+
+import torch
+
+from treeplay.torch_seam.operators import BINDING, OpOverload, OpOverloadPacket
+
+# Immutable, or without anything that a program could see change; what some of them refer to is entered elsewhere.
+VALUES = frozenset({int, bool, float, complex, str, bytes, type(None), type(...), type(NotImplemented), slice, range})
+HARMLESS: tuple[type, ...] = (
+    *((BINDING,) if BINDING.__name__.startswith("pybind11") else ()),
+    types.CodeType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Generator,
+    OpOverload,
+    OpOverloadPacket,
+    importlib.machinery.ModuleSpec,
+    logging.Handler,  # where messages go, and nothing comes back from
+    logging.Manager,
+    logging.PlaceHolder,
+    torch.SymInt,
+    torch.SymFloat,
+    torch.SymBool,
+)
+VIEWS: tuple[type, ...] = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
+WRAPPERS = (staticmethod, classmethod)
+CONTAINERS = (dict, list, set, frozenset, tuple, collections.deque)
+_CData: type = ctypes.c_int.__mro__[-2]
+
+
+def _memories() -> tuple[type, ...]:
+    numpy = sys.modules.get("numpy")
+    return (bytearray, memoryview, array.array, _CData, *((numpy.ndarray,) if numpy is not None else ()))
+
+
+class _Memories(type):
+    def __subclasscheck__(cls, other: type) -> bool:
+        return issubclass(other, _memories())
+
+
+class Memory(metaclass=_Memories):
+    """Memory without tensors: a NumPy array, if NumPy is there, or bytes that can change."""
+
+
+class _NumpyScalars(type):
+    def __subclasscheck__(cls, other: type) -> bool:
+        numpy = sys.modules.get("numpy")
+        return numpy is not None and issubclass(other, numpy.generic)
+
+
+class NumpyScalar(metaclass=_NumpyScalars):
+    """A number of NumPy's."""

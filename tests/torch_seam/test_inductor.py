@@ -1,0 +1,45 @@
+"""What of Inductor is changed while a graph of ours is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+class Kernel:
+    """As much of a kernel of Inductor's scheduler as is told its dependencies."""
+
+    mutation_renames = {"given": "written"}
+
+    def __init__(self, *reads: Any) -> None:
+        self.set_read_writes(_of(*reads))
+
+    def set_read_writes(self, found: Any) -> None:
+        self.read_writes = found
+
+
+def _of(*reads: Any) -> Any:
+    from torch._inductor.dependencies import ReadWrites
+    from torch.utils._ordered_set import OrderedSet
+
+    return ReadWrites(OrderedSet(reads), OrderedSet(), OrderedSet())
+
+
+def test_a_kernel_that_gets_other_loops_stays_behind_those_that_read_what_it_overwrites(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in torch 2.11, in which the dependencies are read off the new loops alone."""
+    from torch._inductor.dependencies import StarDep, WeakDep
+    from torch._inductor.scheduler import SchedulerNode
+
+    from treeplay.torch_seam.inductor import keeping_order
+
+    monkeypatch.setattr(
+        SchedulerNode, "recompute_size_and_body", lambda node: node.set_read_writes(_of(StarDep("given")))
+    )
+    behind = WeakDep("reads_it", mutating_buf="writes_it")
+    kernel: Any = Kernel(behind)
+    with keeping_order():
+        SchedulerNode.recompute_size_and_body(kernel)
+    assert set(kernel.read_writes.reads) == {behind, StarDep("written")}

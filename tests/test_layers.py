@@ -26,10 +26,10 @@ sandbox        errors locks torch_seam observe
 relocate       values errors
 device         values errors settings locks torch_seam generated observe sandbox relocate
 graphs         values errors settings locks torch_seam generated observe sandbox device
-guards         values torch_seam generated device
+guards         values torch_seam generated sandbox
 trace          values errors locks torch_seam observe sandbox device guards
 wrap           values errors locks torch_seam generated graph_check observe sandbox device guards trace
-lower          values errors torch_seam generated graph_check observe device trace
+lower          values errors torch_seam generated graph_check observe sandbox device trace
 plan           values errors torch_seam device trace lower
 tree           values errors settings locks torch_seam generated observe sandbox device trace wrap lower
 backend        values errors settings locks torch_seam generated graph_check observe sandbox device trace wrap lower

@@ -30,8 +30,8 @@ from treeplay.device.host.operators import (
 )
 from treeplay.device.host.rules import refusal_of, refusal_of_method, refusal_of_tensors
 from treeplay.device.host.tape import HostTape, leaves_of
-from treeplay.device.teardown import Teardown
 from treeplay.errors import CaptureFailed, UsageError
+from treeplay.sandbox.teardown import Teardown
 from treeplay.torch_seam.modes import TorchDispatchMode, functions_unwatched, is_innermost_mode, native_layers
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.values.refusal import Reason

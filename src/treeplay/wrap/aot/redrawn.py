@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from treeplay.device.generators import moving
 from treeplay.device.host.operators import is_random
+from treeplay.sandbox.generators import moving
 from treeplay.torch_seam import trees as pytree
 from treeplay.wrap.aot.plan import Draw
 

@@ -27,10 +27,10 @@ relocate       values errors
 device         values errors settings locks torch_seam generated observe sandbox relocate
 graphs         values errors settings locks torch_seam generated observe sandbox device
 guards         values torch_seam generated sandbox
-trace          values errors locks torch_seam observe sandbox device guards
-wrap           values errors locks torch_seam generated graph_check observe sandbox device guards trace
+trace          values errors locks torch_seam observe sandbox guards
+wrap           values errors locks torch_seam generated graph_check observe sandbox guards trace
 lower          values errors torch_seam generated graph_check observe sandbox device trace
-plan           values errors torch_seam device trace lower
+plan           values errors torch_seam trace lower
 tree           values errors settings locks torch_seam generated observe sandbox device trace wrap lower
 backend        values errors settings locks torch_seam generated graph_check observe sandbox device trace wrap lower
                plan

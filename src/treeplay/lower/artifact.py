@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.device.host.operators import is_random
 from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
 from treeplay.lower import late, masked, memory, signs
@@ -49,6 +48,7 @@ from treeplay.torch_seam.inductor import (
 from treeplay.torch_seam.inductor import compile_lock as compile_lock
 from treeplay.torch_seam.inductor import force_stride_order as force_stride_order
 from treeplay.torch_seam.operators import OpOverload
+from treeplay.torch_seam.schemas import is_random
 
 _OPTIONS: dict[str, Any] = {
     "triton.cudagraphs": False,

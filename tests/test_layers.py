@@ -26,11 +26,11 @@ sandbox        errors locks torch_seam observe
 relocate       values errors
 device         values errors settings locks torch_seam codegen observe sandbox relocate
 graphs         values errors settings locks torch_seam codegen observe sandbox device
-guards         values torch_seam codegen device
-trace          values errors locks torch_seam observe sandbox device guards
-wrap           values errors locks torch_seam codegen graph_check observe sandbox device guards trace
-lower          values errors torch_seam codegen graph_check observe device trace
-plan           values errors torch_seam device trace lower
+guards         values torch_seam codegen sandbox
+trace          values errors locks torch_seam observe sandbox guards
+wrap           values errors locks torch_seam codegen graph_check observe sandbox guards trace
+lower          values errors torch_seam codegen graph_check observe sandbox device trace
+plan           values errors torch_seam trace lower
 tree           values errors settings locks torch_seam codegen observe sandbox device trace wrap lower
 backend        values errors settings locks torch_seam codegen graph_check observe sandbox device trace wrap lower
                plan

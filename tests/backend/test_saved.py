@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from treeplay.backend.differentiable import trace_flat
 from treeplay.backend.keeping import Keeping, keep_for_backward
 from treeplay.backend.saved import callers_tensors, least_memory
-from treeplay.device.host.operators import KEEPS_FOR_BACKWARD
+from treeplay.torch_seam.schemas import KEEPS_FOR_BACKWARD
 from treeplay.wrap.aot import Compilers, wrap_function
 
 

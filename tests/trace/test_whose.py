@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from treeplay.device.teardown import each
+from treeplay.sandbox.teardown import each
 from treeplay.trace.whose import assigned_in, changes_in
 
 

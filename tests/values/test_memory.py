@@ -60,7 +60,7 @@ def worlds(draw: st.DrawFn) -> tuple[list[Piece], list[Piece]]:
 
 def found(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[Fresh | View | None]:
     memory = OutputMemory(map(extent_of, inputs))
-    return [memory.ref(extent_of(output), extent_of(whole(output))) for output in outputs]
+    return [memory.ref(extent, extent.whole) for extent in map(extent_of, outputs)]
 
 
 def made_again(ref: Fresh | View, inputs: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -134,3 +134,8 @@ def test_of_several_inputs_in_one_storage_a_view_is_of_the_one_it_lies_in() -> N
     x = torch.arange(8.0)
     assert found([x[:4], x[4:]], [x[5:7]]) == [View(SameAsInput(1), Layout((2,), (1,), 1))]
     assert found([x[2:4], x[4:]], [x]) == [View(SameAsInput(0), Layout((8,), (1,), -2))]
+
+
+def test_the_whole_of_an_extent_is_all_of_its_storage() -> None:
+    for tensor in (torch.ones(6), torch.ones(6)[1:], torch.ones(2, 3).t(), torch.ones(6).view(torch.float64)[:2]):
+        assert extent_of(tensor).whole.is_like(extent_of(whole(tensor)))

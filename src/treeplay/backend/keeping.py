@@ -7,8 +7,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.device.host.operators import KEEPS_FOR_BACKWARD
 from treeplay.torch_seam import trees as pytree
+from treeplay.torch_seam.schemas import KEEPS_FOR_BACKWARD
 
 
 def keep_for_backward(module: torch.fx.GraphModule) -> bool:

@@ -15,9 +15,9 @@ import torch.fx
 from treeplay.backend.account import Account
 from treeplay.backend.keeping import Keeping
 from treeplay.backend.replayed import CompiledGraph, Replayed
-from treeplay.device.host.operators import is_random
 from treeplay.device.protocol import Births, Device
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
+from treeplay.torch_seam.schemas import is_random
 from treeplay.values.captured import Role
 
 Boxed = Callable[[list[Any]], Sequence[Any]]

@@ -65,7 +65,7 @@ def _in_memory(result: torch.Tensor, at: int, memory: OutputMemory, tensors: Seq
     inside = [tensors[owner] for owner in memory.owners(extent)]
     if len(inside) > 1:  # in one memory today, and nobody checks that they are tomorrow
         return f"result {at} is a view of memory that inputs {', '.join(map(str, inside))} share"
-    ref = memory.ref(extent, extent_of(whole(result)))
+    ref = memory.ref(extent, extent.whole)
     if ref is None or (isinstance(ref, View) and ref.cast is not None):
         of = f"input {inside[0]}" if inside else "an earlier result"
         return f"result {at} is a view of {of} with another dtype"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from treeplay.device.generators import unmoved
+from treeplay.sandbox.generators import unmoved
 from treeplay.torch_seam import modes
 from treeplay.torch_seam.flags import autocast_state, set_autocast_state
 

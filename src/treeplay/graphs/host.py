@@ -11,13 +11,13 @@ import torch
 from treeplay.device.host.dot import dot_of
 from treeplay.device.host.recorder import Recorder
 from treeplay.device.host.tape import HostTape
-from treeplay.device.teardown import Teardown
 from treeplay.device.turns import turns
 from treeplay.errors import UsageError
 from treeplay.graphs.device import CaptureHoldings, Wish, counted, refuse_stream
 from treeplay.graphs.inputs import Inputs
 from treeplay.graphs.pools import Pool, host_pools, new_pool
 from treeplay.observe.once import warn_here
+from treeplay.sandbox.teardown import Teardown
 from treeplay.torch_seam.tensors import storage_of
 
 

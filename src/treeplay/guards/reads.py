@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from treeplay.device.teardown import Teardown, each
 from treeplay.guards.ran import noting
+from treeplay.sandbox.teardown import Teardown, each
 from treeplay.torch_seam.dynamo import skip_code
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.patched import ABSENT, stand_in

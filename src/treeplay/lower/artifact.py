@@ -12,8 +12,6 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.device.generators import unmoved
-from treeplay.device.host.operators import is_random
 from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
 from treeplay.lower import late, masked, memory, signs
@@ -25,6 +23,7 @@ from treeplay.lower.layouts import has_convolutions_both_ways, put_channels_last
 from treeplay.lower.memory import Groups, groups_of, keep_apart
 from treeplay.lower.signs import keep_signs, with_signs
 from treeplay.observe import counters
+from treeplay.sandbox.generators import unmoved
 from treeplay.torch_seam import trees as pytree
 from treeplay.torch_seam.context import TracingContext, tracing
 from treeplay.torch_seam.fakes import FakeTensor, FakeTensorMode
@@ -49,6 +48,7 @@ from treeplay.torch_seam.inductor import (
 from treeplay.torch_seam.inductor import compile_lock as compile_lock
 from treeplay.torch_seam.inductor import force_stride_order as force_stride_order
 from treeplay.torch_seam.operators import OpOverload
+from treeplay.torch_seam.schemas import is_random
 
 _OPTIONS: dict[str, Any] = {
     "triton.cudagraphs": False,

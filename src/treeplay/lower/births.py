@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from treeplay.device.host.tape import leaves_of
 from treeplay.device.protocol import Births
 from treeplay.torch_seam.modes import TorchDispatchMode
+from treeplay.torch_seam.schemas import leaves_of
 from treeplay.torch_seam.tensors import storage_of
 
 

@@ -15,13 +15,13 @@ import torch.fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from treeplay.device.host.operators import is_random
 from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
 from treeplay.lower.aten.memory import empty_like_spec
 from treeplay.lower.births import tell_results
 from treeplay.torch_seam.fakes import FakeTensorMode
 from treeplay.torch_seam.operators import OpOverload
+from treeplay.torch_seam.schemas import is_random
 from treeplay.trace.scalar_ops import FORMULAS
 from treeplay.values.spec import TensorSpec
 

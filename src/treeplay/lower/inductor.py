@@ -13,7 +13,6 @@ import warnings
 import torch
 import torch.fx
 
-from treeplay.device.host.operators import KEEPS_FOR_BACKWARD
 from treeplay.errors import LoweringError
 from treeplay.graph_check import check_graph, check_module
 from treeplay.lower.functional import Tensors, make_functional
@@ -22,6 +21,7 @@ from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.numbers import Numbers, Vector, split_numbers
 from treeplay.lower.shared_lists import with_shared_lists_apart
 from treeplay.lower.written_out import WRITTEN_OUT
+from treeplay.torch_seam.schemas import KEEPS_FOR_BACKWARD
 from treeplay.values.spec import TensorSpec
 
 

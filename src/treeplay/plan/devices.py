@@ -13,8 +13,8 @@ from dataclasses import replace
 import torch
 import torch.fx
 
-from treeplay.device.host.operators import is_random
 from treeplay.errors import Refusal
+from treeplay.torch_seam.schemas import is_random
 from treeplay.trace.prune import acts
 from treeplay.trace.traced import Trace
 from treeplay.values.place import How, Place

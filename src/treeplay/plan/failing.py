@@ -18,10 +18,10 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.device.host.operators import is_random
 from treeplay.lower.aten.storage import written_by
 from treeplay.lower.checked import CONDITIONS
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
+from treeplay.torch_seam.schemas import is_random
 from treeplay.trace.prune import acts
 from treeplay.values.failing import InRange, ToKeep
 

@@ -34,12 +34,12 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 def extent_of(tensor: torch.Tensor) -> Extent:
-    """The memory of a strided tensor. That of one without data has no addresses."""
+    """The memory of a strided tensor."""
     storage, spec = tensor.untyped_storage(), TensorSpec.of(tensor)
-    begin = 0 if storage.device.type == "meta" else storage.data_ptr()
-    end = begin + storage.nbytes() if begin else 0
-    address = begin + int(tensor.storage_offset()) * spec.dtype.itemsize
-    return Extent(int(storage._cdata), begin, end, address, spec)
+    begin = None if storage.device.type == "meta" else storage.data_ptr()  # of a fake too
+    return Extent(
+        int(storage._cdata), begin, storage.nbytes(), int(tensor.storage_offset()) * spec.dtype.itemsize, spec
+    )
 
 
 def uses_of_storage(tensor: torch.Tensor) -> int:

@@ -19,10 +19,10 @@ import torch
 import torch.fx
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from treeplay.device.generators import has_company
-from treeplay.device.teardown import Teardown
 from treeplay.errors import Refusal, TooEarly
+from treeplay.sandbox.generators import has_company
 from treeplay.sandbox.interrupts import uninterrupted
+from treeplay.sandbox.teardown import Teardown
 from treeplay.torch_seam.autograd import histories_given
 from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.layers import register_call_hook

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from treeplay.device.host.operators import is_foreach_write, tell_autograd
 from treeplay.observe.lines import call_site, user_location
 from treeplay.sandbox.boundary import NoModesLeft
 from treeplay.torch_seam.modes import TorchDispatchMode
+from treeplay.torch_seam.schemas import is_foreach_write, tell_autograd
 from treeplay.trace.call import Call
 from treeplay.trace.layouts import Question, answer, question
 from treeplay.trace.log import LoggedCall, result_entry

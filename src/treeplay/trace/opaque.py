@@ -40,9 +40,9 @@ from typing import Any
 
 import torch
 
-from treeplay.device.collection import no_collection
 from treeplay.errors import InternalError, RanOtherwise, Refusal
 from treeplay.guards.reads import Reads
+from treeplay.sandbox.collection import no_collection
 from treeplay.torch_seam.autograd import version_of
 from treeplay.trace.apart import may_have_drawn, told_apart
 from treeplay.trace.call import Call, call_of, home_of

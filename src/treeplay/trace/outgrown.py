@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.device.host.tape import leaves_of
+from treeplay.torch_seam.schemas import leaves_of
 
 aten = torch.ops.aten
 _EMPTY = frozenset(

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 import torch.fx
 
-from treeplay.device.host.operators import is_random
 from treeplay.torch_seam.operators import OpOverload
+from treeplay.torch_seam.schemas import is_random
 
 _NO_EFFECT = frozenset({torch.ops.aten._assert_tensor_metadata.default})  # checks what a trace knows
 TORCHS_OWN = frozenset(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from treeplay.device.teardown import each
+from treeplay.sandbox.teardown import each
 from treeplay.values.kinds import is_a
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from treeplay.device.generators import moving
-from treeplay.device.teardown import each
 from treeplay.guards.reads import Reads
 from treeplay.observe.rng import default_generators
+from treeplay.sandbox.generators import moving
+from treeplay.sandbox.teardown import each
 from treeplay.torch_seam.tensors import address_of
 
 # fmt: off

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from treeplay.device.generators import has_company
 from treeplay.errors import Refusal
 from treeplay.guards.reads import Reads
 from treeplay.observe.lines import user_location
+from treeplay.sandbox.generators import has_company
 from treeplay.torch_seam.autograd import autograd_function_arguments
 from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.modes import as_eager, native_layers

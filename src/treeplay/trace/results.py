@@ -12,7 +12,7 @@ from treeplay.trace.found import Survey
 from treeplay.trace.references import References
 from treeplay.trace.tape import TracedValue
 from treeplay.trace.tracer import Tracer
-from treeplay.values.memory import Extent, OutputMemory
+from treeplay.values.memory import Extent
 from treeplay.values.output import SameAsInput
 from treeplay.values.signature import Ref
 
@@ -21,10 +21,12 @@ class Results(References):
     """Collects the graph's outputs while references to them are made."""
 
     def __init__(self, tracer: Tracer, found: Survey) -> None:
-        super().__init__(found, tracer.refuse, OutputMemory(extent_of(seen.value.fake) for seen in tracer.tape.inputs))
+        super().__init__(found, tracer.refuse)
         self.tracer = tracer
         self.outputs: list[torch.fx.Node] = []
         self._is_inference: bool | None = None  # what new tensors are
+        self._inputs: list[torch.Tensor] = []
+        self._take_in_inputs()
 
     def _tensor(self, tensor: torch.Tensor) -> Ref:
         value = self.tracer.values.get(id(tensor))
@@ -35,6 +37,7 @@ class Results(References):
                     "result", "returns or stores a tensor that no traced operator made", "make it with torch operators"
                 )
             value = self.tracer.add_input(tensor)
+            self._take_in_inputs()
         if value.is_input:
             return SameAsInput(self._index(value))
         if value.fake.layout is not torch.strided or value.fake.is_conj() or value.fake.is_neg():
@@ -48,9 +51,7 @@ class Results(References):
         extent = extent_of(value.fake)
         if not self.memory.owners(extent):
             self._check_mode(tensor, value)
-        ref = self.in_memory(
-            tensor, extent, _extent_of_node(birth, extent), [seen.tensor for seen in self.tracer.tape.inputs]
-        )
+        ref = self.in_memory(tensor, extent, _extent_of_node(birth, extent), self._inputs)
         if ref is None:
             raise self.tracer.refuse(
                 "result",
@@ -61,6 +62,11 @@ class Results(References):
         if len(self.memory.made) > len(self.outputs):
             self.outputs.append(birth)
         return ref
+
+    def _take_in_inputs(self) -> None:
+        for seen in self.tracer.tape.inputs[len(self._inputs) :]:
+            self.memory.add_input(extent_of(seen.value.fake))
+            self._inputs.append(seen.tensor)
 
     @property
     def is_inference(self) -> bool | None:
@@ -84,4 +90,4 @@ class Results(References):
 def _extent_of_node(birth: torch.fx.Node, found: Extent) -> Extent:
     """The extent of what a node made, in the storage in which something was found."""
     spec, offset = birth.meta["spec"], birth.meta["offset"]
-    return replace(found, address=found.begin + offset * spec.dtype.itemsize, spec=spec)
+    return replace(found, offset=offset * spec.dtype.itemsize, spec=spec)

@@ -42,8 +42,8 @@ class Returned(References):
                 "return it as a plain tensor (.to_dense(), .resolve_conj(), .resolve_neg())",
             )
         self._check_history(tensor)
-        made = whole(tensor)
-        ref = self.in_memory(tensor, extent_of(tensor), extent_of(made), self._inputs)
+        extent = extent_of(tensor)
+        ref = self.in_memory(tensor, extent, extent.whole, self._inputs)
         if ref is None:
             raise self.refuse(
                 "result",
@@ -51,7 +51,7 @@ class Returned(References):
                 "return a copy of it (.clone())",
             )
         if len(self.memory.made) > len(self.outputs):
-            self.outputs.append(made)
+            self.outputs.append(whole(tensor))
         return ref
 
     def _check_history(self, tensor: torch.Tensor) -> None:

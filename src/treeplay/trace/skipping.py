@@ -22,9 +22,9 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.device.host.operators import is_random
 from treeplay.torch_seam.layers import scaled_step_replaced
 from treeplay.torch_seam.modes import functions_unwatched
+from treeplay.torch_seam.schemas import is_random
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.found import GONE
 from treeplay.trace.snapshot import Change, Snapshot

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from treeplay.device.teardown import Teardown, each
 from treeplay.sandbox.interrupts import uninterrupted
+from treeplay.sandbox.teardown import Teardown, each
 from treeplay.torch_seam.autograd import set_version, version_of
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.flags import autocast_state, set_autocast_state

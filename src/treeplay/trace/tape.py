@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.device.host.tape import leaves_of
+from treeplay.torch_seam.schemas import leaves_of
 from treeplay.trace.log import LoggedCall
 from treeplay.values.refusal import Reason
 

@@ -20,8 +20,6 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.device.host.operators import is_foreach_write, is_random, tell_autograd
-from treeplay.device.host.tape import leaves_of
 from treeplay.errors import Refusal
 from treeplay.guards.reads import Reads
 from treeplay.observe.lines import call_site, innermost_is_optimizer, user_location
@@ -33,6 +31,7 @@ from treeplay.torch_seam.fakes import (
     UnsupportedOperatorException,
 )
 from treeplay.torch_seam.modes import TorchDispatchMode, functions_unwatched
+from treeplay.torch_seam.schemas import is_foreach_write, is_random, leaves_of, tell_autograd
 from treeplay.torch_seam.tensors import address_of, storage_of
 from treeplay.torch_seam.trees import tree_map
 from treeplay.trace.fused import torchs_own

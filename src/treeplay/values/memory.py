@@ -11,7 +11,7 @@ Nothing else knows how outputs share memory: not the trace's fakes, not a record
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treeplay.values.layout import Layout
 from treeplay.values.output import Cast, Fresh, SameAsInput, View
@@ -20,16 +20,28 @@ from treeplay.values.spec import TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The memory of a tensor: its storage, and the address of its first element, in bytes.
-
-    Without data there are no addresses: they count from where the storage begins, whose `begin` and `end` are 0 then.
+    """The memory of a tensor, in bytes: its storage, of `size` bytes, and where in that its first element is. `begin` is the
+    address at which the storage begins; that of a tensor without data has none.
     """
 
     storage: Hashable
-    begin: int
-    end: int
-    address: int
+    begin: int | None
+    size: int
+    offset: int
     spec: TensorSpec
+
+    @property
+    def address(self) -> int:
+        """Where the first element is; without data it counts from where the storage begins."""
+        return (self.begin or 0) + self.offset
+
+    @property
+    def whole(self) -> Extent:
+        """All of the storage, as elements of the same dtype in a row; itself if it is all of it."""
+        if self.offset == 0 and self.spec.nbytes == self.size:
+            return self
+        length = self.size // self.spec.dtype.itemsize
+        return replace(self, offset=0, spec=TensorSpec((length,), (1,), self.spec.dtype, self.spec.device))
 
     def is_within(self, other: Extent) -> bool:
         """Whether its bytes are among those from the first to the last of `other`."""
@@ -70,7 +82,7 @@ class OutputMemory:
         if owners:
             index = next((at for at in owners if extent.is_within(self.inputs[at])), owners[0])
             return view_of(SameAsInput(index), self.inputs[index], extent)
-        keys = [("storage", extent.storage), *([("begin", extent.begin)] if extent.begin < extent.end else [])]
+        keys = [("storage", extent.storage), *([("begin", extent.begin)] if extent.begin and extent.size else [])]
         index = next((self._new[key] for key in keys if key in self._new), len(self.made))
         if index == len(self.made):
             self._new |= dict.fromkeys(keys, index)
@@ -82,9 +94,13 @@ class OutputMemory:
     def owners(self, extent: Extent) -> list[int]:
         """The inputs in whose storage `extent` lies; those of the very storage alone if there are any."""
         own = self._given.get(extent.storage)
-        if own is not None or extent.begin == extent.end:
+        if own is not None or extent.begin is None:
             return own or []
-        return [at for at, item in enumerate(self.inputs) if item.begin <= extent.begin < item.end]
+        return [
+            at
+            for at, item in enumerate(self.inputs)
+            if item.begin is not None and item.begin <= extent.begin < item.begin + item.size
+        ]
 
 
 def view_of(of: Fresh | SameAsInput, base: Extent, extent: Extent) -> View | None:

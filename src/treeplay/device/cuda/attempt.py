@@ -15,9 +15,9 @@ from treeplay.device.cuda.history import AllocationHistory, allocations
 from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.marks import Marks
 from treeplay.device.cuda.nodes import Shapes, read_nodes
-from treeplay.device.generators import moving
 from treeplay.device.protocol import Work
 from treeplay.errors import CaptureFailed
+from treeplay.sandbox.generators import moving
 from treeplay.values.nodes import CaptureNotes, Placed
 from treeplay.values.spec import TensorSpec
 

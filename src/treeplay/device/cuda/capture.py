@@ -26,9 +26,9 @@ import torch
 from treeplay.device.cuda import broken, driver, streams
 from treeplay.device.cuda.workspaces import Workspace, workspaces
 from treeplay.device.modes import check_error_mode
-from treeplay.device.teardown import Teardown
 from treeplay.device.turns import turns
 from treeplay.errors import UsageError
+from treeplay.sandbox.teardown import Teardown
 from treeplay.torch_seam import allocator
 
 Pool = tuple[int, int]

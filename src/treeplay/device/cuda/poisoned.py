@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 
 from treeplay.device.protocol import Replay, Work
-from treeplay.device.teardown import each
 from treeplay.observe import same
+from treeplay.sandbox.teardown import each
 
 _TOLERANCE = 1e-3
 

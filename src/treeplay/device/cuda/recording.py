@@ -16,7 +16,6 @@ from dataclasses import replace
 import torch
 from torch.cuda import is_current_stream_capturing as is_capturing
 
-from treeplay.device.collection import no_collection
 from treeplay.device.cuda.captured import CapturedGraph, capture_work
 from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.launch import weakly
@@ -26,6 +25,7 @@ from treeplay.errors import Explained, InternalError, UsageError
 from treeplay.observe import counters, warn_once
 from treeplay.observe.internal import tell_internal
 from treeplay.sandbox.boundary import Unmarked, internal
+from treeplay.sandbox.collection import no_collection
 from treeplay.settings import settings
 from treeplay.values.launch import LaunchFacts
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from treeplay.device.generators import has_company
-from treeplay.device.host.operators import is_random
 from treeplay.device.host.rules import seed_was_set, state_was_set, unregistered
-from treeplay.device.host.tape import leaves_of
+from treeplay.sandbox.generators import has_company
+from treeplay.torch_seam.schemas import is_random, leaves_of
 from treeplay.torch_seam.tensors import address_of
 from treeplay.values.refusal import Reason
 

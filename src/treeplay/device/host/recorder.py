@@ -20,19 +20,20 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from treeplay.device.host.draws import Draws
-from treeplay.device.host.operators import (
+from treeplay.device.host.rules import refusal_of, refusal_of_method, refusal_of_tensors
+from treeplay.device.host.tape import HostTape
+from treeplay.errors import CaptureFailed, UsageError
+from treeplay.sandbox.teardown import Teardown
+from treeplay.torch_seam.modes import TorchDispatchMode, functions_unwatched, is_innermost_mode, native_layers
+from treeplay.torch_seam.schemas import (
     EMPTY,
     aten,
     is_foreach_write,
     is_inplace_view,
     is_written,
+    leaves_of,
     tell_autograd,
 )
-from treeplay.device.host.rules import refusal_of, refusal_of_method, refusal_of_tensors
-from treeplay.device.host.tape import HostTape, leaves_of
-from treeplay.device.teardown import Teardown
-from treeplay.errors import CaptureFailed, UsageError
-from treeplay.torch_seam.modes import TorchDispatchMode, functions_unwatched, is_innermost_mode, native_layers
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.values.refusal import Reason
 

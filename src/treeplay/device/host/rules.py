@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from treeplay.device.host.operators import aten
 from treeplay.observe.lines import running_call
+from treeplay.torch_seam.schemas import aten
 from treeplay.torch_seam.trees import tree_iter
 from treeplay.values.refusal import Reason
 

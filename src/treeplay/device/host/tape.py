@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from treeplay.device.host.operators import KEEPS_FOR_BACKWARD, OutForm, out_form
 from treeplay.torch_seam.flags import without_autocast
+from treeplay.torch_seam.schemas import KEEPS_FOR_BACKWARD, OutForm, leaves_of, out_form
 from treeplay.torch_seam.tensors import storage_of, uses_of_storage
 
 Step = Callable[[], object]
@@ -102,15 +102,6 @@ class HostTape:
     def _numbered(self, tensors: Sequence[Any]) -> frozenset[int]:
         found = (storage_of(tensor) for tensor in tensors if tensor is not None)
         return frozenset(self.numbers.setdefault(storage, len(self.numbers)) for storage in found)
-
-
-def leaves_of(value: Any) -> list[Any]:
-    """The leaves of an operator's nested arguments, in order."""
-    if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in leaves_of(item)]
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in leaves_of(item)]
-    return [value]
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from treeplay.device.host.operators import (
+from treeplay.torch_seam.operators import OpOverload
+from treeplay.torch_seam.schemas import (
     COPIES,
     EMPTY,
     KEEPS_FOR_BACKWARD,
@@ -19,7 +20,6 @@ from treeplay.device.host.operators import (
     out_form,
     returns_count,
 )
-from treeplay.torch_seam.operators import OpOverload
 
 __all__ = [
     "CELLS",

@@ -242,7 +242,7 @@ def _view(
 
 def _extent(tensor: torch.Tensor, layout: Layout) -> Extent:
     spec = TensorSpec(layout.shape, layout.stride, tensor.dtype, tensor.device)
-    return Extent(None, 0, 0, layout.offset * spec.dtype.itemsize, spec)
+    return Extent(None, None, 0, layout.offset * spec.dtype.itemsize, spec)
 
 
 def _steps(sequence: Any) -> bytes | None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from treeplay.device.host.operators import returns_memory
 from treeplay.errors import InternalError
 from treeplay.observe.lines import location_in
 from treeplay.torch_seam import tensors
 from treeplay.torch_seam.aot import Traced, is_new
+from treeplay.torch_seam.schemas import returns_memory
 from treeplay.values.output import Fresh, values_used
 from treeplay.wrap.aot.capture import refusal
 from treeplay.wrap.aot.fresh import fresh_values

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from treeplay.device.host.operators import is_random
 from treeplay.torch_seam.aot import Traced
+from treeplay.torch_seam.schemas import is_random
 from treeplay.wrap.aot.capture import refusal
 
 _LARGEST = 2**63 - 1

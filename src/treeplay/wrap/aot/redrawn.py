@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from treeplay.device.generators import moving
-from treeplay.device.host.operators import is_random
+from treeplay.sandbox.generators import moving
 from treeplay.torch_seam import trees as pytree
+from treeplay.torch_seam.schemas import is_random
 from treeplay.wrap.aot.plan import Draw
 
 States = list[tuple[torch.Generator, torch.Tensor]]

@@ -11,7 +11,7 @@ import torch
 import torch.fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from treeplay.device.host.operators import returns_memory
+from treeplay.torch_seam.schemas import returns_memory
 
 IS_STASHED = "saved_tensor_with_no_vc_check"
 """Under this name torch notes at a node that eager keeps its value without noticing later writes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treeplay.device.teardown import Teardown
+from treeplay.sandbox.teardown import Teardown
 
 
 def failing(done: list[str], name: str) -> None:

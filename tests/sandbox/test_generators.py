@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils._mode_utils import no_dispatch
 
-from treeplay.device.generators import unmoved
+from treeplay.sandbox.generators import unmoved
 from treeplay.torch_seam.fakes import FakeTensorMode
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treeplay.device.host.operators import aten, is_inplace_view, is_random, is_written, out_form, returns_count
+from treeplay.torch_seam.schemas import aten, is_inplace_view, is_random, is_written, out_form, returns_count
 
 
 def test_what_is_written_is_told_by_the_schema() -> None:

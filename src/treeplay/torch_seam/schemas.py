@@ -131,3 +131,12 @@ def _outs_added(op: OpOverload, candidate: OpOverload) -> tuple[str, ...]:
         and all(is_written(argument) and argument.kwarg_only and str(argument.type) == "Tensor" for argument in added)
     )
     return tuple(argument.name for argument in added) if fits else ()
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """The leaves of an operator's nested arguments, in order."""
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in leaves_of(item)]
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in leaves_of(item)]
+    return [value]

@@ -24,8 +24,11 @@ lint: $(READY)
 gate: $(READY)
 	$(PYTEST)
 
+# A test may have the mark of a lower tier too, of its file for example.
+programs: LATER := or compile
+programs compile: HIGHER := models or
 unit programs compile models: $(READY)
-	$(PYTEST) -m $@
+	$(PYTEST) -m "$@ and not ($(HIGHER) gpu or soak $(LATER))"
 
 check: test
 

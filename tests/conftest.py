@@ -13,7 +13,7 @@ import pytest
 
 from support.interpreters import FreshPython, run_python
 from support.quick import leave_out_timing_of_guards
-from support.tiers import TIERS, WITHOUT_COMPILER, CompilerGate, compiled_code_of_this_run, sort_into_tiers
+from support.tiers import TIER, WITHOUT_COMPILER, CompilerGate, compiled_code_of_this_run, sort_into_tiers
 
 GATE = CompilerGate()
 
@@ -52,8 +52,7 @@ def fresh_process_state(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_compiler_but_in_its_tier(request: pytest.FixtureRequest) -> Iterator[None]:
-    marks = {mark.name for mark in request.node.iter_markers()} & set(TIERS)  # its tier, and that of its file
-    if not marks <= set(WITHOUT_COMPILER):
+    if request.node.stash[TIER] not in WITHOUT_COMPILER:
         yield
         return
     with GATE.shut():

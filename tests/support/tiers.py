@@ -30,6 +30,7 @@ import pytest
 
 TIERS = ("unit", "programs", "compile", "models", "gpu", "soak")
 WITHOUT_COMPILER = ("unit", "programs")
+TIER = pytest.StashKey[str]()
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -58,6 +59,7 @@ def sort_into_tiers(items: list[pytest.Item]) -> None:
         parameters = list(getattr(getattr(item, "callspec", None), "params", {}).values())
         tier = tier_of(item.path, marks, parameters, getattr(item, "fixturenames", ()))
         item.add_marker(tier)
+        item.stash[TIER] = tier
         needs = _why_no_gpu if "gpu" in marks else _why_no_compiler if _is_compiled(marks, parameters) else None
         if needs is not None and (reason := needs()):
             item.add_marker(pytest.mark.skip(reason=reason))
@@ -122,7 +124,7 @@ class CompilerGate(MetaPathFinder):
         def guarded(*args: Any, **options: Any) -> Any:
             if self._is_shut:
                 self._started.append(
-                    "a test of the tier `unit` started Inductor: mark it `compile`, or lower it to `aten`"
+                    "a test that is not in the tier `compile` started Inductor: mark it, or lower to `aten`"
                 )
                 pytest.fail(self._started[0])
             return compile_graph(*args, **options)

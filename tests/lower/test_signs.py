@@ -7,7 +7,6 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from support import assert_same
-from treeplay.lower.functional import fresh
 from treeplay.lower.signs import keep_signs, with_signs
 
 aten = torch.ops.aten
@@ -41,15 +40,11 @@ def test_negations_and_negative_zeros_elsewhere_than_on_the_cpu_are_products() -
         assert_same(found.signbit()[~found.isnan()], expected.signbit()[~expected.isnan()])
 
 
-def test_on_the_cpu_they_are_left_but_for_what_a_compiler_would_compare() -> None:
+def test_on_the_cpu_they_are_left() -> None:
     module = make_fx(program)(ZEROS)
     before = str(module.graph)
     keep_signs(module.graph)
     assert str(module.graph) == before
-    module = make_fx(lambda x: torch.full((2,), -0.0).clamp(-1, 1) * x.sum())(ZEROS)
-    keep_signs(module.graph)
-    (zero,) = module.graph.find_nodes(op="call_function", target=fresh)
-    assert [user.target for user in zero.users] == [aten.clamp.default]
 
 
 @pytest.mark.parametrize("divisor", [2, -2.0, ZEROS.flip(0)])

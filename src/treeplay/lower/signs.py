@@ -4,7 +4,6 @@ x.remainder(2)     x - floor(x / 2) * 2     0 for -0, and coarse where x / 2 is 
 a + b, complex     (a + 0) + (b + 0)        0 for -0                                      ─▶   as it is
 -x, on a GPU       0 - x                    0 for 0, eager has -0                         ─▶   x * -1
 x * -0.0, there    x * 0                    Triton writes any constant that is 0 as 0     ─▶   x * (0 * -1)
-max(-0.0, -1)      max(0, -1)               what Inductor knows it computes itself        ─▶   -0.0 in memory
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import torch
 import torch.fx
 from torch.fx import Node
 
-from treeplay.lower.functional import fresh
 from treeplay.torch_seam.operators import OpOverload
 
 aten = torch.ops.aten
@@ -24,14 +22,6 @@ aten = torch.ops.aten
 _NEGATIONS = frozenset({aten.neg.default, aten._neg_view.default})
 _CONSTANTS = {aten.full.default: 1, aten.scalar_tensor.default: 0}
 """What makes a tensor of one number, and where among its arguments that is."""
-
-
-_CHOICES = frozenset(
-    (
-        *(aten.minimum.default, aten.maximum.default, aten.clamp.default, aten.clamp.Tensor),
-        *(aten.clamp_min.default, aten.clamp_min.Tensor, aten.clamp_max.default, aten.clamp_max.Tensor),
-    )
-)
 
 
 def _remainder(dividend: Any, divisor: Any) -> Any:
@@ -49,17 +39,14 @@ def with_signs(table: dict[Any, Callable[..., Any]]) -> dict[Any, Callable[..., 
 
 
 def keep_signs(graph: torch.fx.Graph) -> None:
-    """Write negations and negative zeros of a functional graph, where they are computed on a GPU, as products; on the CPU
-    the greater or smaller of a negative zero that is known is found when it runs."""
+    """Write negations and negative zeros of a functional graph, where they are computed on a GPU, as products."""
     for node in list(graph.nodes):
         value = node.meta.get("val")
-        if node.op != "call_function" or not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+        if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.device.type == "cpu":
             continue
-        if value.device.type == "cpu":
-            is_compared = any(user.target in _CHOICES for user in node.users)
-            if is_compared and node.target in _CONSTANTS and any(map(_is_negative_zero, node.args)):
-                _put_in_memory(graph, node)
-        elif node.target in _NEGATIONS:
+        if not value.dtype.is_floating_point:
+            continue
+        if node.target in _NEGATIONS:
             node.target, node.args = aten.mul.Tensor, (node.args[0], -1.0)
         elif any(map(_is_negative_zero, node.args)):
             _keep_zero(graph, node)
@@ -106,16 +93,5 @@ def _negated(graph: torch.fx.Graph, node: Node, by: Any) -> Node:
 
 def _negate_result(graph: torch.fx.Graph, node: Node, by: Any) -> None:
     with graph.inserting_after(node):
-        _replace(node, _negated(graph, node, by))
-
-
-def _put_in_memory(graph: torch.fx.Graph, node: Node) -> None:
-    with graph.inserting_after(node):
-        made = graph.call_function(fresh, (node,))
-    made.meta.update(node.meta)
-    made.meta["val"] = torch.empty_like(node.meta["val"])
-    _replace(node, made)
-
-
-def _replace(node: Node, made: Node) -> None:
+        made = _negated(graph, node, by)
     node.replace_all_uses_with(made, lambda user: user is not made)

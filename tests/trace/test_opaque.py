@@ -431,3 +431,14 @@ def test_a_compiled_model_is_recorded_while_there_are_other_threads() -> None:
     finally:
         stop.set()
     assert len(captured.recordings) == 1 and captured.recordings[0].replays == 3
+
+
+def test_other_modules_are_still_compiled_after_a_compiled_model_was_recorded(fresh_dynamo: None) -> None:
+    compiled, graphs = torch.compile(nn.Sequential(nn.Linear(3, 4)), backend="eager"), list[Any]()
+    captured = Captured(lambda x: compiled(x), plain_calls=2)
+    other = torch.compile(nn.Sequential(nn.Linear(3, 5)), backend=lambda graph, _: graphs.append(graph) or graph)
+    with torch.no_grad():
+        for _ in range(3):
+            captured(x())
+        other(x())
+    assert len(graphs) == 1

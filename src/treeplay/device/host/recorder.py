@@ -24,6 +24,7 @@ from treeplay.device.host.rules import refusal_of, refusal_of_method, refusal_of
 from treeplay.device.host.tape import HostTape
 from treeplay.errors import CaptureFailed, UsageError
 from treeplay.sandbox.teardown import Teardown
+from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.modes import TorchDispatchMode, functions_unwatched, is_innermost_mode, native_layers
 from treeplay.torch_seam.schemas import (
     EMPTY,
@@ -71,6 +72,8 @@ class Recorder(TorchDispatchMode):
         """Start to record what this thread does."""
         self._draws.begin()
         entered: list[tuple[str, Any]] = [
+            # Under a mode compiled code runs as plain Python; and Dynamo, if it saw that, would never compile it again.
+            ("letting Dynamo look again", dynamo_off()),
             ("leaving native layers", self._native),
             ("leaving the function mode", self._reads),
             ("leaving the dispatch mode", self),

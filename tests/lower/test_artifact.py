@@ -58,6 +58,19 @@ def test_inductor_compiles_a_graph_of_fakes() -> None:
     assert torch.equal(run([torch.full((4,), 3.0)])[0], torch.full((4,), 5.0))
 
 
+@pytest.mark.compile
+def test_a_graph_of_which_nothing_is_left_empties_its_list_too() -> None:
+    from treeplay.lower import artifact
+
+    with FakeTensorMode(), torch.no_grad():
+        fakes = [torch.ones(2, 2)]
+        module = make_fx(lambda x: (aten.view.default(x, [2, 2]),), tracing_mode="real")(*fakes)
+    with artifact.compile_lock:
+        run = artifact.compile_graph(module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True)
+    given = [torch.full((2, 2), 3.0)]
+    assert torch.equal(run(given)[0], torch.full((2, 2), 3.0)) and given == []
+
+
 @pytest.mark.parametrize(
     ("operators", "is_worth"),
     [

@@ -217,3 +217,16 @@ def test_operators_that_come_to_write_into_their_argument_leave_what_is_read(pro
     found, expected = module(*mine), program(*theirs) or []
     assert all(map(torch.equal, [*found, *mine], [*expected, *theirs]))
     assert not {item.untyped_storage()._cdata for item in found} & {item.untyped_storage()._cdata for item in mine}
+
+
+def test_a_list_that_is_an_exponent_is_not_written_to() -> None:
+    """As the powers of Adam's betas are."""
+
+    def program(x: Tensor, y: Tensor) -> None:
+        powers = torch._foreach_pow(0.5, [x, y])
+        x.copy_(powers[1])
+        y.copy_(powers[0])
+
+    module = graph_of(program, 2)
+    keep_apart(module.graph, groups_of(module))
+    assert module.graph.find_nodes(op="call_function", target=aten._foreach_pow.ScalarAndTensor)

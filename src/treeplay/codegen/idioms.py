@@ -60,17 +60,20 @@ NO_GRAD = Switch(None, torch.is_grad_enabled, flags.set_grad_enabled, False)
 
 
 def switched(text: Writer, switches: Sequence[Switch], lines: Sequence[str], after: Sequence[str] = ()) -> None:
-    """Write `lines` under modes that are put back whatever happens; then `after`, whatever happens."""
+    """Write simple statements under modes that are put back whatever happens; then `after`, whatever happens."""
     before, within, restored = [], [], []
     for switch in switches:
         change = text.name(switch.set, switch.set.__name__.strip("_"))
         condition = ""
         if switch.name is not None:
             before.append(f"{switch.name} = {text.name(switch.ask, switch.ask.__name__.strip('_'))}()")
-            condition = f"if {'not ' if switch.wanted else ''}{switch.name}: "
+            condition = f"{switch.name} {'or' if switch.wanted else 'and'} "
         within.append(f"{condition}{change}({switch.wanted})")
         restored.append(f"{condition}{change}({not switch.wanted})")
     text.add(*before)
+    if len(lines) == 1:
+        text.add(f"try: {'; '.join([*within, *lines])}", f"finally: {'; '.join([*restored, *after])}")
+        return
     with text.block("try:"):  # Ctrl-C may come right after a mode was set
         text.add(*within, *lines)
     with text.block("finally:"):

@@ -14,13 +14,14 @@ import torch.fx
 
 from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
-from treeplay.lower import late, masked, memory, signs
+from treeplay.lower import late, masked, memory, scaled, signs
 from treeplay.lower.births import ResultsTold
 from treeplay.lower.checked import has_unchecked_scatter, with_checks
 from treeplay.lower.functional import apart, draws_often, fresh, settled
 from treeplay.lower.layouts import check_layouts as check_layouts
 from treeplay.lower.layouts import has_convolutions_both_ways, put_channels_last
 from treeplay.lower.memory import Groups, groups_of, keep_apart
+from treeplay.lower.scaled import write_out_scales
 from treeplay.lower.signs import keep_signs, with_signs
 from treeplay.observe import counters
 from treeplay.sandbox.generators import unmoved
@@ -49,6 +50,9 @@ from treeplay.torch_seam.inductor import compile_lock as compile_lock
 from treeplay.torch_seam.inductor import force_stride_order as force_stride_order
 from treeplay.torch_seam.operators import OpOverload
 from treeplay.torch_seam.schemas import is_random
+
+ArtifactCall = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+"""Takes its arguments in one list, which it empties."""
 
 _OPTIONS: dict[str, Any] = {
     "triton.cudagraphs": False,
@@ -134,7 +138,7 @@ class _LastRewrite(CustomGraphPass):
         return (
             None
             if None in told
-            else (get_hash_for_files(tuple(part.__file__ for part in (memory, late, masked, signs))), *told)
+            else (get_hash_for_files(tuple(part.__file__ for part in (memory, late, masked, scaled, signs))), *told)
         )
 
 
@@ -158,7 +162,7 @@ def compile_graph(
     visible: Sequence[int] | None = None,
     strides: list[Any] | None = None,
     groups: Groups | None = None,
-) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+) -> ArtifactCall:
     """Inductor's artifact for a functional graph, without the layers that torch puts around it.
 
     The results at `visible` (None: all) get the strides noted in the graph, others the strides that Inductor likes best.
@@ -191,6 +195,7 @@ def compile_graph(
         torch.no_grad(),
     ):
         groups = groups or groups_of(module)
+        write_out_scales(module.graph)
         module = joint_graph_passes(module)
         if _wants_channels_last(module, is_inference):
             put_channels_last(module, force_stride_order)
@@ -199,8 +204,19 @@ def compile_graph(
             compiled = compile_fx_inner(
                 module, fakes, cpp_wrapper=in_cpp, is_inference=is_inference, is_backward=is_backward
             )
-    call: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]] | None = getattr(compiled, "current_callable", None)
-    return call or compiled
+    call: ArtifactCall | None = getattr(compiled, "current_callable", None)
+    return call or _emptying(compiled)
+
+
+def _emptying(run: ArtifactCall) -> ArtifactCall:
+    """What Inductor gives for a graph of which its passes have left nothing, which does not empty the list of its arguments."""
+
+    def call(args: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        results = run(args)
+        args.clear()
+        return results
+
+    return call
 
 
 @contextlib.contextmanager

@@ -42,7 +42,9 @@ def is_in_place_list(target: Any) -> bool:
     if not isinstance(target, OpOverload):
         return False
     name = target._schema.name.removeprefix("aten::")
-    return name.startswith("_foreach_") and hasattr(aten, f"{name}_")
+    # Not powers of one number by a list.
+    is_list = isinstance(target._schema.arguments[0].type, torch.ListType)
+    return is_list and name.startswith("_foreach_") and hasattr(aten, f"{name}_")
 
 
 def reads_elsewhere(source: Node, target: Node, overwritten: Set[Any]) -> bool:

@@ -11,6 +11,7 @@ import torch
 from treeplay.observe.lines import call_site, user_location
 from treeplay.sandbox.boundary import NoModesLeft
 from treeplay.torch_seam.modes import TorchDispatchMode
+from treeplay.torch_seam.patched import Shared
 from treeplay.torch_seam.schemas import is_foreach_write, tell_autograd
 from treeplay.trace.call import Call
 from treeplay.trace.layouts import Question, answer, question
@@ -21,11 +22,6 @@ from treeplay.trace.tape import content
 aten = torch.ops.aten
 _UNLOGGED = frozenset({aten._local_scalar_dense.default, aten.detach.default})
 _LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
-_OF_NUMBERS = {
-    aten._ctc_loss.Tensor: (aten._ctc_loss.default, 2),
-    aten._ctc_loss_backward.Tensor: (aten._ctc_loss_backward.default, 3),
-}
-"""Operators that take lengths as tensors: those that take them as numbers, and where the two lengths stand."""
 
 
 class Log(list[LoggedCall]):
@@ -43,7 +39,6 @@ class Observer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        func, args = _unwatched(func, args)
         if func in _UNLOGGED or func.namespace == "profiler" or self.log.failure is not None:
             return func(*args, **kwargs)
         try:
@@ -72,16 +67,20 @@ class Observer(TorchDispatchMode):
         return asked, len(self.log) - 1
 
 
-def _unwatched(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """The operator that runs where no mode watches, with its arguments: `ctc_loss` then reads lengths that lie on the CPU as
-    numbers. Where a mode watches torch hands on the tensors, and the operator of a GPU takes none of the CPU."""
-    if func not in _OF_NUMBERS:
-        return func, args
-    plain, at = _OF_NUMBERS[func]
-    lengths = args[at : at + 2]
-    if all(length.device == args[0].device for length in lengths):
-        return func, args
-    return plain, (*args[:at], *(length.tolist() for length in lengths), *args[at + 2 :])
+def _lengths_as_numbers(original: Any, is_wanted: Callable[[], bool]) -> Any:
+    def ctc_loss(losses: Any, targets: Any, lengths: Any, target_lengths: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_wanted() and all(isinstance(value, torch.Tensor) for value in (losses, lengths, target_lengths)):
+            both = [value if value.device == losses.device else value.tolist() for value in (lengths, target_lengths)]
+            if not any(isinstance(value, torch.Tensor) for value in both):
+                lengths, target_lengths = both
+        return original(losses, targets, lengths, target_lengths, *args, **kwargs)
+
+    return ctc_loss
+
+
+_CTC_LOSS = Shared(torch, "ctc_loss", _lengths_as_numbers)
+"""With nobody watching, lengths on the CPU are read as numbers. Where a mode watches torch hands on the tensors, and the
+operators of a GPU take none of the CPU."""
 
 
 def observe(program: Callable[..., Any], call: Call) -> tuple[Any, Log]:
@@ -91,7 +90,7 @@ def observe(program: Callable[..., Any], call: Call) -> tuple[Any, Log]:
     """
     observer = Observer()
     # The mode belongs to this thread.
-    with NoModesLeft(), torch.autograd.set_multithreading_enabled(False), observer:
+    with NoModesLeft(), _CTC_LOSS.wanted(), torch.autograd.set_multithreading_enabled(False), observer:
         result = program(*call.args, **call.kwargs)
     try:
         observer.log.append(result_entry(result))

@@ -207,7 +207,7 @@ class _Call(Writer):
         take_random_values(self, self.plan)
         values = run_graph(self, is_boxed=self.is_boxed)
         line = f"values = {f'({values}){nothing}' if nothing else values}"
-        switched(self, [_WITHOUT_GRADIENTS], [line], ["if args: args.clear()"])
+        switched(self, [_WITHOUT_GRADIENTS], [line], ["args and args.clear()"])
         count_values(self, count)
         if self.plan.tokens:
             self.add(f"values = values[{self.plan.tokens}:]")

@@ -39,8 +39,11 @@ def test_an_inference_function_reads_as_if_typed_by_hand():
                 if not (check(args_0, v0)): return MISS
             except (KeyError, IndexError, AttributeError, ValueError, TypeError, RuntimeError):
                 return MISS
-            try: set_grad_enabled(False); out = run([args_0, v0], ())
-            finally: set_grad_enabled(True)
+            try:
+                set_grad_enabled(False)
+                out = run([args_0, v0], ())
+            finally:
+                set_grad_enabled(True)
             return out[0]
         """
     )

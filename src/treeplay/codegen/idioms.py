@@ -59,8 +59,11 @@ class Switch:
 NO_GRAD = Switch(None, torch.is_grad_enabled, flags.set_grad_enabled, False)
 
 
-def switched(text: Writer, switches: Sequence[Switch], lines: Sequence[str], after: Sequence[str] = ()) -> None:
-    """Write simple statements under modes that are put back whatever happens; then `after`, whatever happens."""
+def switched(
+    text: Writer, switches: Sequence[Switch], lines: Sequence[str], after: Sequence[str] = (), *, is_short: bool = False
+) -> None:
+    """Write `lines` under modes that are put back whatever happens; then `after`, whatever happens. With `is_short` they are
+    simple statements, and it takes two lines."""
     before, within, restored = [], [], []
     for switch in switches:
         change = text.name(switch.set, switch.set.__name__.strip("_"))
@@ -71,7 +74,7 @@ def switched(text: Writer, switches: Sequence[Switch], lines: Sequence[str], aft
         within.append(f"{condition}{change}({switch.wanted})")
         restored.append(f"{condition}{change}({not switch.wanted})")
     text.add(*before)
-    if len(lines) == 1:
+    if is_short:
         text.add(f"try: {'; '.join([*within, *lines])}", f"finally: {'; '.join([*restored, *after])}")
         return
     with text.block("try:"):  # Ctrl-C may come right after a mode was set

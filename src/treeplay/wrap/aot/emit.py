@@ -207,7 +207,7 @@ class _Call(Writer):
         take_random_values(self, self.plan)
         values = run_graph(self, is_boxed=self.is_boxed)
         line = f"values = {f'({values}){nothing}' if nothing else values}"
-        switched(self, [_WITHOUT_GRADIENTS], [line], ["args and args.clear()"])
+        switched(self, [_WITHOUT_GRADIENTS], [line], ["args and args.clear()"], is_short=True)
         count_values(self, count)
         if self.plan.tokens:
             self.add(f"values = values[{self.plan.tokens}:]")
@@ -231,7 +231,7 @@ class _Call(Writer):
         self.add("args.clear()")
         with self.aside() as lines:
             self.unpack((f"value{k}" for k in node.returned), f"run({passed})")
-        switched(self, _WITH_GRADIENTS, lines)
+        switched(self, _WITH_GRADIENTS, lines, is_short=len(lines) == 1)
 
     def value(self, value: int) -> str:
         return subclasses.value(self.plan, value) if self.plan.node is None else f"value{value}"

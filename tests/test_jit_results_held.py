@@ -132,3 +132,18 @@ def test_T20_a_result_that_another_stream_still_reads_is_not_written_again() -> 
     torch.cuda.synchronize()
     assert [found.item() for found in sums] == [8.0 * (2.0 * (1.0 + call) - 1) for call in range(20)]
     assert_recorded(recorded)
+
+
+def test_two_views_that_are_alike_are_two_tensors_and_one_returned_twice_is_one() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2 - 1
+        part = y[0]
+        return part, y[0], part, x[1], x[1]
+
+    jitted: Any = treeplay.jit(program, lower="aten", on_refusal="raise")
+    for _ in range(4):
+        x = torch.randn(3, 2)
+        one, other, again, first, second = jitted(x)
+        assert one is again and one is not other and first is not second
+        other.unsqueeze_(0)
+        assert one.shape == (2,) and torch.equal(one, x[0] * 2 - 1) and one.data_ptr() == other.data_ptr()

@@ -41,6 +41,7 @@ class References:
         self._shared: dict[int, int] = {}  # containers that the program made and put in several places, numbered
         self._open: set[int] = set()  # of these, those that are taken apart just now
         self._leaves: set[int] = set()  # outputs that will require gradients
+        self._views: collections.Counter[View] = collections.Counter()
 
     def ref(self, leaf: Any) -> Ref:
         """A reference to a leaf of the program's result, or of what it stored."""
@@ -152,7 +153,9 @@ class References:
         else:
             is_apart = not tensor.requires_grad or tensor.grad_fn is None
             is_detached = inputs[ref.of.index].requires_grad and torch.is_grad_enabled() and is_apart
-        return replace(ref, is_detached=is_detached, requires_grad=is_leaf)
+        view = replace(ref, is_detached=is_detached, requires_grad=is_leaf)
+        self._views[view] += 1
+        return replace(view, number=self._views[view] - 1)
 
     def check_class(self, tensor: torch.Tensor) -> None:
         """Refuse a parameter or buffer that the program makes."""

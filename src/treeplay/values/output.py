@@ -52,7 +52,8 @@ class View:
 
     `is_detached`: it has no part in the autograd history of what it is a view of. `requires_grad`: it is a leaf of its own.
     `cast`: it reads the memory as another dtype, and its offset counts from where the cast begins. `steps`: the view operators
-    that lead to it, pickled, where a trace noted them: taken again, they give the history that eager gives.
+    that lead to it, pickled, where a trace noted them: taken again, they give the history that eager gives. `number`: how many
+    other tensors there are just like it.
     """
 
     of: Fresh | SameAsInput
@@ -61,6 +62,7 @@ class View:
     requires_grad: bool = False
     cast: Cast | None = None
     steps: bytes | None = field(default=None, repr=False)
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,10 +69,9 @@ class Observer(TorchDispatchMode):
 
 def _lengths_as_numbers(original: Any, is_wanted: Callable[[], bool]) -> Any:
     def ctc_loss(losses: Any, targets: Any, lengths: Any, target_lengths: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_wanted() and all(isinstance(value, torch.Tensor) for value in (losses, lengths, target_lengths)):
-            both = [value if value.device == losses.device else value.tolist() for value in (lengths, target_lengths)]
-            if not any(isinstance(value, torch.Tensor) for value in both):
-                lengths, target_lengths = both
+        are_tensors = all(isinstance(value, torch.Tensor) for value in (losses, lengths, target_lengths))
+        if is_wanted() and are_tensors and losses.device not in (lengths.device, target_lengths.device):
+            lengths, target_lengths = lengths.tolist(), target_lengths.tolist()
         return original(losses, targets, lengths, target_lengths, *args, **kwargs)
 
     return ctc_loss

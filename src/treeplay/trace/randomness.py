@@ -19,18 +19,15 @@ from treeplay.sandbox.teardown import each
 from treeplay.torch_seam.tensors import address_of
 
 # fmt: off
-USES = frozenset(f"Generator.{name}" for name in (
-    "manual_seed", "seed", "set_state", "get_state", "initial_seed", "set_offset", "get_offset", "graphsafe_set_state",
-    "graphsafe_get_state", "clone_state",
+SETS = frozenset(f"Generator.{name}" for name in (
+    "manual_seed", "seed", "set_state", "set_offset", "graphsafe_set_state",
 ))
+"""The methods by which a program sets where a generator stands."""
+USES = SETS | {f"Generator.{name}" for name in (
+    "get_state", "initial_seed", "get_offset", "graphsafe_get_state", "clone_state",
+)}
 # fmt: on
-"""The methods by which a program sees or sets where a generator stands."""
-SETS = (
-    USES
-    - {f"Generator.{name}" for name in ("get_state", "initial_seed", "get_offset", "clone_state")}
-    - {"Generator.graphsafe_get_state"}
-)
-"""Those that set it."""
+"""Those, and the methods by which it sees where one stands."""
 
 
 class TrackedGenerators:

@@ -110,7 +110,8 @@ class UsageError(TreeplayError, RuntimeError):
 
 class PatternChanged(UsageError):
     """A compiled function that writes to its arguments was called with arguments that share memory in another way than
-    those it was compiled for. Nothing has run. `torch.compile` and `treeplay.jit` compile again by themselves."""
+    those it was compiled for, or with a parameter that needs a gradient only now. Nothing has run. `torch.compile` and
+    `treeplay.jit` compile again by themselves."""
 
 
 class CaptureFailed(Explained):

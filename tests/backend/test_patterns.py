@@ -90,3 +90,22 @@ def test_Wplus1_a_pattern_that_is_refused_runs_uncompiled(monkeypatch: pytest.Mo
         check(call, "same")
     for pattern in ("distinct", "same", "disjoint"):
         check(call, pattern)
+
+
+def test_a_parameter_that_is_frozen_and_trained_again_gets_its_gradient() -> None:
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return (model(x) ** 2).sum()
+
+    compiled = torch.compile(step, backend="treeplay", options={"inner": "aten"})
+    for is_trained in (False, True, False, True):
+        model[0].requires_grad_(is_trained)
+        found, expected = (
+            torch.autograd.grad(call(numbers(2, 3)), [p for p in model.parameters() if p.requires_grad])
+            for call in (compiled, step)
+        )
+        assert len(found) == (4 if is_trained else 2)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 
 THREADS, WIDTH, INPUTS, CHUNK = 4, 64, 8, 500
 REPLAYS = 1_000_000
-MOST_SECONDS = 140
+MOST_SECONDS = 400
 MOST_GROWTH = 32 << 20
 
 
@@ -172,7 +172,7 @@ def test_some_thousand_replays_while_recordings_are_made_and_dropped() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(260)
+@pytest.mark.timeout(480)
 def test_a_million_replays_from_four_threads_are_right_and_memory_is_flat(request: pytest.FixtureRequest) -> None:
     if "soak" not in request.config.getoption("-m"):
         pytest.skip("runs with -m soak")

@@ -279,6 +279,14 @@ def test_attributes_of_modules_are_noted() -> None:
     assert list(reads.names(made)) == ["rate", "other"] and "float32" in reads.names(torch)
 
 
+def test_modules_of_compilers_keep_their_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, watched = ModuleType("triton.language"), ModuleType("mine.triton")
+    for module in (kept, watched):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    with Reads([]):
+        assert type(kept) is ModuleType and type(watched) is not ModuleType
+
+
 def test_a_module_of_a_class_of_its_own_is_not_watched() -> None:
     class Lazy(ModuleType):
         pass

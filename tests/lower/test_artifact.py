@@ -129,3 +129,26 @@ def test_lists_that_inductor_hands_on_are_not_called_from_cpp(dtype: torch.dtype
     assert not artifact.is_worth_cpp(module.graph)
     assert artifact.is_worth_cpp(added.graph) == (not dtype.is_complex)
     assert artifact.is_worth_cpp(parts.graph) == (not dtype.is_complex)
+
+
+@pytest.mark.compile
+def test_results_of_padded_products_keep_their_strides(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.fx_passes import pad_mm
+
+    from treeplay.lower import artifact
+
+    def matmuls(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x @ y, (x @ y - 3).t().mm(x)
+
+    inputs = [torch.randn(6, 5), torch.randn(5, 7)]
+    with FakeTensorMode(), torch.no_grad():
+        fakes = [torch.empty(6, 5), torch.empty(5, 7)]
+        module = make_fx(matmuls, artifact.decompositions(eager_random=False), tracing_mode="real")(*fakes)
+    for condition in ("check_device", "has_triton"):  # torch pads products of GPUs alone
+        monkeypatch.setattr(pad_mm, condition, lambda *_: True)
+    monkeypatch.setattr(torch._inductor.config, "force_shape_pad", True)
+    with artifact.compile_lock:
+        run = artifact.compile_graph(module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True)
+    for found, expected in zip(run(list(inputs)), matmuls(*inputs), strict=True):
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(found, expected)

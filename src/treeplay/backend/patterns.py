@@ -3,7 +3,8 @@
 compile for one pattern ─▶ call fits ─▶ run         does not fit ─▶ the others ─▶ none does ─▶ compile for it, run
 
 A compiled call finds out by itself, before it does anything, whether it fits, and only where something is written. So
-calls of the usual pattern pay nothing here.
+calls of the usual pattern pay nothing here. Parameters that need a gradient again, where Dynamo does not see it, are such a
+pattern too.
 """
 
 from __future__ import annotations

@@ -17,9 +17,10 @@ from treeplay.backend.roles import argument_names, argument_roles
 from treeplay.backend.shapes import Program
 from treeplay.backend.traceable import traceable, with_numbers
 from treeplay.codegen import hide_from_dynamo
-from treeplay.errors import InternalError, Refusal, TreeplayError, Unrecorded
+from treeplay.errors import InternalError, PatternChanged, Refusal, TreeplayError, Unrecorded
 from treeplay.observe import counters
 from treeplay.sandbox.boundary import Boundary
+from treeplay.torch_seam.dynamo import GUARDS_FROZEN_PARAMETERS
 from treeplay.values.refusal import Reason
 from treeplay.wrap.aot import wrap_function
 
@@ -57,9 +58,15 @@ def wrapped(
         return uncompiled(job, program)
     counters.add("traces", "ok")
     held = source.held
+    frozen = () if GUARDS_FROZEN_PARAMETERS or not torch.is_grad_enabled() else frozen_parameters(inputs)
     as_it_is = program.forward if isinstance(program, torch.fx.GraphModule) else program  # it prints what fails
 
     def call(*args: Any) -> tuple[Any, ...]:
+        for at in frozen:
+            if args[at].requires_grad:
+                raise PatternChanged(
+                    f"{names[len(held) + at]} needed no gradient when this was compiled, and needs one now"
+                )
         try:
             return tuple(compiled([*held, *args]))
         except TreeplayError:
@@ -69,7 +76,14 @@ def wrapped(
                 raise
         return tuple(as_it_is(*args))  # which raises it with what it has written by then
 
-    return _owning(job, call, fits_every_call=compiled.plan.fits_every_call)
+    return _owning(job, call, fits_every_call=compiled.plan.fits_every_call and not frozen)
+
+
+def frozen_parameters(inputs: Sequence[Any]) -> tuple[int, ...]:
+    """The positions of parameters that need no gradient."""
+    return tuple(
+        at for at, value in enumerate(inputs) if isinstance(value, torch.nn.Parameter) and not value.requires_grad
+    )
 
 
 def unwrapped(program: Program, options: Options, reason: Reason, job: Job | None = None) -> Callable[..., Any]:

@@ -192,8 +192,9 @@ class Reads:
             __setattr__ = _storer(ModuleType, "__setattr__", ModuleType.__setattr__)
             __delattr__ = _storer(ModuleType, "__delattr__", ModuleType.__delattr__)
 
+        compilers = {id(module) for name, module in sys.modules.items() if name.startswith(_COMPILERS)}
         for module in (*sys.modules.values(), *self._further):
-            if type(module) is ModuleType:
+            if type(module) is ModuleType and id(module) not in compilers:
                 module.__class__ = Watched
                 self._modules.append(module)
                 self._watched_modules.add(id(module))
@@ -215,6 +216,10 @@ class Reads:
 def _put_module_back(module: ModuleType) -> None:
     ModuleType.__setattr__(module, "__class__", ModuleType)
 
+
+_COMPILERS = ("triton", "torch._inductor")
+"""Modules that keep their class, for they may compile in another thread meanwhile: Triton takes a global of a kernel for a
+module only if its class is exactly that of modules."""
 
 Hook = tuple[type, str, Any, Any]
 """A class, the name of the method that is replaced, what is there in the class itself (`ABSENT`: nothing), what notes."""

@@ -6,6 +6,7 @@ import contextlib
 import keyword
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -18,8 +19,8 @@ from treeplay.lower import late, masked, memory, scaled, signs
 from treeplay.lower.births import ResultsTold
 from treeplay.lower.checked import has_unchecked_scatter, with_checks
 from treeplay.lower.functional import apart, draws_often, fresh, settled
+from treeplay.lower.layouts import ResultLayouts, has_convolutions_both_ways, put_channels_last
 from treeplay.lower.layouts import check_layouts as check_layouts
-from treeplay.lower.layouts import has_convolutions_both_ways, put_channels_last
 from treeplay.lower.memory import Groups, groups_of, keep_apart
 from treeplay.lower.scaled import write_out_scales
 from treeplay.lower.signs import keep_signs, with_signs
@@ -34,6 +35,7 @@ from treeplay.torch_seam.inductor import (
     GraphLowering,
     V,
     compile_fx_inner,
+    fake_tensor_prop,
     fallback_handler,
     fallbacks,
     get_hash_for_files,
@@ -196,7 +198,9 @@ def compile_graph(
     ):
         groups = groups or groups_of(module)
         write_out_scales(module.graph)
+        layouts = ResultLayouts(module, visible)
         module = joint_graph_passes(module)
+        layouts.restore(module, partial(fake_tensor_prop, module, fakes))
         if _wants_channels_last(module, is_inference):
             put_channels_last(module, force_stride_order)
         _mark_results(module, visible, groups)

@@ -23,6 +23,7 @@ aten = torch.ops.aten
 
 _CONVOLUTIONS = {aten.convolution.default: (0, 1), aten.convolution_backward.default: (0, 1, 2)}
 _IMAGES = 4  # dimensions: batch, channels, height, width
+_PADS = (aten.constant_pad_nd.default, aten.cat.default)  # which of them pads products depends on the release
 _LIES_OTHERWISE = frozenset({aten._cudnn_rnn.default})  # with the batch first: transposed
 
 
@@ -76,6 +77,49 @@ def lay_out_results(
     if any(wanted):
         _keep_strides_of_results(module.graph, wanted, keep_stride)
         module.recompile()
+
+
+class ResultLayouts:
+    """How the results of a graph lie, to be kept over Inductor's passes over the joint graph.
+
+    Those compute products of odd sizes on padded operands. A result is then a part of a larger tensor and has its strides, and
+    Inductor takes them for the program's own."""
+
+    def __init__(self, module: torch.fx.GraphModule, visible: Sequence[int] | None) -> None:
+        results: Any = module.graph.output_node().args[0]
+        self._strides = [
+            _known_stride(result) if visible is None or at in visible else None for at, result in enumerate(results)
+        ]
+        self._pads = _count_of_pads(module.graph)
+
+    def restore(self, module: torch.fx.GraphModule, propagate: Callable[[], object]) -> None:
+        """Copy results that are parts of padded ones. `propagate` notes anew what the nodes of the graph yield."""
+        if not any(self._strides) or _count_of_pads(module.graph) == self._pads:
+            return
+        propagate()
+        output = module.graph.output_node()
+        results: Any = output.args[0]
+        copies = []
+        for result, stride in zip(results, self._strides, strict=True):
+            copies.append(result)
+            if stride is not None and _lies_otherwise(result.meta["val"], stride):
+                with module.graph.inserting_before(output):
+                    copies[-1] = module.graph.call_function(aten.clone.default, (result,))
+                copies[-1].meta["val"] = result.meta["val"].clone()
+        output.args = (tuple(copies),)
+        module.recompile()
+
+
+def _known_stride(result: Any) -> list[int] | None:
+    value = result.meta.get("val") if isinstance(result, Node) and result.op == "call_function" else None
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    stride = list(value.stride())
+    return stride if all(isinstance(step, int) for step in stride) else None
+
+
+def _count_of_pads(graph: torch.fx.Graph) -> int:
+    return sum(len(graph.find_nodes(op="call_function", target=target)) for target in _PADS)
 
 
 def _lies_otherwise(value: torch.Tensor, stride: Sequence[int]) -> bool:

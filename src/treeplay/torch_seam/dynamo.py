@@ -21,6 +21,11 @@ version_of_table: Callable[[dict[Any, Any]], int] = _guards.dict_version
 """A number that changes whenever a dictionary gets, loses or replaces an entry, and not when the very same is assigned."""
 
 
+GUARDS_FROZEN_PARAMETERS = str(torch.__version__) >= "2.13"
+"""Whether Dynamo compiles anew when a parameter that needed no gradient needs one. Older ones skipped what they compare of a
+parameter as long as the dictionaries on the way to it stayed the same."""
+
+
 def tensor_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """One native call that tells whether tensors have these types, dtypes, devices, shapes, strides and grad flags.
 

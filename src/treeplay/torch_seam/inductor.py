@@ -10,7 +10,7 @@ import torch._inductor.config as inductor_config
 import torch._prims.rng_prims  # noqa: F401 - registers operators that graphs may hold
 from torch._dynamo.convert_frame import compile_lock as compile_lock
 from torch._dynamo.utils import counters as torchs_counters
-from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.compile_fx import compile_fx_inner, fake_tensor_prop
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.dependencies import StarDep, WeakDep
@@ -31,6 +31,7 @@ __all__ = [
     "V",
     "compile_fx_inner",
     "compile_lock",
+    "fake_tensor_prop",
     "fallback_handler",
     "fallbacks",
     "force_stride_order",

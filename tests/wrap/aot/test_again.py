@@ -112,6 +112,17 @@ def test_a_gradient_of_some_results_leads_on() -> None:
     torch.testing.assert_close(torch.autograd.grad(slope.sum(), x)[0], 6 * x)
 
 
+def test_a_second_derivative_that_is_a_constant_lets_others_lead_on() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        return [(x + 2 * w).sum()]
+
+    call = wrapped(function, make, plain=plain_compilers)
+    x, w = make()
+    hidden = x.pow(3)
+    (slope,) = torch.autograd.grad(call([hidden, w])[0], x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(slope.sum(), x)[0], 6 * x)
+
+
 def test_running_statistics_may_be_written() -> None:
     mean, variance = alike(0, 3), alike(1, 3)
 

@@ -82,6 +82,10 @@ def whole() -> torch.Tensor:
         (lambda x, y: x.index_copy_(0, FIRST, y), lambda: [numbers(3), numbers(1).double()]),
         (lambda x, y: x.index_put_((FIRST,), y), lambda: [numbers(3), numbers(2)]),
         (lambda x, y: x.index_put_((FIRST,), y), lambda: [numbers(3), numbers(1).double()]),
+        (lambda x, y: x.copy_(x.t()), lambda: [numbers(3, 3), 0]),
+        (lambda x, y: x[1:].sub_(x[:-1]), lambda: [numbers(4), 0]),
+        (lambda x, y: x.__setitem__(slice(1, None), x[:-1]), lambda: [numbers(4), 0]),
+        (lambda x, y: torch.mul(x.t(), 2, out=x), lambda: [numbers(3, 3), 0]),
     ],
 )
 def test_W3_what_eager_does_not_write_is_refused(write: Callable[..., Any], made: Callable[[], list[Any]]) -> None:
@@ -90,6 +94,20 @@ def test_W3_what_eager_does_not_write_is_refused(write: Callable[..., Any], made
     assert not isinstance(eager.value, Refusal)
     with pytest.raises(Refusal, match="fails when it runs"):
         wrapped(lambda x, y: (write(x, y), [x + 1])[1], made)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.copy_(x.view(3)),
+        lambda x: x[:1].sub_(2 * x[1:2]),
+        lambda x: x[::2].sub_(x[:2]),  # it has gaps, and the last element is read before it is written or behind it
+        lambda x: x.__setitem__(slice(0, 2), x[:2]),
+        lambda x: torch.mul(x, 2, out=x),
+    ],
+)
+def test_W3_memory_that_is_shared_as_eager_allows_is_written(write: Callable[..., Any]) -> None:
+    twin(lambda x: (write(x), [x - 1])[1], lambda: [numbers(3)])
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,9 @@ class HigherDerivatives:
                 samples = [*inputs, *(gradients[k] for k in came)]
                 with repeat(samples) as function:
                     made: Any = self._wrap(function, samples, self._compilers, repeat=repeat)
-            if made.plan.node is None or made.plan.node.draws != node.draws:
+            # Gradients that depend on nothing that needs one, as those of a sum, lead nowhere: there is no node, and nothing drawn.
+            draws = made.plan.node.draws if made.plan.node is not None else ()
+            if draws != node.draws:
                 why = "its gradients draw other random numbers than its results"
                 raise Refusal.of("create_graph", why, "differentiate all results of the call together", None)
             return made

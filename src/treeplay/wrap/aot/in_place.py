@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from treeplay.torch_seam import fakes, operators
+from treeplay.torch_seam.tensors import shares_storage
+from treeplay.values import layout
 from treeplay.values.lists import one_by_one
 
 _EXPANDS = frozenset(("expand", "expand_as", "broadcast_to"))
@@ -59,10 +62,74 @@ def why_not(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | 
         each = one_by_one(args, dict(kwargs)) if isinstance(args[0] if args else None, (list, tuple)) else ()
         told = (_cast(name.removeprefix("_foreach_"), [_alone(value) for value in one], named) for one, named in each)
         return next(filter(None, told), None)
+    partial = _partial_overlap(name, args, kwargs)
+    if partial is not None:
+        return partial
     names, check = _CHECKS.get(name.strip("_"), ((), None))
     if check is not None:
         return check({**dict(zip(names, args, strict=False)), **kwargs})
     return _cast(name, args, kwargs) if args and name.endswith("_") else None
+
+
+def _partial_overlap(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """Why an elementwise operator does not write to a tensor: it reads one that shares memory with it, and lies otherwise.
+
+    Eager asks this of tensors without gaps alone, of which it is sure without looking at each element."""
+    out = kwargs.get("out")
+    target, read = (args[0] if args else None, args[1:]) if out is None else (out, args)
+    if not isinstance(target, torch.Tensor):
+        return None
+    if name == "__setitem__":
+        written = _part(target, args[1])
+    elif (
+        out is not None or name == "copy_" or (name.endswith("_") and operators.is_elementwise(_plain(name).strip("_")))
+    ):
+        written = _Block.of(target)
+    else:
+        return None
+    others = [value for value in read if isinstance(value, torch.Tensor) and shares_storage(value, target)]
+    if written is None or not any(written.meets_in_part(_Block.of(other)) for other in others if other is not target):
+        return None
+    return "some elements of the input tensor and the written-to tensor refer to a single memory location"
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Where a tensor without gaps lies in its storage, in bytes, and in which order."""
+
+    start: int
+    end: int
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, offset: int = 0) -> _Block | None:
+        """The block of a tensor `offset` elements further on; None if it has gaps, no elements, or sizes that are symbols."""
+        shape, stride, start = tuple(tensor.size()), tuple(tensor.stride()), tensor.storage_offset()
+        if not all(type(number) is int for number in (*shape, *stride, start)) or tensor.numel() == 0:
+            return None
+        if layout.span(shape, stride) != tensor.numel() or layout.overlaps(shape, stride):
+            return None
+        width = tensor.element_size()
+        return cls((start + offset) * width, (start + offset + tensor.numel()) * width, stride)
+
+    def meets_in_part(self, other: _Block | None) -> bool:
+        """Whether some bytes are of both, and not each element one of both."""
+        return other is not None and self != other and self.start < other.end and other.start < self.end
+
+
+def _part(tensor: torch.Tensor, index: Any) -> _Block | None:
+    """What an assignment writes; None where it is elements at places that a tensor gives."""
+    places = index if isinstance(index, tuple) else (index,)
+    if not all(place is None or place is Ellipsis or type(place) in (int, slice) for place in places):
+        return None
+    offset = tensor.storage_offset()
+    with fakes.without_data([tensor]) as (like,):
+        return _Block.of(like[index], offset) if type(offset) is int else None
+
+
+def _plain(name: str) -> str:
+    """The operator that a method in place is made of."""
+    return f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_")
 
 
 def _alone(value: Any) -> Any:
@@ -76,7 +143,7 @@ def _cast(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | No
         return None
     if dtypes[0].is_floating_point and not any(dtype.is_complex for dtype in dtypes):
         return None
-    plain = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_")
+    plain = _plain(name)
     computes = getattr(torch.Tensor, plain, None)
     if computes is None or not operators.is_elementwise(plain.strip("_")):
         return None

@@ -28,7 +28,7 @@ from treeplay.wrap.aot.compilers import Compilers
 from treeplay.wrap.aot.kept import inputs_of
 from treeplay.wrap.aot.opening import plain_gradient
 from treeplay.wrap.aot.plan import KeptInputs, Node, Tangent, WrappedTangent
-from treeplay.wrap.aot.redrawn import drawn_again, has_numbers_of_seeds, has_own_generators, is_drawn_late
+from treeplay.wrap.aot.redrawn import drawn_again, has_own_generators, is_drawn_late
 
 Flat = Callable[..., Sequence[Any]]
 Repeat = Callable[[Sequence[Any]], contextlib.AbstractContextManager[Flat]]
@@ -85,8 +85,6 @@ def why_not(traced: Traced, node: Node, forward: torch.fx.GraphModule, kept: Kep
         return "it has side effects, or keeps random generators for its backward"
     if is_drawn_late(traced.graph):
         return "its backward draws random numbers"
-    if has_numbers_of_seeds(forward):
-        return "it draws random numbers as functions of seed and offset"
     if has_own_generators(forward):
         return "it draws random numbers from a generator of its own, or inside of its control flow"
     given = forward.graph.find_nodes(op="placeholder")

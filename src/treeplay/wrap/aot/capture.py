@@ -300,7 +300,6 @@ def captured(
     *,
     writes_inside: bool | None = None,
     names: Sequence[str] | None = None,
-    functional_random: bool = False,
 ) -> Iterator[tuple[Traced, TraceFindings]]:
     """The traced function; with `writes_inside` its graph does what writes it can itself.
 
@@ -309,11 +308,7 @@ def captured(
     with contextlib.ExitStack() as stack:
         try:
             module = _Module(function, seen, [is_leaf(value) for value in inputs], names)
-            traced = stack.enter_context(
-                aot.traced(
-                    module, inputs, decompositions, writes_inside=writes_inside, functional_random=functional_random
-                )
-            )
+            traced = stack.enter_context(aot.traced(module, inputs, decompositions, writes_inside=writes_inside))
         except Refusal:
             raise
         except Exception as error:

@@ -26,7 +26,7 @@ from treeplay.values.output import Fresh, Result, SameAsInput, SameAsOutput, Vie
 from treeplay.wrap.aot import checks, surroundings
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
-from treeplay.wrap.aot.emit_text import count_values, run_graph, take_random_values, tokens
+from treeplay.wrap.aot.emit_text import count_values, run_graph, tokens
 from treeplay.wrap.aot.plan import (
     CallPlan,
     Node,
@@ -204,16 +204,12 @@ class _Call(Writer):
             self.add(f"args[:] = {opened}")
         if self.plan.tokens:
             self.add(f"args[:0] = {tokens(self.plan.tokens)}")
-        take_random_values(self, self.plan)
         values = run_graph(self, is_boxed=self.is_boxed)
         line = f"values = {f'({values}){nothing}' if nothing else values}"
         switched(self, [_WITHOUT_GRADIENTS], [line], ["args and args.clear()"], is_short=True)
         count_values(self, count)
         if self.plan.tokens:
             self.add(f"values = values[{self.plan.tokens}:]")
-        if self.plan.has_functional_random:
-            at = self.plan.flat_values
-            self.add(f"set_random_offset(values[{at}])", f"values = values[:{at}]")
         subclasses.rebuild_values(self, self.plan, self.needed())
 
     def needed(self) -> list[int]:

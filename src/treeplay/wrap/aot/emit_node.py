@@ -13,7 +13,7 @@ from treeplay.torch_seam import aot, autograd, flags, modes
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
 from treeplay.wrap.aot import opening, surroundings
-from treeplay.wrap.aot.emit_text import count_values, run_graph, take_random_values, tokens
+from treeplay.wrap.aot.emit_text import count_values, run_graph, tokens
 from treeplay.wrap.aot.kept import past_of, versions_of
 from treeplay.wrap.aot.node import Needs
 from treeplay.wrap.aot.plan import CallPlan, KeptInputs, Node, Tangent, WrappedTangent
@@ -63,7 +63,6 @@ def _forward(
     text.add(f"args = {subclasses.open_arguments(plan, given) or list_of(given)}", f"del {', '.join(given)}")
     if plan.tokens:
         text.add(f"args[:0] = {tokens(plan.tokens)}")
-    take_random_values(text, plan)
     if node.generators:
         text.use("generators", RecomputeGenerators(node.generators))
         text.use("draw_seeds", draw_seeds)
@@ -72,12 +71,7 @@ def _forward(
     count_values(text, count)
     if plan.tokens:
         text.add(f"values = values[{plan.tokens}:]")
-    if plan.has_functional_random:
-        text.add(f"set_random_offset(values[{plan.flat_values}])")
     _save(text, plan, node)
-    if needs.run_last is not None:  # what the user's hooks give back may be the user's own
-        text.use("saving_hooks", autograd.saving_hooks)
-        text.add("ctx.is_hooked = saving_hooks(True) is not None")
     subclasses.rebuild_values(text, plan, node.returned)
     for k in node.views:
         text.add(f"view{k} = {subclasses.value(plan, k)}.detach()")
@@ -176,21 +170,17 @@ def _backward(text: Writer, plan: CallPlan, node: Node, needs: Needs) -> None:
     text.add(f"args = {list_of([*saved, *parts, *later])}")
     if node.tokens:
         text.add(f"args += {tokens(node.tokens)}")
-    take_random_values(text, plan)
     if node.generators:
         text.use("generators", RecomputeGenerators(node.generators))
         text.add("args += generators.seeded(ctx.seeds)")
     text.add(f"del {', '.join(dict.fromkeys([*names, *arriving.values(), *parts]))}")
     text.add("run = ctx.needs.run")
-    chosen = _release(text, node, has_last=needs.run_last is not None)
+    _release(text, node)
     why = "None" if needs.onward is None else "ctx.why"
     again = f"differentiated(run, args, {why}) if is_grad_enabled() else " if plan.opened is None else ""
-    text.add(f"grads = {again}{run_graph(text, run=chosen)}")
+    text.add(f"grads = {again}{run_graph(text)}")
     gradients = plan.flat_gradients(node)
-    others = len(node.late) + node.tokens + plan.has_functional_random
-    count_values(text, gradients + others, "grads", "backward")
-    if plan.has_functional_random:
-        text.add(f"set_random_offset(grads[{gradients}])")
+    count_values(text, gradients + len(node.late) + node.tokens, "grads", "backward")
     _late(text, node, gradients)
     fed = [
         "None" if feed is None else _fed(subclasses.gradient(text, plan, k), feed, node)
@@ -199,19 +189,15 @@ def _backward(text: Writer, plan: CallPlan, node: Node, needs: Needs) -> None:
     text.add(f"return {tuple_of(fed)}")
 
 
-def _release(text: Writer, node: Node, *, has_last: bool) -> str:
-    """Let go of saved tensors that no other backward will read; the name of what runs the graph."""
+def _release(text: Writer, node: Node) -> None:
+    """Let go of saved tensors that no other backward will read."""
     if node.saved == node.unchecked:
-        return "run"
+        return
     text.use("keeps_graph", autograd.keeps_graph)
     text.add("is_last = not keeps_graph()", "if is_last: ctx.maybe_clear_saved_tensors()")
     if node.inputs is not None:
         places = ["given", *(["copies"] if node.inputs.copied else []), *(["past"] if node.inputs.past else [])]
         text.add(f"if is_last: {''.join(f'ctx.{place} = ' for place in places)}None")
-    if not has_last:
-        return "run"
-    text.add("chosen = ctx.needs.run_last if is_last and not ctx.is_hooked else run")
-    return "chosen"
 
 
 def _saved(text: Writer, node: Node) -> str:

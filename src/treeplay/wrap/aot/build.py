@@ -93,7 +93,7 @@ class _Task:
     writes_inside: bool | None = None
 
     @contextlib.contextmanager
-    def traced(self) -> Iterator[_Trace]:
+    def traced(self) -> Iterator[_FunctionTrace]:
         """The function, traced with inputs in the place of its arguments."""
         noted, given = RunNotes(), self.arrangement.samples(self.samples)
         inputs = apart(given) if self.is_apart else given
@@ -107,9 +107,9 @@ class _Task:
             names=names,
         ) as (traced, seen):
             check_module(traced.graph, "the trace")
-            yield _Trace(traced, seen, noted, given, inputs)
+            yield _FunctionTrace(traced, seen, noted, given, inputs)
 
-    def writes_in_graph(self, trace: _Trace) -> list[tuple[int, str]]:
+    def writes_in_graph(self, trace: _FunctionTrace) -> list[tuple[int, str]]:
         """Which inputs the forward writes and with which node, from a trace of a graph that does its writes itself."""
         function, decompositions = self.arrangement.adapted(self.function, RunNotes()), self.compilers.decompositions
         with captured(function, trace.inputs, decompositions, writes_inside=True) as (inside, _):
@@ -117,7 +117,7 @@ class _Task:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Trace:
+class _FunctionTrace:
     """What one trace gave: the graph and torch's facts, what was seen, and the inputs, as given and as traced."""
 
     traced: Traced
@@ -155,7 +155,7 @@ def _task(
     return _Task(function, samples, names, compilers, arrangement, any_write, is_checked, repeat, awaited)
 
 
-def _better(task: _Task, trace: _Trace) -> _Task | None:
+def _better(task: _Task, trace: _FunctionTrace) -> _Task | None:
     """How to trace again where this trace lost something; None if it did not."""
     traced, seen = trace.traced, trace.seen
     aliased = reshaped_and_back(traced, seen)
@@ -173,7 +173,7 @@ def _better(task: _Task, trace: _Trace) -> _Task | None:
     )
 
 
-def _build(task: _Task, trace: _Trace) -> Any:
+def _build(task: _Task, trace: _FunctionTrace) -> Any:
     """The compiled function: plan, take the backward's writes out, compile, emit, load."""
     traced, seen, compilers = trace.traced, trace.seen, task.compilers
     plan = plan_call(

@@ -226,7 +226,7 @@ def _is_in_place(name: str) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name in _DUNDERS
 
 
-class _Module(torch.nn.Module):
+class _WatchedFunction(torch.nn.Module):
     """A flat function in the form that torch traces, under watch. Modes are afterwards what they were."""
 
     def __init__(
@@ -307,7 +307,7 @@ def captured(
     seen = TraceFindings()
     with contextlib.ExitStack() as stack:
         try:
-            module = _Module(function, seen, [is_leaf(value) for value in inputs], names)
+            module = _WatchedFunction(function, seen, [is_leaf(value) for value in inputs], names)
             traced = stack.enter_context(aot.traced(module, inputs, decompositions, writes_inside=writes_inside))
         except Refusal:
             raise

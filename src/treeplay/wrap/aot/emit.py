@@ -29,7 +29,7 @@ from treeplay.wrap.aot import node as helpers
 from treeplay.wrap.aot.emit_text import count_values, run_graph, tokens
 from treeplay.wrap.aot.plan import (
     CallPlan,
-    Node,
+    NodePlan,
     NoOverlap,
 )
 
@@ -45,10 +45,10 @@ _MAX_PAIRS = 8
 def emit_call(plan: CallPlan, run: Callable[..., Any], *, is_boxed: bool = True) -> Source:
     """The call function. `run` is the graph's callable, which takes one list if it `is_boxed`, or `apply` of the plan's
     autograd function."""
-    return _Call(plan, run, is_boxed=is_boxed).written()
+    return _PlanEmitter(plan, run, is_boxed=is_boxed).written()
 
 
-class _Call(Writer):
+class _PlanEmitter(Writer):
     """Checks, the graph, writes, views."""
 
     def __init__(self, plan: CallPlan, run: Callable[..., Any], *, is_boxed: bool) -> None:
@@ -217,7 +217,7 @@ class _Call(Writer):
         used = [write.value for write in self.plan.writes if write.has_data]
         return [*used, *values_used(self.plan.results)]
 
-    def training(self, node: Node) -> None:
+    def training(self, node: NodePlan) -> None:
         given = self.plan.inputs
         passed = ", ".join(self.named(k) + (".detach()" if k in node.detached else "") for k in given)
         self.use("is_transformed", modes.is_transformed)

@@ -1,4 +1,4 @@
-"""`CallPlan` and its `Node` → source of the node's forward and backward. Pure, as the call function's."""
+"""`CallPlan` and its `NodePlan` → source of the node's forward and backward. Pure, as the call function's."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from treeplay.wrap.aot import opening, surroundings
 from treeplay.wrap.aot.emit_text import count_values, run_graph, tokens
 from treeplay.wrap.aot.kept import past_of, versions_of
 from treeplay.wrap.aot.node import Needs
-from treeplay.wrap.aot.plan import CallPlan, KeptInputs, Node, Tangent, WrappedTangent
+from treeplay.wrap.aot.plan import CallPlan, KeptInputs, NodePlan, Tangent, WrappedTangent
 from treeplay.wrap.aot.random_states import RecomputeGenerators, draw_seeds
 from treeplay.wrap.aot.redrawn import states_before
 
 
 def emit_forward(
     plan: CallPlan,
-    node: Node,
+    node: NodePlan,
     run: Callable[..., Any],
     needs: Needs,
     *,
@@ -40,7 +40,7 @@ def emit_forward(
 def _forward(
     text: Writer,
     plan: CallPlan,
-    node: Node,
+    node: NodePlan,
     run: Callable[..., Any],
     needs: Needs,
     given: Sequence[str],
@@ -103,7 +103,7 @@ def _keep_inputs(text: Writer, kept: KeptInputs, names: Sequence[str]) -> None:
         text.add(f"ctx.past = {tuple_of(f'past_of({names[k]})' for k in kept.past)}")
 
 
-def _save(text: Writer, plan: CallPlan, node: Node) -> None:
+def _save(text: Writer, plan: CallPlan, node: NodePlan) -> None:
     """What is saved holds no history: a view would keep that of what it views."""
     first = plan.returned_values - plan.tokens
     saved = []
@@ -123,7 +123,7 @@ def _save(text: Writer, plan: CallPlan, node: Node) -> None:
         text.add(f"ctx.unchecked = {list_of(unchecked)}")
 
 
-def emit_backward(plan: CallPlan, node: Node, needs: Needs) -> Source:
+def emit_backward(plan: CallPlan, node: NodePlan, needs: Needs) -> Source:
     """The node's backward: gradients in the expected layout, the graph, and a gradient only where eager has one.
 
     What it calls it finds in `ctx.needs`."""
@@ -133,7 +133,7 @@ def emit_backward(plan: CallPlan, node: Node, needs: Needs) -> Source:
     return text.source("node backward", entry="backward")
 
 
-def _backward(text: Writer, plan: CallPlan, node: Node, needs: Needs) -> None:
+def _backward(text: Writer, plan: CallPlan, node: NodePlan, needs: Needs) -> None:
     text.use("is_grad_enabled", torch.is_grad_enabled)
     text.use("differentiated", helpers.differentiated)
     arriving = {tangent.value: f"grad{k}" for k, tangent in enumerate(node.tangents)}
@@ -189,7 +189,7 @@ def _backward(text: Writer, plan: CallPlan, node: Node, needs: Needs) -> None:
     text.add(f"return {tuple_of(fed)}")
 
 
-def _release(text: Writer, node: Node) -> None:
+def _release(text: Writer, node: NodePlan) -> None:
     """Let go of saved tensors that no other backward will read."""
     if node.saved == node.unchecked:
         return
@@ -200,7 +200,7 @@ def _release(text: Writer, node: Node) -> None:
         text.add(f"if is_last: {''.join(f'ctx.{place} = ' for place in places)}None")
 
 
-def _saved(text: Writer, node: Node) -> str:
+def _saved(text: Writer, node: NodePlan) -> str:
     """What reads the saved tensors; where results have graphs of their own in eager, a backward frees only its own."""
     if not node.groups:
         return "*ctx.saved_tensors"
@@ -225,7 +225,7 @@ def _tangent(text: Writer, tangent: Tangent, k: int, *, is_whole: bool) -> None:
     text.add(f"if grad{k} is not None and ({odd}): grad{k} = plain_gradient(grad{k}, {layout}, {place})")
 
 
-def _refuse_surroundings(text: Writer, node: Node) -> None:
+def _refuse_surroundings(text: Writer, node: NodePlan) -> None:
     text.use("is_transformed", modes.is_transformed)
     text.use("transformed", surroundings.transformed)
     text.add("if is_transformed(): raise transformed('backward')")
@@ -235,14 +235,14 @@ def _refuse_surroundings(text: Writer, node: Node) -> None:
         text.add("if is_deterministic(): raise became_deterministic()")
 
 
-def _refuse_late(text: Writer, node: Node) -> None:
+def _refuse_late(text: Writer, node: NodePlan) -> None:
     """Under create_graph a write to what needs a gradient would lack its history."""
     if any(write.needs_grad for write in node.late):
         text.use("late_write", helpers.late_write)
         text.add("if is_grad_enabled(): raise late_write()")
 
 
-def _late(text: Writer, node: Node, first: int) -> None:
+def _late(text: Writer, node: NodePlan, first: int) -> None:
     """The backward's own writes, unseen by autograd; their values come from place `first` on."""
     place = 0
     for k, write in enumerate(node.late, start=first):
@@ -257,12 +257,12 @@ def _late(text: Writer, node: Node, first: int) -> None:
             text.add(f"if {given} is not None: {given}.detach().copy_(grads[{k}].detach())")
 
 
-def _is_asked(feed: tuple[int, ...] | None, node: Node) -> bool:
+def _is_asked(feed: tuple[int, ...] | None, node: NodePlan) -> bool:
     """Whether a gradient is there only if certain others came: where zeros stand for missing ones it would be computed."""
     return node.is_whole and feed is not None and len(feed) not in (0, len(node.tangents))
 
 
-def _fed(gradient: str, feed: tuple[int, ...], node: Node) -> str:
+def _fed(gradient: str, feed: tuple[int, ...], node: NodePlan) -> str:
     if not _is_asked(feed, node):
         return gradient
     return f"{gradient} if {' or '.join(f'came{tangent}' for tangent in feed)} else None"

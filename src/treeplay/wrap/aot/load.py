@@ -16,7 +16,7 @@ from treeplay.wrap.aot.emit import emit_call
 from treeplay.wrap.aot.emit_node import emit_backward, emit_forward
 from treeplay.wrap.aot.first_call import Instead, on_first_call
 from treeplay.wrap.aot.node import Needs
-from treeplay.wrap.aot.plan import CallPlan, Node
+from treeplay.wrap.aot.plan import CallPlan, NodePlan
 
 
 def load_call(
@@ -63,7 +63,7 @@ class _End:
 
 def _node_class(
     plan: CallPlan,
-    node: Node,
+    node: NodePlan,
     forward: Callable[..., Any],
     needs: Needs,
     *,

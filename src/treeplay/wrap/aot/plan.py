@@ -162,7 +162,7 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodePlan:
     """What the one autograd node of a training plan does.
 
     `returned` are the values that leave it, `differentiable` those among them that need a gradient. `saved` values
@@ -222,7 +222,7 @@ class CallPlan:
     touched: tuple[int, ...]
     results: tuple[Result, ...]
     values: int
-    node: Node | None
+    node: NodePlan | None
     grad_mode_after: bool | None
     inputs: tuple[int, ...]
     bases: tuple[Base, ...] = ()
@@ -255,7 +255,7 @@ class CallPlan:
         """How many values the graph itself returns, all but what is saved."""
         return self.tokens + (self.values if self.opened is None else self.opened.flat_values)
 
-    def flat_gradients(self, node: Node) -> int:
+    def flat_gradients(self, node: NodePlan) -> int:
         """How many values the backward graph returns for the gradients of arguments."""
         return len(node.feeds) if self.opened is None else sum(map(width, self.opened.gradients))
 

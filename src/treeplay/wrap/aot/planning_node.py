@@ -1,4 +1,4 @@
-"""The two graphs that a joint graph is cut into → a `Node`: what the autograd node of a call does."""
+"""The two graphs that a joint graph is cut into → a `NodePlan`: what the autograd node of a call does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from treeplay.wrap.aot.capture import refusal
 from treeplay.wrap.aot.fresh import fresh_values
 from treeplay.wrap.aot.layouts import fake_of, known_layout
 from treeplay.wrap.aot.partial import groups_of
-from treeplay.wrap.aot.plan import CallPlan, LateWrite, Node, Tangent, WrappedTangent
+from treeplay.wrap.aot.plan import CallPlan, LateWrite, NodePlan, Tangent, WrappedTangent
 from treeplay.wrap.aot.random_states import generator_inputs
 from treeplay.wrap.aot.stashed import IS_STASHED
 from treeplay.wrap.aot.subclasses import Wrapper, places, tangent_wrappers, width
@@ -29,7 +29,7 @@ def plan_node(
     forward: torch.fx.GraphModule,
     backward: torch.fx.GraphModule,
     late: tuple[LateWrite, ...],
-) -> Node:
+) -> NodePlan:
     """What the autograd node does, once the joint graph is cut in two."""
     facts = traced.facts
     saved = saved_by(forward, plan)
@@ -50,7 +50,7 @@ def plan_node(
     feeds = _feeds(backward, groups, plan, facts, late=len(late))
     # Only where gradients, one input each, come last is there a backward for some of them.
     is_whole = plan.opened is not None or others > 0 or bool(late)
-    return Node(
+    return NodePlan(
         returned=_returned(plan),
         differentiable=values,
         saved=len(saved),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from treeplay.relocate import Site
-from treeplay.values.nodes import Allocation, CaptureNotes, Kernel, Memcpy, Memset, Node, Placed, word_bytes
+from treeplay.values.nodes import Allocation, CaptureNotes, GraphNode, Kernel, Memcpy, Memset, Placed, word_bytes
 
 DEVICE = (0x7F00_0000_0000, 0x7F80_0000_0000)
 HOST = 0x5500_0000_0000
@@ -49,7 +49,7 @@ class World:
         ]
         self.scratch = [block for at, block in enumerate(self.blocks) if at not in chosen]
         self.weights = [Thing("weight", 0, [self._address()] * CAPTURES, 1 << 20)]
-        self.nodes: list[Callable[[int], Node]] = []
+        self.nodes: list[Callable[[int], GraphNode]] = []
         for _ in range(nodes):
             self.add_random_node()
 
@@ -86,7 +86,7 @@ class World:
                 self._plant(thing, node, *where, int.from_bytes(render(0), "little"))
             offset += len(render(0))
 
-        def at(capture: int) -> Node:
+        def at(capture: int) -> GraphNode:
             params = tuple(render(capture) for render, _ in pieces)
             params = (b"".join(params),) if is_packed else params
             return Kernel(f"k{node}", node, (1, 1, 1), (32, 1, 1), 0, params, is_packed)
@@ -249,7 +249,7 @@ class LivingWorld(World):
         self.uses.append(list(zip(chosen, offsets, strict=True)))
         node = len(self.nodes)
 
-        def at(capture: int) -> Node:
+        def at(capture: int) -> GraphNode:
             params = tuple(word_bytes(thing.at(capture) + offset) for thing, offset in self.uses[node])
             return Kernel(f"k{node}", node, (1, 1, 1), (32, 1, 1), 0, params)
 

@@ -149,9 +149,15 @@ def test_only_the_lowerings_import_inductor() -> None:
 
 
 def test_no_class_name_has_two_meanings() -> None:
-    found: dict[str, list[str]] = {}
+    """Nor the name of a type: it may be spelled out in two files, alike."""
+    found: dict[str, dict[str, str]] = {}
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.parse(path.read_text()).body:
+            place = f"{path.relative_to(SOURCE)}:{node.lineno}"
             if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, []).append(f"{path.relative_to(SOURCE)}:{node.lineno}")
-    assert not {name: places for name, places in found.items() if len(places) > 1}
+                found.setdefault(node.name.lstrip("_"), {})[place] = place
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                name = node.targets[0].id.lstrip("_")
+                if name[:1].isupper() and not name.isupper():
+                    found.setdefault(name, {})[place] = ast.unparse(node.value)
+    assert not {name: places for name, places in found.items() if len({*places.values()}) > 1}

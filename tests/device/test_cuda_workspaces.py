@@ -13,7 +13,7 @@ from treeplay.device.cuda.capture import capturing
 from treeplay.device.cuda.workspaces import Workspace, Workspaces, mentions, workspaces
 from treeplay.errors import InternalError
 from treeplay.torch_seam import allocator
-from treeplay.values.nodes import Memset, Node, Other
+from treeplay.values.nodes import GraphNode, Memset, Other
 
 CUDA = torch.device("cuda")
 
@@ -134,9 +134,9 @@ def test_nothing_is_lent_where_the_library_is_not_in_use(a: torch.Tensor) -> Non
     ],
 )
 def test_what_cannot_be_read_counts_as_held(
-    monkeypatch: pytest.MonkeyPatch, nodes: tuple[Node, ...] | InternalError, is_held: bool
+    monkeypatch: pytest.MonkeyPatch, nodes: tuple[GraphNode, ...] | InternalError, is_held: bool
 ) -> None:
-    def read(graph: int) -> tuple[Node, ...]:
+    def read(graph: int) -> tuple[GraphNode, ...]:
         if isinstance(nodes, InternalError):
             raise nodes
         return nodes

@@ -12,10 +12,10 @@ import torch
 from treeplay.codegen import load_source
 from treeplay.device.cuda.launch import (
     Copied,
+    LaunchOutput,
     LaunchParts,
     Otherwise,
     Patched,
-    Result,
     disable,
     emit_launch,
     launches_of,
@@ -106,8 +106,8 @@ def patched(machine: Machine, tensor: torch.Tensor, *, modulus: int = 1, is_muta
     return Patched(0, address, machine.mover("in"), modulus, address % modulus, is_mutated)
 
 
-def result(machine: Machine, *shape: int, leaf: int | None = None) -> Result:
-    return Result(TensorSpec.of(torch.empty(shape)), 0, machine.mover("out"), leaf=leaf)
+def result(machine: Machine, *shape: int, leaf: int | None = None) -> LaunchOutput:
+    return LaunchOutput(TensorSpec.of(torch.empty(shape)), 0, machine.mover("out"), leaf=leaf)
 
 
 def test_an_argument_is_patched_only_when_it_has_moved(machine: Machine) -> None:
@@ -183,9 +183,9 @@ def test_one_of_many_that_could_not_be_patched_is_tried_again(machine: Machine) 
 
 
 def test_of_many_results_each_is_new_and_followed(machine: Machine) -> None:
-    items = [Result(TensorSpec.of(torch.empty(k + 1)), 0, machine.mover(f"out{k}")) for k in range(MANY)]
-    held, empty = torch.arange(2.0), Result(TensorSpec.of(torch.empty(0)), 0, None)
-    launch = machine.launch(results=(*items[:3], Result(TensorSpec.of(held), 0, None, held), empty, *items[3:]))
+    items = [LaunchOutput(TensorSpec.of(torch.empty(k + 1)), 0, machine.mover(f"out{k}")) for k in range(MANY)]
+    held, empty = torch.arange(2.0), LaunchOutput(TensorSpec.of(torch.empty(0)), 0, None)
+    launch = machine.launch(results=(*items[:3], LaunchOutput(TensorSpec.of(held), 0, None, held), empty, *items[3:]))
     kept = []
     for _ in range(3):
         machine.moves.clear()
@@ -216,7 +216,7 @@ def test_each_result_is_a_new_tensor(machine: Machine) -> None:
 
 def test_a_held_result_is_copied(machine: Machine) -> None:
     held = torch.arange(3.0)
-    launch = machine.launch(results=(Result(TensorSpec.of(held), 0, None, held),))
+    launch = machine.launch(results=(LaunchOutput(TensorSpec.of(held), 0, None, held),))
     (out,) = launch([], ())
     held.zero_()
     assert out.tolist() == [0, 1, 2]
@@ -383,7 +383,7 @@ def test_results_are_made_on_the_device_of_the_recording_where_there_are_several
 
 def test_a_copied_result_with_holes_keeps_its_strides(machine: Machine) -> None:
     held = torch.arange(12.0).reshape(3, 4)[:, :2]
-    (out,) = machine.launch(results=(Result(TensorSpec.of(held), 0, None, held),))([], ())
+    (out,) = machine.launch(results=(LaunchOutput(TensorSpec.of(held), 0, None, held),))([], ())
     assert out.stride() == held.stride() and torch.equal(out, held)
 
 
@@ -392,7 +392,7 @@ def test_an_error_before_the_launch_is_given_to_who_runs_the_call_otherwise(mach
     def fail(*_: Any) -> None:
         raise KeyError("ours")
 
-    out = Result(TensorSpec.of(torch.empty(2)), 0, fail)
+    out = LaunchOutput(TensorSpec.of(torch.empty(2)), 0, fail)
     launch = machine.launch(results=(out,), replay=machine.replay) if is_new else machine.launch(replay=fail)
     lane = launch.__globals__["lock"]
     assert launch([], ()) == () and machine.replays == 0 and str(machine.raised[0]) == "'ours'"
@@ -402,7 +402,7 @@ def test_an_error_before_the_launch_is_given_to_who_runs_the_call_otherwise(mach
 def test_an_error_after_the_launch_is_raised_since_effects_have_happened(machine: Machine) -> None:
     x, held = torch.ones(2), torch.ones(2)
     launch = machine.launch(
-        copied=(Copied(0, held, is_mutated=True),), results=(Result(TensorSpec.of(x), 0, None, held),)
+        copied=(Copied(0, held, is_mutated=True),), results=(LaunchOutput(TensorSpec.of(x), 0, None, held),)
     )
 
     def fail() -> None:

@@ -14,7 +14,7 @@ from treeplay.guards.conditions import (
     Asked,
     Code,
     Comparison,
-    Container,
+    ContainerGuard,
     Data,
     Items,
     Members,
@@ -25,7 +25,7 @@ from treeplay.guards.conditions import (
 from treeplay.torch_seam.patched import ABSENT, stand_in
 
 
-def compare(guard: Any, *others: Container) -> str:
+def compare(guard: Any, *others: ContainerGuard) -> str:
     """What a guard says is different, or nothing."""
     return str(guard.differs(Comparison({id(other.holder): other for other in others})) or "")
 

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from treeplay.values.nodes import Allocation, CaptureNotes, Kernel, Memcpy, Memset, Node, Other, Placed
+from treeplay.values.nodes import Allocation, CaptureNotes, GraphNode, Kernel, Memcpy, Memset, Other, Placed
 
-_KINDS: dict[str, type[Node]] = {"Kernel": Kernel, "Memcpy": Memcpy, "Memset": Memset, "Other": Other}
+_KINDS: dict[str, type[GraphNode]] = {"Kernel": Kernel, "Memcpy": Memcpy, "Memset": Memset, "Other": Other}
 
 
 def write_captures(path: Path, captures: Sequence[CaptureNotes]) -> None:
@@ -50,7 +50,7 @@ def _captured(data: dict[str, Any]) -> CaptureNotes:
     )
 
 
-def _node(fields: dict[str, Any]) -> Node:
+def _node(fields: dict[str, Any]) -> GraphNode:
     fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     kind = _KINDS[str(fields.pop("is"))]
     if "params" in fields:

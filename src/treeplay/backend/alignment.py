@@ -5,7 +5,7 @@ plan ─▶ inputs that are assumed to be aligned and might not be ─▶ at a c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,10 +13,9 @@ import torch
 from treeplay.backend.copies import copy_of
 from treeplay.observe import counters
 from treeplay.values.captured import InputFacts, Role
+from treeplay.wrap.aot.compilers import Boxed
 
 ALIGNMENT_BYTES = 16
-
-Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
 def plan_alignment(inputs: Sequence[InputFacts]) -> tuple[int, ...]:

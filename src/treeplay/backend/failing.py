@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,9 +22,8 @@ from treeplay.torch_seam.operators import HigherOrderOperator
 from treeplay.trace.prune import TORCHS_OWN
 from treeplay.values.failing import ToKeep
 from treeplay.values.spec import TensorSpec
+from treeplay.wrap.aot.compilers import Boxed
 from treeplay.wrap.take_back import TakeBack
-
-Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
 def kept_by(module: torch.fx.GraphModule, options: Options) -> tuple[ToKeep | None, Options]:

@@ -25,8 +25,7 @@ from treeplay.torch_seam import fakes as torch_fakes
 from treeplay.torch_seam import flags
 from treeplay.torch_seam import trees as pytree
 from treeplay.values.captured import Direction
-
-Boxed = Callable[[list[Any]], Sequence[Any]]
+from treeplay.wrap.aot.compilers import Boxed
 
 _NOT_CALLS = ("placeholder", "get_attr", "output")
 

@@ -22,7 +22,7 @@ from treeplay.backend.alignment import plan_alignment, with_repair
 from treeplay.backend.decide import decide
 from treeplay.backend.examine import calls_of, devices_of, has_caching_allocator, inputs_of, marks_of, obstacles_of
 from treeplay.backend.failing import acts_outside, kept_by, taken_back
-from treeplay.backend.inner import Boxed, GraphRoles, boxed, compile_inner, is_empty, without_views
+from treeplay.backend.inner import GraphRoles, boxed, compile_inner, is_empty, without_views
 from treeplay.backend.keeping import keep_for_backward
 from treeplay.backend.metadata import refresh_layout
 from treeplay.backend.numbers import tensors_for_numbers
@@ -44,7 +44,7 @@ from treeplay.values.captured import Direction, GraphFacts, Role
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.refusal import Reason
 from treeplay.wrap.aot import Compilers
-from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE
+from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, Boxed
 
 
 def plain_compilers(drawing: Options | None = None) -> Compilers:

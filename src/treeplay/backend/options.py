@@ -94,8 +94,8 @@ def _checked(name: str, value: Any) -> Any:
 
 
 _CHOICES = {"inner": INNERS, "alias_check": ALIAS_CHECKS}
-_Check = tuple[str, Callable[[Any], bool]]
-_BY_DEFAULT: dict[type, _Check] = {
+_ValueCheck = tuple[str, Callable[[Any], bool]]
+_BY_DEFAULT: dict[type, _ValueCheck] = {
     bool: ("bool", lambda value: type(value) is bool),
     int: ("int", lambda value: type(value) is int),
     tuple: (
@@ -103,7 +103,7 @@ _BY_DEFAULT: dict[type, _Check] = {
         lambda value: isinstance(value, (list, tuple)) and all(map(callable, value)),
     ),
 }
-_SPECIAL: dict[str, _Check] = {
+_SPECIAL: dict[str, _ValueCheck] = {
     "inner": (f"one of {INNERS} or a callable", lambda value: isinstance(value, str) or callable(value)),
     "partition": ("a callable or None", lambda value: value is None or callable(value)),
     "decompositions": (

@@ -20,10 +20,10 @@ from treeplay.torch_seam import partition as torch_partition
 from treeplay.torch_seam import tensors as torch_tensors
 from treeplay.torch_seam import trees as pytree
 
-Split = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
+Splitter = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
 
 
-def splitter(options: Options) -> Split:
+def splitter(options: Options) -> Splitter:
     """The split under `options`: the caller's own is given the same arguments as torch's.
 
     Random numbers that the backward needs again it draws again: from the stored state of the generator where the

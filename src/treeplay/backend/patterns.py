@@ -15,20 +15,18 @@ from typing import Any
 
 import torch
 
-from treeplay.backend.sizes import fakes_of
+from treeplay.backend.sizes import CompileFor, Function, fakes_of
 from treeplay.errors import PatternChanged
 from treeplay.settings import settings
 from treeplay.torch_seam.fakes import has_data
 from treeplay.values.overlap import overlapping
 from treeplay.wrap.aot.overlap import overlap_across_storages
 
-Call = Callable[..., Any]
-Compile = Callable[[Sequence[Any]], Call]
 _MOST_UNFIT = 2
 """After that many compiles that did not fit their own call, calls that fit nothing run as they are."""
 
 
-def with_patterns(inputs: Sequence[Any], compile_next: Compile, as_it_is: Callable[[], Call]) -> Call:
+def with_patterns(inputs: Sequence[Any], compile_next: CompileFor, as_it_is: Callable[[], Function]) -> Function:
     """Compile through `compile_next`, and again for a call whose inputs share memory in another way.
 
     What `compile_next` could not compile, and says so by the attribute `is_uncompiled`, fits every call and is asked last.
@@ -40,7 +38,7 @@ def with_patterns(inputs: Sequence[Any], compile_next: Compile, as_it_is: Callab
     if getattr(first, "fits_every_call", False):
         return first
     known = [first]
-    plain: list[Call] = []
+    plain: list[Function] = []
     unfit = 0
 
     def call(*args: Any) -> Any:

@@ -6,7 +6,7 @@ What is compiled for the CPU takes tensors where they lie and returns new ones: 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,7 @@ from treeplay.device.protocol import Births, Device
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
 from treeplay.torch_seam.schemas import is_random
 from treeplay.values.captured import Role
-
-Boxed = Callable[[list[Any]], Sequence[Any]]
+from treeplay.wrap.aot.compilers import Boxed
 
 
 def recorded(

@@ -29,8 +29,8 @@ from treeplay.observe.internal import tell_internal
 from treeplay.sandbox.boundary import Boundary
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.refusal import Reason
+from treeplay.wrap.aot.compilers import Boxed
 
-Boxed = Callable[[list[Any]], Sequence[Any]]
 WrongKind = Callable[[Sequence[Any]], UsageError | None]
 
 _MOST_LOOKS = 3

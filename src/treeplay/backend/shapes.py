@@ -20,11 +20,11 @@ import torch.fx
 from treeplay.backend import trees
 from treeplay.backend.metadata import values_of
 from treeplay.backend.passes import copy_of
+from treeplay.backend.sizes import Function
 from treeplay.graph_check import add_placeholder, check_module
 from treeplay.torch_seam import fx, operators
 from treeplay.torch_seam.trees import TreeSpec
 
-Call = Callable[..., Any]
 Program = torch.fx.GraphModule | Callable[..., Any]
 
 
@@ -34,7 +34,7 @@ class Normal:
 
     program: Program
     inputs: Sequence[Any]
-    around: Callable[[Call], Call] = lambda compiled: compiled
+    around: Callable[[Function], Function] = lambda compiled: compiled
 
 
 def normalised(program: Program, inputs: Sequence[Any]) -> Normal:
@@ -57,7 +57,7 @@ def with_flat_result(program: Program, inputs: Sequence[Any]) -> Normal:
     check_module(program, "its results were made flat")
     program.recompile()
 
-    def around(compiled: Call) -> Call:
+    def around(compiled: Function) -> Function:
         def call(*args: Any) -> Any:
             return trees.unflatten(list(compiled(*args)), tree)
 
@@ -121,7 +121,7 @@ def with_plain_codegen(program: Program, inputs: Sequence[Any]) -> Normal:
     def flat(args: Sequence[Any]) -> list[Any]:
         return trees.leaves_like((tuple(args), {}) if has_keywords else tuple(args), tree_in)
 
-    def around(compiled: Call) -> Call:
+    def around(compiled: Function) -> Function:
         def call(*args: Any) -> Any:
             results = compiled(*flat(args))
             return results if tree_out is None else trees.unflatten(list(results), tree_out)
@@ -153,7 +153,7 @@ def with_flat_inputs(program: Program, inputs: Sequence[Any]) -> Normal:
     else:
         flat = _taking_leaves(program, tree)
 
-    def around(compiled: Call) -> Call:
+    def around(compiled: Function) -> Function:
         def call(*args: Any) -> Any:
             found = read(args) if read is not None else None
             if found is None:

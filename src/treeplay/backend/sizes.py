@@ -17,18 +17,18 @@ from treeplay.observe.once import warn_here
 from treeplay.settings import settings
 from treeplay.torch_seam import dynamo, fakes, modes, tensors
 
-Call = Callable[..., Any]
-Compile = Callable[[Sequence[Any]], Call]
+Function = Callable[..., Any]
+CompileFor = Callable[[Sequence[Any]], Function]
 
 
 def with_known_sizes(
     inputs: Sequence[Any],
-    compile_next: Compile,
-    plain: Call,
+    compile_next: CompileFor,
+    plain: Function,
     *,
     most: int = 8,
     changing: Sequence[frozenset[int]] = (),
-) -> Call:
+) -> Function:
     """Compile through `compile_next`, which is given inputs without symbolic numbers. A call that brings sizes which are
     symbols itself, as fake tensors may have, is for `plain`: the program as it is.
 
@@ -41,11 +41,11 @@ def with_known_sizes(
         return compile_next(inputs)
     marked = [(at, dimensions) for at, dimensions in enumerate(changing) if dimensions]
     symbolic = tuple(at for at, value in enumerate(inputs) if _is_symbolic(value))
-    known: OrderedDict[tuple[Any, ...], Call] = OrderedDict()
+    known: OrderedDict[tuple[Any, ...], Function] = OrderedDict()
     seen: set[tuple[Any, ...]] = set()
     lock = shared_lock()
 
-    def compile_for(key: tuple[Any, ...], args: Sequence[Any]) -> Call:
+    def compile_for(key: tuple[Any, ...], args: Sequence[Any]) -> Function:
         with lock:
             if key in known:  # another thread was faster
                 return known[key]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,8 +11,8 @@ import torch.fx
 
 from treeplay.backend.copies import first_slices
 from treeplay.values import layout
+from treeplay.wrap.aot.compilers import Boxed
 
-Boxed = Callable[[list[Any]], Sequence[Any]]
 Strides = tuple[int, ...] | None
 
 

@@ -9,15 +9,14 @@ The runs leave no mark: they write to copies, and random states are put back.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from treeplay.backend.account import Account
 from treeplay.trace.returned import is_plain, whole
-
-Boxed = Callable[[list[Any]], Sequence[Any]]
+from treeplay.wrap.aot.compilers import Boxed
 
 _RUNS = 3  # after one that warms up
 

@@ -33,7 +33,7 @@ _MOST_SHOWN = 6
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Answer:
+class CheckOutcome:
     """The outcome of a check: either what would be recorded and how, or the reason why not."""
 
     call: Call
@@ -75,7 +75,7 @@ def check(
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 
 
-def examine(target: Target) -> Answer:
+def examine(target: Target) -> CheckOutcome:
     """Take `target` through the stages up to the plan. Raises `CommandError` if the program itself raises."""
     leaves, structure = flatten((target.args, {}))
     call = Call(target.args, {}, leaves, structure)
@@ -90,8 +90,8 @@ def examine(target: Target) -> Answer:
             _, _, wrapped = driver.run_wrap(target.program, call, front, trace_flat)
             backward = wrapped.backward().removeprefix("not asked for yet; ")
     except Refusal as refusal:
-        return Answer(call, reason=_without_callers(refusal.reason))
-    return Answer(call, traced=traced, plan=plan, backward=backward)
+        return CheckOutcome(call, reason=_without_callers(refusal.reason))
+    return CheckOutcome(call, traced=traced, plan=plan, backward=backward)
 
 
 def _without_callers(reason: Reason) -> Reason:

@@ -22,8 +22,8 @@ from treeplay.cli.outcome import NO, CommandError
 from treeplay.cli.training import (
     TOLERANCE,
     Learner,
-    Lower,
     Score,
+    TracedLower,
     agreement,
     largest_difference,
     make_eager,
@@ -58,7 +58,7 @@ def demo(
     steps: Annotated[int, typer.Option(min=5, help="Training steps of 64 digits each.")] = 300,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the first weights and of the batches.")] = 0,
     peers: Annotated[bool, typer.Option("--peers", help="Also train under torch.compile, for its time.")] = False,
-    lower: Annotated[Lower, typer.Option(help="How to lower the recorded step.")] = "auto",
+    lower: Annotated[TracedLower, typer.Option(help="How to lower the recorded step.")] = "auto",
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda or cuda:0.")] = "cpu",
     json_path: Annotated[Path | None, typer.Option("--json", metavar="PATH", help="Also write a JSON file.")] = None,
 ) -> None:
@@ -80,7 +80,7 @@ def demo(
         raise typer.Exit(NO)
 
 
-def run(digits: Digits, *, steps: int, seed: int, peers: bool, lower: Lower) -> Outcome:
+def run(digits: Digits, *, steps: int, seed: int, peers: bool, lower: TracedLower) -> Outcome:
     """Train and compare, where the digits are. Raises `Refusal` if the step cannot be recorded."""
     device = digits.images.device
     replayed, jitted = make_replayed(seed, lower, device)

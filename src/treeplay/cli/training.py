@@ -23,8 +23,8 @@ from treeplay.program import Jitted
 from treeplay.values.verdict import Verdict
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-Lower = Literal["auto", "inductor", "aten"]
+TrainingStep = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+TracedLower = Literal["auto", "inductor", "aten"]
 CPU = torch.device("cpu")
 
 TOLERANCE = 1e-4
@@ -39,7 +39,7 @@ class Learner:
     name: str
     network: nn.Module
     optimizer: torch.optim.Optimizer
-    step: Step
+    step: TrainingStep
     losses: list[torch.Tensor] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
 
@@ -70,7 +70,7 @@ def make_eager(seed: int, device: torch.device = CPU) -> Learner:
 
 
 def make_replayed(
-    seed: int, lower: Lower, device: torch.device = CPU
+    seed: int, lower: TracedLower, device: torch.device = CPU
 ) -> tuple[Learner, Jitted[[torch.Tensor, torch.Tensor], torch.Tensor]]:
     """The whole step under `treeplay.jit`; a step that cannot be recorded raises `Refusal`."""
     network, optimizer = _make(seed, device)
@@ -139,7 +139,9 @@ def _make(seed: int, device: torch.device) -> tuple[nn.Module, torch.optim.Optim
     return network, torch.optim.SGD(network.parameters(), lr=_FIRST_RATE, momentum=0.9)
 
 
-def _training_step(network: nn.Module, forward: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer) -> Step:
+def _training_step(
+    network: nn.Module, forward: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer
+) -> TrainingStep:
     """One whole training step as a program."""
     network.train()
 

@@ -12,7 +12,7 @@ import torch
 
 from treeplay.values.launch import LaunchFacts
 
-Body = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+Capturable = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 Replay = Callable[[list[torch.Tensor], Sequence[float]], Sequence[torch.Tensor]]
 
 
@@ -49,7 +49,7 @@ class Work:
 
     name: str
     run: Replay
-    body: Body
+    body: Capturable
     vector: Fill | None = None
     names: tuple[str, ...] = ()
     mutated: frozenset[int] = frozenset()
@@ -88,7 +88,7 @@ class Device(Protocol):
     def record(self, work: Work) -> Recorded:
         """Make `work` replayable. Must have no effect on the tensors it will be given."""
 
-    def rehearse(self, body: Body, tensors: Sequence[torch.Tensor]) -> None:
+    def rehearse(self, body: Capturable, tensors: Sequence[torch.Tensor]) -> None:
         """Record `body` over `tensors` and throw the recording away; nothing of it shows on a tensor."""
 
     def facts(self) -> dict[str, Any]:

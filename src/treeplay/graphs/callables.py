@@ -30,7 +30,7 @@ from treeplay.graphs.preflight import (
 )
 from treeplay.graphs.queries import graph_pool_handle
 from treeplay.graphs.record import EagerBody, Manner, record_all
-from treeplay.graphs.recorded import Gradients, Outputs, RecordedBody
+from treeplay.graphs.recorded import GradientsGiven, Outputs, RecordedBody
 from treeplay.graphs.roster import Roster
 from treeplay.graphs.samples import Claims, claim, own_copy
 from treeplay.graphs.warmup import warm_up
@@ -47,7 +47,7 @@ class CallableOptions:
     allow_unused: bool
     pool: Any
     outputs: Outputs
-    gradients: Gradients
+    gradients: GradientsGiven
     on_mismatch: OnMismatch
 
     def check(self) -> None:
@@ -68,7 +68,7 @@ def make_graphed_callables(
     *,
     sample_kwargs: Any = None,
     outputs: Outputs = "copy",
-    gradients: Gradients = "copy",
+    gradients: GradientsGiven = "copy",
     on_mismatch: OnMismatch = "raise",
 ) -> Any:
     """Record one callable, or a tuple of them, and return what replays it in its place.

@@ -10,7 +10,8 @@ from treeplay.device.modes import check_error_mode
 from treeplay.errors import ArgumentTypeError
 from treeplay.graphs.device import Wish
 from treeplay.graphs.graph import Graph
-from treeplay.graphs.pools import Pool, checked_pool
+from treeplay.graphs.pools import checked_pool
+from treeplay.torch_seam.allocator import Pool
 
 
 class graph:

@@ -13,8 +13,8 @@ from treeplay.device.turns import turns
 from treeplay.errors import UsageError
 from treeplay.graphs.device import CaptureHoldings, Wish, counted, noted
 from treeplay.graphs.inputs import Inputs
-from treeplay.graphs.pools import Pool
 from treeplay.torch_seam import allocator
+from treeplay.torch_seam.allocator import Pool
 
 
 class CudaDeviceRecording:

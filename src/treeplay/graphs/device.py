@@ -12,7 +12,7 @@ import torch
 
 from treeplay.errors import ArgumentError
 from treeplay.graphs.inputs import Inputs
-from treeplay.graphs.pools import Pool
+from treeplay.torch_seam.allocator import Pool
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ from treeplay.graphs.device import DeviceRecording, Wish
 from treeplay.graphs.host import HostRecording
 from treeplay.graphs.inputs import Inputs
 from treeplay.graphs.phases import RecordingPhase, check_phase
-from treeplay.graphs.pools import Pool, checked_pool
+from treeplay.graphs.pools import checked_pool
 from treeplay.observe.once import warn_here
+from treeplay.torch_seam.allocator import Pool
 from treeplay.values.graph import GraphStatistics
 
 

@@ -15,9 +15,10 @@ from treeplay.device.turns import turns
 from treeplay.errors import UsageError
 from treeplay.graphs.device import CaptureHoldings, Wish, counted, refuse_stream
 from treeplay.graphs.inputs import Inputs
-from treeplay.graphs.pools import Pool, host_pools, new_pool
+from treeplay.graphs.pools import host_pools, new_pool
 from treeplay.observe.once import warn_here
 from treeplay.sandbox.teardown import Teardown
+from treeplay.torch_seam.allocator import Pool
 from treeplay.torch_seam.tensors import storage_of
 
 

@@ -10,8 +10,7 @@ import torch
 
 from treeplay.device.host.tape import HostTape
 from treeplay.errors import ArgumentTypeError
-
-Pool = tuple[int, int]
+from treeplay.torch_seam.allocator import Pool
 
 _numbers = itertools.count(1)
 

@@ -8,7 +8,8 @@ from treeplay.device.cuda.streams import is_capturing_now
 from treeplay.device.host.recorder import is_recording
 from treeplay.errors import UsageError
 from treeplay.graphs.cuda import check_present
-from treeplay.graphs.pools import Pool, new_pool
+from treeplay.graphs.pools import new_pool
+from treeplay.torch_seam.allocator import Pool
 
 
 def is_current_stream_capturing() -> bool:

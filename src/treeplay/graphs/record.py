@@ -22,7 +22,7 @@ from treeplay.graphs.context import graph
 from treeplay.graphs.graph import Graph
 from treeplay.graphs.inputs import OutsideMemory
 from treeplay.graphs.order import Kept, PoolOrder
-from treeplay.graphs.recorded import Backward, Forward, Gradients, Outputs, RecordedBody
+from treeplay.graphs.recorded import Backward, Forward, GradientsGiven, Outputs, RecordedBody
 from treeplay.graphs.roster import Roster
 from treeplay.graphs.side_streams import SideStreams
 from treeplay.torch_seam.tensors import extent_of
@@ -37,7 +37,7 @@ class Manner:
     pool: Any
     order: PoolOrder
     outputs: Outputs
-    gradients: Gradients
+    gradients: GradientsGiven
 
 
 @dataclass(frozen=True, slots=True)

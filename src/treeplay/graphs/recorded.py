@@ -22,7 +22,7 @@ from treeplay.values.location import Location
 
 _version = attrgetter("_version")
 Outputs = Literal["copy", "alias", "guard"]
-Gradients = Literal["copy", "alias"]
+GradientsGiven = Literal["copy", "alias"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +61,7 @@ class Backward:
     kept: tuple[torch.UntypedStorage, ...] = ()
 
 
-class Saved(NamedTuple):
+class BackwardNeeds(NamedTuple):
     """What a backward needs of its call: that nothing ran over its memory, or wrote to what it reads."""
 
     call: int
@@ -81,7 +81,7 @@ class RecordedBody:
         order: PoolOrder,
         *,
         outputs: Outputs,
-        gradients: Gradients,
+        gradients: GradientsGiven,
     ) -> None:
         self.label = label
         self.forward = forward
@@ -122,14 +122,14 @@ class RecordedBody:
         """The claim of a call on its static outputs."""
         return Ticket(self.order, self.forward.position, None, time)
 
-    def saved(self, time: int) -> Saved:
+    def saved(self, time: int) -> BackwardNeeds:
         """What the latest call, which ran at `time`, needs for its backward."""
         end = self.backward.position if self.backward is not None else None
         ticket = Ticket(self.order, self.forward.position, end, time)
-        return Saved(self.calls, ticket, self.forward.inputs.versions(), self._parameter_versions())
+        return BackwardNeeds(self.calls, ticket, self.forward.inputs.versions(), self._parameter_versions())
 
     def differentiate(
-        self, saved: Saved, incoming: Sequence[torch.Tensor | None], needed: Sequence[bool]
+        self, saved: BackwardNeeds, incoming: Sequence[torch.Tensor | None], needed: Sequence[bool]
     ) -> list[torch.Tensor | None]:
         """Replay backward for the call that saved `saved`; a gradient for each of the surface that needs one."""
         backward = self.backward
@@ -143,7 +143,7 @@ class RecordedBody:
             self._mark_overwritten(backward.position)
             return self._hand_out(backward.gradients, needed)
 
-    def _check(self, saved: Saved) -> None:
+    def _check(self, saved: BackwardNeeds) -> None:
         spoiler = saved.ticket.spoiler()
         if spoiler is not None:
             raise StaleOutput(_spoiled(ReplayRun(self.label, saved.call), spoiler))

@@ -22,7 +22,7 @@ import torch
 
 from treeplay.codegen import load_source
 from treeplay.guards.code import emit_check
-from treeplay.guards.conditions import Comparison, Facts, Guard, Table, shown
+from treeplay.guards.conditions import Comparison, Guard, Table, TensorFacts, shown
 from treeplay.guards.entries import spot_of
 from treeplay.guards.reach import Reach
 from treeplay.torch_seam.dynamo import native_check, version_of_table
@@ -61,7 +61,7 @@ class Guards:
         self._reach = reach
         self._is_young = True
         self._text = ""
-        self._facts = [Facts(tensor, label) for tensor, label in reach.tensors.values()]
+        self._facts = [TensorFacts(tensor, label) for tensor, label in reach.tensors.values()]
         self.what: Mismatch | None = None
         self.places_of_inputs: tuple[Place, ...] = ()
         self._spots: set[tuple[int, Any] | None] = set()  # on the way to the state that `keeps` was asked for

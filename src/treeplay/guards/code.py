@@ -26,7 +26,17 @@ from typing import Any
 import torch
 
 from treeplay.codegen import Source, Writer
-from treeplay.guards.conditions import Asked, Code, Container, Data, Facts, HasGradient, Table, facts_of, is_like
+from treeplay.guards.conditions import (
+    Asked,
+    Code,
+    ContainerGuard,
+    Data,
+    HasGradient,
+    Table,
+    TensorFacts,
+    facts_of,
+    is_like,
+)
 from treeplay.guards.reach import Reach
 from treeplay.torch_seam.dynamo import tensor_check
 from treeplay.torch_seam.patched import ABSENT
@@ -42,7 +52,7 @@ Steady = Callable[[tuple[dict[Any, Any], ...]], Callable[[], bool]]
 
 def emit_check(
     reach: Reach,
-    facts: Sequence[Facts],
+    facts: Sequence[TensorFacts],
     steady: Steady,
     *,
     state_is_alike: Callable[[], bool],
@@ -119,7 +129,7 @@ def _orders(text: Writer, reach: Reach) -> Iterator[str]:
         yield f"[*map({text.constant(_order_of)}, {text.constant(owners)})] == {text.constant(orders)}"
 
 
-def _elements(text: Writer, guard: Container) -> Iterator[str]:
+def _elements(text: Writer, guard: ContainerGuard) -> Iterator[str]:
     """A list or a set; empty ones are asked about together with empty dictionaries."""
     if not guard.recorded and _has_plain_length(guard.holder):
         return
@@ -180,7 +190,9 @@ def _bytes(text: Writer, guard: Data) -> str:
     return f"{text.constant(guard.now)}() == {text.constant(guard.recorded)}"
 
 
-def _tensors(text: Writer, reach: Reach, facts: Sequence[Facts], state_is_alike: Callable[[], bool]) -> Iterator[str]:
+def _tensors(
+    text: Writer, reach: Reach, facts: Sequence[TensorFacts], state_is_alike: Callable[[], bool]
+) -> Iterator[str]:
     tensors = [guard.tensor for guard in facts if has_strides(guard.tensor)]
     if tensors:
         yield f"{text.constant(tensor_check(tensors))}(*{text.constant(tensors)})"

@@ -34,7 +34,7 @@ Commit = Callable[[], None]
 class Comparison:
     """One look at all guards: what has to be noted if they all hold."""
 
-    def __init__(self, containers: dict[int, Container]) -> None:
+    def __init__(self, containers: dict[int, ContainerGuard]) -> None:
         self.containers = containers
         self.commits: list[Commit] = []
         self.inner: Mismatch | None = None  # what differs in a container that was replaced
@@ -62,7 +62,7 @@ class Comparison:
             return True
         return False
 
-    def _go_over(self, guard: Container, now: Any) -> None:
+    def _go_over(self, guard: ContainerGuard, now: Any) -> None:
         self.containers.pop(id(guard.holder), None)
         guard.go_over_to(now)
         self.containers[id(now)] = guard
@@ -82,7 +82,7 @@ class Guard:
         raise NotImplementedError
 
 
-class Container(Guard):
+class ContainerGuard(Guard):
     """A guard over a mutable container that may be found in another place of memory later, with the same in it."""
 
     __slots__ = ("free", "holder", "label", "may_be_replaced")
@@ -120,7 +120,7 @@ class Container(Guard):
         raise NotImplementedError
 
 
-class Table(Container):
+class Table(ContainerGuard):
     """Entries of a dictionary: all of them, those in `names`, or those that `matters` tells.
 
     `free`: keys whose values the warm call checks by itself. `written`: those that a replay replaces, by the like of it.
@@ -221,7 +221,7 @@ class Table(Container):
             yield self.label_of(key), value
 
 
-class Items(Container):
+class Items(ContainerGuard):
     """All elements of a list or a deque, in their order."""
 
     __slots__ = ("recorded",)
@@ -251,7 +251,7 @@ class Items(Container):
             yield f"{self.label}[{at}]", value
 
 
-class Members(Container):
+class Members(ContainerGuard):
     """All elements of a set."""
 
     __slots__ = ("recorded",)
@@ -384,7 +384,7 @@ class Data(Guard):
         yield self.label, self.value
 
 
-class Facts(Guard):
+class TensorFacts(Guard):
     """What can be read of a tensor besides its values."""
 
     __slots__ = ("label", "recorded", "tensor")

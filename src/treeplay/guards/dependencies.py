@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.conditions import Asked, Code, Container, Data, Items, Members, Table
+from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data, Items, Members, Table
 from treeplay.guards.entries import hashed, keys_of, spot_of
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.place import How, Place
@@ -28,7 +28,7 @@ class Dependencies:
         self.kinds: list[tuple[Any, type, str]] = []
         self.data: list[Data] = []
         self.tensors: dict[int, tuple[torch.Tensor, str]] = {}
-        self.containers: dict[int, Container] = {}
+        self.containers: dict[int, ContainerGuard] = {}
         self.orders: dict[
             type, tuple[type, ...]
         ] = {}  # classes, and in which order theirs and their bases' entries count
@@ -46,7 +46,7 @@ class Dependencies:
         """
         own, slots = set(spots), set(written)
         keys_of_tables = {id(key) for table in self.tables if table.is_whole for key in table.recorded}
-        guard: Container
+        guard: ContainerGuard
         for guard in (*self.tables, *self.items):
             keys = keys_of(guard)
             here = id(guard.holder)

@@ -8,7 +8,7 @@ import types
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from treeplay.guards.conditions import Container, Table
+from treeplay.guards.conditions import ContainerGuard, Table
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import is_a, table_of
 from treeplay.values.place import How, Place
@@ -45,7 +45,7 @@ def spot_of(place: Place) -> tuple[int, Any] | None:
     return (id(holder), hashed(key)) if place.how is How.ITEM else None
 
 
-def keys_of(guard: Container) -> Iterable[Any]:
+def keys_of(guard: ContainerGuard) -> Iterable[Any]:
     """The keys of what a guard recorded, or its positions."""
     return guard.recorded if isinstance(guard, Table) else range(len(guard.recorded))
 

@@ -15,7 +15,7 @@ import torch
 
 aten = torch.ops.aten
 
-Condition = Callable[..., torch.Tensor]
+Predicate = Callable[..., torch.Tensor]
 
 
 def with_checks(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
@@ -24,7 +24,7 @@ def with_checks(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[.
     return {**table, **checked}
 
 
-def _checked(parts: Callable[..., Any], holds: Condition, *args: Any, **kwargs: Any) -> Any:
+def _checked(parts: Callable[..., Any], holds: Predicate, *args: Any, **kwargs: Any) -> Any:
     if all(value.device.type == "cpu" for value in args if isinstance(value, torch.Tensor)):
         aten._assert_async.msg(holds(*args, **kwargs), "an operator was given values that it does not take")
     return parts(*args, **kwargs)
@@ -43,7 +43,7 @@ def _are_counts(counts: torch.Tensor, output_size: int | None = None) -> torch.T
     return is_right if output_size is None else is_right & (counts.sum() == output_size)
 
 
-CONDITIONS: dict[Any, Condition] = {
+CONDITIONS: dict[Any, Predicate] = {
     aten.bernoulli.default: _is_share,
     aten.binary_cross_entropy.default: _is_share,
     aten.normal.float_Tensor: _is_deviation,

@@ -43,7 +43,7 @@ apart: Any = torch.ops.treeplay.apart.default
 """The same, made by a kernel that no other may be made part of."""
 
 
-class Tensors(torch.fx.Interpreter):
+class TensorsForNumbers(torch.fx.Interpreter):
     """Runs a traced graph with 0-dim float64 tensors in the places of symbolic numbers.
 
     `known` numbers are not computed here: those in `slots` are elements of a vector, given after the other inputs.

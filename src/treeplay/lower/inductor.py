@@ -15,7 +15,7 @@ import torch.fx
 
 from treeplay.errors import LoweringError
 from treeplay.graph_check import check_graph, check_module
-from treeplay.lower.functional import Tensors, make_functional
+from treeplay.lower.functional import TensorsForNumbers, make_functional
 from treeplay.lower.layouts import check_layouts, has_convolutions_both_ways, lay_out_results
 from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.numbers import Numbers, Vector, split_numbers
@@ -41,7 +41,7 @@ def lower_inductor(
     results = [node.meta["spec"] for node in graph.output_node().args[0]]  # type: ignore[union-attr]
     numbers = split_numbers(graph)
     specs = _specs(graph, numbers, device)
-    interpreter = Tensors(graph, numbers.scalars, numbers.known, numbers.slots, formulas=WRITTEN_OUT)
+    interpreter = TensorsForNumbers(graph, numbers.scalars, numbers.known, numbers.slots, formulas=WRITTEN_OUT)
     with torch_artifact.compile_lock:  # one compilation at a time in the process, torch's own included
         module, fakes = make_functional(
             interpreter.with_vector, specs, torch_artifact.decompositions(eager_random=eager_random)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from treeplay.device.protocol import Births, Body, Fill, Replay
+from treeplay.device.protocol import Births, Capturable, Fill, Replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Lowered:
 
     name: str
     run: Replay
-    body: Body | None = None
+    body: Capturable | None = None
     vector: Fill | None = None
     tells: Callable[[Births], AbstractContextManager[None]] | None = None
     scratch_bytes: int = 0
@@ -35,7 +35,7 @@ class Lowered:
     source: str = ""
 
 
-def with_vector(body: Body, vector: Fill | None) -> Replay:
+def with_vector(body: Capturable, vector: Fill | None) -> Replay:
     """`body` as a callable over tensors and numbers."""
 
     def run(tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:

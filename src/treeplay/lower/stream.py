@@ -14,7 +14,7 @@ import torch.fx
 
 from treeplay.device.protocol import Births
 from treeplay.graph_check import check_graph
-from treeplay.lower.functional import Tensors
+from treeplay.lower.functional import TensorsForNumbers
 from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.numbers import Vector, split_numbers
 
@@ -25,7 +25,7 @@ def lower_for_stream(graph: torch.fx.Graph, device: torch.device) -> Lowered:
     numbers = split_numbers(graph)
     vector = Vector(numbers, device) if numbers.size else None
     # Values die as early as they do in eager code: what is captured reuses their memory.
-    walk = Tensors(graph, numbers.scalars, numbers.known, numbers.slots, forgets=True)
+    walk = TensorsForNumbers(graph, numbers.scalars, numbers.known, numbers.slots, forgets=True)
 
     def body(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         with torch.no_grad():

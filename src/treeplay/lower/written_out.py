@@ -19,7 +19,7 @@ from treeplay.lower.functional import settled
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
-Tensors = Sequence[Tensor]
+TensorList = Sequence[Tensor]
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def _shared(number: Any, beside: Tensor) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _FusedStep:
     """What every fused optimizer does around its own arithmetic: gradients are unscaled, and a step may be skipped."""
 
     maximize: bool
@@ -57,12 +57,12 @@ class _Step:
 
 
 def _adam(
-    params: Tensors,
-    grads: Tensors,
-    means: Tensors,
-    squares: Tensors,
-    largest: Tensors,
-    steps: Tensors,
+    params: TensorList,
+    grads: TensorList,
+    means: TensorList,
+    squares: TensorList,
+    largest: TensorList,
+    steps: TensorList,
     *,
     is_decoupled: bool,
     lr: Any,
@@ -75,7 +75,7 @@ def _adam(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    step = _Step(maximize, grad_scale, found_inf)
+    step = _FusedStep(maximize, grad_scale, found_inf)
     for index, (param, mean, square) in enumerate(zip(params, means, squares, strict=True)):
         grad, wide = step.gradient(grads[index]), _wide(param)
         count = steps[index].to(torch.float64)
@@ -98,9 +98,9 @@ def _adam(
 
 
 def _sgd(
-    params: Tensors,
-    grads: Tensors,
-    buffers: Tensors,
+    params: TensorList,
+    grads: TensorList,
+    buffers: TensorList,
     *,
     weight_decay: float,
     momentum: float,
@@ -112,7 +112,7 @@ def _sgd(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    step = _Step(maximize, grad_scale, found_inf)
+    step = _FusedStep(maximize, grad_scale, found_inf)
     for index, param in enumerate(params):
         grad, wide = step.gradient(grads[index]), _wide(param)
         if weight_decay != 0:
@@ -126,10 +126,10 @@ def _sgd(
 
 
 def _adagrad(
-    params: Tensors,
-    grads: Tensors,
-    sums: Tensors,
-    steps: Tensors,
+    params: TensorList,
+    grads: TensorList,
+    sums: TensorList,
+    steps: TensorList,
     *,
     lr: Any,
     lr_decay: float,
@@ -139,7 +139,7 @@ def _adagrad(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    step = _Step(maximize, grad_scale, found_inf)
+    step = _FusedStep(maximize, grad_scale, found_inf)
     for index, param in enumerate(params):
         grad, wide = step.gradient(grads[index]), _wide(param)
         rate = _shared(lr / (1 + (steps[index].to(torch.float64) - 1) * lr_decay), wide)
@@ -150,7 +150,7 @@ def _adagrad(
         step.write(param, wide - rate * grad / (total.sqrt() + eps))
 
 
-def _unscale(grads: Tensors, found_inf: Tensor, inverse: Tensor) -> None:
+def _unscale(grads: TensorList, found_inf: Tensor, inverse: Tensor) -> None:
     """Multiply gradients by `inverse`, and set `found_inf` to 1 if one of their elements is not finite."""
     if not grads:
         return

@@ -23,18 +23,19 @@ from dataclasses import replace
 
 from treeplay.errors import InternalError
 from treeplay.relocate.blame import blame
-from treeplay.relocate.movers import Movers, Span, find_movers
+from treeplay.relocate.movers import Movers, find_movers
 from treeplay.relocate.proof import first_failure
 from treeplay.relocate.sites import SiteSearch, find_sites
-from treeplay.relocate.table import Relocation, Role, Row, Site, Who, common_alignment
+from treeplay.relocate.table import Relocation, Row, Site, Who, WhoKind, common_alignment
 from treeplay.values.nodes import CaptureNotes, Memcpy, Other, Placed
+from treeplay.values.overlap import Interval
 
 __all__ = ["Relocation", "Row", "Site", "relocate"]
 
 _ENOUGH = 3
 
 
-def relocate(captures: Sequence[CaptureNotes], *, ranges: Sequence[Span] = ()) -> Relocation:
+def relocate(captures: Sequence[CaptureNotes], *, ranges: Sequence[Interval] = ()) -> Relocation:
     """The relocation table of the first of at least three captures. `ranges`: device memory, as starts and ends."""
     if len(captures) < _ENOUGH:
         raise InternalError(f"relocation is proven from {_ENOUGH} captures or more, found {len(captures)}")
@@ -69,7 +70,7 @@ def why_incomparable(captures: Sequence[CaptureNotes]) -> str | None:
 def _table(
     captures: Sequence[CaptureNotes], movers: Movers, found: SiteSearch, reasons: dict[Who, str], everybody: str | None
 ) -> Relocation:
-    def row(role: Role, number: int, place: Placed) -> Row:
+    def row(role: WhoKind, number: int, place: Placed) -> Row:
         places = [(capture.tensors if role == "tensor" else capture.outputs)[number] for capture in captures]
         leader = movers.leaders.get(place.index) if role == "tensor" else None
         reason = everybody or reasons.get((role, place.index if leader is None else leader))

@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from treeplay.relocate.memory import KnownMemory
-from treeplay.relocate.movers import Movers, Span
+from treeplay.relocate.movers import Movers
 from treeplay.relocate.relations import Relations
 from treeplay.relocate.sites import CONTENT_BUFFER, SiteSearch, Word
 from treeplay.relocate.table import Who
 from treeplay.values.nodes import WORD_BYTES, CaptureNotes, Kernel, Memcpy
+from treeplay.values.overlap import Interval
 
 
 @dataclass(slots=True)
@@ -32,7 +33,7 @@ class Blame:
     padding: list[Word] = field(default_factory=list)
 
 
-def blame(found: SiteSearch, captures: Sequence[CaptureNotes], movers: Movers, ranges: Sequence[Span]) -> Blame:
+def blame(found: SiteSearch, captures: Sequence[CaptureNotes], movers: Movers, ranges: Sequence[Interval]) -> Blame:
     """Judge each unexplained word. `ranges`: device memory, as far as it is known."""
     judged = Blame(dict(found.frozen))
     judge = _Judge(captures, movers, KnownMemory(captures, ranges), found)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from treeplay.relocate.movers import Span, merged
+from treeplay.relocate.movers import merged
 from treeplay.values.nodes import CaptureNotes
+from treeplay.values.overlap import Interval
 
 
 class Spans:
     """Stretches of memory, to be asked whether an address lies in one."""
 
-    def __init__(self, spans: Sequence[Span]) -> None:
+    def __init__(self, spans: Sequence[Interval]) -> None:
         self._spans = merged(spans)
 
     def __contains__(self, address: int) -> bool:
@@ -23,7 +24,7 @@ class Spans:
 class KnownMemory:
     """The device memory that captures tell of, each what was its own, and the device memory there is besides."""
 
-    def __init__(self, captures: Sequence[CaptureNotes], ranges: Sequence[Span]) -> None:
+    def __init__(self, captures: Sequence[CaptureNotes], ranges: Sequence[Interval]) -> None:
         spans = [_spans_of(capture) for capture in captures]
         self._own = [Spans(own) for own in spans]
         self._any = Spans([span for own in spans for span in own])
@@ -41,6 +42,6 @@ class KnownMemory:
         return value in self._own[capture] or (value in self._device and value not in self._any)
 
 
-def _spans_of(capture: CaptureNotes) -> list[Span]:
+def _spans_of(capture: CaptureNotes) -> list[Interval]:
     places = [(place.start, place.end) for place in (*capture.tensors, *capture.outputs)]
     return places + [(block.address, block.end) for block in capture.blocks or ()]

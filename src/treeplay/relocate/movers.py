@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from treeplay.relocate.table import Who
 from treeplay.values.nodes import Allocation, CaptureNotes, Placed
+from treeplay.values.overlap import Interval
 
 Deltas = tuple[int, ...]  # from the first capture to each later one
-Span = tuple[int, int]
 
 NEVER_MOVED = "it lay at the same address in every capture"
 NO_HISTORY = "the allocations of its captures are not known"
@@ -33,7 +33,7 @@ class Mover:
 
     who: Who
     address: int
-    span: Span
+    span: Interval
     deltas: Deltas
     birth: int | None = None
 
@@ -52,7 +52,7 @@ class Movers:
 
     tensors: dict[Deltas, list[Mover]] = field(default_factory=lambda: defaultdict(list))
     outputs: dict[Deltas, list[Mover]] = field(default_factory=lambda: defaultdict(list))
-    scratch: dict[Deltas, list[Span]] = field(default_factory=dict)
+    scratch: dict[Deltas, list[Interval]] = field(default_factory=dict)
     fixed: dict[Who, str] = field(default_factory=dict)
     leaders: dict[int, int] = field(default_factory=dict)
 
@@ -125,16 +125,16 @@ def _add_blocks(movers: Movers, captures: Sequence[CaptureNotes]) -> None:
             continue
         _add(movers, movers.outputs, who, placed, (blocks[own].address, blocks[own].end))
         taken |= {own} if is_born else {at for at in range(len(blocks)) if _moves_with(at, own, blocks, deltas)}
-    scratch: dict[Deltas, list[Span]] = defaultdict(list)
+    scratch: dict[Deltas, list[Interval]] = defaultdict(list)
     for index, block in enumerate(blocks):
         if any(deltas[index]) and index not in taken:
             scratch[deltas[index]].append((block.address, block.end))
     movers.scratch = {moved: merged(spans) for moved, spans in scratch.items()}
 
 
-def merged(spans: Iterable[Span]) -> list[Span]:
+def merged(spans: Iterable[Interval]) -> list[Interval]:
     """Spans joined where they touch, sorted."""
-    joined: list[Span] = []
+    joined: list[Interval] = []
     for start, end in sorted(spans):
         if joined and start <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
@@ -150,7 +150,7 @@ def _why_blocks_are_unknown(captures: Sequence[CaptureNotes]) -> str | None:
     return OTHER_ALLOCATIONS if len(sizes) > 1 else None
 
 
-def _add(movers: Movers, where: dict[Deltas, list[Mover]], who: Who, placed: Sequence[Placed], span: Span) -> None:
+def _add(movers: Movers, where: dict[Deltas, list[Mover]], who: Who, placed: Sequence[Placed], span: Interval) -> None:
     deltas = _deltas([place.address for place in placed])
     if any(deltas):
         where[deltas].append(Mover(who, placed[0].address, span, deltas, placed[0].birth))

@@ -14,12 +14,12 @@ from treeplay.relocate.sites import SiteSearch
 from treeplay.relocate.table import Who
 from treeplay.values.nodes import WORD_BYTES, CaptureNotes, word_bytes
 
-Key = tuple[int, int]  # node and buffer
+BufferId = tuple[int, int]  # node and buffer
 
 
 def first_failure(captures: Sequence[CaptureNotes], found: SiteSearch) -> str | None:
     """The first byte that is not as predicted, in words. It says that nothing of what was found can be trusted."""
-    ignored: dict[Key, set[int]] = defaultdict(set)
+    ignored: dict[BufferId, set[int]] = defaultdict(set)
     for word in found.unexplained:
         ignored[word.node, word.buffer] |= set(range(word.offset, word.offset + WORD_BYTES))
     for number in range(1, len(captures)):
@@ -32,7 +32,7 @@ def first_failure(captures: Sequence[CaptureNotes], found: SiteSearch) -> str | 
     return None
 
 
-def predict(captures: Sequence[CaptureNotes], found: SiteSearch, number: int) -> Mapping[Key, bytearray]:
+def predict(captures: Sequence[CaptureNotes], found: SiteSearch, number: int) -> Mapping[BufferId, bytearray]:
     """The buffers of capture `number` as far as they are not those of the first one."""
     first, other = captures[0], captures[number]
     predicted = {
@@ -51,7 +51,7 @@ def predict(captures: Sequence[CaptureNotes], found: SiteSearch, number: int) ->
     return predicted
 
 
-def _write(predicted: dict[Key, bytearray], first: CaptureNotes, key: Key, offset: int, value: int) -> None:
+def _write(predicted: dict[BufferId, bytearray], first: CaptureNotes, key: BufferId, offset: int, value: int) -> None:
     if key not in predicted:  # nothing differs there: then nothing that is written may differ either
         predicted[key] = bytearray(first.nodes[key[0]].buffers[key[1]])
     predicted[key][offset : offset + WORD_BYTES] = word_bytes(value % (1 << (8 * WORD_BYTES)))

@@ -51,12 +51,12 @@ def find_sites(captures: Sequence[CaptureNotes], movers: Movers) -> SiteSearch:
         for number, buffers in enumerate(zip(*(node.buffers for node in nodes), strict=True)):
             if any(buffer != buffers[0] for buffer in buffers):
                 is_content = isinstance(nodes[0], Memcpy) and number == CONTENT_BUFFER
-                _explain(found, movers, _Buffers(index, number, buffers, is_content))
+                _explain(found, movers, _BufferVersions(index, number, buffers, is_content))
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class _Buffers:
+class _BufferVersions:
     """The same buffer in each capture."""
 
     node: int
@@ -82,7 +82,7 @@ class _Buffers:
                 yield offset
 
 
-def _explain(found: SiteSearch, movers: Movers, buffers: _Buffers) -> None:
+def _explain(found: SiteSearch, movers: Movers, buffers: _BufferVersions) -> None:
     explained: set[int] = set()
     unexplained: dict[int, Word] = {}
     for half in buffers.differing_halves():

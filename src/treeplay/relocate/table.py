@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Role = Literal["tensor", "output"]
-Who = tuple[Role, int]
+WhoKind = Literal["tensor", "output"]
+Who = tuple[WhoKind, int]
 
 MOST_ALIGNED = 256  # bytes; kernels are not chosen by more
 
@@ -33,7 +33,7 @@ class Row:
     of the same storage. The two may only move by the same distance, and the sites of both are told in the leader's row.
     """
 
-    role: Role
+    role: WhoKind
     index: int
     address: int
     alignment: int

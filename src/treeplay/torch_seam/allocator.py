@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from treeplay.errors import InternalError
 
+Pool = tuple[int, int]
+
 
 def is_built() -> bool:
     """Whether this torch was built with CUDA."""
@@ -45,23 +47,23 @@ def end_capture(graph: torch.cuda.CUDAGraph) -> None:
     torch._C._CUDAGraph.capture_end(graph)
 
 
-def new_pool() -> tuple[int, int]:
+def new_pool() -> Pool:
     """A token of a pool that nobody has."""
     first, second = torch.cuda.graph_pool_handle()
     return int(first), int(second)
 
 
-def begin_allocating_to_pool(index: int, pool: tuple[int, int]) -> None:
+def begin_allocating_to_pool(index: int, pool: Pool) -> None:
     """Give what this thread allocates on a device to a pool, and claim it once."""
     torch._C._cuda_beginAllocateCurrentThreadToPool(index, pool)
 
 
-def end_allocating_to_pool(index: int, pool: tuple[int, int]) -> None:
+def end_allocating_to_pool(index: int, pool: Pool) -> None:
     """Stop giving a device's allocations to a pool; an error if that was not so."""
     torch._C._cuda_endAllocateToPool(index, pool)
 
 
-def release_pool(index: int, pool: tuple[int, int]) -> None:
+def release_pool(index: int, pool: Pool) -> None:
     """Take back one claim on a pool of a device. Its memory goes when the last claim and the last tensor have gone."""
     torch._C._cuda_releasePool(index, pool)
 
@@ -113,7 +115,7 @@ class AllocatorState:
     segments: list[dict[str, Any]]
     histories: list[list[dict[str, Any]]]
 
-    def segments_of(self, pool: tuple[int, int]) -> list[dict[str, Any]]:
+    def segments_of(self, pool: Pool) -> list[dict[str, Any]]:
         """The segments of one pool."""
         return [segment for segment in self.segments if tuple(segment["segment_pool_id"]) == tuple(pool)]
 

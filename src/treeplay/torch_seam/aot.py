@@ -12,7 +12,6 @@ from torch._dynamo import compiled_autograd
 from torch._dynamo import config as dynamo_config
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._prims_common import CUDARngStateHelper
 
 GRADIENTS_COME_IN_A_LIST = hasattr(torch.autograd.Function, "boxed_grads_call")
 """Whether a node's backward can be given its gradients in one list, to be emptied; older torch passes a tuple."""
@@ -58,16 +57,15 @@ def traced(
     decompositions: dict[Any, Callable[..., Any]] | None,
     *,
     writes_inside: bool | None = None,
-    functional_random: bool = False,
 ) -> Iterator[Traced]:
     """Trace `module` without data into a functional graph. The graph is to be partitioned and compiled inside.
 
     `writes_inside`: arguments that it writes are written by the graph itself, at its end, where that can be; by default where
-    no gradient is needed. `functional_random`: random operators become functions of seed and offset."""
+    no gradient is needed."""
     needs_gradient = torch.is_grad_enabled() and any(map(_needs_gradient, inputs))
     with contextlib.ExitStack() as stack:
         options: dict[str, Any] = {_GUESSES_ZEROS: True} if hasattr(functorch_config, _GUESSES_ZEROS) else {}
-        stack.enter_context(functorch_config.patch(functionalize_rng_ops=functional_random, **options))
+        stack.enter_context(functorch_config.patch(functionalize_rng_ops=False, **options))
         if writes_inside is None:
             writes_inside = not needs_gradient
         found = _trace(stack, module, inputs, decompositions, writes_arguments=writes_inside)
@@ -121,16 +119,6 @@ def is_new(info: Any) -> bool:
 def is_base_kept(info: Any) -> bool:
     """Whether what a result is a view of, by what the trace noted, leaves the graph beside the results."""
     return bool(info.output_type.name in ("alias_of_intermediate", "alias_of_intermediate_save_as_output"))
-
-
-def random_values() -> list[torch.Tensor]:
-    """Seed and offset of the CUDA device's default generator."""
-    return [*CUDARngStateHelper.get_torch_state_as_tuple()]
-
-
-def set_random_offset(offset: torch.Tensor) -> None:
-    """Move the CUDA device's default generator to an offset."""
-    CUDARngStateHelper.set_new_offset(offset)
 
 
 def is_autograd_compiled() -> bool:

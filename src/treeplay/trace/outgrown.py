@@ -16,6 +16,7 @@ import torch
 import torch.fx
 
 from treeplay.torch_seam.schemas import leaves_of
+from treeplay.trace.layouts import ShapeAndStride
 
 aten = torch.ops.aten
 _EMPTY = frozenset(
@@ -24,8 +25,6 @@ _EMPTY = frozenset(
 
 WHY = "gives the tensor at `out` another size, which a replay could not do for a tensor that is more than new and empty"
 ADVICE = "make that tensor with the size of the result"
-
-ShapeAndStride = tuple[torch.Size, tuple[int, ...]]
 
 
 def outs_of(func: Any, kwargs: Mapping[str, Any]) -> list[tuple[torch.Tensor, ShapeAndStride]]:

@@ -40,18 +40,20 @@ class RandomSources:
         each(self._before, put_back)
 
 
-Source = tuple[str, Any, Callable[[], Any], Callable[[Any], None]]  # name, generator, and how to read and set its state
+RandomSource = tuple[
+    str, Any, Callable[[], Any], Callable[[Any], None]
+]  # name, generator, and how to read and set its state
 IsOurs = Callable[[Any], bool]
 
 
-def _global() -> Iterator[Source]:
+def _global() -> Iterator[RandomSource]:
     yield "random", random.getstate.__self__, random.getstate, random.setstate  # type: ignore[attr-defined]
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         yield "numpy.random", numpy.random.get_state.__self__, numpy.random.get_state, numpy.random.set_state
 
 
-def _own(reached: Iterable[Any]) -> Iterator[Source]:
+def _own(reached: Iterable[Any]) -> Iterator[RandomSource]:
     for value in reached:
         access = _access(value)
         if access is not None:

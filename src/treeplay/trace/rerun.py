@@ -67,7 +67,7 @@ class Substitution:
 
     def mode(self) -> TorchFunctionMode:
         """A function mode that substitutes."""
-        return _Mode(self)
+        return _SubstitutionMode(self)
 
     def other(self, value: Any) -> Any:
         """What stands in for a tensor; in a list, tuple or dict for each of its tensors. Anything else is itself."""
@@ -87,7 +87,7 @@ class Substitution:
         return self._own.get(id(value), value)
 
 
-class _Mode(TorchFunctionMode):
+class _SubstitutionMode(TorchFunctionMode):
     """Torch functions get the tensors that stand in, and what they give back of these is the program's own again."""
 
     def __init__(self, substitution: Substitution) -> None:

@@ -85,7 +85,7 @@ def _check_python(tracer: Tracer, before: dict[Any, Change], after: dict[Any, Ch
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _OldValue:
     """A tensor that was there before a region, and its old values."""
 
     tensor: torch.Tensor
@@ -140,14 +140,14 @@ class Region:
             found.setdefault((storage_of(value.fake), value.fake.storage_offset(), TensorSpec.of(value.fake)), value)
         return list(found.values())
 
-    def _keep_old(self, value: TracedValue) -> _Written:
+    def _keep_old(self, value: TracedValue) -> _OldValue:
         tensor = value.handle
         if not self._is_older(value.node):  # a view that the step made: make it before the step
             birth = self._tracer.births[storage_of(value.fake)]
             base = next(known for known in self._tracer.values.values() if known.node is birth).handle
             fake = value.fake
             tensor = torch.as_strided(base, fake.shape, fake.stride(), fake.storage_offset())
-        return _Written(tensor, tensor.clone())
+        return _OldValue(tensor, tensor.clone())
 
     def _check_draws(self) -> None:
         node = self._last.next if self._last is not None else None

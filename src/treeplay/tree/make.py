@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from treeplay.codegen import load_source
-from treeplay.device.protocol import Body, Recorded, Replay, Work
+from treeplay.device.protocol import Capturable, Recorded, Replay, Work
 from treeplay.lower.lowered import Lowered
 from treeplay.torch_seam import dynamo
 from treeplay.trace.call import Call
@@ -80,7 +80,7 @@ def slot_outputs(signature: Signature) -> dict[int, int]:
     }
 
 
-def _without_numbers(run: Replay) -> Body:
+def _without_numbers(run: Replay) -> Capturable:
     return lambda tensors: run(tensors, ())
 
 

@@ -57,7 +57,7 @@ from treeplay.values.structure import Leaf, flatten
 from treeplay.wrap.emit import MISS
 
 Observe = Callable[[Callable[..., Any], Call], tuple[Any, list[Any]]]
-Record = Callable[[Call, list[Any]], Recording]
+MakeRecording = Callable[[Call, list[Any]], Recording]
 E = TypeVar("E", bound=Exception)
 CallFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 _NEVER = 2**62
@@ -98,7 +98,7 @@ class Manager:
     def __init__(
         self,
         program: Callable[..., Any],
-        record: Record,
+        record: MakeRecording,
         observe: Observe,
         *,
         name: str,

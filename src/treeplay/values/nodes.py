@@ -123,7 +123,7 @@ class Other:
         return self.kind
 
 
-Node = Kernel | Memcpy | Memset | Other
+GraphNode = Kernel | Memcpy | Memset | Other
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class CaptureNotes:
     blocks: every allocation during the capture, in order; None if that was not seen.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[GraphNode, ...]
     tensors: tuple[Placed, ...] = ()
     outputs: tuple[Placed, ...] = ()
     blocks: tuple[Allocation, ...] | None = field(default=None)

@@ -58,10 +58,10 @@ def is_dataclass_value(value: Any) -> bool:
     return not has_more and all(field.init and hasattr(value, field.name) for field in fields)
 
 
-IsLeaf = Callable[[Any], bool]
+LeafTest = Callable[[Any], bool]
 
 
-def flatten(value: Any, is_leaf: IsLeaf | None = None) -> tuple[list[Any], Leaf | Structure]:
+def flatten(value: Any, is_leaf: LeafTest | None = None) -> tuple[list[Any], Leaf | Structure]:
     """Take `value` apart: its leaves in order, and the structure that puts them together again.
 
     A container that contains itself is a leaf where it comes again, and so is one deeper than any program means. Containers
@@ -71,7 +71,7 @@ def flatten(value: Any, is_leaf: IsLeaf | None = None) -> tuple[list[Any], Leaf 
     return leaves, _take_apart(value, leaves, is_leaf, ())
 
 
-def _take_apart(value: Any, leaves: list[Any], is_leaf: IsLeaf | None, above: tuple[int, ...]) -> Leaf | Structure:
+def _take_apart(value: Any, leaves: list[Any], is_leaf: LeafTest | None, above: tuple[int, ...]) -> Leaf | Structure:
     opened = None if above and is_leaf is not None and is_leaf(value) else _open(value, above)
     if opened is None:
         leaves.append(value)

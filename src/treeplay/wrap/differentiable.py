@@ -26,7 +26,6 @@ from treeplay.wrap.conditions import checked_tensors, with_classes
 from treeplay.wrap.emit import Ambience, CallParts, emit_call
 from treeplay.wrap.take_back import TakeBack
 
-Boxed = Callable[[list[Any]], list[Any]]
 Wrap = Callable[[Callable[..., Any], Sequence[torch.Tensor], str, Sequence[Input]], Any]
 """`wrap(flat function, sample inputs, lowering, what the inputs are)` gives a boxed callable with `.sources`, `.plan` and
 `.backward`, and with `.launch_facts` and `.plain_calls` if it is compiled."""
@@ -39,7 +38,7 @@ class Wrapped:
     `launch` tells how a device launches the forward, None on the host; `plain_calls`: those that launched nothing.
     """
 
-    run: Boxed
+    run: Callable[[list[Any]], list[Any]]
     sources: tuple[str, ...]
     backward: Callable[[], str]
     launch: Callable[[], LaunchFacts | None]

@@ -76,10 +76,10 @@ class CallParts:
 
 def emit_call(signature: Signature, ambience: Ambience, parts: CallParts, *, name: str) -> Source:
     """The call function of a recording."""
-    return _Emitter(signature, ambience, parts).written(name)
+    return _CallEmitter(signature, ambience, parts).written(name)
 
 
-class _Emitter(CallText):
+class _CallEmitter(CallText):
     """Conditions, the call, and what follows it, in this order."""
 
     def __init__(self, signature: Signature, ambience: Ambience, parts: CallParts) -> None:

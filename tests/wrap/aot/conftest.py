@@ -12,7 +12,6 @@ ON_EACH_DEVICE = {
     *(
         "test_again",
         "test_bases",
-        "test_donated",
         "test_inference",
         "test_later",
         "test_mutants",

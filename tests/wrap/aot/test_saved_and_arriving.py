@@ -15,6 +15,10 @@ TRACES_STRIDES = torch.__version__ >= (2, 13)
 """Before, torch traces a backward for gradients in the nearest memory format, not in the strides of the results."""
 
 
+def two() -> list[Any]:
+    return [numbers(2, 3, grad=True), numbers(2, 3, grad=True)]
+
+
 def seeing(seen: list[Any]) -> Any:
     """A compiler of backwards that note what they are given."""
 
@@ -69,6 +73,49 @@ def test_W35_memory_is_constant_over_steps_without_the_garbage_collector() -> No
 def test_W35_sizes_suffice_where_a_gradient_is_only_spread() -> None:
     call = twin(lambda x: [x.sum(), x.mean(0)], lambda: [numbers(2, 3, grad=True)])
     assert call.plan.node.saved == 0
+
+
+def test_W40_saved_tensors_die_inside_the_backward() -> None:
+    alive: list[bool] = []
+    saved: list[Any] = []
+
+    def watched(module: Any, inputs: Any) -> Any:
+        run = boxed(module, inputs)
+
+        def spy(args: list[Any]) -> Any:
+            saved[:] = [weakref.ref(value.untyped_storage()) for value in args[:-1]]
+            args.clear()
+            alive[:] = [ref() is not None for ref in saved]
+            return [alike(1, 2, 3)] * 2
+
+        del run
+        return spy
+
+    call = wrapped(lambda x, w: [((x + w).sin() * 3).exp().sum()], two, backward=watched)
+    call(two())[0].backward()
+    assert alive == [False] * len(alive) and alive
+    (y,) = call(two())
+    y.backward(retain_graph=True)
+    assert any(alive)
+
+
+def test_W36_a_gradient_dies_once_the_backward_has_emptied_its_list() -> None:
+    alive: list[bool] = []
+
+    def watched(module: Any, inputs: Any) -> Any:
+        run = boxed(module, inputs)
+
+        def spy(args: list[Any]) -> Any:
+            gradient = weakref.ref(args[-1])
+            gradients = run(args)
+            alive.append(gradient() is not None)
+            return gradients
+
+        return spy
+
+    call = wrapped(lambda x, w: [x * w], two, backward=watched)
+    (call(two())[0] * 2).sum().backward()
+    assert alive == [not hasattr(torch.autograd.Function, "boxed_grads_call")]
 
 
 def test_W36_one_of_two_results_is_used() -> None:

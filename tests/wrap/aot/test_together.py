@@ -15,7 +15,6 @@ from treeplay.wrap.aot.subclasses import plain_parts
 from wrap.aot.effects import LOG, logged
 from wrap.aot.oracle import min_cut, numbers, twin, wrapped
 from wrap.aot.pairs import Pair, nested, pair
-from wrap.aot.test_donated import Masked, spoiling
 from wrap.aot.test_later import Counted, Doubled, Greedy
 
 
@@ -132,14 +131,6 @@ def test_W43_a_buffer_made_of_tensors_is_written_in_both_directions(make_buffer:
 def test_W43_a_gradient_written_beside_a_pair_is_refused() -> None:
     with pytest.raises(Refusal, match=r"written in the backward, beside tensors made of other tensors"):
         wrapped(lambda x, p: [Greedy.apply(x), p * x], lambda: [numbers(2, grad=True), pair(2)])
-
-
-@pytest.mark.parametrize("partition", ["default", "min_cut"])
-def test_W40_what_a_graph_of_halves_donates_may_be_overwritten(partition: str) -> None:
-    changes: dict[str, Any] = {"partition": min_cut} if partition == "min_cut" else {}
-    function = lambda x, p: [(Masked.apply(x) * 2).sum() * p]  # noqa: E731
-    call = twin(function, lambda: [numbers(3, grad=True), pair(3, grad=True)], donating=spoiling, **changes)
-    assert call.plan.node.donated
 
 
 @pytest.fixture

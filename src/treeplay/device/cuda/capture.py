@@ -30,8 +30,7 @@ from treeplay.device.turns import turns
 from treeplay.errors import UsageError
 from treeplay.sandbox.teardown import Teardown
 from treeplay.torch_seam import allocator
-
-Pool = tuple[int, int]
+from treeplay.torch_seam.allocator import Pool
 
 
 @contextmanager

@@ -21,12 +21,12 @@ from treeplay.device.cuda.history import device_ranges
 from treeplay.device.cuda.lane import Lane, Unplaced, union_bytes
 from treeplay.device.cuda.launch import (
     Copied,
+    LaunchOutput,
     LaunchParts,
     Move,
     NotLaunched,
     Otherwise,
     Patched,
-    Result,
     disable,
     emit_launch,
     launches_of,
@@ -348,13 +348,13 @@ def _parts(
             raise InternalError("nothing can be moved without a patcher")
         return patcher.mover(row)
 
-    def result(at: int, output: torch.Tensor) -> Result:
+    def result(at: int, output: torch.Tensor) -> LaunchOutput:
         row, spec = out_rows.get(at), TensorSpec.of(output)
         if row is not None:
             # Most gradients are never moved: writing their movers would take longer than the captures.
             move = lazily(lambda: mover(row)) if at in work.slots else mover(row)
-            return Result(spec, row.address, move, leaf=work.slots.get(at))
-        return Result(spec, 0, None, output if output.numel() else None)
+            return LaunchOutput(spec, row.address, move, leaf=work.slots.get(at))
+        return LaunchOutput(spec, 0, None, output if output.numel() else None)
 
     return LaunchParts(
         lane=captured.lane,

@@ -10,7 +10,7 @@ import torch
 from treeplay.device.cuda.attempt import attempt
 from treeplay.device.cuda.lane import lane_of
 from treeplay.device.cuda.recording import CudaRecording
-from treeplay.device.protocol import Body, Recorded, Work
+from treeplay.device.protocol import Capturable, Recorded, Work
 from treeplay.errors import InternalError
 
 
@@ -30,7 +30,7 @@ class CudaDevice:
         recording = CudaRecording(work, lane_of(self.device))
         return Recorded(recording, recording.facts, recording.free, recording.tell, recording.plain_calls)
 
-    def rehearse(self, body: Body, tensors: Sequence[torch.Tensor]) -> None:
+    def rehearse(self, body: Capturable, tensors: Sequence[torch.Tensor]) -> None:
         """Capture `body` and drop the graph: what its Python does has been seen, and nothing has run."""
         attempt(Work("rehearsal", _never, body), tensors, lane_of(self.device)).drop()
 

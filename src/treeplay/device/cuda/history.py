@@ -19,10 +19,10 @@ import torch
 
 from treeplay.device.cuda.streams import index_of
 from treeplay.torch_seam import allocator
+from treeplay.torch_seam.allocator import Pool
 from treeplay.values.nodes import Allocation
 
 Range = tuple[int, int]
-Pool = tuple[int, int]
 
 _MAX_ENTRIES = 1 << 20
 

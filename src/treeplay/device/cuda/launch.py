@@ -87,7 +87,7 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class LaunchOutput:
     """An output: a new tensor on each replay, to whose address the graph writes; or `held` by the graph and copied.
 
     One that only becomes the gradient of the tensor at `leaf` replaces what the last replay has left there: if nobody
@@ -126,7 +126,7 @@ class LaunchParts:
     moved: Callable[[list[torch.Tensor]], None]
     patched: tuple[Patched, ...]
     copied: tuple[Copied, ...]
-    results: tuple[Result, ...]
+    results: tuple[LaunchOutput, ...]
     align: Callable[[torch.Tensor, int, int], torch.Tensor]
 
 
@@ -274,7 +274,7 @@ def _write_results(text: _LaunchText, parts: LaunchParts) -> None:
             text.add(*_moved(f"{made_at}[place]", f"{moves}[place]"))
 
 
-def _write_result(text: _LaunchText, at: int, result: Result) -> None:
+def _write_result(text: _LaunchText, at: int, result: LaunchOutput) -> None:
     if result.held is not None:
         return
     if result.move is None:  # it has no elements
@@ -285,14 +285,14 @@ def _write_result(text: _LaunchText, at: int, result: Result) -> None:
         _write_again(text, at, result)
 
 
-def _write_new(text: _LaunchText, at: int, result: Result) -> None:
+def _write_new(text: _LaunchText, at: int, result: LaunchOutput) -> None:
     """Lines that make a new tensor, to which the graph is to write."""
     text.add(_made(text, at, result), f"p = out{at}.data_ptr()")
     with text.block(f"if p != out_at{at}:"):
         text.add(*_moved(text.keep(f"out_at{at}", result.address), text.use(f"out_move{at}", result.move)))
 
 
-def _made(text: _LaunchText, at: int, result: Result) -> str:
+def _made(text: _LaunchText, at: int, result: LaunchOutput) -> str:
     """The line that makes the new tensor of a result."""
     spec, dtype = result.spec, text.name(result.spec.dtype, f"dtype{at}")
     # The quick way allocates on the current device, which need not be the recording's if there are several.
@@ -302,7 +302,7 @@ def _made(text: _LaunchText, at: int, result: Result) -> str:
     return f"out{at} = {text.use('empty', allocator.empty_on_gpu())}({spec.shape}, {spec.stride}, {dtype})"
 
 
-def _write_again(text: _LaunchText, at: int, result: Result) -> None:
+def _write_again(text: _LaunchText, at: int, result: LaunchOutput) -> None:
     """Lines that take the tensor of the last replay if at most its slot has it, and make a new one if not."""
     kept, storage, memory = text.keep(f"kept{at}", None), text.keep(f"storage{at}", None), text.keep(f"memory{at}", 0)
     loose, in_slot = allocator.counts_of_ours()

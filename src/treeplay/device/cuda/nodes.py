@@ -26,7 +26,7 @@ from treeplay.device.cuda.node_calls import (
     function,
 )
 from treeplay.errors import InternalError
-from treeplay.values.nodes import Kernel, Memcpy, Memset, Node, Other
+from treeplay.values.nodes import GraphNode, Kernel, Memcpy, Memset, Other
 
 HOST = 1
 _MAX_CONTENT_BYTES = 1 << 20
@@ -41,7 +41,7 @@ _GETTERS = {
 }
 
 
-def read_nodes(graph: int, shapes: Shapes | None = None) -> tuple[Node, ...]:
+def read_nodes(graph: int, shapes: Shapes | None = None) -> tuple[GraphNode, ...]:
     """The nodes of a raw graph, in order of creation. `shapes` is what other graphs of the same program have told."""
     shapes = {} if shapes is None else shapes
     return tuple(read_node(handle, shapes) for handle in handles_of(graph))
@@ -58,7 +58,7 @@ def handles_of(graph: int) -> list[int]:
     return [handle or 0 for handle in handles]
 
 
-def read_node(handle: int, shapes: Shapes) -> Node:
+def read_node(handle: int, shapes: Shapes) -> GraphNode:
     """One node. `shapes` remembers names and sizes of parameters by function."""
     kind = kind_of(handle)
     if kind == KERNEL:

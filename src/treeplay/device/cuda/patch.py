@@ -36,7 +36,7 @@ from treeplay.device.cuda.own_nodes import OwnNode, own_node
 from treeplay.relocate import Relocation, Row, Site
 from treeplay.relocate.policy import MEASURED, Costs, is_update_cheaper
 
-Move = Callable[..., None]
+Update = Callable[..., None]
 
 
 @dataclass(eq=False, slots=True)
@@ -51,9 +51,9 @@ class Patcher:
     costs: Costs = MEASURED
     stale: set[int] = field(default_factory=set)
     result: UpdateResult = field(default_factory=UpdateResult)
-    _movers: dict[tuple[Row, ...], Move] = field(default_factory=dict)
+    _movers: dict[tuple[Row, ...], Update] = field(default_factory=dict)
 
-    def mover(self, *rows: Row) -> Move:
+    def mover(self, *rows: Row) -> Update:
         """A function that moves tensors or outputs to the addresses it is given, in the order of `rows`."""
         found = self._movers.get(rows)
         if found is None:

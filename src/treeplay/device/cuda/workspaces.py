@@ -20,7 +20,7 @@ import torch
 from treeplay.device.cuda.nodes import read_nodes
 from treeplay.errors import InternalError
 from treeplay.torch_seam import allocator
-from treeplay.values.nodes import Node, Other
+from treeplay.values.nodes import GraphNode, Other
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Workspace:
         except (InternalError, AttributeError, OSError):
             return True
 
-    def _is_in(self, node: Node) -> bool:
+    def _is_in(self, node: GraphNode) -> bool:
         if isinstance(node, Other):
             return node.is_opaque
         return any(mentions(buffer, self.start, self.end) for buffer in node.buffers)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from treeplay.device.host.taped import Taped, record_tape
-from treeplay.device.protocol import Body, Recorded, Replay, Work
+from treeplay.device.protocol import Capturable, Recorded, Replay, Work
 from treeplay.values.launch import LaunchFacts
 
 
@@ -51,7 +51,7 @@ class HostDevice:
         facts = LaunchFacts(self.name, "bound", scratch_bytes=work.scratch_bytes)
         return Recorded(on_one_thread(work.run) if work.is_small else work.run, lambda: facts, lambda: None)
 
-    def rehearse(self, body: Body, tensors: Sequence[torch.Tensor]) -> None:
+    def rehearse(self, body: Capturable, tensors: Sequence[torch.Tensor]) -> None:
         """Record `body` on a tape, which puts back what it writes, and drop the tape."""
         record_tape(body, tensors)
 

@@ -12,7 +12,7 @@ import torch
 
 from treeplay.device.host.recorder import Recorder
 from treeplay.device.host.tape import HostTape
-from treeplay.device.protocol import Body, Work
+from treeplay.device.protocol import Capturable, Work
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.spec import TensorSpec
 
@@ -20,7 +20,7 @@ Tensors = list[torch.Tensor]
 
 
 def record_tape(
-    body: Body, tensors: Sequence[torch.Tensor], generators: Sequence[torch.Generator] = ()
+    body: Capturable, tensors: Sequence[torch.Tensor], generators: Sequence[torch.Generator] = ()
 ) -> tuple[HostTape, Sequence[torch.Tensor]]:
     """The tape of `body` over `tensors`, and its outputs in the tape's memory. What the body wrote is put back."""
     recorder = Recorder(generators)

@@ -14,7 +14,7 @@ import torch.fx
 from treeplay.codegen import load_source
 from treeplay.errors import LoweringError
 from treeplay.graph_check import check_graph
-from treeplay.lower.aten.emit import Emitter
+from treeplay.lower.aten.emit import GraphEmitter
 from treeplay.lower.aten.memory import Cells, GraphArena
 from treeplay.lower.aten.numbers import NumberText
 from treeplay.lower.aten.storage import Home, survey_storages
@@ -31,7 +31,7 @@ def lower_aten(graph: torch.fx.Graph, plan: ArenaPlan) -> Lowered:
     check_graph(graph, "the trace")
     layout = survey_storages(graph)
     memory, text = GraphArena.of(plan), GraphText()
-    emitter = Emitter(graph, layout, memory, text, NumberText(text, Cells.up_to(len(graph.nodes))))
+    emitter = GraphEmitter(graph, layout, memory, text, NumberText(text, Cells.up_to(len(graph.nodes))))
     try:
         emitter.write()
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:

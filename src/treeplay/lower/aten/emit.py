@@ -44,7 +44,7 @@ from treeplay.lower.aten.ops import (
     returns_count,
 )
 from treeplay.lower.aten.storage import Home, Node, Storage, StoragePlan, written_by
-from treeplay.lower.aten.text import Bound, GraphText
+from treeplay.lower.aten.text import GraphText, Meaning
 from treeplay.lower.aten.uses import endings, written_inputs
 from treeplay.lower.functional import scalar_nodes
 from treeplay.torch_seam.operators import ExcludeKeys, OpOverload, keys_above_operators, with_gradients_on
@@ -55,7 +55,7 @@ _RESERVED = frozenset({"replay", "tensors", "numbers", "arena", "abs", "incremen
 
 
 @dataclass(eq=False, slots=True)
-class Emitter:
+class GraphEmitter:
     """Writes the nodes of one graph in order."""
 
     graph: torch.fx.Graph
@@ -65,8 +65,8 @@ class Emitter:
     numbers: NumberText
     allocating: Counter[str] = field(default_factory=Counter)
     _makes: dict[Node, list[Storage]] = field(default_factory=dict)
-    _first: dict[Node, Bound] = field(default_factory=dict)
-    _views: dict[tuple[Any, ...], Bound] = field(default_factory=dict)
+    _first: dict[Node, Meaning] = field(default_factory=dict)
+    _views: dict[tuple[Any, ...], Meaning] = field(default_factory=dict)
     _locals: dict[Storage | Node, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def write(self) -> None:
@@ -206,7 +206,7 @@ class Emitter:
             # A result that nobody uses: the kernel writes it all the same.
             specs = specs or result_specs(op, *_as_specs(node))
             unused = self.memory.keep(empty_like_spec(specs[index]))
-            parts[index] = Bound("unused", empty_like_spec(specs[index], "meta"), unused)
+            parts[index] = Meaning("unused", empty_like_spec(specs[index], "meta"), unused)
         return {name: parts[index] for index, name in enumerate(form.outs)}
 
     def _in_arena(self, node: Node) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch.fx
 from treeplay.errors import LoweringError
 from treeplay.lower.aten.memory import Cells, takes_cells
 from treeplay.lower.aten.ops import CELLS, aten
-from treeplay.lower.aten.text import Bound, GraphText, Node
+from treeplay.lower.aten.text import GraphText, Meaning, Node
 from treeplay.torch_seam.operators import OpOverload
 
 _SIGNS: dict[Any, str] = {
@@ -44,7 +44,7 @@ class NumberText:
     text: GraphText
     cells: Cells
     _known: dict[str, str] = field(default_factory=dict)
-    _made: dict[tuple[torch.dtype, str], Bound] = field(default_factory=dict)
+    _made: dict[tuple[torch.dtype, str], Meaning] = field(default_factory=dict)
 
     def write(self, node: Node) -> None:
         """Bind a number node, and write its expression if it is new."""
@@ -85,7 +85,7 @@ class NumberText:
             return "spec" not in item.meta
         return type(item) is float or (type(item) is int and abs(item) <= _EXACT[dtype])
 
-    def _cell(self, number: Any, dtype: torch.dtype) -> Bound:
+    def _cell(self, number: Any, dtype: torch.dtype) -> Meaning:
         words = self.text.expression(number)
         known = self._made.get((dtype, words))
         if known is not None:
@@ -97,7 +97,7 @@ class NumberText:
             self.text.add(f"{name}[{index}] = {words}")
         else:
             array[index] = number
-        bound = Bound(self.text.fresh(f"cell_{words}"), torch.empty((), dtype=dtype, device="meta"), tensor)
+        bound = Meaning(self.text.fresh(f"cell_{words}"), torch.empty((), dtype=dtype, device="meta"), tensor)
         self._made[dtype, words] = bound
         return bound
 

@@ -24,7 +24,7 @@ _UNKNOWN = object()
 
 
 @dataclass(eq=False, slots=True)
-class Bound:
+class Meaning:
     """What a node is in the text: an expression, a stand-in without memory, and its value if that never changes.
 
     A view that may never be used is written at its first use, by `define`.
@@ -46,7 +46,7 @@ class GraphText(Writer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.env: dict[Node, Bound] = {}
+        self.env: dict[Node, Meaning] = {}
         self.calls = 0
 
     def forget_views(self) -> None:
@@ -60,18 +60,18 @@ class GraphText(Writer):
         """Let a local variable hold the node; gives its name."""
         spec: TensorSpec | None = node.meta.get("spec")
         stand_in = None if spec is None else empty_like_spec(spec, "meta")
-        self.env[node] = Bound(node.name, stand_in, define=define)
+        self.env[node] = Meaning(node.name, stand_in, define=define)
         return node.name
 
     def bind_number(self, node: Node, text: str) -> None:
         """Let an expression hold the node, a number."""
-        self.env[node] = Bound(text, 0.5 + len(self.env))  # no two alike, so that a mix-up shows
+        self.env[node] = Meaning(text, 0.5 + len(self.env))  # no two alike, so that a mix-up shows
 
     def bind_static(self, node: Node, value: Any) -> None:
         """Let an object hold the node for good."""
         is_tensor = isinstance(value, torch.Tensor)
         stand_in = empty_like_spec(TensorSpec.of(value), "meta") if is_tensor else None
-        self.env[node] = Bound(node.name, stand_in, value)
+        self.env[node] = Meaning(node.name, stand_in, value)
 
     def bounds(self, item: Any) -> Any:
         """An argument with what its nodes are now in their place."""
@@ -80,10 +80,10 @@ class GraphText(Writer):
         return self.env[item] if isinstance(item, Node) else item
 
     def value(self, item: Any) -> Any:
-        """An argument as a value, with `Bound.value` for nodes."""
+        """An argument as a value, with `Meaning.value` for nodes."""
         if isinstance(item, Node):
             item = self.env[item]
-        if isinstance(item, Bound):
+        if isinstance(item, Meaning):
             return item.value
         return [self.value(part) for part in item] if isinstance(item, (list, tuple)) else item
 
@@ -91,7 +91,7 @@ class GraphText(Writer):
         """Whether an argument holds no node that changes from replay to replay."""
         if isinstance(item, Node):
             item = self.env[item]
-        if isinstance(item, Bound):
+        if isinstance(item, Meaning):
             return item.is_static
         return all(map(self.is_static, item)) if isinstance(item, (list, tuple)) else True
 
@@ -101,7 +101,7 @@ class GraphText(Writer):
         """An argument as text."""
         if isinstance(item, Node):
             item = self.env[item]
-        if isinstance(item, Bound):
+        if isinstance(item, Meaning):
             return self._use(item)
         if isinstance(item, (list, tuple)):
             return self._sequence(item)
@@ -109,7 +109,7 @@ class GraphText(Writer):
             return repr(item)
         return self.name(item, str(item).removeprefix("torch."))
 
-    def _use(self, bound: Bound) -> str:
+    def _use(self, bound: Meaning) -> str:
         if bound.is_static:
             self.use(bound.text, bound.value)
         elif bound.define is not None:
@@ -118,7 +118,7 @@ class GraphText(Writer):
         return bound.text
 
     def _sequence(self, items: list[Any] | tuple[Any, ...]) -> str:
-        if any(isinstance(item, (Node, Bound)) for item in items) and self.is_static(items):
+        if any(isinstance(item, (Node, Meaning)) for item in items) and self.is_static(items):
             return self.name(type(items)(self.value(item) for item in items), "group")
         # Plain numbers as a tuple: Python makes a constant of it.
         if all(item is None or isinstance(item, (bool, int, float)) for item in items):
@@ -128,7 +128,7 @@ class GraphText(Writer):
     def _stand_in(self, item: Any) -> Any:
         if isinstance(item, Node):
             item = self.env[item]
-        if isinstance(item, Bound):
+        if isinstance(item, Meaning):
             return item.stand_in
         return [self._stand_in(part) for part in item] if isinstance(item, (list, tuple)) else item
 

@@ -27,14 +27,14 @@ from treeplay.wrap.aot.capture import captured
 from treeplay.wrap.aot.compilers import Compilers
 from treeplay.wrap.aot.kept import inputs_of
 from treeplay.wrap.aot.opening import plain_gradient
-from treeplay.wrap.aot.plan import KeptInputs, Node, Tangent, WrappedTangent
-from treeplay.wrap.aot.redrawn import drawn_again, has_numbers_of_seeds, has_own_generators, is_drawn_late
+from treeplay.wrap.aot.plan import KeptInputs, NodePlan, Tangent, WrappedTangent
+from treeplay.wrap.aot.redrawn import drawn_again, has_own_generators, is_drawn_late
 
 Flat = Callable[..., Sequence[Any]]
 Repeat = Callable[[Sequence[Any]], contextlib.AbstractContextManager[Flat]]
 """Gives the flat function once more, for a block, to be traced with tensors like these in the place of its own."""
 
-Wrap = Callable[..., Callable[[list[Any]], list[Any]]]
+WrapFlat = Callable[..., Callable[[list[Any]], list[Any]]]
 _making = shared_lock()
 
 
@@ -75,7 +75,7 @@ _MOST_COPIED_BYTES = 2**24
 """What each call may copy of what it overwrites, should its backward be differentiated."""
 
 
-def why_not(traced: Traced, node: Node, forward: torch.fx.GraphModule, kept: KeptInputs) -> str | None:
+def why_not(traced: Traced, node: NodePlan, forward: torch.fx.GraphModule, kept: KeptInputs) -> str | None:
     """What keeps a function's gradients from being computed from its inputs again; None if nothing does."""
     if traced.subclasses is not None:
         return "it takes or returns tensors made of other tensors"
@@ -85,8 +85,6 @@ def why_not(traced: Traced, node: Node, forward: torch.fx.GraphModule, kept: Kep
         return "it has side effects, or keeps random generators for its backward"
     if is_drawn_late(traced.graph):
         return "its backward draws random numbers"
-    if has_numbers_of_seeds(forward):
-        return "it draws random numbers as functions of seed and offset"
     if has_own_generators(forward):
         return "it draws random numbers from a generator of its own, or inside of its control flow"
     given = forward.graph.find_nodes(op="placeholder")
@@ -106,13 +104,15 @@ class HigherDerivatives:
     Owned by the function's node class, like its backward. `mark` is the fingerprint of the function's trace where it may have
     changed since."""
 
-    def __init__(self, repeat: Repeat, wrap: Wrap, compilers: Compilers, arrangement: Arrangement, *, mark: int | None):
+    def __init__(
+        self, repeat: Repeat, wrap: WrapFlat, compilers: Compilers, arrangement: Arrangement, *, mark: int | None
+    ):
         self._repeat, self._wrap, self._compilers = repeat, wrap, compilers
         self._arrangement, self._mark = arrangement, mark
         self._made: dict[tuple[bool | None, ...], Any] = {}
 
     def __call__(
-        self, node: Node, origins: Sequence[Origin], inputs: Sequence[Any], gradients: Sequence[Any]
+        self, node: NodePlan, origins: Sequence[Origin], inputs: Sequence[Any], gradients: Sequence[Any]
     ) -> list[Any]:
         """The gradients of the inputs, with a history; raises `Refusal`."""
         key = tuple(None if gradient is None else gradient.requires_grad for gradient in gradients)
@@ -125,7 +125,7 @@ class HigherDerivatives:
         given = [gradient for gradient in gradients if gradient is not None]
         return made([*inputs, *given])[: len(inputs)]  # type: ignore[no-any-return]
 
-    def _make(self, node: Node, origins: Sequence[Origin], inputs: Sequence[Any], gradients: Sequence[Any]) -> Any:
+    def _make(self, node: NodePlan, origins: Sequence[Origin], inputs: Sequence[Any], gradients: Sequence[Any]) -> Any:
         came = [k for k, gradient in enumerate(gradients) if gradient is not None]
         count = len(inputs)
 
@@ -163,7 +163,7 @@ class HigherDerivatives:
                 raise Refusal.of("create_graph", why, "change what it depends on after the backward", None)
 
 
-def _gradients_of(function: Flat, node: Node, origins: Sequence[Origin], count: int) -> Flat:
+def _gradients_of(function: Flat, node: NodePlan, origins: Sequence[Origin], count: int) -> Flat:
     """The flat function of inputs and gradients of results that gives the gradients of the inputs."""
     overwritten = node.inputs.overwritten if node.inputs is not None else ()
     wanted = [k for k, feed in enumerate(node.feeds) if feed is not None]
@@ -196,7 +196,9 @@ def _plain(gradient: Any, tangent: Tangent | WrappedTangent, place: int) -> Any:
 class Onward:
     """What a node's backward does under create_graph: gradients that lead on, or None with the reason in `ctx.why`."""
 
-    def __init__(self, again: HigherDerivatives | None, why: str | None, node: Node, origins: Sequence[Origin]) -> None:
+    def __init__(
+        self, again: HigherDerivatives | None, why: str | None, node: NodePlan, origins: Sequence[Origin]
+    ) -> None:
         self._again, self._why, self._node, self._origins = again, why, node, tuple(origins)
         self._places = [
             node.returned.index(tangent.value) if tangent.value in node.returned else None for tangent in node.tangents

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from treeplay.values.layout import Layout
-from treeplay.wrap.aot.bases import Written, find_bases, layout_of, share_storage, take_base, view_of_base
+from treeplay.wrap.aot.bases import WrittenArguments, find_bases, layout_of, share_storage, take_base, view_of_base
 from treeplay.wrap.aot.plan import Base
 
 
@@ -115,12 +115,12 @@ def needs_arrangement(samples: Sequence[Any]) -> bool:
     return bool(copies_among(samples)) or share_storage(samples)
 
 
-def arrange(samples: Sequence[Any], names: Sequence[str], written: Written, *, any_write: bool) -> Arrangement:
+def arrange(samples: Sequence[Any], names: Sequence[str], written: WrittenArguments, *, any_write: bool) -> Arrangement:
     """Drop copies if anything is written, then find the common bases of what is left."""
     count = len(samples)
     if not any_write:
         return Arrangement(count)
     without_copies = Arrangement(count, copies_among(samples))
     earlier = dict(without_copies.copies)
-    kept = Written(frozenset(earlier.get(k, k) for k in written.arguments), written.where)
+    kept = WrittenArguments(frozenset(earlier.get(k, k) for k in written.arguments), written.where)
     return Arrangement(count, without_copies.copies, find_bases(samples, without_copies.kept, names, kept))

@@ -27,7 +27,7 @@ from treeplay.wrap.aot.plan import Base, CommonBase, Member
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenArguments:
     """What a first trace told: the arguments whose data is written, and the line that wrote first."""
 
     arguments: frozenset[int]
@@ -41,7 +41,7 @@ def share_storage(samples: Sequence[Any]) -> bool:
 
 
 def find_bases(
-    samples: Sequence[Any], positions: Sequence[int], names: Sequence[str], written: Written
+    samples: Sequence[Any], positions: Sequence[int], names: Sequence[str], written: WrittenArguments
 ) -> tuple[Base, ...]:
     """The common bases that a call like this needs, by their first members. `positions` are the arguments to look at."""
     groups: list[list[int]] = []
@@ -66,7 +66,7 @@ def _is_plain(sample: Any) -> bool:
     return isinstance(sample, torch.Tensor) and not is_wrapper(sample) and sample.layout is torch.strided
 
 
-def _base(samples: Sequence[Any], group: Sequence[int], names: Sequence[str], written: Written) -> Base:
+def _base(samples: Sequence[Any], group: Sequence[int], names: Sequence[str], written: WrittenArguments) -> Base:
     def refuse(one: int, other: int, why: str) -> NoReturn:
         told = f"arguments `{names[one]}` and `{names[other]}` share memory, one of them is written, and {why}"
         raise refusal("write", told, written.where)
@@ -139,7 +139,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.storage_offset() == 0 and span(tensor)[1] == tensor.numel() * tensor.element_size()
 
 
-def _refuse_writes_past_autograd(members: Sequence[Member], written: Written, refuse: Any) -> None:
+def _refuse_writes_past_autograd(members: Sequence[Member], written: WrittenArguments, refuse: Any) -> None:
     """A write that autograd sees and one that it does not see, to one memory, make one history that is neither's."""
     seen = [member for member in members if member.argument in written.arguments]
     for one, other in combinations(seen, 2):
@@ -152,7 +152,7 @@ def _member(position: int, sample: torch.Tensor, whole: torch.Tensor) -> Member:
     return Member(position, layout_of(sample), str(sample.dtype), is_detached)
 
 
-def _flat(samples: Sequence[Any], group: Sequence[int], written: Written) -> Base:
+def _flat(samples: Sequence[Any], group: Sequence[int], written: WrittenArguments) -> Base:
     """A base from the start of the storage to the last byte of a member, in bytes where members differ in dtype."""
     end = max(span(samples[position])[1] for position in group)
     dtypes = _dtypes(samples, group)

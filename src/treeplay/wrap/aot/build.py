@@ -30,7 +30,7 @@ from treeplay.wrap.aot.load import load_call
 from treeplay.wrap.aot.names import names_of, usable_names
 from treeplay.wrap.aot.node import Compiled, LazyBackward, as_it_lies
 from treeplay.wrap.aot.partial import without_gradients
-from treeplay.wrap.aot.plan import CallPlan, LateWrite, Node
+from treeplay.wrap.aot.plan import CallPlan, LateWrite
 from treeplay.wrap.aot.planning import plan_call
 from treeplay.wrap.aot.planning_node import plan_node, saved_by
 from treeplay.wrap.aot.probe import apart, written_by
@@ -93,7 +93,7 @@ class _Task:
     writes_inside: bool | None = None
 
     @contextlib.contextmanager
-    def traced(self) -> Iterator[_Trace]:
+    def traced(self) -> Iterator[_FunctionTrace]:
         """The function, traced with inputs in the place of its arguments."""
         noted, given = RunNotes(), self.arrangement.samples(self.samples)
         inputs = apart(given) if self.is_apart else given
@@ -105,12 +105,11 @@ class _Task:
             self.compilers.decompositions,
             writes_inside=self.writes_inside,
             names=names,
-            functional_random=self.compilers.functional_random,
         ) as (traced, seen):
             check_module(traced.graph, "the trace")
-            yield _Trace(traced, seen, noted, given, inputs)
+            yield _FunctionTrace(traced, seen, noted, given, inputs)
 
-    def writes_in_graph(self, trace: _Trace) -> list[tuple[int, str]]:
+    def writes_in_graph(self, trace: _FunctionTrace) -> list[tuple[int, str]]:
         """Which inputs the forward writes and with which node, from a trace of a graph that does its writes itself."""
         function, decompositions = self.arrangement.adapted(self.function, RunNotes()), self.compilers.decompositions
         with captured(function, trace.inputs, decompositions, writes_inside=True) as (inside, _):
@@ -118,7 +117,7 @@ class _Task:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Trace:
+class _FunctionTrace:
     """What one trace gave: the graph and torch's facts, what was seen, and the inputs, as given and as traced."""
 
     traced: Traced
@@ -156,7 +155,7 @@ def _task(
     return _Task(function, samples, names, compilers, arrangement, any_write, is_checked, repeat, awaited)
 
 
-def _better(task: _Task, trace: _Trace) -> _Task | None:
+def _better(task: _Task, trace: _FunctionTrace) -> _Task | None:
     """How to trace again where this trace lost something; None if it did not."""
     traced, seen = trace.traced, trace.seen
     aliased = reshaped_and_back(traced, seen)
@@ -174,7 +173,7 @@ def _better(task: _Task, trace: _Trace) -> _Task | None:
     )
 
 
-def _build(task: _Task, trace: _Trace) -> Any:
+def _build(task: _Task, trace: _FunctionTrace) -> Any:
     """The compiled function: plan, take the backward's writes out, compile, emit, load."""
     traced, seen, compilers = trace.traced, trace.seen, task.compilers
     plan = plan_call(
@@ -250,26 +249,11 @@ def _load_training(
         instead = _first_call(forward, plan, compilers)
         run = compilers.forward(forward, [*traced.inputs[0], *traced.inputs[2:4], *generator_inputs(forward)])
     tangents = 0 if node.is_whole else len(node.tangents)
-    lazy = LazyBackward(_later(_whole(compilers.backward), backward, tangents, is_boxed=compilers.is_boxed), tangents)
-    last = _overwriting(compilers, node, backward, tangents)
+    lazy = LazyBackward(_later(compilers.backward, backward, tangents, is_boxed=compilers.is_boxed), tangents)
     boxed = _called(lazy, backward)
-    call = load_call(plan, run, boxed, last, onward=onward, instead=instead, is_boxed=compilers.is_boxed)
+    call = load_call(plan, run, boxed, onward=onward, instead=instead, is_boxed=compilers.is_boxed)
     call.backward = lazy
     return call
-
-
-def _overwriting(compilers: Compilers, node: Node, backward: torch.fx.GraphModule, tangents: int) -> Boxed | None:
-    """A backward that may overwrite what was saved, where there is a compiler for one."""
-    donating = compilers.donating
-    if donating is None or not node.donated:
-        return None
-
-    def compile_last(module: torch.fx.GraphModule, inputs: Sequence[Any], taken: Sequence[int]) -> Boxed:
-        return donating(module, inputs, tuple(at for at, k in enumerate(taken) if k in node.donated))
-
-    return _called(
-        LazyBackward(_later(compile_last, backward, tangents, is_boxed=compilers.is_boxed), tangents), backward
-    )
 
 
 def _called(lazy: LazyBackward, backward: torch.fx.GraphModule) -> Boxed:
@@ -302,12 +286,8 @@ def _mark_visible(graph: torch.fx.GraphModule, plan: CallPlan) -> None:
     graph.graph.output_node().meta[VISIBLE] = tuple(at for places in visible for at in places)
 
 
-def _whole(compile_backward: Compile) -> Callable[..., Boxed]:
-    return lambda module, inputs, taken: compile_backward(module, inputs)
-
-
 def _later(
-    compile_taken: Callable[..., Boxed], backward: torch.fx.GraphModule, tangents: int, *, is_boxed: bool
+    compiler: Compile, backward: torch.fx.GraphModule, tangents: int, *, is_boxed: bool
 ) -> Callable[[tuple[int, ...], Sequence[Any]], Compiled]:
     """Compile the backward when it is first needed, from a copy of its graph and as if still in this trace."""
     context = torch_context.keep_tracing_context()
@@ -319,7 +299,7 @@ def _later(
             traced = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
             inputs = [as_it_lies(fake, values[k]) for fake, k in zip(traced, taken, strict=True)]
             with flags.without_autocast():
-                run: Boxed = compile_taken(module, inputs, taken)
+                run = compiler(module, inputs)
             return run if is_boxed else take_one_list(run), taken
 
     return compile_backward

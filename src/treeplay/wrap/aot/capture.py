@@ -226,7 +226,7 @@ def _is_in_place(name: str) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name in _DUNDERS
 
 
-class _Module(torch.nn.Module):
+class _WatchedFunction(torch.nn.Module):
     """A flat function in the form that torch traces, under watch. Modes are afterwards what they were."""
 
     def __init__(
@@ -300,7 +300,6 @@ def captured(
     *,
     writes_inside: bool | None = None,
     names: Sequence[str] | None = None,
-    functional_random: bool = False,
 ) -> Iterator[tuple[Traced, TraceFindings]]:
     """The traced function; with `writes_inside` its graph does what writes it can itself.
 
@@ -308,12 +307,8 @@ def captured(
     seen = TraceFindings()
     with contextlib.ExitStack() as stack:
         try:
-            module = _Module(function, seen, [is_leaf(value) for value in inputs], names)
-            traced = stack.enter_context(
-                aot.traced(
-                    module, inputs, decompositions, writes_inside=writes_inside, functional_random=functional_random
-                )
-            )
+            module = _WatchedFunction(function, seen, [is_leaf(value) for value in inputs], names)
+            traced = stack.enter_context(aot.traced(module, inputs, decompositions, writes_inside=writes_inside))
         except Refusal:
             raise
         except Exception as error:

@@ -26,11 +26,8 @@ class Compilers:
     Each compiler takes a graph and its sample inputs and returns a callable that takes one list and empties it.
     The backward's samples lie in memory as the first tensors that arrived, not as those of the trace: what the forward
     saves is laid out as the forward's compiler liked best.
-    `donating` compiles a backward that may overwrite the inputs at the given positions; it runs where the graph is not kept
-    for another backward, which `backward` then serves. Without it there is one backward, which overwrites nothing.
     `partition(graph, inputs, num_fwd_outputs=..., static_lifetime_input_indices=...)` returns forward and backward.
     `alias_check`: what the first call does about a custom operator that returns memory which its schema says is new.
-    `functional_random`: random operators of a CUDA device become functions of seed and offset.
     `plain()` gives compilers that run graphs as they are, for derivatives of the backward; without it there are none, and
     `why_once` says why. `keeps_inputs`: a call's node keeps all of its inputs for them, not those that live anyway; gradients
     that come to the backward of a backward are nobody else's.
@@ -43,10 +40,8 @@ class Compilers:
     inference: Compile
     partition: Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
     decompositions: dict[Any, Callable[..., Any]] | None = None
-    donating: Callable[[torch.fx.GraphModule, Sequence[Any], tuple[int, ...]], Boxed] | None = None
     is_guarded: bool = False
     alias_check: AliasCheck = "warn"
-    functional_random: bool = False
     plain: Callable[[], Compilers] | None = None
     why_once: str | None = None
     keeps_inputs: bool = False

@@ -26,10 +26,10 @@ from treeplay.values.output import Fresh, Result, SameAsInput, SameAsOutput, Vie
 from treeplay.wrap.aot import checks, surroundings
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
-from treeplay.wrap.aot.emit_text import count_values, run_graph, take_random_values, tokens
+from treeplay.wrap.aot.emit_text import count_values, run_graph, tokens
 from treeplay.wrap.aot.plan import (
     CallPlan,
-    Node,
+    NodePlan,
     NoOverlap,
 )
 
@@ -45,10 +45,10 @@ _MAX_PAIRS = 8
 def emit_call(plan: CallPlan, run: Callable[..., Any], *, is_boxed: bool = True) -> Source:
     """The call function. `run` is the graph's callable, which takes one list if it `is_boxed`, or `apply` of the plan's
     autograd function."""
-    return _Call(plan, run, is_boxed=is_boxed).written()
+    return _PlanEmitter(plan, run, is_boxed=is_boxed).written()
 
 
-class _Call(Writer):
+class _PlanEmitter(Writer):
     """Checks, the graph, writes, views."""
 
     def __init__(self, plan: CallPlan, run: Callable[..., Any], *, is_boxed: bool) -> None:
@@ -204,16 +204,12 @@ class _Call(Writer):
             self.add(f"args[:] = {opened}")
         if self.plan.tokens:
             self.add(f"args[:0] = {tokens(self.plan.tokens)}")
-        take_random_values(self, self.plan)
         values = run_graph(self, is_boxed=self.is_boxed)
         line = f"values = {f'({values}){nothing}' if nothing else values}"
         switched(self, [_WITHOUT_GRADIENTS], [line], ["args and args.clear()"], is_short=True)
         count_values(self, count)
         if self.plan.tokens:
             self.add(f"values = values[{self.plan.tokens}:]")
-        if self.plan.has_functional_random:
-            at = self.plan.flat_values
-            self.add(f"set_random_offset(values[{at}])", f"values = values[:{at}]")
         subclasses.rebuild_values(self, self.plan, self.needed())
 
     def needed(self) -> list[int]:
@@ -221,7 +217,7 @@ class _Call(Writer):
         used = [write.value for write in self.plan.writes if write.has_data]
         return [*used, *values_used(self.plan.results)]
 
-    def training(self, node: Node) -> None:
+    def training(self, node: NodePlan) -> None:
         given = self.plan.inputs
         passed = ", ".join(self.named(k) + (".detach()" if k in node.detached else "") for k in given)
         self.use("is_transformed", modes.is_transformed)

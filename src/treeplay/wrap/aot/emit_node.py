@@ -1,4 +1,4 @@
-"""`CallPlan` and its `Node` → source of the node's forward and backward. Pure, as the call function's."""
+"""`CallPlan` and its `NodePlan` → source of the node's forward and backward. Pure, as the call function's."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from treeplay.torch_seam import aot, autograd, flags, modes
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
 from treeplay.wrap.aot import opening, surroundings
-from treeplay.wrap.aot.emit_text import count_values, run_graph, take_random_values, tokens
+from treeplay.wrap.aot.emit_text import count_values, run_graph, tokens
 from treeplay.wrap.aot.kept import past_of, versions_of
 from treeplay.wrap.aot.node import Needs
-from treeplay.wrap.aot.plan import CallPlan, KeptInputs, Node, Tangent, WrappedTangent
+from treeplay.wrap.aot.plan import CallPlan, KeptInputs, NodePlan, Tangent, WrappedTangent
 from treeplay.wrap.aot.random_states import RecomputeGenerators, draw_seeds
 from treeplay.wrap.aot.redrawn import states_before
 
 
 def emit_forward(
     plan: CallPlan,
-    node: Node,
+    node: NodePlan,
     run: Callable[..., Any],
     needs: Needs,
     *,
@@ -40,7 +40,7 @@ def emit_forward(
 def _forward(
     text: Writer,
     plan: CallPlan,
-    node: Node,
+    node: NodePlan,
     run: Callable[..., Any],
     needs: Needs,
     given: Sequence[str],
@@ -63,7 +63,6 @@ def _forward(
     text.add(f"args = {subclasses.open_arguments(plan, given) or list_of(given)}", f"del {', '.join(given)}")
     if plan.tokens:
         text.add(f"args[:0] = {tokens(plan.tokens)}")
-    take_random_values(text, plan)
     if node.generators:
         text.use("generators", RecomputeGenerators(node.generators))
         text.use("draw_seeds", draw_seeds)
@@ -72,12 +71,7 @@ def _forward(
     count_values(text, count)
     if plan.tokens:
         text.add(f"values = values[{plan.tokens}:]")
-    if plan.has_functional_random:
-        text.add(f"set_random_offset(values[{plan.flat_values}])")
     _save(text, plan, node)
-    if needs.run_last is not None:  # what the user's hooks give back may be the user's own
-        text.use("saving_hooks", autograd.saving_hooks)
-        text.add("ctx.is_hooked = saving_hooks(True) is not None")
     subclasses.rebuild_values(text, plan, node.returned)
     for k in node.views:
         text.add(f"view{k} = {subclasses.value(plan, k)}.detach()")
@@ -109,7 +103,7 @@ def _keep_inputs(text: Writer, kept: KeptInputs, names: Sequence[str]) -> None:
         text.add(f"ctx.past = {tuple_of(f'past_of({names[k]})' for k in kept.past)}")
 
 
-def _save(text: Writer, plan: CallPlan, node: Node) -> None:
+def _save(text: Writer, plan: CallPlan, node: NodePlan) -> None:
     """What is saved holds no history: a view would keep that of what it views."""
     first = plan.returned_values - plan.tokens
     saved = []
@@ -129,7 +123,7 @@ def _save(text: Writer, plan: CallPlan, node: Node) -> None:
         text.add(f"ctx.unchecked = {list_of(unchecked)}")
 
 
-def emit_backward(plan: CallPlan, node: Node, needs: Needs) -> Source:
+def emit_backward(plan: CallPlan, node: NodePlan, needs: Needs) -> Source:
     """The node's backward: gradients in the expected layout, the graph, and a gradient only where eager has one.
 
     What it calls it finds in `ctx.needs`."""
@@ -139,7 +133,7 @@ def emit_backward(plan: CallPlan, node: Node, needs: Needs) -> Source:
     return text.source("node backward", entry="backward")
 
 
-def _backward(text: Writer, plan: CallPlan, node: Node, needs: Needs) -> None:
+def _backward(text: Writer, plan: CallPlan, node: NodePlan, needs: Needs) -> None:
     text.use("is_grad_enabled", torch.is_grad_enabled)
     text.use("differentiated", helpers.differentiated)
     arriving = {tangent.value: f"grad{k}" for k, tangent in enumerate(node.tangents)}
@@ -176,21 +170,17 @@ def _backward(text: Writer, plan: CallPlan, node: Node, needs: Needs) -> None:
     text.add(f"args = {list_of([*saved, *parts, *later])}")
     if node.tokens:
         text.add(f"args += {tokens(node.tokens)}")
-    take_random_values(text, plan)
     if node.generators:
         text.use("generators", RecomputeGenerators(node.generators))
         text.add("args += generators.seeded(ctx.seeds)")
     text.add(f"del {', '.join(dict.fromkeys([*names, *arriving.values(), *parts]))}")
     text.add("run = ctx.needs.run")
-    chosen = _release(text, node, has_last=needs.run_last is not None)
+    _release(text, node)
     why = "None" if needs.onward is None else "ctx.why"
     again = f"differentiated(run, args, {why}) if is_grad_enabled() else " if plan.opened is None else ""
-    text.add(f"grads = {again}{run_graph(text, run=chosen)}")
+    text.add(f"grads = {again}{run_graph(text)}")
     gradients = plan.flat_gradients(node)
-    others = len(node.late) + node.tokens + plan.has_functional_random
-    count_values(text, gradients + others, "grads", "backward")
-    if plan.has_functional_random:
-        text.add(f"set_random_offset(grads[{gradients}])")
+    count_values(text, gradients + len(node.late) + node.tokens, "grads", "backward")
     _late(text, node, gradients)
     fed = [
         "None" if feed is None else _fed(subclasses.gradient(text, plan, k), feed, node)
@@ -199,22 +189,18 @@ def _backward(text: Writer, plan: CallPlan, node: Node, needs: Needs) -> None:
     text.add(f"return {tuple_of(fed)}")
 
 
-def _release(text: Writer, node: Node, *, has_last: bool) -> str:
-    """Let go of saved tensors that no other backward will read; the name of what runs the graph."""
+def _release(text: Writer, node: NodePlan) -> None:
+    """Let go of saved tensors that no other backward will read."""
     if node.saved == node.unchecked:
-        return "run"
+        return
     text.use("keeps_graph", autograd.keeps_graph)
     text.add("is_last = not keeps_graph()", "if is_last: ctx.maybe_clear_saved_tensors()")
     if node.inputs is not None:
         places = ["given", *(["copies"] if node.inputs.copied else []), *(["past"] if node.inputs.past else [])]
         text.add(f"if is_last: {''.join(f'ctx.{place} = ' for place in places)}None")
-    if not has_last:
-        return "run"
-    text.add("chosen = ctx.needs.run_last if is_last and not ctx.is_hooked else run")
-    return "chosen"
 
 
-def _saved(text: Writer, node: Node) -> str:
+def _saved(text: Writer, node: NodePlan) -> str:
     """What reads the saved tensors; where results have graphs of their own in eager, a backward frees only its own."""
     if not node.groups:
         return "*ctx.saved_tensors"
@@ -239,7 +225,7 @@ def _tangent(text: Writer, tangent: Tangent, k: int, *, is_whole: bool) -> None:
     text.add(f"if grad{k} is not None and ({odd}): grad{k} = plain_gradient(grad{k}, {layout}, {place})")
 
 
-def _refuse_surroundings(text: Writer, node: Node) -> None:
+def _refuse_surroundings(text: Writer, node: NodePlan) -> None:
     text.use("is_transformed", modes.is_transformed)
     text.use("transformed", surroundings.transformed)
     text.add("if is_transformed(): raise transformed('backward')")
@@ -249,14 +235,14 @@ def _refuse_surroundings(text: Writer, node: Node) -> None:
         text.add("if is_deterministic(): raise became_deterministic()")
 
 
-def _refuse_late(text: Writer, node: Node) -> None:
+def _refuse_late(text: Writer, node: NodePlan) -> None:
     """Under create_graph a write to what needs a gradient would lack its history."""
     if any(write.needs_grad for write in node.late):
         text.use("late_write", helpers.late_write)
         text.add("if is_grad_enabled(): raise late_write()")
 
 
-def _late(text: Writer, node: Node, first: int) -> None:
+def _late(text: Writer, node: NodePlan, first: int) -> None:
     """The backward's own writes, unseen by autograd; their values come from place `first` on."""
     place = 0
     for k, write in enumerate(node.late, start=first):
@@ -271,12 +257,12 @@ def _late(text: Writer, node: Node, first: int) -> None:
             text.add(f"if {given} is not None: {given}.detach().copy_(grads[{k}].detach())")
 
 
-def _is_asked(feed: tuple[int, ...] | None, node: Node) -> bool:
+def _is_asked(feed: tuple[int, ...] | None, node: NodePlan) -> bool:
     """Whether a gradient is there only if certain others came: where zeros stand for missing ones it would be computed."""
     return node.is_whole and feed is not None and len(feed) not in (0, len(node.tangents))
 
 
-def _fed(gradient: str, feed: tuple[int, ...], node: Node) -> str:
+def _fed(gradient: str, feed: tuple[int, ...], node: NodePlan) -> str:
     if not _is_asked(feed, node):
         return gradient
     return f"{gradient} if {' or '.join(f'came{tangent}' for tangent in feed)} else None"

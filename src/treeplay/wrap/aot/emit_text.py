@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from treeplay.codegen import Writer, list_of
-from treeplay.torch_seam import aot, flags
+from treeplay.torch_seam import flags
 from treeplay.wrap.aot import node
-from treeplay.wrap.aot.plan import CallPlan
 
 
 def tokens(count: int) -> str:
@@ -27,11 +26,3 @@ def count_values(text: Writer, count: int, values: str = "values", place: str = 
     if count == 1:
         text.add(f"if type({values}) is not tuple and type({values}) is not list: {values} = ({values},)")
     text.add(f"if len({values}) != {count}: raise wrong_count({count}, {values}, {place!r})")
-
-
-def take_random_values(text: Writer, plan: CallPlan) -> None:
-    """The seed and offset that the graph takes, if it does."""
-    if plan.has_functional_random:
-        text.use("random_values", aot.random_values)
-        text.use("set_random_offset", aot.set_random_offset)
-        text.add("args += random_values()")

@@ -16,7 +16,7 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.torch_seam.aot import Traced
 from treeplay.wrap.aot.node import unchanged
-from treeplay.wrap.aot.plan import KeptInputs, Node
+from treeplay.wrap.aot.plan import KeptInputs, NodePlan
 
 
 def overwritten_inputs(traced: Traced) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -34,7 +34,7 @@ def overwritten_inputs(traced: Traced) -> tuple[tuple[int, ...], tuple[int, ...]
 
 def kept_inputs(
     traced: Traced,
-    node: Node,
+    node: NodePlan,
     forward: torch.fx.GraphModule,
     saved: Sequence[torch.fx.Node],
     overwritten: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],

@@ -44,7 +44,7 @@ def take_out(
 
     `trace_in_graph` traces again, with the writes inside, and tells which inputs the forward writes and with which node."""
     graph = traced.graph.graph
-    if plan.tokens or plan.has_functional_random:
+    if plan.tokens:
         _refuse_any(traced, plan, where)
         return ()
     if plan.opened is not None:
@@ -110,7 +110,6 @@ def _refuse_any(traced: Traced, plan: CallPlan, where: Location | None, *, may_c
     late = [target for target in copied if target.op == "placeholder" and not (may_count and not _is_tangent(target))]
     if late or (not may_count and any(map(_is_backward, writes))):
         beside = "tensors made of other tensors" if plan.opened is not None else "operators with side effects"
-        beside = "random numbers as functions of seed and offset" if plan.has_functional_random else beside
         raise refusal("write", f"something is written in the backward, beside {beside}", where)
 
 

@@ -16,14 +16,13 @@ from treeplay.wrap.aot.emit import emit_call
 from treeplay.wrap.aot.emit_node import emit_backward, emit_forward
 from treeplay.wrap.aot.first_call import Instead, on_first_call
 from treeplay.wrap.aot.node import Needs
-from treeplay.wrap.aot.plan import CallPlan, Node
+from treeplay.wrap.aot.plan import CallPlan, NodePlan
 
 
 def load_call(
     plan: CallPlan,
     run: Callable[..., Any],
     backward: Boxed | None = None,
-    last: Boxed | None = None,
     *,
     onward: Onward | None = None,
     instead: Instead | None = None,
@@ -31,14 +30,13 @@ def load_call(
 ) -> Any:
     """The generated function of a plan, be it fresh or from elsewhere, around the callables of its graphs.
 
-    `last` is a backward that may overwrite what was saved, `onward` what a backward does under create_graph; `instead` is what
-    the first call does in place of `run`."""
+    `onward` is what a backward does under create_graph, `instead` what the first call does in place of `run`."""
     sources: tuple[str, ...] = ()
     kept: tuple[Any, ...] = ()
     if plan.node is not None:
         if backward is None:
             raise InternalError("a plan with a node was loaded without a backward")
-        needs = Needs(backward, last, onward)
+        needs = Needs(backward, onward)
         node_class = _node_class(plan, plan.node, run, needs, is_boxed=is_boxed)
         if instead is not None:
             on_first_call(node_class.forward, instead, is_boxed=is_boxed)
@@ -65,7 +63,7 @@ class _End:
 
 def _node_class(
     plan: CallPlan,
-    node: Node,
+    node: NodePlan,
     forward: Callable[..., Any],
     needs: Needs,
     *,

@@ -27,14 +27,12 @@ _MOST_PARTIAL = 16  # backwards that are kept for calls which bring gradients fo
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """What a result needs for its backward: what runs the graph, what runs it where saved values may be overwritten, and what
-    gives gradients that lead on.
+    """What a result needs for its backward: what runs the graph, and what gives gradients that lead on.
 
     Kept by the call function, and by each result on its own. The node's class only refers to it: a class is a cycle, and what
     it keeps waits for the garbage collector."""
 
     run: Boxed
-    run_last: Boxed | None
     onward: Callable[..., Any] | None
 
 

@@ -27,7 +27,7 @@ __all__ = [
     "plain_gradient",
 ]
 
-Place = tuple[int, str, str]
+GradientPlace = tuple[int, str, str]
 """Of a gradient: the output that it arrives for, the path inside of it, and the user's line that made the output, if known."""
 
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, type(None)))
@@ -69,7 +69,7 @@ def check_notes(value: Any, context: Any, path: str) -> None:
         )
 
 
-def as_tangent(gradient: Any, kind: type, context: Any, place: Place) -> Any:
+def as_tangent(gradient: Any, kind: type, context: Any, place: GradientPlace) -> Any:
     """A gradient of the class and with the notes that the backward was traced for, converted by its class if need be."""
     gradient = waited(gradient)
     is_kind = type(gradient) is kind
@@ -82,7 +82,7 @@ def as_tangent(gradient: Any, kind: type, context: Any, place: Place) -> Any:
     return converted
 
 
-def plain_gradient(gradient: Any, layout: Layout, place: Place) -> Any:
+def plain_gradient(gradient: Any, layout: Layout, place: GradientPlace) -> Any:
     """A gradient that is no plain tensor, or lies otherwise than the backward was traced for, as one that does."""
     gradient = waited(gradient)
     if is_wrapper(gradient):
@@ -115,7 +115,7 @@ def device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _unlike(gradient: Any, kind: type[Any], context: Any, place: Place) -> UsageError:
+def _unlike(gradient: Any, kind: type[Any], context: Any, place: GradientPlace) -> UsageError:
     found = _said(type(gradient))
     if type(gradient) is kind:
         found += f" with {gradient.__tensor_flatten__()[1]!r}"

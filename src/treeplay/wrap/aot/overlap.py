@@ -13,12 +13,12 @@ import torch
 from treeplay.torch_seam.fakes import has_data
 from treeplay.torch_seam.tensors import shares_storage
 from treeplay.values import layout
+from treeplay.values.overlap import Interval
 from treeplay.wrap.aot.subclasses import plain_parts
 
 _MAX_STEPS = 10_000
 """After that many tries two tensors count as overlapping. Layouts that views can make need a handful."""
 
-Span = tuple[int, int]
 Term = tuple[int, int, int]  # a stride, the least and the greatest factor
 
 
@@ -50,7 +50,7 @@ def _meet_across(one: torch.Tensor, other: torch.Tensor) -> bool:
     return is_near and _meet(distance, [*_terms(one, 1), *_terms(other, -1)])
 
 
-def span(tensor: torch.Tensor) -> Span:
+def span(tensor: torch.Tensor) -> Interval:
     """First and one-past-last byte of a tensor's elements in its storage."""
     if tensor.numel() == 0:
         return 0, 0
@@ -75,7 +75,7 @@ def _terms(tensor: torch.Tensor, sign: int) -> list[Term]:
 
 def _meet(distance: int, terms: Sequence[Term]) -> bool:
     """Whether some choice of factors makes the terms add up to `distance`."""
-    merged: dict[int, Span] = {}
+    merged: dict[int, Interval] = {}
     for stride, least, most in terms:
         low, high = merged.get(stride, (0, 0))
         merged[stride] = low + least, high + most

@@ -162,17 +162,16 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodePlan:
     """What the one autograd node of a training plan does.
 
     `returned` are the values that leave it, `differentiable` those among them that need a gradient. `saved` values
     come after all others; the last `unchecked` of them eager keeps without noticing later writes. `feeds` says, for
     each argument, from which tangents (by position) its gradient comes; None where there is no gradient at all. `views` are
     returned values that lose their base on the way out. Of the saved values, `copied` lie in an argument which is written
-    after the graph, `fresh` lie in new memory, and `donated` can be seen by nobody else, so that a backward may overwrite
-    them. `late` are the backward's own writes; their values come after the gradients, and what the arguments among them
-    hold goes in after the tangents. `groups` are there if there are several: eager has freed one of them by its backward,
-    the others not.
+    after the graph, and `fresh` lie in new memory. `late` are the backward's own writes; their values come after the
+    gradients, and what the arguments among them hold goes in after the tangents. `groups` are there if there are several:
+    eager has freed one of them by its backward, the others not.
     `generators` are the devices of the random generators that both graphs take as their last inputs; the backward takes
     `tokens` before them. `is_deterministic`: it was traced under deterministic mode. `is_whole`: zeros stand for gradients
     that did not come; otherwise there is a backward without them. `inputs` are kept if the backward can be differentiated,
@@ -190,7 +189,6 @@ class Node:
     copied: tuple[int, ...] = ()
     fresh: tuple[int, ...] = ()
     late: tuple[LateWrite, ...] = ()
-    donated: tuple[int, ...] = ()
     groups: tuple[BackwardGroup, ...] = ()
     generators: tuple[str, ...] = ()
     tokens: int = 0
@@ -211,11 +209,10 @@ class CallPlan:
     are made first; `values` counts what the forward returns. `opened` says which inputs, values and gradients are
     tensors made of others: the graph sees what is inside of them. With `is_guarded`, something in front of the call has
     compared the classes of the arguments, and what these note, with the trace's. `tokens` come first among what the
-    graph takes and returns: they keep operators with side effects in order. With `has_functional_random`, each graph
-    takes the seed and offset of the device's generator last, and returns the new offset after its other values. `awaited` are
-    arguments that at the trace were still on their way from other processes. `begins` are arguments, and their storage
-    offsets, that the program lays out anew counted from where their storage begins. In `results`, inputs are arguments, and
-    new tensors are values, which may be numbers or None.
+    graph takes and returns: they keep operators with side effects in order. `awaited` are arguments that at the trace were
+    still on their way from other processes. `begins` are arguments, and their storage offsets, that the program lays out
+    anew counted from where their storage begins. In `results`, inputs are arguments, and new tensors are values, which may
+    be numbers or None.
     """
 
     arguments: tuple[str, ...]
@@ -225,7 +222,7 @@ class CallPlan:
     touched: tuple[int, ...]
     results: tuple[Result, ...]
     values: int
-    node: Node | None
+    node: NodePlan | None
     grad_mode_after: bool | None
     inputs: tuple[int, ...]
     bases: tuple[Base, ...] = ()
@@ -234,7 +231,6 @@ class CallPlan:
     opened: Opened | None = None
     is_guarded: bool = False
     tokens: int = 0
-    has_functional_random: bool = False
     awaited: tuple[int, ...] = ()
     begins: tuple[tuple[int, int], ...] = ()
 
@@ -257,14 +253,9 @@ class CallPlan:
     @property
     def returned_values(self) -> int:
         """How many values the graph itself returns, all but what is saved."""
-        return self.tokens + self.flat_values + self.has_functional_random
+        return self.tokens + (self.values if self.opened is None else self.opened.flat_values)
 
-    @property
-    def flat_values(self) -> int:
-        """How many places of the graph `values` take."""
-        return self.values if self.opened is None else self.opened.flat_values
-
-    def flat_gradients(self, node: Node) -> int:
+    def flat_gradients(self, node: NodePlan) -> int:
         """How many values the backward graph returns for the gradients of arguments."""
         return len(node.feeds) if self.opened is None else sum(map(width, self.opened.gradients))
 

@@ -28,7 +28,6 @@ from treeplay.wrap.aot.plan import (
     CommonBase,
     NoOverlap,
 )
-from treeplay.wrap.aot.random_states import refuse_unsupported_random
 from treeplay.wrap.aot.subclass_rules import refuse_unsupported_view
 from treeplay.wrap.aot.subclasses import opened, value_fakes
 
@@ -52,8 +51,6 @@ def plan_call(
     layouts = new_layouts(facts, seen, samples, names)
     _refuse_written_after_reshaped(traced, seen, layouts)
     _refuse_what_is_missing(facts, seen, samples, names=names)
-    if compilers.functional_random:
-        refuse_unsupported_random(traced)
     _refuse_new_histories(plan, facts, seen, noted)
     writes = _writes(traced, seen, samples, plan=plan, layouts=layouts)
     return replace(
@@ -69,7 +66,6 @@ def plan_call(
         opened=opened(traced),
         is_guarded=compilers.is_guarded,
         tokens=len(facts.tokens),
-        has_functional_random=compilers.functional_random,
     )
 
 

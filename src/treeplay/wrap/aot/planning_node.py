@@ -1,4 +1,4 @@
-"""The two graphs that a joint graph is cut into → a `Node`: what the autograd node of a call does."""
+"""The two graphs that a joint graph is cut into → a `NodePlan`: what the autograd node of a call does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from treeplay.wrap.aot.capture import refusal
 from treeplay.wrap.aot.fresh import fresh_values
 from treeplay.wrap.aot.layouts import fake_of, known_layout
 from treeplay.wrap.aot.partial import groups_of
-from treeplay.wrap.aot.plan import CallPlan, LateWrite, Node, Tangent, WrappedTangent
+from treeplay.wrap.aot.plan import CallPlan, LateWrite, NodePlan, Tangent, WrappedTangent
 from treeplay.wrap.aot.random_states import generator_inputs
 from treeplay.wrap.aot.stashed import IS_STASHED
 from treeplay.wrap.aot.subclasses import Wrapper, places, tangent_wrappers, width
@@ -29,7 +29,7 @@ def plan_node(
     forward: torch.fx.GraphModule,
     backward: torch.fx.GraphModule,
     late: tuple[LateWrite, ...],
-) -> Node:
+) -> NodePlan:
     """What the autograd node does, once the joint graph is cut in two."""
     facts = traced.facts
     saved = saved_by(forward, plan)
@@ -44,13 +44,13 @@ def plan_node(
     devices = [str(generator.device) for generator in generator_inputs(forward)]
     tokens = facts.num_backward_tokens
     now = sum(write.argument is not None for write in late)
-    others = now + tokens + 2 * plan.has_functional_random + len(devices)
+    others = now + tokens + len(devices)
     if len(inputs) != len(saved) + arriving + others:
         raise InternalError(f"the backward has {len(inputs)} inputs, expected {len(saved)} + {arriving} + {others}")
     feeds = _feeds(backward, groups, plan, facts, late=len(late))
     # Only where gradients, one input each, come last is there a backward for some of them.
     is_whole = plan.opened is not None or others > 0 or bool(late)
-    return Node(
+    return NodePlan(
         returned=_returned(plan),
         differentiable=values,
         saved=len(saved),
@@ -71,7 +71,6 @@ def plan_node(
         copied=_copied(forward, saved, plan),
         fresh=tuple(k - plan.returned_values for k in sorted(fresh_values(forward)) if k >= plan.returned_values),
         late=late,
-        donated=_donated(forward, backward, saved, plan),
         generators=tuple(devices),
         tokens=tokens,
         is_deterministic=bool(facts.deterministic),
@@ -81,26 +80,6 @@ def plan_node(
 def saved_by(forward: torch.fx.GraphModule, plan: CallPlan) -> list[torch.fx.Node]:
     """What a forward returns for its backward."""
     return list(forward.graph.output_node().args[0])[plan.returned_values :]  # type: ignore[arg-type]
-
-
-def _donated(
-    forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, saved: Sequence[torch.fx.Node], plan: CallPlan
-) -> tuple[int, ...]:
-    """Saved values that share memory with no input, no value outside, no gradient and no other saved value."""
-    values = list(forward.graph.output_node().args[0])[: plan.returned_values]  # type: ignore[arg-type]
-    gradients = list(backward.graph.output_node().args[0])  # type: ignore[arg-type]
-    own = [node for node in forward.graph.nodes if node.op == "placeholder"]
-    outside = [fake_of(node) for node in (*own, *values, *gradients)]
-    others = [value for value in outside if isinstance(value, torch.Tensor)]
-    arriving = [fake_of(node) for node in backward.graph.nodes if node.op == "placeholder"]
-    donated = []
-    for k, node in enumerate(saved[: len(saved) - _unchecked(saved)]):
-        value, twin = fake_of(node), arriving[k]  # the two graphs may have fakes of their own
-        rest = [fake_of(other) for at, other in enumerate(saved) if at != k]
-        is_shared = any(tensors.shares_storage(item, other) for item in (value, twin) for other in (*others, *rest))
-        if not is_shared and value.layout is torch.strided:
-            donated.append(k)
-    return tuple(donated)
 
 
 def _views(forward: torch.fx.GraphModule, plan: CallPlan) -> tuple[int, ...]:
@@ -205,7 +184,7 @@ def _feeds(
     arguments = len(facts.input_info)
     wrappers = plan.opened.gradients if plan.opened is not None else (None,) * arguments
     expected = sum(map(width, wrappers))
-    others = late + facts.num_backward_tokens + plan.has_functional_random
+    others = late + facts.num_backward_tokens
     if len(gradients) != expected + others or len(wrappers) != arguments:
         raise InternalError(f"the backward gives {len(gradients)} values, expected {expected} + {others}")
     feeds: list[tuple[int, ...] | None] = []

@@ -9,18 +9,20 @@ import torch
 
 from treeplay.torch_seam import fakes, modes
 from treeplay.torch_seam.fakes import FakeTensorMode
-from treeplay.wrap.aot.bases import Written
+from treeplay.wrap.aot.bases import WrittenArguments
 from treeplay.wrap.aot.capture import captured
 from treeplay.wrap.aot.overlap import span
 
 
-def written_by(function: Callable[..., Any], samples: Sequence[Any], names: Sequence[str]) -> tuple[Written, bool]:
+def written_by(
+    function: Callable[..., Any], samples: Sequence[Any], names: Sequence[str]
+) -> tuple[WrittenArguments, bool]:
     """The arguments whose data is written, and whether any argument changes in any way."""
     with captured(function, apart(samples), None, names=names) as (traced, seen):
         infos = traced.facts.input_info
         data = frozenset(k for k, info in enumerate(infos) if info.mutates_data or info.mutates_storage_metadata)
         any_write = bool(seen.touched) or any(info.mutates_data or info.mutates_metadata for info in infos)
-        return Written(data, seen.line()), any_write
+        return WrittenArguments(data, seen.line()), any_write
 
 
 def apart(samples: Sequence[Any]) -> list[Any]:

@@ -15,10 +15,6 @@ from typing import Any
 
 import torch
 
-from treeplay.torch_seam.aot import Traced
-from treeplay.torch_seam.schemas import is_random
-from treeplay.wrap.aot.capture import refusal
-
 _LARGEST = 2**63 - 1
 
 
@@ -38,20 +34,6 @@ class RecomputeGenerators(threading.local):
     def seeded(self, seeds: Sequence[int]) -> list[torch.Generator]:
         """The generators, each at the start of its seed's numbers."""
         return [generator.manual_seed(seed) for generator, seed in zip(self.generators, seeds, strict=True)]
-
-
-def refuse_unsupported_random(traced: Traced) -> None:
-    """Refuse what seed and offset as inputs do not go with: above all an operator that still draws by itself, whose
-    numbers would be drawn again after the offset is set."""
-    if traced.facts.tokens or traced.subclasses is not None:
-        what = "operators with side effects" if traced.facts.tokens else "tensors made of other tensors"
-        raise refusal("wrap", f"random numbers as functions of seed and offset, beside {what}", None)
-    for node in traced.graph.graph.nodes:
-        if is_random(node.target) and node.target.namespace != "rngprims":
-            advice = "give a decomposition of it to rand or rand_like, or leave random operators as they are"
-            raise refusal(
-                str(node.target), "draws random numbers that are no function of seed and offset", None, advice
-            )
 
 
 def generator_inputs(graph: torch.fx.GraphModule) -> list[Any]:

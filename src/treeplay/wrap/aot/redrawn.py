@@ -50,11 +50,6 @@ def has_own_generators(module: torch.fx.GraphModule) -> bool:
     )
 
 
-def has_numbers_of_seeds(module: torch.fx.GraphModule) -> bool:
-    """Whether random numbers are functions of seed and offset, which are inputs."""
-    return any(getattr(node.target, "namespace", None) == "rngprims" for node in module.graph.nodes)
-
-
 def _drawing(node: torch.fx.Node) -> Any:
     """The operator that a node calls, if it draws random numbers."""
     op: Any = node.target

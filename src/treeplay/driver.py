@@ -137,6 +137,7 @@ def run_differentiable(
             launch=lambda: wrapped.launch() or on_the_host,  # not `front`, which holds this call's tensors
             free=lambda: None,  # a result may still be waiting for its backward: what they hold goes with the last one
             source="\n".join((source.text, *wrapped.sources)),
+            launched=source.launched,
             seconds=seconds,
             details={"backward": wrapped.backward},
             plain_calls=wrapped.plain_calls,

@@ -123,6 +123,7 @@ def make_recording(
         free=recorded.free,
         moved=moved,
         source=source.text,
+        launched=source.launched,
         seconds=seconds,
         details=lowered.details,
         plain_calls=lambda: recorded.plain_calls,

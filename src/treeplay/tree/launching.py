@@ -62,7 +62,7 @@ def reached(recording: Recording, error: BaseException) -> Reached:
 
 def _reached_by_capture(names: Sequence[str]) -> Reached:
     """How far the user's code came, which is recorded as it runs: what a recording of it does is undone."""
-    if "Prepared.plain" in names:
+    if "OpaqueProgram.plain" in names:
         return Reached.USERS_CODE
     is_being_recorded = not {"record_tape", "CudaRecording._capture"}.isdisjoint(names)
     return Reached.NOTHING if is_being_recorded else Reached.OPERATORS

@@ -111,7 +111,7 @@ def quartiles(values: Sequence[float]) -> dict[str, float]:
 def recording_of(run: Any) -> Any:
     """The newest recording of a jitted program or module."""
     jitted = getattr(run, "_treeplay", run)
-    return [recording for entry in jitted._manager.table for recording in entry.recordings][-1]
+    return [recording for entry in jitted._manager.cache.table for recording in entry.recordings][-1]
 
 
 def lowering_of(run: Any) -> str:

@@ -146,7 +146,7 @@ def test_what_a_replay_raises_is_a_call(monkeypatch: pytest.MonkeyPatch) -> None
     def broken(args: Any, kwargs: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(jitted._manager, "warm", broken)
+    monkeypatch.setattr(jitted._manager.cache, "warm", broken)
     with pytest.raises(KeyboardInterrupt):
         jitted(torch.ones(2))
     monkeypatch.undo()

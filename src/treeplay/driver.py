@@ -20,7 +20,7 @@ import torch
 
 from treeplay.codegen import load_source
 from treeplay.device.host import HostDevice
-from treeplay.device.protocol import Device, Work
+from treeplay.device.protocol import Device
 from treeplay.errors import CaptureFailed, Differing, InternalError, LoweringError, Refusal, TooEarly, TreeplayError
 from treeplay.lower.aten import lower_aten
 from treeplay.lower.aten.storage import writes_folded
@@ -41,14 +41,13 @@ from treeplay.torch_seam.modes import without_function_modes
 from treeplay.trace.call import Call
 from treeplay.trace.jit import trace
 from treeplay.trace.log import LoggedCall, first_difference
-from treeplay.trace.opaque import Prepared, prepare
+from treeplay.trace.opaque import Prepared, Rehearsed, prepare
 from treeplay.trace.raised import program_raised
-from treeplay.trace.randomness import is_own
 from treeplay.trace.traced import Trace
 from treeplay.trace.turn import Busy
 from treeplay.tree.audit import Audit
 from treeplay.tree.key import label_of
-from treeplay.tree.make import current_inputs, make_recording, make_work, slot_outputs, state_of
+from treeplay.tree.make import current_inputs, make_opaque_work, make_recording, make_work
 from treeplay.tree.table import Recording
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.overlap import overlapping, overlaps_itself
@@ -137,6 +136,7 @@ def run_differentiable(
             launch=lambda: wrapped.launch() or on_the_host,  # not `front`, which holds this call's tensors
             free=lambda: None,  # a result may still be waiting for its backward: what they hold goes with the last one
             source="\n".join((source.text, *wrapped.sources)),
+            launched=source.launched,
             seconds=seconds,
             details={"backward": wrapped.backward},
             plain_calls=wrapped.plain_calls,
@@ -232,38 +232,19 @@ def run_opaque(program: Callable[..., Any], call: Call, seconds: dict[str, float
     with _timed("prepare", seconds):
         prepared = prepare(program, call)
         device = device_for(prepared.device)
-        tensors = list(prepared.tensors)
-        _rehearse(device, prepared)
-        signature, kept = prepared.signature()
-        # What autograd is told of as written; the recording itself takes every input to be.
-        inputs = tuple(replace(item, is_mutated=at in prepared.counted) for at, item in enumerate(signature.inputs))
-        signature = replace(signature, inputs=inputs)
-    fixed = frozenset(range(len(inputs))) - frozenset(prepared.movable)
+        opaque = rehearsed(prepared, device).program()
     with _timed("record", seconds):
-        recorded = device.record(
-            Work(
-                name=name,
-                run=prepared.plain,
-                body=prepared.run,
-                names=tuple(str(item) for item in signature.inputs),
-                mutated=frozenset(range(len(inputs))),
-                state=state_of(signature) | fixed,  # an argument that shares memory is not followed either
-                fixed=fixed,
-                slots=slot_outputs(signature),
-                generators=tuple(generator for generator in prepared.generators if is_own(generator)),
-                is_opaque=True,
-            )
-        )
+        recorded = device.record(make_opaque_work(opaque, name))
     with _timed("wrap", seconds):
-        plan = Plan(("capture",), "asked for")
-        lowered = Lowered("capture", prepared.plain)
-        inputs_now = [tensors[at] for at in kept]
-        return make_recording(signature, plan, lowered, recorded, call, inputs_now, seconds, name)
+        plan, lowered = Plan(("capture",), "asked for"), Lowered("capture", opaque.plain)
+        inputs = [prepared.tensors[at] for at in opaque.kept]
+        return make_recording(opaque.signature, plan, lowered, recorded, call, inputs, seconds, name)
 
 
-def _rehearse(device: Device, prepared: Prepared) -> None:
+def rehearsed(prepared: Prepared, device: Device) -> Rehearsed:
+    """Run the program in a recording that the device throws away."""
     try:
-        device.rehearse(prepared.run, prepared.tensors)
+        return prepared.rehearsed(device.rehearse)
     except CaptureFailed as failed:
         raise Refusal(failed.reason) from failed
     except (Refusal, Busy):

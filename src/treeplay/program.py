@@ -24,6 +24,7 @@ from treeplay.errors import ArgumentTypeError
 from treeplay.locks import shared_lock
 from treeplay.trace.observe import observe
 from treeplay.trace.opaque import plain_run
+from treeplay.tree.cache import Cache
 from treeplay.tree.gate import Gate
 from treeplay.tree.manager import Manager
 from treeplay.tree.table import Entry, Recording
@@ -89,7 +90,7 @@ class Jitted(Generic[P, R]):
         """What recordings are made of refers to each other, and need not wait for Python's garbage collector."""
         manager = self.__dict__.get("_manager")
         if manager is not None and not sys.is_finalizing():
-            manager.reset()
+            manager.cache.reset()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         out: R = self._manager.call(args, kwargs)
@@ -123,7 +124,7 @@ class Jitted(Generic[P, R]):
     def statistics(self) -> Statistics:
         """What this program has done so far: a snapshot of plain values."""
         with self._lock:
-            return _statistics(self._manager)
+            return _statistics(self._manager.cache)
 
     def explain(self) -> str:
         """Each key with its recordings, what they take and write, and every refusal and re-recording with its cause."""
@@ -134,12 +135,12 @@ class Jitted(Generic[P, R]):
     def reset(self) -> None:
         """Forget every recording; the next call is a first call."""
         with self._lock:
-            self._manager.reset()
+            self._manager.cache.reset()
 
     def sources(self) -> list[str]:
         """The generated functions of each recording, as text: what a call runs; for gradients, what they run too."""
         with self._lock:
-            return [recording.source for entry in self._manager.table for recording in entry.recordings]
+            return [recording.source for entry in self._manager.cache.table for recording in entry.recordings]
 
     def __repr__(self) -> str:
         return f"<treeplay.jit of {self._name}>"
@@ -163,18 +164,18 @@ def _is_at_its_name(program: Any) -> bool:
     return found is program
 
 
-def _statistics(manager: Manager) -> Statistics:
-    manager.settle()
-    tally, plain = manager.tally, manager.table.all_plain_calls()
+def _statistics(cache: Cache) -> Statistics:
+    cache.settle()
+    tally, plain = cache.tally, cache.table.all_plain_calls()
     return Statistics(
-        program=manager.name,
+        program=cache.name,
         calls=tally.went + tally.eager.total() + tally.raised.total(),
         replays=tally.went - plain.total(),
         eager_calls=tally.eager.total(),
         recordings=tally.recordings,
         refusals=tally.refusals,
         dropped=tally.dropped,
-        keys=tuple(_key_facts(entry) for entry in manager.table),
+        keys=tuple(_key_facts(entry) for entry in cache.table),
         not_replayed=dict(tally.eager + plain + tally.raised),
     )
 

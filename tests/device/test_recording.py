@@ -138,6 +138,29 @@ def test_tensors_that_do_not_fit_are_captured_anew_a_few_times(monkeypatch: pyte
     assert log == ["run"]
 
 
+def test_what_was_let_go_to_make_room_is_evicted_once_and_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, log, told = made(monkeypatch, has_run=True)
+    one([], ())
+    told[-1].__self__.is_held = False  # type: ignore[attr-defined]
+    assert one.facts().evictions == 1 and one.facts().stage == "warming"
+    one._unplaced([], ())
+    assert log == ["captured", "launched", "freed", "captured", "launched"]
+    assert one.facts().evictions == 1 and one.facts().stage == "recorded"
+    told[-1].__self__.is_held = False  # type: ignore[attr-defined]
+    one.free()
+    assert one.facts().evictions == 2
+
+
+def test_a_late_call_of_a_launch_function_does_not_capture_what_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, log, _ = made(monkeypatch, has_run=True)
+    one([], ())
+    with pytest.warns(UserWarning, match="because of an error of its own"):
+        one._not_launched(KeyError("ours"), [], ())
+    log.clear()
+    one._unplaced([], ())
+    assert log == ["run"]
+
+
 def test_inside_of_somebodys_capture_the_work_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     one, log, _ = made(monkeypatch)
     one([], ())

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import treeplay
 from support import training
-from support.opaque import Captured, call_of, recorded_run
+from support.opaque import Captured, call_of, inputs_of, recorded_run, rehearsed
 from treeplay.trace.opaque import prepare
 
 pytestmark = pytest.mark.gpu
@@ -184,7 +184,7 @@ def test_a_step_count_on_the_cpu_is_refused() -> None:
 
     prepared = prepare(use, call_of(x()))
     with pytest.raises(treeplay.Refusal, match="does not follow"):
-        recorded_run(prepared, prepared.tensors)
+        rehearsed(prepared)
     assert count == 0
 
 
@@ -205,7 +205,7 @@ def test_random_numbers_of_the_cpu_are_refused() -> None:
     prepared = prepare(use, call_of(x()))
     state = torch.get_rng_state()
     with pytest.raises(treeplay.Refusal, match="draws them on the CPU"):
-        recorded_run(prepared, prepared.tensors)
+        rehearsed(prepared)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -228,7 +228,7 @@ def test_a_host_read_breaks_the_capture_and_leaves_everything_usable() -> None:
     grads = [param.grad for param in model.parameters()]
     prepared = prepare(reading, call_of(x(64, 16), x(64, 8)))
     with pytest.raises(treeplay.TreeplayError):
-        recorded_run(prepared, prepared.tensors)
+        rehearsed(prepared)
     assert all(param.grad is grad for param, grad in zip(model.parameters(), grads, strict=True))
     assert torch.isfinite(step(x(64, 16), x(64, 8)))
 
@@ -240,15 +240,12 @@ def test_decoys_in_several_captures_give_one_signature() -> None:
     step(x(64, 16), x(64, 8))
     prepared = prepare(step, call_of(x(64, 16), x(64, 8)))
     before = copy.deepcopy(model.state_dict())
-    recorded_run(prepared, prepared.tensors)
-    assert sum(".grad" in str(prepared.inputs[at]) for at in prepared.movable) == 4
+    program = rehearsed(prepared)
+    signature, inputs = program.signature, inputs_of(program, prepared)
+    assert sum(".grad" in str(signature.inputs[at]) for at in program.movable) == 4
     for _ in range(2):
-        decoys = [
-            torch.empty_like(tensor) if at in prepared.movable else tensor for at, tensor in enumerate(prepared.tensors)
-        ]
-        recorded_run(prepared, decoys)
-    signature, kept = prepared.signature()
-    assert len(kept) == len(signature.inputs) and signature.outputs == 5 and len(signature.writes) == 4
+        recorded_run(program, [torch.empty_like(x) if at in program.movable else x for at, x in enumerate(inputs)])
+    assert len(program.kept) == len(signature.inputs) and signature.outputs == 5 and len(signature.writes) == 4
     assert all(torch.equal(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
 
 

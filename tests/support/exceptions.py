@@ -29,7 +29,7 @@ from treeplay.backend.replayed import Replayed
 from treeplay.device.host import HostDevice, recorder
 from treeplay.graphs import Graph, callables, graph, make_graphed_callables
 from treeplay.trace import jit as tracing
-from treeplay.trace import opaque, rerun
+from treeplay.trace import opaque, opaque_run, rerun
 from treeplay.trace.tracer import Tracer
 from treeplay.tree import manager
 
@@ -223,8 +223,8 @@ WAYS: dict[str, Way] = {
         lambda program: treeplay.jit(program, lower="capture"),
         {
             "prepare": (driver, "prepare", 2),
-            "run": (opaque, "Snapshot", 2),
-            "look": (opaque, "find_writes", 2),
+            "run": (opaque_run, "Snapshot", 2),
+            "look": (opaque_run, "find_writes", 2),
             "signature": (opaque, "opaque_signature", 2),
             "record": (driver, "device_for", 2),
             "wrap": (driver, "make_recording", 2),

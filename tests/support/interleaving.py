@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from treeplay.backend import job
-from treeplay.trace.opaque import Prepared
+from treeplay.trace.opaque_run import OpaqueRuns
 from treeplay.trace.rerun import Rerun
 from treeplay.tree.audit import Audit
 
@@ -91,8 +91,8 @@ _now: Interleaving | None = None
 _STAGES = {
     Rerun.__call__.__code__: Moment.RERUN,
     Audit.run.__code__: Moment.AUDIT,
-    Prepared.run.__code__: Moment.CAPTURE,
-    Prepared.plain.__code__: Moment.UNRECORDED,
+    OpaqueRuns.recorded.__code__: Moment.CAPTURE,
+    OpaqueRuns.plain.__code__: Moment.UNRECORDED,
 }
 
 

@@ -11,45 +11,62 @@ import torch
 from support import call_of
 from treeplay.codegen import load_source
 from treeplay.device.host.recorder import Recorder
-from treeplay.device.protocol import Work
 from treeplay.torch_seam import dynamo
 from treeplay.trace.call import Call
-from treeplay.trace.opaque import Prepared, plain_run, prepare
+from treeplay.trace.opaque import Body, OpaqueProgram, Prepared, plain_run, prepare
+from treeplay.tree.make import make_opaque_work
 from treeplay.values.signature import Argument, Signature
 from treeplay.wrap.emit import MISS, Ambience, CallParts, emit_call
 
 
-def recorded_run(prepared: Prepared, tensors: Sequence[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
+def rehearsed(prepared: Prepared) -> OpaqueProgram:
+    """The program, after a run in a recording that is thrown away."""
+    return prepared.rehearsed(lambda body, tensors: _recorded(prepared, body, tensors)).program()
+
+
+def recorded_run(program: OpaqueProgram, tensors: Sequence[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
     """One run in a recorder: what replays it, and its outputs in memory of the recording."""
-    if prepared.device.type == "cuda":
-        return captured_run(prepared, tensors)
-    recorder = Recorder(prepared.generators)
+    return _recorded(program, program.run, tensors)
+
+
+def _recorded(
+    state: Prepared | OpaqueProgram, body: Body, tensors: Sequence[torch.Tensor]
+) -> tuple[Any, list[torch.Tensor]]:
+    if state.runs.host.device.type == "cuda":
+        return _captured(state, body, tensors)
+    recorder = Recorder(state.generators)
     recorder.begin()
     try:
-        outputs = prepared.run(tensors)
+        outputs = body(tensors)
     except BaseException:
         recorder.abandon()
         raise
     return recorder.end(), outputs
 
 
-def captured_run(prepared: Prepared, tensors: Sequence[torch.Tensor]) -> tuple[Any, list[torch.Tensor]]:
-    """One run in a stream capture."""
+def _captured(
+    state: Prepared | OpaqueProgram, body: Body, tensors: Sequence[torch.Tensor]
+) -> tuple[Any, list[torch.Tensor]]:
     from treeplay.device.cuda.capture import capturing
 
     graph = torch.cuda.CUDAGraph()
-    for generator in prepared.generators:
+    for generator in state.generators:
         graph.register_generator_state(generator)
-    with capturing(graph, device=prepared.device):
-        outputs = prepared.run(tensors)
+    with capturing(graph, device=state.runs.host.device):
+        outputs = body(tensors)
     return graph, outputs
 
 
-def moved(prepared: Prepared, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def inputs_of(program: OpaqueProgram, prepared: Prepared) -> list[torch.Tensor]:
+    """Those of the prepared tensors that the program needs."""
+    return [prepared.tensors[at] for at in program.kept]
+
+
+def moved(program: OpaqueProgram, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Other tensors where that is allowed."""
     return [
         torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
-        if at in prepared.movable
+        if at in program.movable
         else t
         for at, t in enumerate(tensors)
     ]
@@ -59,20 +76,19 @@ class Recorded:
     """What `record` made: a call function over a tape, and what the call gives to it."""
 
     def __init__(self, program: Callable[..., Any], call: Call) -> None:
-        self.prepared = prepared = prepare(program, call)
-        given = prepared.tensors
-        recorded_run(prepared, given)
-        self.movable = {str(prepared.inputs[at]) for at in prepared.movable}
+        prepared = prepare(program, call)
+        self.program = rehearsed(prepared)
+        self.signature, self.given = self.program.signature, inputs_of(self.program, prepared)
+        self.movable = {str(self.signature.inputs[at]) for at in self.program.movable}
         self.replays = 0
         if prepared.device.type == "cuda":
-            self.signature, kept = prepared.signature()
-            self.given = [given[at] for at in kept]
-            self.replay = self._on_gpu()
+            from treeplay.device.cuda.device import CudaDevice
+
+            self.recorded = CudaDevice(prepared.device).record(make_opaque_work(self.program, "opaque"))
+            self.replay = self.recorded.replay
         else:
-            self.held = moved(prepared, given)
-            self.tape, self.outputs = recorded_run(prepared, self.held)
-            self.signature, kept = prepared.signature()
-            self.held, self.given = [self.held[at] for at in kept], [given[at] for at in kept]
+            self.held = moved(self.program, self.given)
+            self.tape, self.outputs = recorded_run(self.program, self.held)
             self.replay = self._on_host
         self.steady = [tensor.data_ptr() for tensor in self.given]
         self.call = _call_function(self.signature, call, self.given, self._replay)
@@ -82,34 +98,15 @@ class Recorded:
         self.replays += 1
         return self.replay(tensors, numbers)
 
-    def _on_gpu(self) -> Any:
-        from treeplay.device.cuda.device import CudaDevice
-
-        prepared = self.prepared
-        pinned = frozenset(set(range(len(prepared.inputs))) - set(prepared.movable))
-        work = Work(
-            name="opaque",
-            run=prepared.plain,
-            body=prepared.run,
-            names=tuple(map(str, prepared.inputs)),
-            mutated=frozenset(range(len(prepared.inputs))),
-            state=pinned,
-            fixed=pinned,
-            is_opaque=True,
-            generators=prepared.generators,
-        )
-        self.recorded = CudaDevice(prepared.device).record(work)
-        return self.recorded.replay
-
     def _on_host(self, tensors: list[torch.Tensor], numbers: Sequence[float]) -> list[torch.Tensor]:
         with torch.no_grad():
             for at, (held, tensor) in enumerate(zip(self.held, tensors, strict=True)):
-                if at in self.prepared.movable:
+                if at in self.program.movable:
                     held.copy_(tensor)
                 else:
-                    assert tensor.data_ptr() == self.steady[at], f"{self.prepared.inputs[at]} has moved"
+                    assert tensor.data_ptr() == self.steady[at], f"{self.signature.inputs[at]} has moved"
             self.tape.replay()
-            for at in self.prepared.movable:
+            for at in self.program.movable:
                 if not torch.equal(tensors[at], self.held[at]):
                     tensors[at].copy_(self.held[at])
             return [output.clone() for output in self.outputs]

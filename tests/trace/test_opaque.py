@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import treeplay
 from support import assert_same, assert_same_state, training
-from support.opaque import Captured, call_of, moved, recorded_run
+from support.opaque import Captured, call_of, inputs_of, moved, recorded_run, rehearsed
 from treeplay.errors import InternalError
 from treeplay.trace.opaque import prepare
 from treeplay.values.signature import State
@@ -125,12 +125,16 @@ def test_python_is_left_as_it_was_after_each_run() -> None:
     grads = [param.grad for param in model.parameters()]
     versions = [tensor._version for tensor in model.state_dict().values()]
     prepared = prepare(step, call_of(x(), x()))
-    for _ in range(3):
-        recorded_run(prepared, moved(prepared, prepared.tensors))
+    for run in range(3):
+        if run == 0:
+            program = rehearsed(prepared)
+        else:
+            recorded_run(program, moved(program, inputs_of(program, prepared)))
         assert_same(before, copy.deepcopy((model.state_dict(), optimizer.state_dict())))
         assert all(a is param.grad for a, param in zip(grads, model.parameters(), strict=True))
         assert versions == [tensor._version for tensor in model.state_dict().values()]
-    assert {"weight", "bias"} <= {str(prepared.inputs[at].name).rpartition(".")[2] for at in prepared.counted}
+    signature = program.signature
+    assert {"weight", "bias"} <= {signature.inputs[at].name.rpartition(".")[2] for at in signature.mutated}
 
 
 def test_results_are_the_input_a_view_of_it_or_fresh() -> None:
@@ -316,7 +320,7 @@ def test_a_python_value_that_each_call_changes_is_refused() -> None:
 
     prepared = prepare(use, call_of(x()))
     with pytest.raises(treeplay.Refusal, match="changes a Python value from 0 to 1"):
-        recorded_run(prepared, prepared.tensors)
+        rehearsed(prepared)
     assert counts == {"calls": 0}
 
 
@@ -327,7 +331,7 @@ def test_a_program_that_draws_in_python_is_refused() -> None:
     prepared = prepare(use, call_of(x()))
     state = random.getstate()
     with pytest.raises(treeplay.Refusal, match="freeze what it drew"):
-        recorded_run(prepared, prepared.tensors)
+        rehearsed(prepared)
     assert random.getstate() == state
 
 
@@ -335,7 +339,7 @@ def test_a_result_that_needs_gradients_is_refused() -> None:
     model = nn.Linear(3, 2)
     prepared = prepare(model, call_of(x()))
     with pytest.raises(treeplay.Refusal, match="needs gradients"):
-        recorded_run(prepared, prepared.tensors)
+        rehearsed(prepared)
 
 
 def test_a_program_that_differs_from_run_to_run_is_refused() -> None:
@@ -346,9 +350,9 @@ def test_a_program_that_differs_from_run_to_run_is_refused() -> None:
         return [x * 2 for _ in range(1 + hidden.value % 2)]
 
     prepared = prepare(use, call_of(x()))
-    recorded_run(prepared, prepared.tensors)
+    program = rehearsed(prepared)
     with pytest.raises(treeplay.Refusal, match="does not do the same"):
-        recorded_run(prepared, prepared.tensors)
+        recorded_run(program, inputs_of(program, prepared))
 
 
 def test_an_unrecorded_run_has_its_effects_and_leaves_python_as_it_was() -> None:
@@ -359,13 +363,11 @@ def test_an_unrecorded_run_has_its_effects_and_leaves_python_as_it_was() -> None
     for _ in range(2):
         args = x(4, 3), x(4, 2)
         step(*args), eager(*args)
-    prepared = prepare(step, call_of(*args))
-    recorded_run(prepared, prepared.tensors)
-    signature, _ = prepared.signature()
+    program = rehearsed(prepare(step, call_of(*args)))
     args = x(4, 3), x(4, 2)
-    state = [item.source.place.read() for item in signature.inputs if isinstance(item.source, State)]
+    state = [item.source.place.read() for item in program.signature.inputs if isinstance(item.source, State)]
     grad = model.weight.grad
-    outputs = prepared.plain([*args, *state])
+    outputs = program.plain([*args, *state])
     expected = eager(*args)
     assert model.weight.grad is grad
     assert_same([model.weight, outputs[0].flatten()[0]], [twins[0].weight, expected])
@@ -376,10 +378,11 @@ def test_state_that_is_pinned_cannot_be_replaced_in_a_run() -> None:
     model = nn.Linear(3, 2)
     with torch.no_grad():
         prepared = prepare(model, call_of(x()))
-        recorded_run(prepared, prepared.tensors)
-        others = [tensor if at in prepared.movable else tensor.clone() for at, tensor in enumerate(prepared.tensors)]
+        program = rehearsed(prepared)
+        inputs = inputs_of(program, prepared)
+        others = [tensor if at in program.movable else tensor.clone() for at, tensor in enumerate(inputs)]
         with pytest.raises(InternalError, match="weight is read where it lies"):
-            recorded_run(prepared, others)
+            recorded_run(program, others)
 
 
 def test_a_later_recording_is_made_over_the_state_of_that_day() -> None:
@@ -391,15 +394,13 @@ def test_a_later_recording_is_made_over_the_state_of_that_day() -> None:
     step.history = history  # type: ignore[attr-defined]
     args = x(4, 3), x(4, 2)
     step(*args), eager(*args)
-    prepared = prepare(step, call_of(*args))
-    recorded_run(prepared, prepared.tensors)
-    signature, _ = prepared.signature()
+    program = rehearsed(prepare(step, call_of(*args)))
     history.append(1)
     for _ in range(2):
         args = x(4, 3), x(4, 2)
         step(*args), eager(*args)  # calls meanwhile: gradients lie elsewhere now
-    state = [item.source.place.read() for item in signature.inputs if isinstance(item.source, State)]
-    tape, outputs = recorded_run(prepared, [*args, *state])
+    state = [item.source.place.read() for item in program.signature.inputs if isinstance(item.source, State)]
+    tape, outputs = recorded_run(program, [*args, *state])
     assert history == [1] and any(model.weight.grad is tensor for tensor in state)
     with torch.no_grad():
         tape.replay()

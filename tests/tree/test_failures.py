@@ -118,7 +118,7 @@ def _first_launch(error: BaseException, patch: pytest.MonkeyPatch) -> None:
 
 
 def last_call(program: Any) -> Any:
-    return program._manager.warm
+    return program._manager.cache.warm
 
 
 WHEN = {"observe": 1, "reach": 1, "relaunch": 5, "results": 5, "capture": 3}  # else the second call

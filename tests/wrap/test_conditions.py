@@ -113,7 +113,7 @@ def test_a_call_misses_exactly_if_something_differs(recorded: Any, calls: Any) -
         first = call_of(world, recorded)
         for _ in range(2):
             jitted(*first.args, **first.kwargs)
-        (recording,) = [found for entry in jitted._manager.table for found in entry.recordings]
+        (recording,) = [found for entry in jitted._manager.cache.table for found in entry.recordings]
         for change, other in [("nothing", {}), *calls]:
             with world.changed(change):
                 call = call_of(world, recorded | other)

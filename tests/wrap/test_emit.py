@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
+import pytest
 import torch
 
 import treeplay
@@ -79,3 +80,41 @@ def test_dynamo_does_not_trace_into_a_call_function():
     compiled = torch.compile(lambda t: jitted(t) + 1, backend="eager")
     assert torch.equal(compiled(x), x * 2)
     assert jitted.statistics().replays >= 3
+
+
+def _in_inference_mode(x):
+    with torch.inference_mode():
+        return (x * 2).sum()
+
+
+def _doubled(x):
+    return x * 2
+
+
+def _may_fail(x):
+    return torch.linalg.inv(torch.diag(x + 1)) * 2  # such a call is taken back
+
+
+@pytest.mark.parametrize(
+    ("program", "mode", "requires_grad"),
+    [
+        (_doubled, torch.enable_grad, False),
+        (_doubled, torch.enable_grad, True),
+        (_doubled, torch.no_grad, False),
+        (_doubled, lambda: torch.autocast("cpu"), False),
+        (_in_inference_mode, torch.enable_grad, False),
+        (_may_fail, torch.enable_grad, False),
+    ],
+)
+def test_the_emitter_tells_which_line_ends_the_launch(program, mode, requires_grad):
+    jitted = treeplay.jit(program, lower="aten", on_refusal="raise")
+    x = torch.eye(2)[0].requires_grad_(requires_grad)
+    with mode():
+        for _ in range(2):
+            jitted(x)
+    (recording,) = (found for entry in jitted._manager.cache.table for found in entry.recordings)
+    lines = [line.strip() for line in recording.source.splitlines()]
+    (launch,) = (at for at, line in enumerate(lines, 1) if line.startswith("out = run("))
+    put_back = ["finally:", "set_grad_enabled(True)"]
+    assert lines[launch : recording.launched] in ([], put_back)
+    assert lines[recording.launched] not in put_back

@@ -17,6 +17,7 @@ class Source:
     text: str
     names: dict[str, Any] = field(repr=False)
     entry: str
+    launched: int = 0  # the number of the last line of its launch, in a function that launches something
 
     def __str__(self) -> str:
         return f"{self.name}: {self.text.count(chr(10))} lines, {len(self.names)} names"

@@ -35,9 +35,9 @@ class Writer:
         for name, value in names.items():
             self.use(name, value)
 
-    def source(self, name: str, *, entry: str) -> Source:
-        """The finished text; `name` says what it is, `entry` is the function to call."""
-        return Source(name, "\n".join(self.lines) + "\n", self.names, entry)
+    def source(self, name: str, *, entry: str, launched: int = 0) -> Source:
+        """The finished text; `name` says what it is, `entry` the function to call, `launched` the last line of its launch."""
+        return Source(name, "\n".join(self.lines) + "\n", self.names, entry, launched)
 
     # --- lines ----------------------------------------------------------------------------------------------
 

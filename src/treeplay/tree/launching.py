@@ -19,8 +19,13 @@ from typing import Any
 
 import torch
 
+from treeplay.errors import RanOtherwise, Refusal, TakenBack, UsageError
 from treeplay.observe.lines import is_users
-from treeplay.tree.table import Recording
+from treeplay.sandbox.boundary import internal
+from treeplay.trace.call import Call
+from treeplay.trace.raised import program_raised
+from treeplay.tree.answers import BROKEN, REPLAYING, Answers, as_internal
+from treeplay.tree.table import Entry, Recording
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LOWERED = (
@@ -30,7 +35,6 @@ _LOWERED = (
     "<eval_with_key>",
     _TORCH,
 )  # files of code that launches operators
-_LAUNCH = "out = run("
 
 
 class Reached(Enum):
@@ -49,7 +53,7 @@ def reached(recording: Recording, error: BaseException) -> Reached:
         return Reached.NOTHING
     (_, line), *inner = steps
     files = [frame.f_code.co_filename for frame, _ in inner]
-    if line > _line_of_launch(recording):
+    if line > recording.launched:
         return Reached.USERS_CODE if any(map(is_users, files)) else Reached.RESULTS
     if recording.lowering == "capture":
         return _reached_by_capture([frame.f_code.co_qualname for frame, _ in inner])
@@ -58,10 +62,59 @@ def reached(recording: Recording, error: BaseException) -> Reached:
 
 def _reached_by_capture(names: Sequence[str]) -> Reached:
     """How far the user's code came, which is recorded as it runs: what a recording of it does is undone."""
-    if "Prepared.plain" in names:
+    if "OpaqueProgram.plain" in names:
         return Reached.USERS_CODE
     is_being_recorded = not {"record_tape", "CudaRecording._capture"}.isdisjoint(names)
     return Reached.NOTHING if is_being_recorded else Reached.OPERATORS
+
+
+def answer_raised(answers: Answers, entry: Entry, recording: Recording, error: Exception, call: Call) -> Any:
+    """What is left to do for a call whose replay raised: once it has had its effects, nothing has them again."""
+    cache = answers.cache
+    if isinstance(error, TakenBack):
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        if isinstance(cause, Refusal):
+            cache.drop(entry, recording)
+            return answers.refused(entry, cause, call)
+        return answers.instead(entry, recording, cause, call, why=REPLAYING, doing="replaying a call")
+    if isinstance(error, RanOtherwise):
+        cache.drop(entry, recording)
+        return answers.ran_otherwise(entry, error)
+    match reached(recording, error):
+        case Reached.USERS_CODE:
+            cache.served(recording)
+            raise error
+        case Reached.OPERATORS if recording.signature.mutated or recording.draws:
+            answers.replay_raised()
+            raise error
+        case Reached.RESULTS:
+            return _finished(answers, entry, recording, error)
+    if isinstance(error, Refusal):
+        cache.drop(entry, recording)
+        return answers.refused(entry, error, call)
+    if recording.lowering == "capture":  # the user's code was being recorded
+        return answers.to_tell(entry, program_raised(error, "being recorded"), call)
+    if isinstance(error, UsageError):  # somebody captures in this thread
+        return answers.eagerly(entry, call, BROKEN)
+    return answers.instead(entry, recording, error, call, why=BROKEN, doing="launching a recording")
+
+
+def _finished(answers: Answers, entry: Entry, recording: Recording, error: Exception) -> Any:
+    """The result of a call that raised after its launch."""
+    cache, doing = answers.cache, "putting the results of a replay together"
+    try:
+        out = finish(recording, error)
+    except Exception as again:
+        cache.drop(entry, recording)
+        answers.replay_raised()
+        raise internal(again, doing) from again
+    if recording in entry.recordings:
+        cache.served(recording)
+    else:  # it was the first launch: another call makes it anew
+        cache.tally.went += 1
+        recording.free()
+    answers.note_broken(entry, as_internal(error, doing))
+    return out
 
 
 def finish(recording: Recording, error: BaseException) -> Any:
@@ -89,12 +142,3 @@ def _from_call_function(recording: Recording, error: BaseException) -> Iterator[
         has_met = has_met or frame.f_code is code
         if has_met:
             yield frame, line
-
-
-def _line_of_launch(recording: Recording) -> int:
-    lines = recording.source.splitlines()
-    at = next(at for at, text in enumerate(lines, 1) if text.lstrip().startswith(_LAUNCH))
-    # The launch may stand in `try: ... finally: set_grad_enabled(True)`.
-    return next(
-        (later for later in range(at, at + 4) if lines[later - 1].lstrip().startswith("set_grad_enabled(True)")), at
-    )

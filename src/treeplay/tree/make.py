@@ -17,6 +17,7 @@ from treeplay.device.protocol import Capturable, Recorded, Replay, Work
 from treeplay.lower.lowered import Lowered
 from treeplay.torch_seam import dynamo
 from treeplay.trace.call import Call
+from treeplay.trace.opaque import OpaqueProgram
 from treeplay.trace.randomness import is_own
 from treeplay.trace.traced import Trace
 from treeplay.tree.inputs import current_inputs as current_inputs
@@ -51,6 +52,24 @@ def make_work(traced: Trace, plan: Plan, lowered: Lowered, name: str) -> Work:
         scratch_bytes=lowered.scratch_bytes,
         # Another number of threads adds up in another order; only a compiled graph's arithmetic is free to.
         is_small=plan.is_small and lowered.name == "inductor",
+    )
+
+
+def make_opaque_work(program: OpaqueProgram, name: str) -> Work:
+    """What the device has to know about a program that is recorded as it runs. Each input counts as written."""
+    signature, every = program.signature, frozenset(range(len(program.signature.inputs)))
+    fixed = every - program.movable
+    return Work(
+        name=name,
+        run=program.plain,
+        body=program.run,
+        names=tuple(str(item) for item in signature.inputs),
+        mutated=every,
+        state=state_of(signature) | fixed,  # an argument that shares memory is not followed either
+        fixed=fixed,
+        slots=slot_outputs(signature),
+        generators=tuple(generator for generator in program.generators if is_own(generator)),
+        is_opaque=True,
     )
 
 
@@ -123,6 +142,7 @@ def make_recording(
         free=recorded.free,
         moved=moved,
         source=source.text,
+        launched=source.launched,
         seconds=seconds,
         details=lowered.details,
         plain_calls=lambda: recorded.plain_calls,

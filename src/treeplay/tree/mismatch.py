@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from treeplay.trace.call import Call
 from treeplay.tree.inputs import current_inputs
+from treeplay.tree.table import Observation, Recording
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.overlap import overlapping
 from treeplay.values.signature import Argument, GivenContainer, Signature
@@ -37,6 +38,20 @@ def nearest_mismatches(signatures: Sequence[Signature], call: Call) -> list[Mism
     """All that keeps a call from the recording that it is nearest to, each place once; of two as near, the newest."""
     found = [_each_place_once(_mismatches(signature, call)) for signature in signatures]
     return min(reversed(found), key=len, default=[])
+
+
+def cause_of(recordings: Sequence[Recording], seen: Sequence[Observation], call: Call) -> tuple[str, str]:
+    """Why no recording of its key serves a call, after what was `seen` of earlier ones: as a sentence, and in a word."""
+    found = nearest_mismatches([recording.signature for recording in recordings], call)
+    if not found and recordings:
+        memory = memory_mismatch(recordings[-1].signature, recordings[-1].plan.shared, call)
+        found = [memory] if memory is not None else []
+    if found:
+        return "; ".join(map(str, found)), found[0].what
+    place = seen[-1].found.changed() if seen else None
+    if place is not None:
+        return f"{place}: another value", str(place)
+    return "arguments share memory differently", "memory"
 
 
 def memory_mismatch(signature: Signature, shared: Sequence[tuple[int, int]], call: Call) -> Mismatch | None:
@@ -107,4 +122,4 @@ def _arguments(signature: Signature, call: Call) -> Iterator[Mismatch]:
         yield from _differences(of_arguments(signature), call)
 
 
-__all__ = ["first_mismatch", "key_mismatches", "memory_mismatch", "mode_mismatch", "nearest_mismatches"]
+__all__ = ["cause_of", "first_mismatch", "key_mismatches", "memory_mismatch", "mode_mismatch", "nearest_mismatches"]

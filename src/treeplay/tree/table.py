@@ -35,6 +35,7 @@ class Recording:
     seconds: dict[str, float]
     launch: Callable[[], LaunchFacts]  # how the device launches it by now
     free: Callable[[], None]  # gives back what the device holds for it; a later call records anew
+    launched: int = 0  # the last line of the call function's launch; those after it set slots and make results
     calls: int = 0
     plain_calls: Callable[[], Counter[str]] = Counter  # those of them that launched nothing, by reason
     details: dict[str, Any] = field(default_factory=dict)

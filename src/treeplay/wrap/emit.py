@@ -92,6 +92,7 @@ class _CallEmitter(CallText):
         self.shared: dict[Any, str] = {}
         self.kept: list[str] = []  # lines that find the state which stays what it is while the guards hold
         self.is_compared: set[int] = set()  # places that these lines compare
+        self.launched = 0  # lines of the body up to the end of the launch
 
     def written(self, name: str) -> Source:
         """The whole function."""
@@ -110,8 +111,10 @@ class _CallEmitter(CallText):
         with self.block("def replay(args, kwargs):"):
             with self.block("try:"):
                 self.add(*conditions)
-            self.add(f"except ({errors}):", "    return MISS", *body)
-        return self.source(name, entry="replay")
+            self.add(f"except ({errors}):", "    return MISS")
+            launched = len(self.lines) + self.launched
+            self.add(*body)
+        return self.source(name, entry="replay", launched=launched)
 
     # --- conditions -----------------------------------------------------------------------------------------
 
@@ -230,16 +233,19 @@ class _CallEmitter(CallText):
         if self.signature.kind is Kind.DIFFERENTIABLE:  # its wrapper sees to modes, versions and autograd
             with self.taken_back():
                 self.add(f"out = run({list_of(self.inputs)})")
+                self.launched = len(self.lines)
             return
         numbers = tuple_of(number.name for number in self.signature.numbers if number.is_input)
         lines = [f"out = run({list_of(self.inputs)}, {numbers})"]
         if self.ambience.autocast:
             lines = [f"with {self.use('disable_autocast', flags.without_autocast)}():", f"    {lines[0]}"]
-        with self.taken_back(), self.inference():
-            if self.ambience.grad_enabled:
-                switched(self, [NO_GRAD], lines)
-            else:
-                self.add(*lines)
+        with self.taken_back():
+            with self.inference():
+                if self.ambience.grad_enabled:
+                    switched(self, [NO_GRAD], lines)
+                else:
+                    self.add(*lines)
+            self.launched = len(self.lines)
         written = [self.inputs[index] for index in self.signature.mutated]
         if self.parts.is_unnoticed and written and not self.ambience.inference:
             note_writes(self, written)

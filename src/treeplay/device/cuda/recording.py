@@ -1,17 +1,19 @@
 """One piece of work on its way to a graph.
 
-    WARMING ── runs as it is: kernels compile, libraries set up ──▶ RECORDING ── captured ──▶ RECORDED: launched
-                                                                         └── cannot be ──▶ PLAIN: runs as it is
+    Warming ── runs as it is: kernels compile, libraries set up ──▶ Waiting ── captured ──▶ Ready: launched
+                                                                     │  ▲                     │ let go, or tensors do not fit
+                                                                     │  └─────────────────────┘
+                                                                     └── cannot be captured ──▶ GivenUp: runs as it is
 
-Work that has run already begins with RECORDING. Each call's effects happen once whichever way it goes: a capture executes
-nothing, and what follows it does.
+Work that has run already begins as Waiting. Each call's effects happen once whichever way it goes: a capture executes nothing,
+and what follows it does.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch.cuda import is_current_stream_capturing as is_capturing
@@ -30,10 +32,33 @@ from treeplay.settings import settings
 from treeplay.values.launch import LaunchFacts
 
 Tensors = list[torch.Tensor]
-_Stage = Callable[..., Sequence[torch.Tensor]]
 UNPLACED = "a tensor lies where the graph cannot read it"
 _CAPTURING = "inside of a capture"
 _EVICTED = "its graph was let go to make room; the next call captures it again"
+
+
+@dataclass(frozen=True, slots=True)
+class Warming:
+    """The work has not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The next call captures it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """There is a graph, which the lane may have let go to make room."""
+
+    graph: CapturedGraph
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """It cannot be captured."""
+
+    why: str
 
 
 class CudaRecording:
@@ -42,17 +67,24 @@ class CudaRecording:
     def __init__(self, work: Work, lane: Lane) -> None:
         self._work = work
         self._lane = lane
-        self._captured: CapturedGraph | None = None
+        self._state: Warming | Waiting | Ready | GivenUp = Waiting() if work.has_run else Warming()
         self._listener: Callable[[Replay], None] = lambda replay: None
         self._unplaced_calls = 0
-        # Not bound: a recording that refers to itself would wait for the garbage collector with all that it holds.
-        self._stage: _Stage = CudaRecording._record if work.has_run else CudaRecording._warm
-        self._facts = LaunchFacts(str(lane.device), "warming")
         self._past = LaunchFacts(str(lane.device), "warming")  # counts of captured graphs that are gone
         self.plain_calls: Counter[str] = Counter()
 
     def __call__(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
-        return self._stage(self, tensors, numbers)
+        match self._state:
+            case Warming():
+                out = self._as_it_is("warm-up", tensors, numbers)
+                self._state = Waiting()
+                return out
+            case Waiting():
+                return self._record(tensors, numbers)
+            case Ready(graph):
+                return graph.launch(tensors, numbers)
+            case GivenUp():
+                return self._as_it_is("given up", tensors, numbers)
 
     def tell(self, listener: Callable[[Replay], None]) -> None:
         """Have `listener` told whenever there is another way to replay: the recording itself, or its launch function."""
@@ -60,57 +92,55 @@ class CudaRecording:
 
     def facts(self) -> LaunchFacts:
         """How it is launched by now."""
-        now, past = self._captured.facts() if self._captured is not None else self._facts, self._past
-        is_evicted = self._captured is not None and not self._captured.is_held
-        if is_evicted:
-            now = replace(now, stage="warming", why=_EVICTED, scratch_bytes=0, exec_bytes=0)
+        counted = self._counted()
+        match self._state:
+            case Ready(graph) if graph.is_held:
+                now = graph.facts()
+            case Ready(graph):
+                now = replace(graph.facts(), stage="warming", why=_EVICTED, scratch_bytes=0, exec_bytes=0)
+            case GivenUp(why):
+                now = replace(counted, stage="not recorded", why=why)
+            case _:
+                now = counted
         return replace(
             now,
-            launches=past.launches + now.launches,
-            captures=past.captures,
-            evictions=past.evictions + is_evicted,
-            patched=past.patched + now.patched,
-            copied_bytes=past.copied_bytes + now.copied_bytes,
+            launches=counted.launches,
+            captures=counted.captures,
+            evictions=counted.evictions,
+            patched=counted.patched,
+            copied_bytes=counted.copied_bytes,
         )
 
     def free(self) -> None:
         """Give the graph and its memory back; a later call starts anew."""
-        if self._captured is not None:
-            self._captured.free()
-            self._leave()
-        self._stage = CudaRecording._record
-        self._facts = replace(self._facts, stage="warming")
+        self._leave(Waiting())
         self._listener(self)
 
-    def _warm(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
-        out = self._as_it_is("warm-up", tensors, numbers)
-        self._stage = CudaRecording._record
-        return out
+    def _leave(self, state: Waiting | GivenUp) -> None:
+        """Go on without a graph; what it has launched still counts."""
+        self._past, left, self._state = self._counted(), self._state, state
+        if isinstance(left, Ready):
+            left.graph.free()
 
-    def _launch(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
-        captured = self._captured
-        return captured.launch(tensors, numbers) if captured is not None else self._record(tensors, numbers)
-
-    def _leave(self) -> None:
-        """Count on without the captured graph."""
-        if self._captured is not None:
-            gone, past = self._captured.facts(), self._past
-            self._past = replace(
-                past,
-                launches=past.launches + gone.launches,
-                patched=past.patched + gone.patched,
-                copied_bytes=past.copied_bytes + gone.copied_bytes,
-            )
-            self._captured = None
+    def _counted(self) -> LaunchFacts:
+        """The counts of all graphs so far."""
+        past = self._past
+        if not isinstance(self._state, Ready):
+            return past
+        graph, now = self._state.graph, self._state.graph.facts()
+        return replace(
+            past,
+            launches=past.launches + now.launches,
+            evictions=past.evictions + (not graph.is_held),
+            patched=past.patched + now.patched,
+            copied_bytes=past.copied_bytes + now.copied_bytes,
+        )
 
     def _as_it_is(self, why: str, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         """The work as it is: a call that launches nothing, and is counted as such."""
         out = self._plain(tensors, numbers)
         self.plain_calls[why] += 1
         return out
-
-    def _given_up(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
-        return self._as_it_is("given up", tensors, numbers)
 
     def _plain(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         """The work as it is. Its numbers lie in one place for all streams, so it keeps the order of replays."""
@@ -127,17 +157,17 @@ class CudaRecording:
             return self._as_it_is(_CAPTURING, tensors, numbers)
         try:
             with Unmarked():
-                self._captured = self._capture(tensors, numbers)
+                graph = self._capture(tensors, numbers)
         except UsageError:  # a capture is under way in this thread: the next call may find none
             return self._as_it_is(_CAPTURING, tensors, numbers)
         except (Explained, torch.OutOfMemoryError) as reason:  # nothing has run
             self._give_up(reason)
-            return self._given_up(tensors, numbers)
+            return self(tensors, numbers)
         except Exception as error:
             return self._broken(error, tensors, numbers)
-        self._stage = CudaRecording._launch
-        self._listener(self._captured.launch)
-        return self._captured.launch(tensors, numbers)
+        self._state = Ready(graph)
+        self._listener(graph.launch)
+        return graph.launch(tensors, numbers)
 
     def _broken(self, error: Exception, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         """No graph came of a capture or a launch, and nothing has run: the work as it is. If that raises too, the exception is
@@ -157,7 +187,7 @@ class CudaRecording:
             return self._as_it_is("out of memory", tensors, numbers)
         if isinstance(error, Explained):
             self._give_up(error)
-            return self._given_up(tensors, numbers)
+            return self(tensors, numbers)
         return self._broken(error, tensors, numbers)
 
     def _capture(self, tensors: Tensors, numbers: Sequence[float]) -> CapturedGraph:
@@ -186,10 +216,10 @@ class CudaRecording:
         """A tensor lies where the graph cannot read it: captured anew a few times, then such calls run as they are."""
         if is_capturing():
             return self._as_it_is(_CAPTURING, tensors, numbers)
-        if self._captured is None or not self._captured.is_held:  # it was let go to make room
-            self._past = replace(self._past, evictions=self._past.evictions + (self._captured is not None))
-            self._leave()
-            return self._record(tensors, numbers)
+        if isinstance(self._state, Ready) and not self._state.graph.is_held:  # it was let go to make room
+            self._leave(Waiting())
+        if not isinstance(self._state, Ready):  # the launch function of a graph that is gone was called
+            return self(tensors, numbers)
         counters.add("not launched", UNPLACED)
         self._unplaced_calls += 1
         if self._unplaced_calls <= settings.max_rerecordings:
@@ -204,12 +234,8 @@ class CudaRecording:
 
     def _give_up(self, error: Exception) -> None:
         why = (str(error) or type(error).__name__).splitlines()[0]
-        if self._captured is not None:
-            self._captured.free()
-            self._leave()
-        self._stage = CudaRecording._given_up
-        self._facts = replace(self._facts, stage="not recorded", why=why)
+        self._leave(GivenUp(why))
         counters.add("not recorded", type(error).__name__)
         if not isinstance(error, InternalError):  # which is told as what it is
             warn_once(f"treeplay runs {self._work.name} unrecorded: {why}")
-        self._listener(self._given_up)
+        self._listener(self)

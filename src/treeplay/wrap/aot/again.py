@@ -143,7 +143,7 @@ class HigherDerivatives:
                 samples = [*inputs, *(gradients[k] for k in came)]
                 with repeat(samples) as function:
                     made: Any = self._wrap(function, samples, self._compilers, repeat=repeat)
-            # Gradients that depend on nothing that needs one, as those of a sum, lead nowhere: there is no node, and nothing drawn.
+            # Gradients that depend on nothing that needs one, as those of a sum, lead nowhere: no node, and nothing drawn.
             draws = made.plan.node.draws if made.plan.node is not None else ()
             if draws != node.draws:
                 why = "its gradients draw other random numbers than its results"

@@ -109,8 +109,8 @@ class _Block:
             return None
         if layout.span(shape, stride) != tensor.numel() or layout.overlaps(shape, stride):
             return None
-        width = tensor.element_size()
-        return cls((start + offset) * width, (start + offset + tensor.numel()) * width, stride)
+        width, start = tensor.element_size(), int(start) + offset
+        return cls(start * width, (start + tensor.numel()) * width, stride)
 
     def meets_in_part(self, other: _Block | None) -> bool:
         """Whether some bytes are of both, and not each element one of both."""

@@ -1,0 +1,147 @@
+"""What a call gets that no recording serves: the program as it is, or what is in its way. Each is counted with its reason.
+
+Effects happen once: a method that runs the program is for a call of which nothing has run. What our stages raise ends here: a
+refusal is a reason, anything else an error of our own. A key with two such errors is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from treeplay.errors import InternalError, ProgramRaised, RanOtherwise, Refusal
+from treeplay.observe import counters, warn_once
+from treeplay.observe.internal import tell_internal
+from treeplay.sandbox.boundary import internal
+from treeplay.trace.call import Call
+from treeplay.tree.cache import Cache
+from treeplay.tree.decide import KeyPhase
+from treeplay.tree.gate import Gate
+from treeplay.tree.reasons import broken_twice
+from treeplay.tree.table import Entry, Recording
+from treeplay.values.refusal import Reason
+
+E = TypeVar("E", bound=Exception)
+_MOST_ERRORS = 2  # of our own, before a key is left alone
+# What calls were that launched no recording, besides what a device has to say.
+OBSERVED = "observed"
+REFUSED = "refused"
+BROKEN = "after an error of treeplay's"
+OTHERS = "another thread records"
+REPLAYING = "a replay raised"
+
+
+class Answers:
+    """`on_refusal` says whether a call is told of a refusal, or runs."""
+
+    def __init__(self, program: Callable[..., Any], cache: Cache, gate: Gate, *, on_refusal: str) -> None:
+        self.program = program
+        self.on_refusal = on_refusal
+        self.name = cache.name
+        self.cache = cache
+        self._gate = gate
+
+    def eagerly(self, entry: Entry, call: Call, why: str) -> Any:
+        """Run the program as it is."""
+        self.count(entry, why)
+        with self._gate.inside():
+            return self.program(*call.args, **call.kwargs)
+
+    def as_before(self, entry: Entry, call: Call) -> Any:
+        """A call of a key that is left alone."""
+        if entry.phase is not KeyPhase.REFUSED:
+            return self.eagerly(entry, call, f"under {entry.reason.op}" if entry.reason is not None else "eager")
+        if self.on_refusal == "raise" and entry.reason is not None:
+            raise self.raised(Refusal(entry.reason))
+        return self.eagerly(entry, call, REFUSED)
+
+    def refused(self, entry: Entry, refusal: Refusal, call: Call) -> Any:
+        """Leave the key alone from now on."""
+        self.note_refusal(entry, refusal.reason)
+        if self.on_refusal == "raise":
+            raise self.raised(refusal)
+        self.warn(refusal.reason)
+        return self.eagerly(entry, call, REFUSED)
+
+    def broken(self, entry: Entry, error: InternalError, call: Call) -> Any:
+        """After an error of our own: the program as it is, unless errors are to be raised."""
+        if self.on_refusal == "raise":
+            entry.errors.append(error.text)
+            raise self.raised(error)
+        self.note_broken(entry, error)
+        return self.eagerly(entry, call, BROKEN)
+
+    def instead(self, entry: Entry, recording: Recording, error: Exception, call: Call, *, why: str, doing: str) -> Any:
+        """For a replay that raised. What the program raises too is its own; if it raises nothing, the error was ours."""
+        out = self.eagerly(entry, call, why)
+        self.cache.drop(entry, recording)
+        self.note_broken(entry, as_internal(error, doing))
+        return out
+
+    def to_tell(self, entry: Entry, raised: ProgramRaised, call: Call) -> Any:
+        """For a program that raised while it was looked at: what it raises eagerly too is no reason to refuse it."""
+        if self.on_refusal == "raise" and not (raised.is_own or raised.is_treeplays):
+            return self.refused(entry, raised, call)
+        if raised.is_treeplays and self.on_refusal == "raise":
+            raise self.raised(internal(raised.error, "tracing a call"))
+        out = self.eagerly(entry, call, BROKEN if raised.is_treeplays else REFUSED)
+        if raised.is_treeplays:
+            self.note_broken(entry, internal(raised.error, "tracing a call"))
+            return out
+        self.note_later(entry, raised.reason)
+        return out
+
+    def ran_otherwise(self, entry: Entry, ran: RanOtherwise) -> Any:
+        """The call has had its effects, and its result is there."""
+        self.note_refusal(entry, ran.reason)
+        self.warn(ran.reason)
+        self.count(entry, REFUSED)
+        return ran.result
+
+    # --- what is noted --------------------------------------------------------------------------------------
+
+    def note_refusal(self, entry: Entry, reason: Reason) -> None:
+        """The key is refused."""
+        entry.phase, entry.reason = KeyPhase.REFUSED, reason
+        entry.observations.clear()
+        self.cache.tally.refusals += 1
+        counters.add("refusals", reason.op)
+
+    def note_later(self, entry: Entry, reason: Reason) -> None:
+        """The key is refused by a call that has had its effects. If refusals are to be raised, the next one is told."""
+        self.note_refusal(entry, reason)
+        if self.on_refusal == "eager":
+            self.warn(reason)
+
+    def note_broken(self, entry: Entry, error: InternalError) -> None:
+        """An error of our own; the second one is the last."""
+        entry.errors.append(error.text)
+        tell_internal(error, self.name)
+        if len(entry.errors) >= _MOST_ERRORS:
+            for recording in list(entry.recordings):
+                self.cache.drop(entry, recording)
+            entry.phase, entry.reason = KeyPhase.REFUSED, broken_twice(error)
+            entry.observations.clear()
+
+    def raised(self, error: E) -> E:
+        """Note that a call is told what is in its way, instead of being run."""
+        self.cache.tally.raised["a refusal was raised" if isinstance(error, Refusal) else "an error was raised"] += 1
+        return error
+
+    def replay_raised(self) -> None:
+        """A call raised that went to a recording."""
+        self.cache.tally.raised[REPLAYING] += 1
+
+    def warn(self, reason: Reason) -> None:
+        """Tell of a refusal, once."""
+        warn_once(f"treeplay runs {self.name} eagerly. {reason}")
+
+    def count(self, entry: Entry, why: str) -> None:
+        """A call that launches no recording."""
+        entry.eager_calls[why] += 1
+        self.cache.tally.eager[why] += 1
+
+
+def as_internal(error: Exception, doing: str) -> InternalError:
+    """An exception that a stage of ours raised, or has already told of."""
+    return error if isinstance(error, InternalError) and error.text else internal(error, doing)

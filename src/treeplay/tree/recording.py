@@ -1,0 +1,107 @@
+"""A call that is recorded: what is made for it serves it, or it is answered otherwise.
+
+make ─▶ launch ─▶ it fits: kept
+ │         └ it does not: made once more ─▶ launch ─▶ fits: kept; else refused, or nobody's fault beside other threads
+ └ a reason: what it means for this call, and for the next one of its key
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from treeplay.errors import Differing, ProgramRaised, RanOtherwise, Refusal, TooEarly, UsageError
+from treeplay.sandbox.boundary import Boundary
+from treeplay.trace.call import Call
+from treeplay.trace.turn import Busy
+from treeplay.tree.answers import OTHERS, Answers, as_internal
+from treeplay.tree.gate import Gate
+from treeplay.tree.launching import answer_raised
+from treeplay.tree.mismatch import first_mismatch
+from treeplay.tree.reasons import does_not_fit
+from treeplay.tree.recorders import recorders
+from treeplay.tree.table import Entry, Observation, Recording
+from treeplay.wrap.emit import MISS
+
+MakeRecording = Callable[[Call, list[Any]], Recording]
+_MOST_WAITS = 16  # calls that are too early to record, before a program is refused
+
+
+class Unlike:
+    """What recording a call gives if what was seen of an earlier one does not hold for it: nothing has run."""
+
+
+UNLIKE = Unlike()
+
+
+class CallRecorder:
+    """Records calls of one program by `record`, with the gate closed and without its lock."""
+
+    def __init__(self, record: MakeRecording, gate: Gate, answers: Answers) -> None:
+        self._record = record
+        self._gate = gate
+        self._answers = answers
+
+    def record(self, entry: Entry, call: Call, seen: Observation, *, has_changed: bool) -> Any:
+        """The call's result, or `UNLIKE`. `has_changed`: something in the program's reach is known not to be as it was seen."""
+        answers = self._answers
+        entry.was_observed = entry.is_told = False
+        recording = None
+        try:
+            with recorders, self._gate.alone():
+                since, entered = recorders.now(), self._gate.entered
+                recording = self._made(call, seen)
+                out = recording.call(call.args, call.kwargs)
+                if out is MISS:
+                    # A first compile leaves traces in the process that guards tell of; a second one finds them there.
+                    recording.drop()
+                    recording = self._made(call, seen)
+                    out = recording.call(call.args, call.kwargs)
+                is_disturbed = out is MISS and (recorders.others(since) or self._gate.entered != entered)
+        except (Busy, UsageError):  # another call may find nobody in its way
+            return answers.eagerly(entry, call, OTHERS)
+        except TooEarly as early:
+            entry.waits += 1
+            if entry.waits < _MOST_WAITS:
+                return answers.eagerly(entry, call, "too early to record")
+            return answers.refused(entry, early, call)
+        except Differing as differing:
+            if has_changed:  # and does count
+                return UNLIKE
+            if entry.differing:  # the second in a row: not a setting that was changed once
+                return answers.refused(entry, differing, call)
+            entry.differing = True
+            entry.forget(seen)
+            return UNLIKE
+        except ProgramRaised as raised:
+            return answers.to_tell(entry, raised, call)
+        except RanOtherwise as ran:
+            return answers.ran_otherwise(entry, ran)
+        except Refusal as refusal:
+            if has_changed and entry.tries:  # it may be about what has changed
+                return UNLIKE
+            return answers.refused(entry, refusal, call)
+        except Exception as error:
+            if recording is not None:
+                return answer_raised(answers, entry, recording, error, call)
+            return answers.broken(entry, as_internal(error, "recording a call"), call)
+        if out is not MISS:
+            answers.cache.adopt(entry, recording, seen)
+            return out
+        mismatch = first_mismatch(recording.signature, call) if not is_disturbed else None
+        recording.drop()
+        if is_disturbed:
+            return answers.eagerly(entry, call, OTHERS)
+        return answers.refused(entry, Refusal(does_not_fit(mismatch)), call)
+
+    def _made(self, call: Call, seen: Observation) -> Recording:
+        """A recording for `call`, of which nothing has run; raises reasons and errors of our own alone.
+
+        Made without the lock; then nobody is inside of the program, or someone stays there. `UsageError`: somebody captures in
+        this thread, and captures do not nest.
+        """
+        self._answers.cache.use(None)  # other threads' calls come to the gate
+        with self._gate.let_go(), Boundary("recording a call", reasons=(Busy, UsageError)):
+            recording = self._record(call, seen.log)
+        self._gate.drain()
+        return recording

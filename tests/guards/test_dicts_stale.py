@@ -257,3 +257,30 @@ def test_an_empty_dict_of_any_class_that_is_filled_at_once(kind: Any) -> Story:
     yield lambda x: x * 2 - len(table)
     table.update(gain=3)
     yield
+
+
+class Rated:
+    """A mixin that reads what the object has beside its items."""
+
+    rate: float
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.rate - 1
+
+
+class RatedTable(dict, Rated):  # type: ignore[type-arg]
+    pass
+
+
+class RatedList(list, Rated):  # type: ignore[type-arg]
+    pass
+
+
+@pytest.mark.parametrize("kind", [RatedTable, RatedList])
+@follows()
+def test_an_attribute_of_a_container_with_a_mixin(kind: Any) -> Story:
+    holder = kind()
+    holder.rate = 2.0
+    yield lambda x: holder.scale(x) - len(holder)
+    holder.rate = 5.0
+    yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import gc
 import operator
@@ -104,6 +105,18 @@ def _matched(value: Any) -> float:
 def test_what_is_read_is_noted(program: Callable[[Any], Any], expected: list[str]) -> None:
     found = [name for name in noted(Plain(), program) if name != "__class__" or "__class__" in expected]
     assert found == expected
+
+
+@pytest.mark.parametrize("base", [dict, list, tuple, collections.deque])
+def test_a_mixin_behind_a_class_of_an_extension_is_no_place_for_a_hook(base: type) -> None:
+    class Mixin:
+        def rate(self) -> Any:
+            return getattr(self, "a", None)
+
+    class Both(base, Mixin):  # type: ignore[misc, valid-type]
+        pass
+
+    assert noted(Both(), lambda v: v.rate()) == ["rate", "a"]
 
 
 @pytest.mark.parametrize("copying", [copy.copy, copy.deepcopy, pickle.dumps], ids=lambda f: f.__name__)
@@ -408,6 +421,12 @@ def test_what_modules_hold_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
         assert _state() == before
         assert list(reads.names(made.value)) == ["a"] and reads.is_watched(made.value)
         assert reads.watched >= {Plain, InModule, torch.nn.Module, torch.optim.Optimizer}
+
+
+def test_symbolic_numbers_in_modules_have_no_hooks() -> None:
+    with Reads([], standing=hooks_of_modules()) as reads:
+        one = sys.modules["sympy"].S.One
+    assert not reads.is_watched(one)
 
 
 def test_hooks_are_made_anew_for_a_class_that_has_other_methods_since() -> None:

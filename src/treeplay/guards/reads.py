@@ -41,6 +41,7 @@ _HEAP = 1 << 9
 _IMMUTABLE = 1 << 8
 _LEFT_ALONE = (torch.Tensor, type, BaseException, enum.Enum, TorchDispatchMode, TorchFunctionMode)
 _HOOKED = ("__getattribute__", "__setattr__", "__delattr__")
+_OF_MIXINS = ("abc", "collections.abc", "typing")
 
 
 class ObjectReads:
@@ -273,8 +274,21 @@ class ReadHooks:
 def _places_of_hooks(cls: type) -> list[tuple[type, str]]:
     if issubclass(cls, _LEFT_ALONE) or cls is ModuleType or cls.__module__.startswith("treeplay."):
         return []
-    own = [base for base in cls.__mro__ if base.__flags__ & _HEAP and not base.__flags__ & _IMMUTABLE]
-    return [(next((base for base in own if name in vars(base)), own[-1]), name) for name in _HOOKED] if own else []
+    places = [(place, name) for name in _HOOKED if (place := _place_of_hook(cls, name)) is not None]
+    return places if len(places) == len(_HOOKED) else []
+
+
+def _place_of_hook(cls: type, name: str) -> type | None:
+    """The class in which `name` can be replaced for the instances of `cls`: where they find it, else the last one before."""
+    place = None
+    for base in cls.__mro__:
+        is_open = bool(base.__flags__ & _HEAP) and not base.__flags__ & _IMMUTABLE
+        if name in vars(base):
+            return base if is_open else place  # in an extension's class, as `dict`: the mixins after it are not asked
+        # A change of `Generic` or `ABC` would be one of hundreds of classes, which takes a millisecond.
+        if is_open and (place is None or base.__module__ not in _OF_MIXINS):
+            place = base
+    return place
 
 
 def _noting(cls: type, name: str, before: Any) -> Any:
@@ -311,14 +325,15 @@ def classes_of(objects: Iterable[Any]) -> list[type]:
 
 def _classes_in_modules() -> tuple[type, ...]:
     """Classes whose instances loaded modules hold, or their instances hold, three steps deep."""
-    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    loaded = list(sys.modules.items())
+    modules = [module for name, module in loaded if isinstance(module, ModuleType) and not _is_unread(name)]
     layer: list[Any] = [value for module in modules for value in (module, *vars(module).values())]
     found: dict[type, None] = {torch.nn.Module: None, torch.optim.Optimizer: None}
     for _step in range(3):
         fresh: list[Any] = []
         for value in layer:
             cls = type(value)
-            if not cls.__flags__ & _HEAP or issubclass(cls, _LEFT_ALONE):
+            if not cls.__flags__ & _HEAP or issubclass(cls, _LEFT_ALONE) or _is_unread(str(cls.__module__)):
                 continue
             if cls not in found:
                 found[cls] = None
@@ -326,6 +341,16 @@ def _classes_in_modules() -> tuple[type, ...]:
             fresh += _attributes(value)
         layer = list({id(value): value for value in fresh}.values())
     return tuple(found)
+
+
+@lru_cache(maxsize=8192)
+def _is_unread(module: str) -> bool:
+    """Whether programs do not read the objects of a module's classes, of which there are hundreds: to hook these would take
+    half of a trace's time. Of an object that is read all the same, all attributes count as read."""
+    return module.startswith(_UNREAD)
+
+
+_UNREAD = ("mpmath", "sympy", "torch._dynamo.variables", "torch._inductor", "torch.utils._sympy")
 
 
 def entry_of(value: Any, name: str) -> Any:

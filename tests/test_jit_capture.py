@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -274,6 +275,48 @@ def test_a_run_that_differs_from_the_rehearsal_has_its_effects_once(device: str)
             assert_same([found[0], slots["last"]], [twin - x, twin - x])
     statistics = jitted.statistics()
     assert statistics.replays == 0 and statistics.eager_calls == 5 and statistics.refusals == 1
+
+
+def _attributes() -> tuple[Callable[[int, Any], None], Callable[[int], Any]]:
+    holders = [SimpleNamespace(out=None), SimpleNamespace(out=None)]
+    return (lambda at, value: setattr(holders[at], "out", value)), lambda at: holders[at].out
+
+
+def _entries() -> tuple[Callable[[int, Any], None], Callable[[int], Any]]:
+    holders: list[dict[str, Any]] = [{"out": None}, {"out": None}]
+    return (lambda at, value: holders[at].__setitem__("out", value)), lambda at: holders[at]["out"]
+
+
+def _items() -> tuple[Callable[[int, Any], None], Callable[[int], Any]]:
+    holders: list[list[Any]] = [[None], [None]]
+    return (lambda at, value: holders[at].__setitem__(0, value)), lambda at: holders[at][0]
+
+
+def _cells() -> tuple[Callable[[int, Any], None], Callable[[int], Any]]:
+    first = second = None
+
+    def store(at: int, value: Any) -> None:
+        nonlocal first, second
+        first, second = (value, second) if at == 0 else (first, value)
+
+    return store, lambda at: (first, second)[at]
+
+
+@pytest.mark.parametrize("make", [_attributes, _entries, _items, _cells])
+def test_runs_that_store_under_one_name_in_two_objects_are_told_apart(make: Any) -> None:
+    runs, (store, read) = ctypes.c_int(0), make()
+
+    def program(x: torch.Tensor) -> None:
+        runs.value += 1
+        store(runs.value % 2, x * 3 - 1)
+
+    jitted = capture(program, on_refusal="eager")
+    with pytest.warns(UserWarning, match="does not do the same on each run"):
+        for call in range(4):
+            x = torch.full((2,), float(call))
+            jitted(x)
+            assert_same(read(runs.value % 2), x * 3 - 1)
+    assert jitted.statistics().replays == 0
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])

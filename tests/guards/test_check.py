@@ -15,7 +15,7 @@ from treeplay.guards.check import Guards
 from treeplay.guards.entries import spot_of
 from treeplay.guards.reach import Reach
 from treeplay.guards.reads import Reads
-from treeplay.values.place import How, Place, root
+from treeplay.values.place import Binding, How, root
 
 
 class Holder:
@@ -289,11 +289,11 @@ def test_two_facts_of_tensors_must_stay_of_two() -> None:
     assert guards.again()
 
 
-def place_of(holder: Any, key: Any) -> Place:
+def place_of(holder: Any, key: Any) -> Binding:
     return root(holder, "holder").child(How.ITEM, holder, key, "place")
 
 
-def written(reach: Reach, *places: Place) -> Reach:
+def written(reach: Reach, *places: Binding) -> Reach:
     reach.free([], [spot for place in places if (spot := spot_of(place)) is not None])
     return reach
 

@@ -25,7 +25,7 @@ from treeplay.guards.reach import Reach, TooMuch
 from treeplay.guards.reads import Reads
 from treeplay.trace.call import Call
 from treeplay.trace.jit import trace
-from treeplay.values.place import How, Place, root
+from treeplay.values.place import Binding, How, root
 from treeplay.values.structure import flatten
 
 RATE = 2.0
@@ -382,7 +382,7 @@ def test_what_was_only_assigned_counts_where_no_replay_assigns_it() -> None:
         assert ("argument.a" in found) == also_assigned
 
 
-def place_of(how: How, holder: Any, key: Any) -> Place:
+def place_of(how: How, holder: Any, key: Any) -> Binding:
     return root(holder, "holder").child(how, holder, key, "place")
 
 
@@ -416,7 +416,7 @@ def test_a_tensor_that_is_a_key_stays_guarded() -> None:
     ],
     ids=["item", "attribute", "of a class", "gradient"],
 )
-def test_a_place_is_one_spot(make: Callable[[], tuple[Place, bool]]) -> None:
+def test_a_place_is_one_spot(make: Callable[[], tuple[Binding, bool]]) -> None:
     place, is_spot = make()
     assert (spot_of(place) is not None) == is_spot and spot_of(place) == spot_of(place)
 

@@ -28,7 +28,7 @@ from treeplay.guards.reach import Reach
 from treeplay.torch_seam.dynamo import native_check, version_of_table
 from treeplay.values.kinds import is_a
 from treeplay.values.mismatch import Mismatch
-from treeplay.values.place import How, Place
+from treeplay.values.place import Binding, How
 
 _YOUNG = 50
 """Warm calls after which versions are compared natively; a dictionary that changes sooner again and again is no steady one."""
@@ -63,7 +63,7 @@ class Guards:
         self._text = ""
         self._facts = [TensorFacts(tensor, label) for tensor, label in reach.tensors.values()]
         self.what: Mismatch | None = None
-        self.places_of_inputs: tuple[Place, ...] = ()
+        self.places_of_inputs: tuple[Binding, ...] = ()
         self._spots: set[tuple[int, Any] | None] = set()  # on the way to the state that `keeps` was asked for
         self._pinned: set[tuple[int, Any]] | None = None  # what `Reach.pinned` said last
         self.may_keep = False  # whether `holds` implies that all of this state is what it was in the last call
@@ -207,7 +207,7 @@ class Guards:
         # Filling an empty dictionary from another one counts as no change on Python 3.12 and later.
         return version_of_table(table.holder) != table.version or len(table.holder) != table.size
 
-    def keeps(self, place: Place) -> bool:
+    def keeps(self, place: Binding) -> bool:
         """Whether, as long as these guards hold, `place` may be found once for all calls: then `kept` and `may_keep` are
         for what is there too."""
         if not place.may_be_kept:

@@ -12,7 +12,7 @@ import torch
 from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data, Items, Members, Table
 from treeplay.guards.entries import hashed, keys_of, spot_of
 from treeplay.torch_seam.patched import ABSENT
-from treeplay.values.place import How, Place
+from treeplay.values.place import Binding, How
 
 
 class Dependencies:
@@ -62,7 +62,7 @@ class Dependencies:
             is_own = asked.spot in own and id(asked.recorded) not in keys_of_tables
             asked.is_free = is_own or asked.spot in slots
 
-    def guard_the_way(self, places: Iterable[Place]) -> None:
+    def guard_the_way(self, places: Iterable[Binding]) -> None:
         """Guard every step to `places` that nothing guards yet: a warm call goes this way, the run may have gone another."""
         known = {(id(guard.holder), hashed(key)) for guard in (*self.tables, *self.items) for key in keys_of(guard)}
         known |= {asked.spot for asked in self.asked if asked.spot is not None}

@@ -18,7 +18,7 @@ from treeplay.trace.scaling import idle_scalers
 from treeplay.trace.tape import InputSeen
 from treeplay.trace.traced import TracedRun
 from treeplay.values.kinds import is_a
-from treeplay.values.place import How, Place, root
+from treeplay.values.place import Binding, How, root
 from treeplay.values.signature import (
     Alias,
     Argument,
@@ -138,7 +138,7 @@ def _absent_grads(run: TracedRun) -> Iterator[Watch]:
 
 
 def on_the_way(
-    places: Iterable[Place], found: Survey, called: dict[int, torch.nn.Module], hooked: Iterable[torch.Tensor]
+    places: Iterable[Binding], found: Survey, called: dict[int, torch.nn.Module], hooked: Iterable[torch.Tensor]
 ) -> tuple[tuple[Watch, ...], tuple[Watch, ...]]:
     """Objects and containers between the roots and `places`: the former must stay, the latter keep their length. So must
     the submodules of `called` modules, the tables of scalers, and those of the tensors `hooked` that have hooks."""
@@ -147,7 +147,7 @@ def on_the_way(
     groups = {id(group) for optimizer in found.optimizers for group in optimizer.param_groups}
     idle = tuple(idle_scalers(found))
     for place in (*places, *(watch.place.parent for watch in idle)):
-        step: Place | None = place
+        step: Binding | None = place
         while step is not None:
             value = step.read_or(None)
             if isinstance(value, _CONTAINERS):
@@ -163,6 +163,6 @@ def on_the_way(
             identities[id(tensor)] = Watch(found.tensor_at(tensor)[0], tensor)
     for key, module in called.items():
         if module._modules and key in found.objects:
-            holder = Place(How.ROOT, module._modules, None, None, f"{found.objects[key]}'s submodules")
+            holder = Binding(How.ROOT, module._modules, None, None, f"{found.objects[key]}'s submodules")
             lengths.setdefault(id(module._modules), Watch(holder, len(module._modules)))
     return tuple(identities.values()), (*lengths.values(), *idle)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from treeplay.trace.found import Survey
-from treeplay.values.place import How, Place
+from treeplay.values.place import Binding, How
 from treeplay.values.signature import GivenContainer, Meeting, Ref, Write, parts_of
 from treeplay.values.structure import containers
 
@@ -20,7 +20,7 @@ def find_given(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """Add the containers of the arguments to what was found."""
     in_state = {**found.container_places, **found.objects}
     for name, container in containers(args, kwargs):
-        place = Place(How.ARGUMENT, container, name, None, _label(name))
+        place = Binding(How.ARGUMENT, container, name, None, _label(name))
         places = found.given.setdefault(id(container), [])
         places.append(place)
         if len(places) > 1:
@@ -61,7 +61,7 @@ def over(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Survey
     return other
 
 
-def given_name(place: Place) -> str | None:
+def given_name(place: Binding) -> str | None:
     """The variable of the argument in which `place` is, if it is in one."""
     parent = place.parent
     is_given = parent is not None and parent.how is How.ARGUMENT and isinstance(parent.key, str)

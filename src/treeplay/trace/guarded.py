@@ -25,7 +25,7 @@ from treeplay.trace.given import only_given
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.traced import TracedRun
 from treeplay.values.kinds import is_a, table_of
-from treeplay.values.place import How, Place
+from treeplay.values.place import Binding, How
 from treeplay.values.signature import Argument, Kind, Number, Signature, State, StateContainer, Watch
 from treeplay.values.spec import TensorSpec
 
@@ -140,7 +140,7 @@ def stores_unread(run: TracedRun) -> set[tuple[int, str]]:
     }
 
 
-def stores_of_the_same(run: TracedRun) -> Iterator[tuple[Place, Any]]:
+def stores_of_the_same(run: TracedRun) -> Iterator[tuple[Binding, Any]]:
     """Attributes that the run assigned, never read before, and that hold what they held: a replay assigns them too, for
     whoever has put something else there meanwhile."""
     for noted in run.reads.objects.values():
@@ -166,7 +166,7 @@ def attributes_of_arguments(run: TracedRun, call: Call) -> Iterator[Watch]:
     for index, leaf in enumerate(call.leaves):
         for name, value in vars(leaf).items() if is_a(leaf, torch.Tensor) else ():
             if name in names:
-                argument = Place(How.ARGUMENT, leaf, index, None, f"argument {index}")
+                argument = Binding(How.ARGUMENT, leaf, index, None, f"argument {index}")
                 yield Watch(argument.child(How.ATTRIBUTE, leaf, name, f"{argument}.{name}"), value)
 
 
@@ -188,14 +188,14 @@ def with_guards(signature: Signature, guards: Guards, called: frozenset[str] | N
     return replace(signature, guarded=guards, met=met, called=called)
 
 
-def _spots(places: list[Place]) -> Iterator[tuple[int, Any]]:
+def _spots(places: list[Binding]) -> Iterator[tuple[int, Any]]:
     for place in places:
         spot = spot_of(place)
         if spot is not None:
             yield spot
 
 
-def _places_of_inputs(signature: Signature) -> Iterator[Place]:
+def _places_of_inputs(signature: Signature) -> Iterator[Binding]:
     for item in signature.inputs:
         if isinstance(item.source, State):
             yield item.source.place
@@ -203,7 +203,7 @@ def _places_of_inputs(signature: Signature) -> Iterator[Place]:
             yield from item.source.also
 
 
-def _places_of_numbers(numbers: Iterable[Number]) -> Iterator[Place]:
+def _places_of_numbers(numbers: Iterable[Number]) -> Iterator[Binding]:
     """Numbers that stood as symbols in the run: whichever was used is an input, or in a guard of its own."""
     for number in numbers:
         yield number.place

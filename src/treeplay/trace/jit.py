@@ -52,7 +52,7 @@ from treeplay.trace.tracer import Tracer
 from treeplay.trace.turn import Busy, turn
 from treeplay.trace.waiting import no_waiting
 from treeplay.trace.watch import WatchFunctions
-from treeplay.values.place import How, Place
+from treeplay.values.place import Binding, How
 from treeplay.values.signature import Kind, Number
 
 
@@ -223,7 +223,7 @@ def _make_numbers_symbolic(run: TracedRun) -> list[Number]:
     """Put a symbolic number in the place of each float in the optimizers' parameter groups; a snapshot undoes it."""
     numbers: list[Number] = []
 
-    def symbol(place: Place, value: Any) -> Any:
+    def symbol(place: Binding, value: Any) -> Any:
         if not is_float(value):
             return value
         numbers.append(Number(f"s{len(numbers)}", place, value))

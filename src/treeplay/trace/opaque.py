@@ -33,7 +33,7 @@ from treeplay.trace.opaque_run import OpaqueRuns, Tensors
 from treeplay.trace.opaque_signature import opaque_signature, renumbered
 from treeplay.trace.recordable import survey_to_record
 from treeplay.trace.returned import is_plain
-from treeplay.trace.shown import RunFacts, key_of
+from treeplay.trace.shown import RunFacts
 from treeplay.values.kinds import is_leaf
 from treeplay.values.output import inputs_used
 from treeplay.values.overlap import overlapping
@@ -213,11 +213,11 @@ def _input(tensor: torch.Tensor, names: list[str], found: Survey) -> Input:
 
 
 def _movable(inputs: Sequence[Input], shown: RunFacts, tensors: Tensors) -> Iterator[int]:
-    rebound = {key_of(write.place) for write in shown.writes}
+    rebound = {write.place for write in shown.writes}
     shared = {at for pair in overlapping(tensors, range(len(tensors))) for at in pair}
     for at, (item, tensor) in enumerate(zip(inputs, tensors, strict=True)):
         source = item.source
-        is_slot = isinstance(source, State) and (source.place.how is How.GRAD or key_of(source.place) in rebound)
+        is_slot = isinstance(source, State) and (source.place.how is How.GRAD or source.place in rebound)
         is_alone = at not in shared and not getattr(source, "also", ()) and not tensor.requires_grad
         if is_alone and (is_slot or isinstance(source, Argument)):
             yield at

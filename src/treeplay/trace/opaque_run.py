@@ -25,7 +25,7 @@ from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.surroundings import Surroundings
 from treeplay.trace.turn import turn
-from treeplay.values.place import Place
+from treeplay.values.place import Binding
 from treeplay.values.signature import Argument, Input, State
 from treeplay.values.spec import TensorSpec
 
@@ -158,7 +158,7 @@ class OpaqueRuns:
 @contextlib.contextmanager
 def _in_place(inputs: Sequence[Input], tensors: Tensors, movable: Collection[int]) -> Iterator[None]:
     """Tensors of state are in their places for a block, where others are outside of it."""
-    outside: list[tuple[int, Place, Any]] = []
+    outside: list[tuple[int, Binding, Any]] = []
     try:
         for at, (item, tensor) in enumerate(zip(inputs, tensors, strict=True)):
             if isinstance(item.source, State) and (now := item.source.place.read_or(None)) is not tensor:

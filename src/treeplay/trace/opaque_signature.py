@@ -16,7 +16,7 @@ from treeplay.trace.hooks import HookTables
 from treeplay.trace.host_tensors import HostState
 from treeplay.trace.shown import RunFacts
 from treeplay.values.output import SameAsInput, View
-from treeplay.values.place import How, Place, root
+from treeplay.values.place import Binding, How, root
 from treeplay.values.signature import (
     Alias,
     Argument,
@@ -118,7 +118,7 @@ def _tensors(found: Survey) -> Iterator[torch.Tensor]:
     return (item for item in found.kept if isinstance(item, torch.Tensor))
 
 
-def _places(item: Input) -> Iterator[Place]:
+def _places(item: Input) -> Iterator[Binding]:
     if isinstance(item.source, State):
         yield item.source.place
     if isinstance(item.source, (State, Argument)):

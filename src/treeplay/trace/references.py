@@ -20,7 +20,7 @@ from treeplay.errors import Refusal
 from treeplay.trace.found import PLAIN, Survey
 from treeplay.values.memory import Extent, OutputMemory
 from treeplay.values.output import Fresh, Static, View
-from treeplay.values.place import Place
+from treeplay.values.place import Binding
 from treeplay.values.signature import Built, GivenContainer, Ref, StateContainer
 from treeplay.values.structure import Leaf, Structure, classes_in, containers, flatten, is_dataclass_value, unflatten
 
@@ -91,7 +91,7 @@ class References:
         """Whether a container is to be the very object that it is, or the same one in several places."""
         return id(value) in self._shared or self.is_there(value)
 
-    def _place(self, value: Any) -> Place | None:
+    def _place(self, value: Any) -> Binding | None:
         if not isinstance(value, _CONTAINERS) and not is_dataclass_value(value):
             return None
         place = self.found.container_places.get(id(value)) or self.found.objects.get(id(value))

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from treeplay.trace.found import PLAIN
-from treeplay.trace.given import given_name
 from treeplay.values.output import Static
-from treeplay.values.place import How, Place
-from treeplay.values.signature import Built, Ref, StateContainer, Write
+from treeplay.values.place import How
+from treeplay.values.signature import Built, Ref, Write
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import Leaf, Structure
 
@@ -29,8 +28,10 @@ class RunFacts:
 
     def _comparable(self) -> tuple[Any, ...]:
         refs = [_comparable(ref) for ref in self.refs]
+        # A gradient may be that of another tensor, which stands in for the same one.
         writes = [
-            (key_of(write.place)[::2], given_name(write.place), _comparable(write.value)) for write in self.writes
+            (write.place.how if write.place.how is How.GRAD else write.place.path, _comparable(write.value))
+            for write in self.writes
         ]
         return self.results, refs, writes, self.outputs
 
@@ -38,13 +39,6 @@ class RunFacts:
 def _comparable(value: Ref) -> Any:
     if isinstance(value, Built):
         return value.structure, [_comparable(ref) for ref in value.refs], value.number
-    if isinstance(value, StateContainer):
-        return key_of(value.place)
     if isinstance(value, Static) and not isinstance(value.value, PLAIN):
         return type(value.value), id(value.value)
     return value
-
-
-def key_of(place: Place) -> tuple[How, int, Any]:
-    """What identifies a place among those of one run."""
-    return place.how, id(place.holder), place.key if isinstance(place.key, (str, int)) else None

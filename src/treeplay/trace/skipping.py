@@ -30,7 +30,7 @@ from treeplay.trace.found import GONE
 from treeplay.trace.snapshot import Change, Snapshot
 from treeplay.trace.tape import TracedValue
 from treeplay.trace.tracer import Tracer
-from treeplay.values.place import How
+from treeplay.values.place import Binding
 from treeplay.values.spec import TensorSpec
 
 
@@ -63,22 +63,21 @@ def _any_of(found: Iterable[torch.Tensor]) -> torch.Tensor:
     return total != 0
 
 
-def _changes(snapshot: Snapshot) -> dict[tuple[How, int, Any], Change]:
-    changes = snapshot.changes()
-    return {(change.place.how, id(change.place.holder), change.place.key): change for change in changes}
+def _changes(snapshot: Snapshot) -> dict[Binding, Change]:
+    return {change.place: change for change in snapshot.changes()}
 
 
-def _check_python(tracer: Tracer, before: dict[Any, Change], after: dict[Any, Change], result: Any) -> None:
+def _check_python(tracer: Tracer, before: dict[Binding, Change], after: dict[Binding, Change], result: Any) -> None:
     """A step that may be skipped changes elements of tensors only."""
     if result is not None:
         raise tracer.refuse("step", "returns a result that a skipped step would not give", "call it without a closure")
-    for key, change in after.items():
-        if key in before and before[key].after is change.after:
+    for place, change in after.items():
+        if place in before and before[place].after is change.after:
             continue
         # What was not there yet will be, once a step was not skipped.
         tracer.tape.is_too_early = tracer.tape.refusal is None and (change.before is GONE or change.before is None)
         raise tracer.refuse(
-            str(change.place),
+            str(place),
             "is rebound in a step that may be skipped",
             "keep it in a tensor that is updated in place",
         )

@@ -38,7 +38,7 @@ from treeplay.trace.names import methods_used, names_in, stores_in, strings_in, 
 from treeplay.trace.random_sources import is_source
 from treeplay.trace.scaling import find_scaler, settings_of
 from treeplay.values.kinds import is_a, is_iterator, is_leaf, items, table_of
-from treeplay.values.place import How, Place, root
+from treeplay.values.place import Binding, How, root
 
 _NUMBERS = (bool, int, float, complex)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
@@ -91,18 +91,18 @@ class _SurveyWalk:
     def __init__(self) -> None:
         self.found = Survey()
         self.seen: set[int] = set()
-        self.waiting: collections.deque[tuple[Any, Place, Names]] = collections.deque()
+        self.waiting: collections.deque[tuple[Any, Binding, Names]] = collections.deque()
         self.names: set[str | _Mark] = set()  # read as values, or strings
         self.called: set[str | _Mark] = set()  # all names, those of methods included
         self.own: set[str | _Mark] = set()  # those in code that is not of an installed package
-        self.candidates: list[tuple[Names, Place, Any]] = []
-        self.iterators: list[tuple[Names, Place]] = []
+        self.candidates: list[tuple[Names, Binding, Any]] = []
+        self.iterators: list[tuple[Names, Binding]] = []
         self.entered: set[tuple[ModuleType, CodeType]] = set()
         self.classes: list[type] = []  # the user's own
         self.methods: set[tuple[type, str]] = set()  # of these classes that are watched
         self.named: set[type] = set()  # classes that code names, and so may make instances of
 
-    def enter(self, value: Any, place: Place, needs: Names) -> None:
+    def enter(self, value: Any, place: Binding, needs: Names) -> None:
         if is_a(value, torch.Tensor):
             self._tensor(value, place)
             return
@@ -142,7 +142,7 @@ class _SurveyWalk:
             place for needs, place in self.iterators if needs <= any_names or needs - _FOREIGN <= self.own
         ]
 
-    def _visit(self, value: Any, place: Place, needs: Names) -> None:
+    def _visit(self, value: Any, place: Binding, needs: Names) -> None:
         wrapped = _wrapped_by(value)
         if wrapped is not None:
             self.enter(wrapped, place.child(How.ATTRIBUTE, value, "__wrapped__", str(place)), needs)
@@ -154,7 +154,7 @@ class _SurveyWalk:
                 return
         self._instance(value, place, needs)
 
-    def _tensor(self, tensor: torch.Tensor, place: Place) -> None:
+    def _tensor(self, tensor: torch.Tensor, place: Binding) -> None:
         if not is_initialised(tensor):
             return  # it has no memory yet, and becomes another tensor when it gets some
         places = self.found.tensors.setdefault(id(tensor), [])
@@ -167,13 +167,13 @@ class _SurveyWalk:
             if is_leaf(tensor) and tensor.grad is not None:
                 self._tensor(tensor.grad, place.child(How.GRAD, tensor, None, f"{place}.grad"))
 
-    def _keep(self, container: Container, place: Place) -> None:
+    def _keep(self, container: Container, place: Binding) -> None:
         self.found.containers[id(container)] = container
         self.found.container_places[id(container)] = place
 
     # --- modules, optimizers and other objects --------------------------------------------------------------
 
-    def _module(self, module: torch.nn.Module, place: Place, needs: Names) -> None:
+    def _module(self, module: torch.nn.Module, place: Binding, needs: Names) -> None:
         if is_a(module, torch.jit.ScriptModule):
             return  # its parameters are in no dictionary of Python's: a trace refuses to use them
         if not all(is_a(vars(module).get(table), dict) for table in (*_MODULE_TABLES, *_MODULE_HOOKS)):
@@ -225,7 +225,7 @@ class _SurveyWalk:
         if is_own(function.__code__.co_filename):
             self.own |= names_in(function.__code__) | strings_in(function.__code__)
 
-    def _attributes(self, value: Any, place: Place, needs: Names, skip: Iterable[str] = ()) -> None:
+    def _attributes(self, value: Any, place: Binding, needs: Names, skip: Iterable[str] = ()) -> None:
         table = table_of(value)
         if table is None:
             return
@@ -235,7 +235,7 @@ class _SurveyWalk:
                 self.enter(entry, place.child(How.ITEM, table, name, f"{place}.{name}"), needs | {name})
         self._of_class(value, place)
 
-    def _slots(self, value: Any, place: Place, needs: Names) -> None:
+    def _slots(self, value: Any, place: Binding, needs: Names) -> None:
         for cls in type(value).__mro__:
             slots = cls.__dict__.get("__slots__", ())
             for name in (slots,) if is_a(slots, str) else slots:
@@ -243,7 +243,7 @@ class _SurveyWalk:
                     here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
                     self._single(here, needs | {name})
 
-    def _of_class(self, value: Any, place: Place) -> None:
+    def _of_class(self, value: Any, place: Binding) -> None:
         """Plain values that the user's classes give to their instances."""
         hidden = set(table_of(value) or ())  # by what is nearer
         for cls in type(value).__mro__:
@@ -255,21 +255,21 @@ class _SurveyWalk:
                         self.enter(entry, here, _origin(cls) | {name})
             hidden |= vars(cls).keys()
 
-    def _class(self, cls: type, place: Place, needs: Names) -> None:
+    def _class(self, cls: type, place: Binding, needs: Names) -> None:
         self.found.objects[id(cls)] = place
         if _origin(cls) is _ALWAYS:
             self.classes.append(cls)
         for name, _ in _data_of(cls):
             self._single(place.child(How.ATTRIBUTE, cls, name, f"{place}.{name}"), _origin(cls) | {name})
 
-    def _single(self, place: Place, needs: Names) -> None:
+    def _single(self, place: Binding, needs: Names) -> None:
         """A place of its own, which is in no container that is put back as a whole."""
         value = place.read_or(GONE)
         self.found.cells.append((place, value))
         if value is not GONE:
             self.enter(value, place, needs)
 
-    def _optimizer(self, optimizer: torch.optim.Optimizer, place: Place, needs: Names) -> None:
+    def _optimizer(self, optimizer: torch.optim.Optimizer, place: Binding, needs: Names) -> None:
         if not {"state", "param_groups"} <= vars(optimizer).keys():  # made without its constructor
             self._instance(optimizer, place, needs)
             return
@@ -287,7 +287,7 @@ class _SurveyWalk:
             for hook in table.get(name, {}).values():
                 self.enter(hook, root(hook, f"a hook of {place}"), needs)
 
-    def _instance(self, value: Any, place: Place, needs: Names) -> None:
+    def _instance(self, value: Any, place: Binding, needs: Names) -> None:
         cls = type(value)
         if is_iterator(value) and not is_a(value, io.IOBase):
             self.iterators.append((needs, place))
@@ -304,18 +304,18 @@ class _SurveyWalk:
             self._of_class(value, place)
         self._slots(value, place, origin)
 
-    def _scaler(self, scaler: Any, place: Place, needs: Names) -> None:
+    def _scaler(self, scaler: Any, place: Binding, needs: Names) -> None:
         self.found.scalers.append(find_scaler(scaler, place))
         self.candidates += [(_ALWAYS, *setting) for setting in settings_of(scaler, place)]
         self._instance(scaler, place, needs)
 
-    def _generator(self, generator: torch.Generator, place: Place, needs: Names) -> None:
+    def _generator(self, generator: torch.Generator, place: Binding, needs: Names) -> None:
         self.found.generators[id(generator)] = generator
         self.found.objects[id(generator)] = place
 
     # --- containers -----------------------------------------------------------------------------------------
 
-    def _container(self, values: Any, place: Place, needs: Names) -> None:
+    def _container(self, values: Any, place: Binding, needs: Names) -> None:
         if is_a(values, dict) and dict.keys(values) >= {"__builtins__", "__name__"}:
             return  # globals, which are entered by name, from the functions that use them
         if is_a(values, (dict, list, set, collections.deque)):
@@ -339,10 +339,10 @@ class _SurveyWalk:
 
     # --- functions ------------------------------------------------------------------------------------------
 
-    def _cell(self, cell: CellType, place: Place, needs: Names) -> None:
+    def _cell(self, cell: CellType, place: Binding, needs: Names) -> None:
         self._single(place.child(How.CELL, cell, None, str(place)), needs)
 
-    def _function(self, function: FunctionType, place: Place, needs: Names) -> None:
+    def _function(self, function: FunctionType, place: Binding, needs: Names) -> None:
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             self.enter(cell, root(cell, name), _ALWAYS)
@@ -354,7 +354,7 @@ class _SurveyWalk:
             self._own_attributes(function, place)
             self._globals(function.__globals__, code, "")
 
-    def _own_attributes(self, function: FunctionType, place: Place) -> None:
+    def _own_attributes(self, function: FunctionType, place: Binding) -> None:
         table = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
         if table:
             self._keep(vars(function), place)
@@ -385,27 +385,27 @@ class _SurveyWalk:
             self.entered.add((module, code))
             self._globals(vars(module), code, prefix)
 
-    def _method(self, method: MethodType, place: Place, needs: Names) -> None:
+    def _method(self, method: MethodType, place: Binding, needs: Names) -> None:
         owner = method.__self__
         self.enter(owner, root(owner, "self"), needs)
         self.enter(method.__func__, root(method.__func__, str(place)), needs)
         self._methods(type(owner), method.__func__.__name__)
 
-    def _bound(self, method: MethodWrapperType, place: Place, needs: Names) -> None:
+    def _bound(self, method: MethodWrapperType, place: Binding, needs: Names) -> None:
         self.enter(method.__self__, place.child(How.ATTRIBUTE, method, "__self__", str(place)), needs)
 
-    def _partial(self, partial: functools.partial[Any], place: Place, needs: Names) -> None:
+    def _partial(self, partial: functools.partial[Any], place: Binding, needs: Names) -> None:
         for label in ("func", "args", "keywords"):
             self.enter(getattr(partial, label), root(getattr(partial, label), f"{place}.{label}"), needs)
 
-    def _proxy(self, proxy: Any, place: Place, needs: Names) -> None:
+    def _proxy(self, proxy: Any, place: Binding, needs: Names) -> None:
         try:
             value = proxy.__repr__.__self__
         except Exception:  # gone, or with a `__repr__` of another kind
             return
         self.enter(value, place, needs)
 
-    def _nothing(self, value: Any, place: Place, needs: Names) -> None:
+    def _nothing(self, value: Any, place: Binding, needs: Names) -> None:
         """Python modules are entered by name only, from the functions that use them."""
 
     _kinds: tuple[tuple[Any, Callable[..., None]], ...] = (

@@ -45,7 +45,7 @@ from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.trace.call import Call, roots_of
 from treeplay.trace.found import Survey
 from treeplay.trace.scalars import scalar_of
-from treeplay.values.place import How, Place
+from treeplay.values.place import Binding, How
 from treeplay.values.structure import flatten
 
 
@@ -58,10 +58,10 @@ class Whose:
         self._gone = gone  # the run may have changed it, and put something else in its place
         self._seen: frozenset[int] | None = None  # None: everything, or not looked at yet
         self._has_looked = False
-        self.disturbed: Place | None = None
+        self.disturbed: Binding | None = None
         """Where another thread changed what the run has read, if it did."""
 
-    def is_ours(self, container: Any, place: Place, after: Any) -> bool:
+    def is_ours(self, container: Any, place: Binding, after: Any) -> bool:
         """Whether the program made a change in a container, at `place` in it; a container as a whole has a place itself."""
         if is_stand_in(after):
             return True
@@ -87,7 +87,7 @@ class Whose:
             return True
         return self._theirs(place, is_read=True)
 
-    def may_have_set(self, place: Place, after: Any) -> bool:
+    def may_have_set(self, place: Binding, after: Any) -> bool:
         """Whether the program may have rebound a cell, a global, a slot or a class's attribute."""
         if is_stand_in(after) or place.how is How.CELL:
             return True
@@ -113,7 +113,7 @@ class Whose:
             return True
         return any("grad" in _stored_in(one) for one in code.values())
 
-    def _may(self, changed_in: Callable[[CodeType], frozenset[Any] | None], place: Place) -> bool:
+    def _may(self, changed_in: Callable[[CodeType], frozenset[Any] | None], place: Binding) -> bool:
         """Whether code that ran may change what stands under this key or name."""
         changed = [changed_in(code) for code in self._code()]
         return any(keys is None or place.key in keys for keys in changed)
@@ -121,7 +121,7 @@ class Whose:
     def _is_group(self, container: Any) -> bool:
         return any(container is group for known in self._found.optimizers for group in known.param_groups)
 
-    def _theirs(self, place: Place, *, is_read: bool) -> bool:
+    def _theirs(self, place: Binding, *, is_read: bool) -> bool:
         if is_read and self.disturbed is None:
             self.disturbed = place
         return False
@@ -213,9 +213,9 @@ def _and_within(
     return None if None in within else frozenset(own).union(*(found for found in within if found is not None))
 
 
-def _of_torch(place: Place) -> bool:
+def _of_torch(place: Binding) -> bool:
     """Whether a container belongs to an object of torch's, whose code changes it."""
-    here: Place | None = place
+    here: Binding | None = place
     while here is not None:
         if type(here.holder).__module__.startswith("torch.") or isinstance(here.holder, torch.optim.Optimizer):
             return True

@@ -1,7 +1,8 @@
-"""Places: how to find again, on each call, what a program reaches without being given it.
+"""Places and their bindings: how to find again, on each call, what a program reaches without being given it.
 
-A place is a step from its parent: an item of a dict, an attribute, the content of a closure cell, the gradient of a
-tensor. Roots are objects that the program holds for good (a closure cell, a module's globals, `self`).
+A `Place` is a path, and plain data: steps from something that the program holds for good (a closure cell, a module's globals,
+`self`), each to an item of a dict, an attribute, the content of a closure cell, or the gradient of a tensor. A `Binding` is a
+place in this process, where each step starts from an object.
 
     root globals ── item "model" ── (module: must stay the same object)
                                        └─ item "weight" of its _parameters ── a tensor: read anew on each call
@@ -16,7 +17,7 @@ from typing import Any
 
 
 class How(Enum):
-    """The step from a parent's value to this place's value."""
+    """The step from a parent's value to a place's value."""
 
     ROOT = auto()  # a constant of the program
     ITEM = auto()  # parent[key]
@@ -26,16 +27,51 @@ class How(Enum):
     ARGUMENT = auto()  # a leaf of the call's arguments; only the parent of other places
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value lives. `holder` is the object that the step starts from, as it was when the place was seen."""
+    """A path, printed as a user would write it. It can be pickled, and is equal to any other of the same label and steps.
+
+    Each step has its key if that is plain data; keys that are objects are told apart by no path."""
+
+    label: str
+    steps: tuple[tuple[How, Any], ...]
+
+    def __str__(self) -> str:
+        return self.label
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Binding:
+    """Where a value lives in this process. `holder` is the object that the step starts from, as it was when the place was seen.
+
+    Two are equal if they are the same entry of the same object."""
 
     how: How
     holder: Any
     key: Any
-    parent: Place | None
+    parent: Binding | None
     label: str
     _anew: bool | None = None
+
+    @property
+    def path(self) -> Place:
+        """The place without its objects."""
+        steps: list[tuple[How, Any]] = []
+        step: Binding | None = self
+        while step is not None:
+            steps.append((step.how, step.key if _is_plain(step.key) else None))
+            step = step.parent
+        return Place(self.label, tuple(reversed(steps)))
+
+    def _entry(self) -> tuple[How, int, Any]:
+        # Keys by their values only where nobody can have redefined what is equal.
+        return self.how, id(self.holder), self.key if type(self.key) in (int, str) else id(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Binding) and self._entry() == other._entry()
+
+    def __hash__(self) -> int:
+        return hash(self._entry())
 
     def read(self) -> Any:
         """The value here now; raises KeyError, IndexError, AttributeError or ValueError if there is none."""
@@ -92,9 +128,9 @@ class Place:
         )
 
     @property
-    def steps(self) -> Iterator[Place]:
+    def steps(self) -> Iterator[Binding]:
         """The steps that a call takes to this place, the last one first."""
-        step: Place | None = self
+        step: Binding | None = self
         while step is not None and step.how not in (How.ROOT, How.ARGUMENT):
             yield step
             step = step.parent if step.is_read_anew else None
@@ -107,14 +143,21 @@ class Place:
             for step in self.steps
         )
 
-    def child(self, how: How, holder: Any, key: Any, label: str) -> Place:
+    def child(self, how: How, holder: Any, key: Any, label: str) -> Binding:
         """A place one step further."""
-        return Place(how, holder, key, self, label)
+        return Binding(how, holder, key, self, label)
 
     def __str__(self) -> str:
         return self.label
 
 
-def root(value: Any, label: str) -> Place:
+def root(value: Any, label: str) -> Binding:
     """A place that is a constant of the program."""
-    return Place(How.ROOT, value, None, None, label)
+    return Binding(How.ROOT, value, None, None, label)
+
+
+def _is_plain(key: Any) -> bool:
+    return all(map(_is_plain, key)) if type(key) is tuple else type(key) in _PLAIN
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from treeplay.values.output import OutputRef
-from treeplay.values.place import Place
+from treeplay.values.place import Binding
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import Leaf, Structure
 
@@ -34,7 +34,7 @@ class Argument:
     """
 
     index: int
-    also: tuple[Place, ...] = ()
+    also: tuple[Binding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class Alias:
 class State:
     """A graph input read from a place on each call; `also` are places that must hold the same tensor."""
 
-    place: Place
-    also: tuple[Place, ...] = ()
+    place: Binding
+    also: tuple[Binding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Number:
     """One number that is an input: called `name` in the graph, read from `place` on each call."""
 
     name: str
-    place: Place
+    place: Binding
     value: float
     is_input: bool = True  # whether the graph reads it; else only a guard does
 
@@ -97,7 +97,7 @@ class GivenContainer:
 class StateContainer:
     """The very container that is at a place of state when the call begins."""
 
-    place: Place
+    place: Binding
 
     def __repr__(self) -> str:
         return f"Found({self.place})"
@@ -135,7 +135,7 @@ class Gone:
 class Write:
     """After a replay, `place` holds `value`."""
 
-    place: Place
+    place: Binding
     value: Ref
 
 
@@ -143,7 +143,7 @@ class Write:
 class Watch:
     """A plain value, function or object that the program met at `place`: it must still be `value`."""
 
-    place: Place
+    place: Binding
     value: Any
 
 
@@ -152,7 +152,7 @@ class Meeting:
     """Two containers of the arguments, by name, or one and a place of state: whether they are one object."""
 
     name: str
-    other: str | Place
+    other: str | Binding
     are_one: bool
 
 

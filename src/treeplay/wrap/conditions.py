@@ -20,7 +20,7 @@ from treeplay.trace.call import Call
 from treeplay.trace.hooks import HookTables
 from treeplay.trace.scalars import as_float, is_float
 from treeplay.values.mismatch import Mismatch
-from treeplay.values.place import How, Place
+from treeplay.values.place import Binding, How
 from treeplay.values.same import is_same
 from treeplay.values.signature import (
     Alias,
@@ -106,7 +106,7 @@ class IsValue(Condition):
         found = found_at(self.of, call)
         if is_same(found, self.value):
             return None
-        hooks = self.of.holder if isinstance(self.of, Place) else None
+        hooks = self.of.holder if isinstance(self.of, Binding) else None
         told = hooks.difference() if isinstance(hooks, HookTables) else None
         return told or Mismatch(self.name, shown(self.value), shown(found))
 
@@ -137,7 +137,7 @@ class AreOne(Condition):
 class HasLength(Condition):
     """A container on the way to state has as many entries as it had."""
 
-    place: Place
+    place: Binding
     length: int
 
     def write(self, text: CallText) -> None:
@@ -363,7 +363,7 @@ def found_at(of: Operand, call: Call) -> Any:
             return value
         case GivenContainer(name):
             return _container(name, call)
-        case Place():
+        case Binding():
             return current(of, call)
 
 
@@ -379,7 +379,7 @@ def _container(name: str, call: Call) -> Any:
     return dict(containers(call.args, call.kwargs)).get(name, _NOTHING)
 
 
-def current(place: Place, call: Call | None = None) -> Any:
+def current(place: Binding, call: Call | None = None) -> Any:
     """What is at `place` now, found again from its root; in `call`, where an argument leads to it."""
     try:
         if place.how is How.ARGUMENT and call is not None:

@@ -28,7 +28,7 @@ from treeplay.errors import InternalError, TakenBack
 from treeplay.torch_seam import flags
 from treeplay.values.layout import Layout
 from treeplay.values.output import Cast, Fresh, SameAsInput, Static, View
-from treeplay.values.place import How, Place
+from treeplay.values.place import Binding, How
 from treeplay.values.same import is_same
 from treeplay.values.signature import (
     Argument,
@@ -293,7 +293,7 @@ class _CallEmitter(CallText):
             case _:
                 self.add(f"setattr({self.base(place)}, {place.key!r}, {value})")
 
-    def owner(self, place: Place) -> str:
+    def owner(self, place: Binding) -> str:
         """The variable of the tensor whose gradient `place` is."""
         for index, item in enumerate(self.signature.inputs):
             source = item.source

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from treeplay.codegen import Writer
-from treeplay.values.place import How, Place
+from treeplay.values.place import Binding, How
 from treeplay.values.signature import Argument, Constant, GivenContainer, State
 
-Operand = Argument | State | Constant | GivenContainer | Place
+Operand = Argument | State | Constant | GivenContainer | Binding
 
 
 class CallText(Writer):
@@ -16,7 +16,7 @@ class CallText(Writer):
 
     def __init__(self, **names: Any) -> None:
         super().__init__(**names)
-        self.values: dict[tuple[How, int, Any], str] = {}
+        self.values: dict[Binding, str] = {}
         self.checked: list[str] = []  # tensors for the native check
         self.leaves: dict[int | str, str] = {}  # of arguments by their index, and their containers by their variable
 
@@ -35,20 +35,19 @@ class CallText(Writer):
                 return self.constant(value)
             case GivenContainer(name):
                 return name
-            case Place():
+            case Binding():
                 return self.value(of)
 
-    def value(self, place: Place) -> str:
+    def value(self, place: Binding) -> str:
         """A variable with what is at `place` now."""
         if place.how is How.ROOT:
             return self.constant(place.holder)
         if place.how is How.ARGUMENT:
             return self.leaves[place.key]
-        key = (place.how, id(place.holder), place.key if type(place.key) in (int, str) else id(place.key))
-        known = self.values.get(key)
+        known = self.values.get(place)
         if known is None:
             base = self.base(place)
-            known = self.values[key] = f"v{len(self.values)}"
+            known = self.values[place] = f"v{len(self.values)}"
             match place.how:
                 case How.ITEM:
                     step = f"{base}[{self.literal(place.key)}]"
@@ -61,7 +60,7 @@ class CallText(Writer):
             self.add(f"{known} = {step}")
         return known
 
-    def base(self, place: Place) -> str:
+    def base(self, place: Binding) -> str:
         """What the step to `place` starts from: its parent's value of the day, or a constant object."""
         if place.is_read_anew and place.parent is not None:
             return self.value(place.parent)

@@ -29,7 +29,7 @@ from treeplay.trace.call import Call, home_of
 from treeplay.trace.found import Survey
 from treeplay.trace.host_tensors import HostState
 from treeplay.trace.log import LoggedCall
-from treeplay.trace.opaque_run import OpaqueRuns, Tensors
+from treeplay.trace.opaque_run import OpaqueRuns
 from treeplay.trace.opaque_signature import opaque_signature, renumbered
 from treeplay.trace.recordable import survey_to_record
 from treeplay.trace.returned import is_plain
@@ -43,7 +43,7 @@ from treeplay.values.signature import Argument, Input, Signature, State, parts_o
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import paths
 
-Body = Callable[[Tensors], list[torch.Tensor]]
+OpaqueBody = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
 def plain_run(program: Callable[..., Any], call: Call) -> tuple[Any, list[LoggedCall]]:
@@ -84,11 +84,11 @@ class Prepared:
         """The generators of the program's own, besides torch's default ones."""
         return tuple(self.runs.found.generators.values())
 
-    def rehearsed(self, record: Callable[[Body, Tensors], object]) -> Rehearsed:
+    def rehearsed(self, record: Callable[[OpaqueBody, Sequence[torch.Tensor]], object]) -> Rehearsed:
         """Run it in what `record` makes of a body and tensors. Raises `Refusal` where the program changes Python values."""
         seen: list[tuple[RunFacts, tuple[int, ...]]] = []
 
-        def body(tensors: Tensors) -> list[torch.Tensor]:
+        def body(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             outputs, shown, counted = self.runs.recorded(self.inputs, tensors, ())
             seen.append((shown, counted))
             self.runs.check_like(shown, seen[0][0])
@@ -159,7 +159,7 @@ class OpaqueProgram:
         """The generators of the program's own, besides torch's default ones."""
         return tuple(self.runs.found.generators.values())
 
-    def run(self, tensors: Tensors) -> list[torch.Tensor]:
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run the program in a recording, over `tensors`: the outputs. Leaves Python as it was, also if it raises.
 
         Raises `Refusal` if it does not do what it did when it was rehearsed.
@@ -168,7 +168,7 @@ class OpaqueProgram:
         self.runs.check_like(shown, self.shown)
         return outputs
 
-    def plain(self, tensors: Tensors, numbers: Sequence[float] = ()) -> list[torch.Tensor]:
+    def plain(self, tensors: Sequence[torch.Tensor], numbers: Sequence[float] = ()) -> list[torch.Tensor]:
         """Run the program unrecorded, for its effects on today's tensors: the outputs. Leaves Python as it was.
 
         Raises `RanOtherwise`, with the result, if it does not do what it did when it was rehearsed.
@@ -212,7 +212,7 @@ def _input(tensor: torch.Tensor, names: list[str], found: Survey) -> Input:
     return Input(str(first), State(first, tuple(others)), spec, is_mutated=True)
 
 
-def _movable(inputs: Sequence[Input], shown: RunFacts, tensors: Tensors) -> Iterator[int]:
+def _movable(inputs: Sequence[Input], shown: RunFacts, tensors: Sequence[torch.Tensor]) -> Iterator[int]:
     rebound = {key_of(write.place) for write in shown.writes}
     shared = {at for pair in overlapping(tensors, range(len(tensors))) for at in pair}
     for at, (item, tensor) in enumerate(zip(inputs, tensors, strict=True)):

@@ -29,8 +29,6 @@ from treeplay.values.place import Place
 from treeplay.values.signature import Argument, Input, State
 from treeplay.values.spec import TensorSpec
 
-Tensors = Sequence[torch.Tensor]
-
 
 class OpaqueRuns:
     """Runs a program in grad mode and autocast as they were when it was prepared, whatever they are around it."""
@@ -44,7 +42,7 @@ class OpaqueRuns:
         self._reads: Reads | None = None  # of the first run beside which there were other threads
 
     def recorded(
-        self, inputs: Sequence[Input], tensors: Tensors, movable: Collection[int]
+        self, inputs: Sequence[Input], tensors: Sequence[torch.Tensor], movable: Collection[int]
     ) -> tuple[list[torch.Tensor], RunFacts, tuple[int, ...]]:
         """Run in a recording, with tensors of state in their places: the outputs, what the run showed, and which tensors
         autograd was told of as written. Also after a run that raised, Python is as it was."""
@@ -73,7 +71,7 @@ class OpaqueRuns:
                 snapshot.whose = None  # which refers to what the run came across
         return outputs, shown, counted
 
-    def plain(self, inputs: Sequence[Input], tensors: Tensors, expected: RunFacts) -> list[torch.Tensor]:
+    def plain(self, inputs: Sequence[Input], tensors: Sequence[torch.Tensor], expected: RunFacts) -> list[torch.Tensor]:
         """Run for the effects on today's tensors: the outputs.
 
         A run that shows something else has had its effects all the same, those on Python included: it raises `RanOtherwise`,
@@ -111,7 +109,7 @@ class OpaqueRuns:
         """A refusal that names the program."""
         return Refusal.of(op, why, advice, home_of(self._program))
 
-    def _arguments_over(self, inputs: Sequence[Input], tensors: Tensors) -> tuple[Any, Any]:
+    def _arguments_over(self, inputs: Sequence[Input], tensors: Sequence[torch.Tensor]) -> tuple[Any, Any]:
         given = {
             item.source.index: tensor
             for item, tensor in zip(inputs, tensors, strict=True)
@@ -156,8 +154,8 @@ class OpaqueRuns:
 
 
 @contextlib.contextmanager
-def _in_place(inputs: Sequence[Input], tensors: Tensors, movable: Collection[int]) -> Iterator[None]:
-    """Tensors of state are in their places for a block, where others are outside of it."""
+def _in_place(inputs: Sequence[Input], tensors: Sequence[torch.Tensor], movable: Collection[int]) -> Iterator[None]:
+    """Sequence[torch.Tensor] of state are in their places for a block, where others are outside of it."""
     outside: list[tuple[int, Place, Any]] = []
     try:
         for at, (item, tensor) in enumerate(zip(inputs, tensors, strict=True)):

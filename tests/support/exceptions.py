@@ -30,7 +30,7 @@ from treeplay.device.host import HostDevice, recorder
 from treeplay.graphs import Graph, callables, graph, make_graphed_callables
 from treeplay.trace import jit as tracing
 from treeplay.trace import opaque, opaque_run, rerun
-from treeplay.trace.tracer import Tracer
+from treeplay.trace.tape import TraceTape
 from treeplay.tree import manager
 
 
@@ -196,7 +196,7 @@ WAYS: dict[str, Way] = {
         {
             "reach": (manager, "survey_call", 1),
             "begin": (tracing, "Snapshot", 2),
-            "operator": (Tracer, "_describe", 2),
+            "operator": (TraceTape, "describe", 2),
             "signature": (tracing, "make_signature", 2),
             "guards": (tracing, "guards_of", 2),
             "plan": (driver, "make_plan", 2),

@@ -22,7 +22,7 @@ from treeplay.errors import InternalError, Refusal, UsageError
 from treeplay.observe import counters, internal_errors
 from treeplay.trace import jit as tracing
 from treeplay.trace.log import LoggedCall
-from treeplay.trace.tracer import Tracer
+from treeplay.trace.tape import TraceTape
 from treeplay.tree import manager
 from treeplay.values.refusal import Reason
 
@@ -79,7 +79,7 @@ def inject(step: str, error: BaseException, patch: pytest.MonkeyPatch, program: 
         case "trace":
             once(tracing, "make_signature")
         case "operator":
-            once(Tracer, "_describe")
+            once(TraceTape, "describe")
         case "lower":
             once(driver, "make_lowered")
         case "record":

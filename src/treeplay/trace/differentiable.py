@@ -30,14 +30,14 @@ def is_differentiable(run: TracedRun, result: Any) -> bool:
     Raises `Refusal` where the program has one, and does something that cannot be repeated by a wrapper.
     """
     unfinished = next(_with_history(run, result), None)
-    given = run.tracer.given_history
+    given = run.tracer.lasting.given_history
     if given and (run.tracer.tape.fills_gradients or run.stepped):
         raise Refusal(given[0][1])
     if unfinished is None and not given:
         return False
     if unfinished is None:
         unfinished = given[0][0]
-    where = run.tracer.values[id(unfinished)].node.meta.get("where")
+    where = run.tracer.tape.values[id(unfinished)].node.meta.get("where")
     reason = _why_not(run, where) or _why_its_own(_with_history(run, result), where)
     if reason is not None:
         raise Refusal(reason)
@@ -48,14 +48,14 @@ def flat_results(run: TracedRun, result: Any) -> tuple[RunFacts, list[torch.fx.N
     """What the traced run showed, and the nodes of its tensors."""
     flat = TensorNumbers(run.found, run.tracer.refuse, lambda tensor: _check(run, tensor))
     shown = look(flat, result, run.snapshot, run.numbers)
-    return shown, [run.tracer.values[id(tensor)].node for tensor in flat.tensors]
+    return shown, [run.tracer.tape.values[id(tensor)].node for tensor in flat.tensors]
 
 
 def _with_history(run: TracedRun, result: Any) -> Iterator[torch.Tensor]:
     given = {storage_of(seen.value.fake) for seen in run.tracer.tape.inputs}
     stored = [leaf for value in run.snapshot.stored() for leaf in flatten(value)[0]]
     for leaf in [*flatten(result)[0], *stored]:
-        value = run.tracer.values.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None
+        value = run.tracer.tape.values.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None
         if value is None or value.is_input or leaf.grad_fn is None or run.watch.reaches_consumed(leaf):
             continue
         storage = storage_of(value.fake)
@@ -124,7 +124,7 @@ def _why_not(run: TracedRun, where: Location | None) -> Reason | None:
 def _check(run: TracedRun, tensor: torch.Tensor) -> None:
     """A tensor among the results is one that the trace knows, and a plain one."""
     tracer = run.tracer
-    known = tracer.values.get(id(tensor))
+    known = tracer.tape.values.get(id(tensor))
     if tensor.requires_grad and tensor.grad_fn is None and known is not None and not known.is_input:
         raise tracer.refuse(
             "result",
@@ -132,17 +132,17 @@ def _check(run: TracedRun, tensor: torch.Tensor) -> None:
             "make the leaf outside of the program and pass it as an argument",
             known.node.meta.get("where"),
         )
-    if id(tensor) not in tracer.values:
+    if id(tensor) not in tracer.tape.values:
         if not tracer.is_known(tensor):
             raise tracer.refuse(
                 "result", "returns or stores a tensor that no traced operator made", "make it with torch operators"
             )
-        tracer.add_input(tensor)
-    fake = tracer.values[id(tensor)].fake
+        tracer.tape.add_input(tensor)
+    fake = tracer.tape.values[id(tensor)].fake
     if fake.layout is not torch.strided or fake.is_conj() or fake.is_neg():
         raise tracer.refuse(
             "result",
             "returns a tensor that is more than memory, shape and stride: sparse, conjugated or negated when read",
             "return it as a plain tensor (.to_dense(), .resolve_conj(), .resolve_neg())",
-            tracer.values[id(tensor)].node.meta.get("where"),
+            tracer.tape.values[id(tensor)].node.meta.get("where"),
         )

@@ -98,7 +98,7 @@ def _trace_over(
     snapshot: Snapshot,
 ) -> tuple[Trace, TracedRun]:
     tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators, layouts)
-    tracer.arguments = {id(tensor) for tensor in call.tensors}
+    tracer.lasting.arguments = {id(tensor) for tensor in call.tensors}
     run = TracedRun(tracer, WatchFunctions(tracer, snapshot.gradients), found, snapshot, reads=reads_of(found))
     snapshot.gradients_set = run.watch.grads_set
     is_shared = has_company()
@@ -142,7 +142,7 @@ def _undo(run: TracedRun, tell_apart: Callable[[], None]) -> None:
     steps.add("forgetting what was watched", run.watch.forget)
     steps.add("forgetting tensors", run.tracer.forget)
     steps.add("putting back what the program changed", run.snapshot.restore)
-    steps.add("taking back the histories of arguments", run.tracer.take_history_back)
+    steps.add("taking back the histories of arguments", run.tracer.lasting.take_history_back)
     steps.add("telling whose changes are whose", tell_apart)
     error = steps.run()
     if error is not None:
@@ -169,7 +169,7 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
         one_thread,
         aside[0],
         skipping,
-        histories_given(run.tracer.check_history),
+        histories_given(run.tracer.lasting.check_history),
         aside[1],
         aside[2],
         apart,
@@ -178,10 +178,10 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
         run.reads,
     ):
         result = _run(program, call)
-    run.tracer.take_history_back()  # or it would count as what the arguments were
+    run.tracer.lasting.take_history_back()  # or it would count as what the arguments were
     _tell_apart(program, call, run, is_shared=is_shared)
     run.grads_read.update(run.watch.grads_read)
-    run.tracer.home = home_of(program)
+    run.tracer.tape.home = home_of(program)
     if run.tracer.tape.refusal is not None:  # the program swallowed it
         raise Refusal(run.tracer.tape.refusal)
     _check_global_state(run.tracer, run.snapshot)
@@ -296,10 +296,10 @@ def _check_global_state(tracer: Tracer, snapshot: Snapshot) -> None:
 
 
 def _check_no_leak(tracer: Tracer) -> None:
-    if not tracer.leaked():
+    if not tracer.tape.leaked():
         return
     gc.collect()
-    if tracer.leaked():
+    if tracer.tape.leaked():
         raise tracer.refuse(
             "store",
             "the program keeps a tensor in a place that treeplay cannot see, such as a list, a set or a foreign object",

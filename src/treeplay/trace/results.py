@@ -29,14 +29,14 @@ class Results(References):
         self._take_in_inputs()
 
     def _tensor(self, tensor: torch.Tensor) -> Ref:
-        value = self.tracer.values.get(id(tensor))
+        value = self.tracer.tape.values.get(id(tensor))
         self.check_class(tensor)
         if value is None:
             if not self.tracer.is_known(tensor):
                 raise self.tracer.refuse(
                     "result", "returns or stores a tensor that no traced operator made", "make it with torch operators"
                 )
-            value = self.tracer.add_input(tensor)
+            value = self.tracer.tape.add_input(tensor)
             self._take_in_inputs()
         if value.is_input:
             return SameAsInput(self._index(value))
@@ -47,7 +47,7 @@ class Results(References):
                 "return it as a plain tensor (.to_dense(), .resolve_conj(), .resolve_neg())",
                 value.node.meta.get("where"),
             )
-        birth = self.tracer.births[storage_of(value.fake)]
+        birth = self.tracer.tape.births[storage_of(value.fake)]
         extent = extent_of(value.fake)
         if not self.memory.owners(extent):
             self._check_mode(tensor, value)

@@ -109,7 +109,7 @@ class Region:
         self._tracer.on_write = None
 
     def _note(self, value: TracedValue) -> None:
-        if self._is_older(self._tracer.births[storage_of(value.fake)]):
+        if self._is_older(self._tracer.tape.births[storage_of(value.fake)]):
             self._written.append(value)
 
     def _is_older(self, node: torch.fx.Node) -> bool:
@@ -142,8 +142,8 @@ class Region:
     def _keep_old(self, value: TracedValue) -> _OldValue:
         tensor = value.handle
         if not self._is_older(value.node):  # a view that the step made: make it before the step
-            birth = self._tracer.births[storage_of(value.fake)]
-            base = next(known for known in self._tracer.values.values() if known.node is birth).handle
+            birth = self._tracer.tape.births[storage_of(value.fake)]
+            base = next(known for known in self._tracer.tape.values.values() if known.node is birth).handle
             fake = value.fake
             tensor = torch.as_strided(base, fake.shape, fake.stride(), fake.storage_offset())
         return _OldValue(tensor, tensor.clone())

@@ -1,17 +1,26 @@
-"""What a trace writes down, and small questions about tensors, storages and operators' arguments."""
+"""What a trace writes: the graph, beside it the fake of each tensor and the handle that Python holds, and what it met."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import operator
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.fx
 
-from treeplay.torch_seam.schemas import leaves_of
+from treeplay.errors import Refusal
+from treeplay.observe.lines import user_location
+from treeplay.torch_seam.fakes import FakeTensorMode
+from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.log import LoggedCall
+from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
+from treeplay.values.spec import TensorSpec
+
+KEEP_ON_DEVICE = "return the tensor and read it after the call, or keep the computation in tensors (torch.where)"
 
 
 @dataclass(eq=False, slots=True)
@@ -34,38 +43,158 @@ class InputSeen:
     begins: int | None = None  # where in its memory, if the program said where in that memory something else begins
 
 
-@dataclass(slots=True)
 class TraceTape:
-    """What a finished trace wrote down. Fakes are alive only as long as the tracer is."""
+    """Owned by the tracer. Fakes are alive until `forget`; what else was written stays."""
 
-    graph: torch.fx.Graph
-    inputs: list[InputSeen] = field(default_factory=list)
-    log: list[LoggedCall] = field(default_factory=list)
-    mutated: set[int] = field(default_factory=set)  # fake storages that an operator wrote to
-    generators: dict[int, torch.Generator] = field(default_factory=dict)  # by identity, those that operators drew from
-    refusal: Reason | None = None
-    is_too_early: bool = False  # the refusal is of this call, not of later ones
-    uses_backward: bool = False
-    fills_gradients: bool = False  # by a backward that adds to `.grad`
+    def __init__(self) -> None:
+        self.graph = torch.fx.Graph()
+        self.inputs: list[InputSeen] = []
+        self.log: list[LoggedCall] = []
+        self.mutated: set[int] = set()  # fake storages that an operator wrote to
+        self.generators: dict[int, torch.Generator] = {}  # by identity, those that operators drew from
+        self.refusal: Reason | None = None
+        self.is_too_early = False  # the refusal is of this call, not of later ones
+        self.uses_backward = False
+        self.fills_gradients = False  # by a backward that adds to `.grad`
+        self.home: Location | None = None  # of the program as a whole, once it has run
+        self.fake_mode = FakeTensorMode()
+        self.values: dict[int, TracedValue] = {}  # by the identity of the handle
+        self.births: dict[int, torch.fx.Node] = {}  # fake storage -> the node that made it
+        self._fakes: list[weakref.ref[torch.Tensor]] = []
+        self._storages: list[torch.UntypedStorage] = []
+        self._bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self._kept: list[torch.Tensor] = []
+        self._last_input: torch.fx.Node | None = None
+
+    def refuse(self, op: str, why: str, advice: str, where: Location | None = None) -> Refusal:
+        """Note the first refusal, so that a program which swallows exceptions is refused all the same."""
+        reason = Reason(op=op, why=why, advice=advice, where=where or self.home or user_location())
+        if self.refusal is None:
+            self.refusal = reason
+        return Refusal(reason)
+
+    def keep(self, tensor: torch.Tensor, value: TracedValue) -> TracedValue:
+        """Have `tensor` stand for a value as long as the trace lasts."""
+        self._kept.append(tensor)
+        self.values[id(tensor)] = value
+        return value
+
+    # --- inputs ---------------------------------------------------------------------------------------------
+
+    def add_input(self, tensor: torch.Tensor, *, is_constant: bool = False) -> TracedValue:
+        """The value of a real tensor, made on first use."""
+        known = self.values.get(id(tensor))
+        if known is not None:
+            return known
+        node = self.placeholder(f"in{len(self.inputs)}")
+        value = self.keep(tensor, TracedValue(self._twin(tensor), tensor, node, is_input=True))
+        self.describe(node, value.fake)
+        self.inputs.append(InputSeen(tensor, value, is_constant))
+        self.births.setdefault(storage_of(value.fake), node)
+        return value
+
+    def placeholder(self, name: str) -> torch.fx.Node:
+        """An input of the graph, behind those that it has."""
+        graph = self.graph
+        with graph.inserting_after(self._last_input) if self._last_input else graph.inserting_before():
+            self._last_input = graph.placeholder(name)
+        return self._last_input
+
+    def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        # Two views of one storage get twins of one storage: the graph's aliasing is the program's.
+        kind = _unusual(tensor)
+        if kind is not None:
+            raise self.refuse("tensor", f"a {kind} is not a plain strided tensor", "convert it outside of the program")
+        key = (tensor.untyped_storage()._cdata, tensor.dtype)
+        # A view has the kind of what it is of, also where the program has entered or left inference mode.
+        with torch.inference_mode(tensor.is_inference()), self.fake_mode:
+            if key not in self._bases:
+                length = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
+                self._bases[key] = torch.empty(length, dtype=tensor.dtype, device=tensor.device)
+            return torch.as_strided(self._bases[key], tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    # --- operators ------------------------------------------------------------------------------------------
+
+    def call(self, func: Any, args: Any, kwargs: Any = None, *, where: Location | None) -> torch.fx.Node:
+        """The node of an operator that the program calls at `where`."""
+        node = self.graph.call_function(func, args, kwargs)
+        node.meta["where"] = where
+        return node
+
+    def add(self, out: Any, node: torch.fx.Node, handles: Mapping[int, torch.Tensor]) -> Any:
+        """What Python gets for a result, or for the parts of one: a few operators give lists among their results.
+
+        `handles`: what Python holds for the fakes among the operator's arguments, by their identity."""
+        if isinstance(out, torch.Tensor):
+            return self.add_tensor(out, node, handles)
+        if isinstance(out, (tuple, list)):
+            wrapped = []
+            for index, item in enumerate(out):
+                if isinstance(item, (torch.Tensor, tuple, list)):
+                    part = self.call(operator.getitem, (node, index), where=node.meta["where"])
+                    item = self.add(item, part, handles)
+                wrapped.append(item)
+            return type(out)(wrapped)
+        if out is None:
+            return None
+        func, where = node.target, node.meta["where"]
+        raise self.refuse(name_of(func), "gives Python a value that depends on data", KEEP_ON_DEVICE, where)
+
+    def add_tensor(self, fake: torch.Tensor, node: torch.fx.Node, handles: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """What Python gets for one tensor."""
+        handle = handles.get(id(fake))
+        if fake.layout is not torch.strided:
+            layout = str(fake.layout).removeprefix("torch.")
+            raise self.refuse(
+                name_of(node.target),
+                f"makes a tensor of layout {layout}, and a recording has plain memory with a shape and strides",
+                "use the form for plain tensors (an embedding without sparse=True), or keep this part outside",
+                node.meta["where"],
+            )
+        self.describe(node, fake)
+        if handle is not None:  # written in place: Python gets back the very tensor it passed
+            return handle
+        self.births.setdefault(storage_of(fake), node)
+        self.values[id(fake)] = TracedValue(fake, fake, node, is_input=False)
+        self._fakes.append(weakref.ref(fake))
+        return fake
+
+    def describe(self, node: torch.fx.Node, fake: torch.Tensor) -> None:
+        """Note how the tensor of a node lies."""
+        node.meta["spec"] = TensorSpec.of(fake)
+        self._storages.append(fake.untyped_storage())  # `set_` would free it, and its identity be that of another
+        node.meta["storage"] = storage_of(fake)
+        node.meta["offset"] = fake.storage_offset()
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Drop every fake and handle; afterwards only what the user kept is still alive."""
+        self.values.clear()
+        self.inputs.clear()
+        self._bases.clear()
+        self._kept.clear()
+        self._storages.clear()
+
+    def leaked(self) -> bool:
+        """Whether a fake outlived the trace: the program put it somewhere that the survey did not see."""
+        return any(ref() is not None for ref in self._fakes)
 
 
-def wants_grad(leaf: Any) -> bool:
-    """Whether a leaf of an operator's arguments is a tensor that autograd records."""
-    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
+def _unusual(tensor: torch.Tensor) -> str | None:
+    """What makes a tensor more than memory, shape and stride; None for a plain one."""
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout)
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return type(tensor).__name__
+    if tensor.is_conj() or tensor.is_neg():
+        return "tensor that is conjugated or negated when read"
+    return "quantized tensor" if tensor.is_quantized else None
 
 
-def differentiable_targets(func: Any, args: Any) -> Iterator[torch.Tensor]:
-    """The tensors that autograd would give a history: those an in-place operator writes and returns."""
-    is_foreach = func._schema.name.startswith("aten::_foreach")
-    for position, argument in enumerate(func._schema.arguments):
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
-        if is_written and position < len(args) and (is_foreach or _is_returned(func, argument)):
-            yield from (leaf for leaf in leaves_of(args[position]) if isinstance(leaf, torch.Tensor))
-
-
-def _is_returned(func: Any, argument: Any) -> bool:
-    names = argument.alias_info.before_set
-    return any(out.alias_info is not None and out.alias_info.before_set == names for out in func._schema.returns)
+def name_of(func: Any) -> str:
+    """An operator by the name that people know."""
+    return str(getattr(func, "_overloadpacket", func)).removeprefix("aten.")
 
 
 def content(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -173,7 +173,7 @@ class WatchFunctions(TorchFunctionMode):
 
     def _check_graph(self, roots: list[torch.Tensor], ends: list[torch.Tensor]) -> None:
         """Refuse a backward into a graph that was there before the call: it would be consumed, its leaves written to."""
-        given = [value.handle for value in self.tracer.values.values() if value.is_input]
+        given = [value.handle for value in self.tracer.tape.values.values() if value.is_input]
         given += [tensor for tensor in roots if not (isinstance(tensor, FakeTensor) or is_of_transform(tensor))]
         stops = [tensor.grad_fn for tensor in ends]  # it goes no further than to these
         foreign = [tensor.grad_fn for tensor in given if tensor.grad_fn is not None and tensor.grad_fn not in stops]
@@ -182,7 +182,7 @@ class WatchFunctions(TorchFunctionMode):
         reached: dict[int, Any] = {}
         for tensor in roots:
             mark_upstream(tensor.grad_fn, reached)
-        for tensor, reason in self.tracer.given_history:
+        for tensor, reason in self.tracer.lasting.given_history:
             if id(tensor.grad_fn) in reached:  # it would be left with a graph that is used up
                 self.tracer.tape.refusal = self.tracer.tape.refusal or reason
                 raise Refusal(reason)

@@ -270,7 +270,7 @@ class Capturing:
         def replay(tensors: list[torch.Tensor], numbers: Any) -> Any:
             if self.stage == "warming":
                 self.stage = self.becomes
-                self.listener(work.run)
+                self.listener(work.run, False)
             return work.run(tensors, numbers)
 
         return Recorded(replay, lambda: LaunchFacts(self.name, self.stage, why="no"), lambda: None, tell)

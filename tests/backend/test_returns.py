@@ -47,7 +47,7 @@ def test_results_are_put_together_from_other_arguments_and_new_memory() -> None:
     returns = survey_returns([x, w, 7], program(x, w, 7))
     assert isinstance(returns, Returns)
     writer = Writer()
-    text = write_results(writer, returns, "args", "made")
+    text = write_results(writer, returns, "args", [f"made[{at}]" for at in range(len(returns.owners))])
     x2, w2 = torch.randn(20)[5:17].view(3, 4), torch.randn(4)
     expected = program(x2, w2, 7)
     found = eval(text, writer.names | {"args": [x2, w2, 7], "made": returns.bases_of(expected)})

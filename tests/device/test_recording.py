@@ -41,6 +41,8 @@ class Captured:
         self.log.append("launched")
         return ()
 
+    replay = launch
+
     def facts(self) -> LaunchFacts:
         return LaunchFacts("cuda:0", "recorded")
 
@@ -70,7 +72,7 @@ def made(
     monkeypatch.setattr(recording, "is_capturing", lambda: False)
     told: list[Replay] = []
     one = CudaRecording(Work("work", run, lambda tensors: (), has_run=has_run), Lane(room))  # type: ignore[arg-type]
-    one.tell(told.append)
+    one.tell(lambda replay, is_boxed: told.append(replay))
     return one, log, told
 
 

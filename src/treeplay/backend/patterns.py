@@ -33,25 +33,26 @@ def with_patterns(inputs: Sequence[Any], compile_next: CompileFor, as_it_is: Cal
     The newest are kept, as many as recordings of one program. Where what was compiled for a call does not fit that very call,
     its inputs share memory in a way that tensors without data cannot show (those of one NumPy array): it runs `as_it_is`.
 
-    What fits every call, and says so by the attribute `fits_every_call`, is given back as it is."""
-    first = compile_next(inputs)
-    if getattr(first, "fits_every_call", False):
-        return first
-    known = [first]
+    What fits every call says so by the attribute `fits_every_call`. What does not first asks those in the list `others`, and
+    where it does not fit either, goes on with what is in `for_others`: so nothing stands in front of the first pattern."""
+    first: Any = compile_next(inputs)
+    if first.fits_every_call:
+        return first  # type: ignore[no-any-return]
+    uncompiled: list[Function] = []
     plain: list[Function] = []
     unfit = 0
 
-    def call(*args: Any) -> Any:
-        for compiled in known:
-            try:
-                return compiled(*args)
-            except PatternChanged:  # nothing has run yet
-                continue
+    def call_of_another_pattern(*args: Any) -> Any:
         nonlocal unfit
+        if uncompiled:
+            return uncompiled[0](*args)
         if unfit < _MOST_UNFIT and not lie_across_storages(args):
             made = compile_next(fakes_of(args))
-            known.insert(len(known) if hasattr(made, "is_uncompiled") else 0, made)
-            del known[settings.max_recordings_per_program :]
+            if hasattr(made, "is_uncompiled"):
+                uncompiled.append(made)
+            else:
+                others.insert(0, made)
+                del others[max(1, settings.max_recordings_per_program - 1) :]
             with contextlib.suppress(PatternChanged):
                 return made(*args)
             unfit += 1
@@ -59,7 +60,9 @@ def with_patterns(inputs: Sequence[Any], compile_next: CompileFor, as_it_is: Cal
             plain.append(as_it_is())
         return plain[0](*args)
 
-    return call
+    others: list[Function] = first.others
+    first.for_others.append(call_of_another_pattern)
+    return first  # type: ignore[no-any-return]
 
 
 def lie_across_storages(args: Sequence[Any]) -> bool:

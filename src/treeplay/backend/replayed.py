@@ -3,6 +3,7 @@
     call 1 ── as compiled; its results show what is new memory ──▶ Work ── device.record ──▶ replay
     later  ── def call(args): made = replay(tensors); return [made[0], args[2], ...]
 
+A GPU's launch function has these lines in it. Whoever calls the graph is told of it, and from then on calls it directly.
 Nothing is recorded before there are real tensors, and the call that records runs once, like any other.
 """
 
@@ -10,8 +11,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -66,10 +67,12 @@ class Replayed:
     forgotten: Callable[[], None] = lambda: None
     source: str | None = None
     _recorded: Recorded | None = None
+    _boxing: GraphBoxing | None = None  # of what is recorded
     _call: Boxed | None = None
     _looks: int = 0
     _plain_calls: Counter[str] = field(default_factory=Counter)
     _lock: Any = field(default_factory=shared_lock)
+    _listeners: list[Callable[[Boxed], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         register(self)
@@ -77,6 +80,10 @@ class Replayed:
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         call = self._call
         return call(args) if call is not None else self._first(args)
+
+    def tell(self, listener: Callable[[Boxed], None]) -> None:
+        """Have `listener` told, whenever that changes, of what does the same with nothing in between."""
+        self._listeners.append(listener)
 
     def facts(self) -> LaunchFacts | None:
         """How it is launched by now; None before there is a recording."""
@@ -94,13 +101,21 @@ class Replayed:
     def reset(self) -> None:
         """Forget the recording; the next call is a first call."""
         with self._lock:
-            recorded, self._recorded, self._call, self._looks = self._recorded, None, None, 0
+            recorded, self._recorded, self._boxing, self._looks = self._recorded, None, None, 0
+            if self._call is not None:
+                self._becomes(None)
             if recorded is not None:
                 self._plain_calls += recorded.plain_calls
                 recorded.free()
                 self.forgotten()
 
-    def _tell(self) -> None:
+    def _becomes(self, call: Boxed | None) -> None:
+        """Do what `call` does from now on; None: the next call is a first call."""
+        self._call = call
+        for listener in self._listeners:
+            listener(self if call is None else call)
+
+    def _told(self) -> None:
         """A GPU has captured the graph, or given that up."""
         facts = self.facts()
         if facts is not None and facts.stage == "recorded":
@@ -119,7 +134,7 @@ class Replayed:
                 with Boundary("recording a graph", reasons=(TreeplayError,)):
                     self._look(given, results)
             except InternalError as error:  # the graph has run: its results are what the caller gets
-                self._call = counted(partial(checked_run, self.graph), self._plain_calls, "given up")
+                self._becomes(counted(partial(checked_run, self.graph), self._plain_calls, "given up"))
                 tell_internal(error, self.graph.name)
                 self.given_up(Reason(self.graph.name, f"an error of treeplay's own: {error}", "report it"))
             return results
@@ -129,9 +144,9 @@ class Replayed:
         self._looks += 1
         returns = survey_returns(given, results)
         if not isinstance(returns, str):
-            self._call = self._made(given, returns)
+            self._becomes(self._made(given, returns))
         elif self._looks == _MOST_LOOKS:
-            self._call = counted(partial(checked_run, self.graph), self._plain_calls, "given up")
+            self._becomes(counted(partial(checked_run, self.graph), self._plain_calls, "given up"))
             advice = "pass tensors that share no memory, or copies of them"
             self.given_up(Reason(op=self.graph.name, why=returns, advice=advice))
 
@@ -139,36 +154,39 @@ class Replayed:
         """The call function for arguments like `given`."""
         places = tuple(at for at, arg in enumerate(given) if isinstance(arg, torch.Tensor))
         fixed = {at: arg for at, arg in enumerate(given) if not isinstance(arg, torch.Tensor)}
-        recorded = self.device.record(_work(self.graph, places, fixed, returns))
-        source = emit_call(self.graph.name, len(given), places, fixed, returns)
         wrong_kind = partial(_wrong_kind, self.graph.names[: len(given)], frozenset(places))
         run = partial(checked_run, self.graph, count=len(returns.refs), wrong_kind=wrong_kind)
-        source.names.update(
-            plain=counted(run, self._plain_calls, _OTHER),
-            replay=_locked(self._lock, recorded.replay),
-            wrong_kind=wrong_kind,
-        )
-        call: Any = load_source(source)
+        boxing = GraphBoxing(places, fixed, returns, counted(run, self._plain_calls, _OTHER), wrong_kind)
+        recorded = self.device.record(_work(self.graph, boxing, run))
 
         # Weak: what a recording tells must not keep it.
-        first, lock, call_of, owner_of = type(recorded.replay), self._lock, weakref.ref(call), weakref.ref(self)
+        owner_of = weakref.ref(self)
 
-        def told(replay: Replay) -> None:
-            function: Any = call_of()
-            is_launch = type(replay) is not first  # which has a lock of its own
-            if function is not None:
-                function.__globals__["replay"] = replay if is_launch else _locked(lock, replay)
+        def told(replay: Callable[..., Any], is_boxed: bool) -> None:
             owner = owner_of()
-            if owner is not None:
-                owner._tell()
+            if owner is None or owner._boxing is not boxing:  # it was reset
+                return
+            if is_boxed:
+                hide_from_dynamo(replay, with_callees=True)
+                owner._becomes(replay)
+            else:
+                owner._becomes(owner._loaded(boxing, _locked(owner._lock, replay)))
+            owner._told()
 
-        self._recorded, self.source = recorded, source.text
+        call = self._loaded(boxing, _locked(self._lock, recorded.replay))
+        self._recorded, self._boxing = recorded, boxing
         recorded.tell(told)
         if self.device.name == "cpu":  # which records at once, or when it is first replayed, and tells nobody
             self.made()
+        return call
+
+    def _loaded(self, boxing: GraphBoxing, replay: Replay) -> Boxed:
+        """The call function around `replay`."""
+        source = emit_call(self.graph.name, boxing, replay)
+        self.source = source.text
+        call: Boxed = load_source(source)
         hide_from_dynamo(call, with_callees=True)
-        boxed: Boxed = call
-        return boxed
+        return call
 
 
 def _locked(lock: Any, replay: Replay) -> Replay:
@@ -217,46 +235,76 @@ def counted(run: Boxed, calls: Counter[str], why: str) -> Boxed:
     return plain
 
 
-def emit_call(name: str, count: int, places: Sequence[int], fixed: dict[int, Any], returns: Returns) -> Source:
-    """`call(args)` for `count` arguments with tensors at `places`; with other numbers than `fixed` the graph runs plainly."""
-    text = Writer()
-    tensors = "given" if len(places) == count else list_of(f"given[{at}]" for at in places)
-    with text.block("def call(args):"):
-        text.add("given = args[:]", "args.clear()")
+@dataclass(frozen=True, slots=True)
+class GraphBoxing:
+    """Before a replay: the arguments with tensors at `places` are taken out of their list, and with other values than `fixed`
+    the graph runs `as_compiled`. After it, `returns` are put together of what was made."""
+
+    places: tuple[int, ...]
+    fixed: dict[int, Any]
+    returns: Returns
+    as_compiled: Boxed
+    wrong_kind: WrongKind
+
+    @contextmanager
+    def around(self, text: Writer) -> Iterator[None]:
+        """Lines around those that launch. The list is emptied last: a copy of it would take longer than some launches."""
+        text.use("wrong_kind", self.wrong_kind)
         with text.block("try:"):
-            for at, value in fixed.items():
-                text.add(f"if not ({is_exactly(text, f'given[{at}]', value)}): return plain(given)")
-            text.add(f"made = replay({tensors}, ())")
+            for at, value in self.fixed.items():
+                other = f"{text.use('as_compiled', self.as_compiled)}(args)"
+                text.add(f"if not ({is_exactly(text, f'args[{at}]', value)}): return {other}")
+            text.add(f"tensors = {list_of(f'args[{at}]' for at in self.places) if self.fixed else 'args'}")
+            yield
         # Whoever calls compares types, mostly. They are asked for here when something failed, as it does before a launch.
         with text.block("except Exception as error:"):
-            text.add("if given and (told := wrong_kind(given)) is not None: raise told from error", "raise")
-        text.add(f"return {write_results(text, returns, 'given', 'made')}")
+            text.add("told = wrong_kind(args) if args else None", "args.clear()")
+            text.add("if told is not None: raise told from error", "raise")
+
+    def returned(self, text: Writer, made: Sequence[str]) -> None:
+        """Lines that return a list of the results."""
+        text.add(f"results = {write_results(text, self.returns, 'args', made)}", "args.clear()", "return results")
+
+    def as_replay(self, call: Boxed) -> Replay:
+        """A call function as one that takes tensors and gives new memory."""
+
+        def replay(tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+            return self.returns.bases_of(call(self.arguments(tensors)))
+
+        return replay
+
+    def arguments(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """All arguments, in order."""
+        given = {**self.fixed, **dict(zip(self.places, tensors, strict=True))}
+        return [given[at] for at in range(len(given))]
+
+
+def emit_call(name: str, boxing: GraphBoxing, replay: Replay) -> Source:
+    """`call(args)` around a replay that is another function."""
+    text = Writer(replay=replay)
+    with text.block("def call(args):"):
+        with boxing.around(text):
+            text.add("made = replay(tensors, ())")
+        boxing.returned(text, [f"made[{at}]" for at in range(len(boxing.returns.owners))])
     return text.source(f"replay of {name}", entry="call")
 
 
-def _work(graph: CompiledGraph, places: Sequence[int], fixed: dict[int, Any], returns: Returns) -> Work:
+def _work(graph: CompiledGraph, boxing: GraphBoxing, run: Boxed) -> Work:
     """The graph as work over its tensors alone, which gives new memory alone."""
-    count, tensor_at = len(places) + len(fixed), {place: at for at, place in enumerate(places)}
-    wrong_kind = partial(_wrong_kind, graph.names[:count], frozenset(places))
-
-    def body(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        args = [fixed[at] if at in fixed else tensors[tensor_at[at]] for at in range(count)]
-        return returns.bases_of(checked_run(graph, args, count=len(returns.refs), wrong_kind=wrong_kind))
-
-    def run(tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
-        return body(tensors)
-
+    body = boxing.as_replay(run)
+    tensor_at = {place: at for at, place in enumerate(boxing.places)}
     return Work(
         graph.name,
-        run,
         body,
-        names=tuple(graph.names[at] for at in places),
+        lambda tensors: body(tensors, ()),
+        names=tuple(graph.names[at] for at in boxing.places),
         mutated=frozenset(tensor_at[at] for at in graph.written if at in tensor_at),
         state=frozenset(tensor_at[at] for at in graph.static if at in tensor_at),
         tells=graph.tells,
         draws=graph.draws,
-        generators=tuple(value for value in fixed.values() if isinstance(value, torch.Generator)),
+        generators=tuple(value for value in boxing.fixed.values() if isinstance(value, torch.Generator)),
         has_run=True,
         # On the host a body is taped; nothing of it lies elsewhere than it is told.
         is_opaque=True,
+        boxing=boxing,
     )

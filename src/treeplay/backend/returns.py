@@ -74,8 +74,8 @@ def _in_memory(result: torch.Tensor, at: int, memory: OutputMemory, tensors: Seq
     return ref
 
 
-def write_results(text: Writer, returns: Returns, args: str, made: str) -> str:
-    """A list of the results; `args` and `made` are what the text calls the two lists."""
+def write_results(text: Writer, returns: Returns, args: str, made: Sequence[str]) -> str:
+    """A list of the results; `args` is what the text calls the list of arguments, `made` each tensor of new memory."""
     items = []
     for ref in returns.refs:
         match ref:
@@ -84,8 +84,8 @@ def write_results(text: Writer, returns: Returns, args: str, made: str) -> str:
             case SameAsInput(index):
                 items.append(f"{args}[{index}]")
             case Fresh(index):
-                items.append(f"{made}[{index}]")
+                items.append(made[index])
             case View(of, layout):
-                base = f"{made if isinstance(of, Fresh) else args}[{of.index}]"
+                base = made[of.index] if isinstance(of, Fresh) else f"{args}[{of.index}]"
                 items.append(view_of(base, layout, is_whole=isinstance(of, Fresh)))
     return list_of(items)

@@ -17,12 +17,13 @@ from treeplay.backend.roles import argument_names, argument_roles
 from treeplay.backend.shapes import Program
 from treeplay.backend.traceable import traceable, with_numbers
 from treeplay.codegen import hide_from_dynamo
-from treeplay.errors import InternalError, PatternChanged, Refusal, TreeplayError, Unrecorded
+from treeplay.errors import InternalError, Refusal, TreeplayError, Unrecorded
 from treeplay.observe import counters
 from treeplay.sandbox.boundary import Boundary
 from treeplay.torch_seam.dynamo import GUARDS_FROZEN_PARAMETERS
 from treeplay.values.refusal import Reason
 from treeplay.wrap.aot import wrap_function
+from treeplay.wrap.aot.compilers import DirectCall
 
 
 def wrapped(
@@ -36,7 +37,10 @@ def wrapped(
     roles = argument_roles(program, inputs, held=len(source.held))
     names = argument_names(program, inputs, held=source.names)
     job = Job(options, roles, names, is_dynamic=is_dynamic)
-    compilers = job.compilers()
+    as_it_is = program.forward if isinstance(program, torch.fx.GraphModule) else program  # it prints what fails
+    frozen = () if GUARDS_FROZEN_PARAMETERS or not torch.is_grad_enabled() else frozen_parameters(inputs)
+    direct = DirectCall(tuple(source.held), as_it_is, lambda: job.can_be_taken_back, frozen)
+    compilers = dataclasses.replace(job.compilers(), direct=direct)
     if has_custom_functions(program):
         why = "Dynamo's form of a custom autograd function leaves out what its backward depends on"
         compilers = dataclasses.replace(compilers, plain=None, why_once=why)
@@ -57,26 +61,8 @@ def wrapped(
         job.broken(error)
         return uncompiled(job, program)
     counters.add("traces", "ok")
-    held = source.held
-    frozen = () if GUARDS_FROZEN_PARAMETERS or not torch.is_grad_enabled() else frozen_parameters(inputs)
-    as_it_is = program.forward if isinstance(program, torch.fx.GraphModule) else program  # it prints what fails
-
-    def call(*args: Any) -> tuple[Any, ...]:
-        for at in frozen:
-            if args[at].requires_grad:
-                raise PatternChanged(
-                    f"{names[len(held) + at]} needed no gradient when this was compiled, and needs one now"
-                )
-        try:
-            return tuple(compiled([*held, *args]))
-        except TreeplayError:
-            raise
-        except Exception:
-            if not job.can_be_taken_back:
-                raise
-        return tuple(as_it_is(*args))  # which raises it with what it has written by then
-
-    return _owning(job, call, fits_every_call=compiled.plan.fits_every_call and not frozen)
+    compiled.others, compiled.for_others = direct.others, direct.for_others
+    return _owning(job, compiled, fits_every_call=compiled.plan.fits_every_call and not frozen)
 
 
 def frozen_parameters(inputs: Sequence[Any]) -> tuple[int, ...]:

@@ -10,10 +10,12 @@ from typing import Any, Protocol
 
 import torch
 
+from treeplay.codegen import Writer
 from treeplay.values.launch import LaunchFacts
 
 Capturable = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 Replay = Callable[[list[torch.Tensor], Sequence[float]], Sequence[torch.Tensor]]
+Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
 class Births(Protocol):
@@ -35,6 +37,24 @@ class Fill(Protocol):
         """Bring the tensor up to `values`."""
 
 
+class Boxing(Protocol):
+    """How work is called: with one list of arguments, which is emptied, for a list of results. A device that generates a
+    launch function writes the lines for that into it, so that a call is one function."""
+
+    def around(self, text: Writer) -> AbstractContextManager[None]:
+        """Lines around those that launch: the list of arguments is called `args`, and what the work takes `tensors`."""
+
+    def returned(self, text: Writer, made: Sequence[str]) -> None:
+        """Lines that return the results, if what the work gives has the names `made`."""
+
+    def as_replay(self, call: Boxed) -> Replay:
+        """A boxed function as one that takes tensors, and gives what the work gives."""
+
+
+ReplayListener = Callable[[Callable[..., Sequence[Any]], bool], None]
+"""Told of what replays from now on, and whether it is boxed as the work says."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """What a device is asked to make replayable.
@@ -45,6 +65,7 @@ class Work:
     they are. `slots` are outputs that nobody is given: each becomes the gradient of the tensor whose index it names.
     `fixed` are read where they lie, whatever `body` is given for them.
     `generators` are drawn from besides the default one, which is drawn from unless `draws` is false.
+    `boxing`: how the work is called, if it takes no numbers, by whoever does not call `replay`.
     """
 
     name: str
@@ -63,20 +84,21 @@ class Work:
     scratch_bytes: int = 0
     has_run: bool = False  # as it is, just now: kernels are compiled, libraries set up
     is_small: bool = False  # no operator of it is worth more than one thread of the host
+    boxing: Boxing | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """What a device made of some work: `replay` launches it again; `facts` tells what that takes by now.
 
-    `tell` has a listener told of what does the same as `replay` without going through it, from when there is such a thing.
+    `tell` has a listener told of what does the same without going through `replay`, from when there is such a thing.
     `plain_calls`: calls of `replay` that ran the work as it is and launched nothing, by reason.
     """
 
     replay: Replay
     facts: Callable[[], LaunchFacts]
     free: Callable[[], None]
-    tell: Callable[[Callable[[Replay], None]], None] = lambda listener: None
+    tell: Callable[[ReplayListener], None] = lambda listener: None
     plain_calls: Counter[str] = field(default_factory=Counter)
 
 

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -78,7 +79,7 @@ class CapturedGraph:
     rows: dict[int, Row]
     patcher: Patcher | None
     addresses: list[int]
-    launch: Replay
+    launch: Callable[..., Sequence[Any]]  # boxed, if the work says how
     exec_bytes: int
     seconds: dict[str, float]
     copied_bytes_per_call: int = 0
@@ -95,6 +96,11 @@ class CapturedGraph:
     @launches.setter
     def launches(self, count: int) -> None:
         self._launches_seen = launches_of(self.launch) - count
+
+    def replay(self, tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        """Launch it with tensors, boxed or not."""
+        boxing = self.work.boxing
+        return self.launch(tensors, numbers) if boxing is None else boxing.as_replay(self.launch)(tensors, numbers)
 
     def count_anew(self) -> None:
         """What was launched so far was to try it."""
@@ -372,6 +378,7 @@ def _parts(
         copied=tuple(Copied(at, buffer, at in work.mutated) for at, buffer in captured.buffers.items()),
         results=tuple(result(at, output) for at, output in enumerate(captured.made.outputs)),
         align=aligned,
+        boxing=work.boxing,
     )
 
 

@@ -13,6 +13,7 @@ def launch(tensors, numbers):
     return (out0,)
 
 Where there are many arguments or results, one native question comes first: most lie where they lay in the last launch.
+With a `Boxing` it is `launch(args)`, which takes the tensors out of its list, and puts together what its caller returns.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import torch
 
 from treeplay.codegen import Source, Writer, list_of, tuple_of
 from treeplay.device.cuda.lane import Lane, Unplaced
-from treeplay.device.protocol import Fill, Replay
+from treeplay.device.protocol import Boxing, Fill, Replay
 from treeplay.errors import InternalError
 from treeplay.torch_seam import allocator
 from treeplay.values.overlap import overlaps_itself
@@ -38,7 +39,7 @@ NotLaunched = Callable[[Exception, list[torch.Tensor], Sequence[float]], Sequenc
 _FEW = 4  # addresses that are compared one by one
 
 
-def disable(launch: Replay) -> None:
+def disable(launch: Callable[..., Any]) -> None:
     """Make a launch function fall back for good: its graph goes. The caller holds the lane's lock."""
 
     def gone(index: int) -> int:
@@ -60,7 +61,7 @@ def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def launches_of(launch: Replay) -> int:
+def launches_of(launch: Callable[..., Any]) -> int:
     """How often a launch function has launched."""
     return int(launch.__globals__["launches"])
 
@@ -128,6 +129,7 @@ class LaunchParts:
     copied: tuple[Copied, ...]
     results: tuple[LaunchOutput, ...]
     align: Callable[[torch.Tensor, int, int], torch.Tensor]
+    boxing: Boxing | None = None
 
 
 class _LaunchText(Writer):
@@ -167,8 +169,12 @@ def emit_launch(parts: LaunchParts, name: str) -> Source:
         _write_results(text, parts)
     # A gradient that is written again lies where the stream of its allocation may have it anew: on another stream, a new one.
     kept = [name for name in text.state if name.startswith("kept")]
-    with text.block("def launch(tensors, numbers):"):
-        text.add(f"global {', '.join(text.state)}")
+    made = [f"out{at}" for at in range(len(parts.results))]
+    given, otherwise = "tensors, numbers", "return "
+    if parts.boxing is not None:
+        given, otherwise = "tensors, ()", f"{', '.join(made)}, = " if made else ""
+
+    def write_launch() -> None:
         with text.block("try:"), text.block("with lock:"):
             text.add(f"stream = current_stream({parts.lane.device.index})")
             with text.block("if stream != lane.stream:"):
@@ -177,11 +183,20 @@ def emit_launch(parts: LaunchParts, name: str) -> Source:
             launched = len(text.lines) + 1  # the number of the next line
             text.add("launches += 1")
             _write_copies(text, parts)
-        text.add("except Unplaced:", "    return plain(tensors, numbers)")
+        text.add("except Unplaced:", f"    {otherwise}plain({given})")
         with text.block("except Exception as error:"):
             text.add(f"if error.__traceback__.tb_lineno >= {launched}: raise")
-            text.add("return not_launched(error, tensors, numbers)")
-        text.add(f"return {tuple_of(f'out{at}' for at in range(len(parts.results)))}")
+            text.add(f"{otherwise}not_launched(error, {given})")
+
+    with text.block(f"def launch({'tensors, numbers' if parts.boxing is None else 'args'}):"):
+        text.add(f"global {', '.join(text.state)}")
+        if parts.boxing is None:
+            write_launch()
+            text.add(f"return {tuple_of(made)}")
+        else:
+            with parts.boxing.around(text):
+                write_launch()
+            parts.boxing.returned(text, made)
     return text.source(f"launch {name}", entry="launch")
 
 

@@ -12,7 +12,7 @@ and what follows it does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,7 +22,7 @@ from treeplay.device.cuda.captured import CapturedGraph, capture_work
 from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.launch import weakly
 from treeplay.device.cuda.poisoned import differences
-from treeplay.device.protocol import Replay, Work
+from treeplay.device.protocol import ReplayListener, Work
 from treeplay.errors import Explained, InternalError, UsageError
 from treeplay.observe import counters, warn_once
 from treeplay.observe.internal import tell_internal
@@ -68,7 +68,7 @@ class CudaRecording:
         self._work = work
         self._lane = lane
         self._state: Warming | Waiting | Ready | GivenUp = Waiting() if work.has_run else Warming()
-        self._listener: Callable[[Replay], None] = lambda replay: None
+        self._listener: ReplayListener = lambda replay, is_boxed: None
         self._unplaced_calls = 0
         self._past = LaunchFacts(str(lane.device), "warming")  # counts of captured graphs that are gone
         self.plain_calls: Counter[str] = Counter()
@@ -82,11 +82,11 @@ class CudaRecording:
             case Waiting():
                 return self._record(tensors, numbers)
             case Ready(graph):
-                return graph.launch(tensors, numbers)
+                return graph.replay(tensors, numbers)
             case GivenUp():
                 return self._as_it_is("given up", tensors, numbers)
 
-    def tell(self, listener: Callable[[Replay], None]) -> None:
+    def tell(self, listener: ReplayListener) -> None:
         """Have `listener` told whenever there is another way to replay: the recording itself, or its launch function."""
         self._listener = listener
 
@@ -114,7 +114,7 @@ class CudaRecording:
     def free(self) -> None:
         """Give the graph and its memory back; a later call starts anew."""
         self._leave(Waiting())
-        self._listener(self)
+        self._listener(self, False)
 
     def _leave(self, state: Waiting | GivenUp) -> None:
         """Go on without a graph; what it has launched still counts."""
@@ -166,8 +166,8 @@ class CudaRecording:
         except Exception as error:
             return self._broken(error, tensors, numbers)
         self._state = Ready(graph)
-        self._listener(graph.launch)
-        return graph.launch(tensors, numbers)
+        self._listener(graph.launch, self._work.boxing is not None)
+        return graph.replay(tensors, numbers)
 
     def _broken(self, error: Exception, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         """No graph came of a capture or a launch, and nothing has run: the work as it is. If that raises too, the exception is
@@ -201,7 +201,7 @@ class CudaRecording:
                 captured = capture_work(self._work, tensors, self._lane, unplaced, not_launched)
         if settings.verify:
             try:
-                wrong = differences(self._work, captured.launch, tensors, numbers)
+                wrong = differences(self._work, captured.replay, tensors, numbers)
             except BaseException:
                 captured.free()
                 raise
@@ -238,4 +238,4 @@ class CudaRecording:
         counters.add("not recorded", type(error).__name__)
         if not isinstance(error, InternalError):  # which is told as what it is
             warn_once(f"treeplay runs {self._work.name} unrecorded: {why}")
-        self._listener(self)
+        self._listener(self, False)

@@ -218,7 +218,7 @@ def _load_inference(traced: Traced, plan: CallPlan, compilers: Compilers) -> Any
         _mark_visible(traced.graph, plan)
         instead = _first_call(traced.graph, plan, compilers)
         run = compilers.inference(traced.graph, traced.inputs)
-    return load_call(plan, run, instead=instead, is_boxed=compilers.is_boxed)
+    return load_call(plan, run, instead=instead, is_boxed=compilers.is_boxed, direct=compilers.direct)
 
 
 def _load_training(
@@ -251,7 +251,15 @@ def _load_training(
     tangents = 0 if node.is_whole else len(node.tangents)
     lazy = LazyBackward(_later(compilers.backward, backward, tangents, is_boxed=compilers.is_boxed), tangents)
     boxed = _called(lazy, backward)
-    call = load_call(plan, run, boxed, onward=onward, instead=instead, is_boxed=compilers.is_boxed)
+    call = load_call(
+        plan,
+        run,
+        boxed,
+        onward=onward,
+        instead=instead,
+        is_boxed=compilers.is_boxed,
+        direct=compilers.direct,
+    )
     call.backward = lazy
     return call
 

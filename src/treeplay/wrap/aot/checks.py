@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -130,3 +130,9 @@ def _another(names: Sequence[str]) -> PatternChanged:
         f"{', '.join(names)} shared memory when this was traced, and some of them are written; now they share it in "
         f"another way, or not at all. {_FIX}"
     )
+
+
+def needs_gradient(given: Sequence[Any], frozen: Mapping[int, str]) -> PatternChanged:
+    """One of the arguments that were frozen needs a gradient."""
+    told = next(name for at, name in frozen.items() if given[at].requires_grad)
+    return PatternChanged(f"{told} needed no gradient when this was compiled, and needs one now")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -20,6 +21,23 @@ VISIBLE = "treeplay_visible"
 
 
 @dataclass(frozen=True, slots=True)
+class DirectCall:
+    """How a call function is called from outside: with its arguments one by one, behind those in `held`; it returns a tuple.
+
+    Those of `others` that a call fits are asked first. One that fits neither them nor this function (`PatternChanged`) goes on
+    with what is put in `for_others`; none fits in which an argument of `frozen` needs a gradient. After an exception that is
+    not treeplay's, `as_it_is` runs, which raises it with what it has written by then, if nothing shows of the call
+    (`may_run_again`)."""
+
+    held: tuple[Any, ...]
+    as_it_is: Callable[..., Any]
+    may_run_again: Callable[[], bool]
+    frozen: tuple[int, ...] = ()
+    others: list[Callable[..., Any]] = field(default_factory=list)
+    for_others: list[Callable[..., Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class Compilers:
     """One compiler for each kind of graph, and how a joint graph is cut in two.
 
@@ -32,7 +50,9 @@ class Compilers:
     `why_once` says why. `keeps_inputs`: a call's node keeps all of its inputs for them, not those that live anyway; gradients
     that come to the backward of a backward are nobody else's.
     `is_guarded`: what calls the wrapped function compares the classes of tensors, and what these note, as Dynamo does.
-    `is_boxed`: compiled callables take one list; otherwise they take their arguments one by one.
+    `is_boxed`: compiled callables take one list; otherwise they take their arguments one by one. One that has a method
+    `tell(listener)` tells, whenever that changes, what does the same with nothing in between: see `follow`.
+    `direct`: how the call function is called; without it, with one list that it empties, and it returns a list.
     """
 
     forward: Compile
@@ -46,6 +66,21 @@ class Compilers:
     why_once: str | None = None
     keeps_inputs: bool = False
     is_boxed: bool = True
+    direct: DirectCall | None = None
+
+
+def follow(run: Any, owner: Any, rebind: Callable[[Any, Boxed], None]) -> None:
+    """Have `rebind(owner, now)` called whenever `now` is to be called in place of `run`. It keeps no owner alive."""
+    if (tell := getattr(run, "tell", None)) is None:
+        return
+    owner_of = weakref.ref(owner)
+
+    def told(now: Boxed) -> None:
+        owner = owner_of()
+        if owner is not None:
+            rebind(owner, now)
+
+    tell(told)
 
 
 def take_one_list(run: Callable[..., Any]) -> Boxed:

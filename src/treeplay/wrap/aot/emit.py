@@ -20,12 +20,14 @@ import torch
 
 from treeplay.codegen import Source, Writer, list_of, tuple_of
 from treeplay.codegen.idioms import Switch, note_writes, switched, view_of
+from treeplay.errors import PatternChanged, TreeplayError
 from treeplay.torch_seam import fakes, flags, modes
 from treeplay.torch_seam import tensors as torch_tensors
 from treeplay.values.output import Fresh, Result, SameAsInput, SameAsOutput, View, inputs_used, values_used
 from treeplay.wrap.aot import checks, surroundings
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
+from treeplay.wrap.aot.compilers import DirectCall
 from treeplay.wrap.aot.emit_text import count_values, run_graph, tokens
 from treeplay.wrap.aot.plan import (
     CallPlan,
@@ -38,30 +40,75 @@ _WITH_GRADIENTS = (
     Switch("mode", torch.is_grad_enabled, flags.set_grad_enabled, True),
     Switch("replay", flags.is_view_replay_enabled, flags.set_view_replay, True),
 )
+_FEW = 4  # results that are named one by one, which takes less time than a copy of the list
 _MAX_PAIRS = 8
 """Up to so many pairs are tested one by one; more are tested by address, all at once."""
 
 
-def emit_call(plan: CallPlan, run: Callable[..., Any], *, is_boxed: bool = True) -> Source:
+def emit_call(
+    plan: CallPlan, run: Callable[..., Any], *, is_boxed: bool = True, direct: DirectCall | None = None
+) -> Source:
     """The call function. `run` is the graph's callable, which takes one list if it `is_boxed`, or `apply` of the plan's
     autograd function."""
-    return _PlanEmitter(plan, run, is_boxed=is_boxed).written()
+    return _PlanEmitter(plan, run, is_boxed=is_boxed, direct=direct).written()
 
 
 class _PlanEmitter(Writer):
     """Checks, the graph, writes, views."""
 
-    def __init__(self, plan: CallPlan, run: Callable[..., Any], *, is_boxed: bool) -> None:
+    def __init__(self, plan: CallPlan, run: Callable[..., Any], *, is_boxed: bool, direct: DirectCall | None) -> None:
         super().__init__()
         self.plan = plan
         self.is_boxed = is_boxed
+        self.direct = direct
         self.use("run", run)
 
     def written(self) -> Source:
         """The whole function."""
-        with self.block("def call(args):"):
-            self.body()
+        if self.direct is None:
+            with self.block("def call(args):"):
+                self.body()
+        else:
+            with self.block("def call(*given):"):
+                self.direct_body(self.direct)
         return self.source("call", entry="call")
+
+    def direct_body(self, direct: DirectCall) -> None:
+        """The body for arguments that come one by one, and what follows a failure, in one function: each frame costs."""
+        is_for_every_call = self.plan.fits_every_call and not direct.frozen
+        if not is_for_every_call:
+            self.use("PatternChanged", PatternChanged)
+            with self.block(f"for other_pattern in {self.use('other_patterns', direct.others)}:"):  # none, mostly
+                self.add("try: return other_pattern(*given)", "except PatternChanged: pass")
+        with self.block("try:"):
+            self.frozen(direct)
+            held = f"*{self.use('held_values', direct.held)}, " if direct.held else ""
+            self.add(f"args = [{held}*given]")
+            self.body()
+        if not is_for_every_call:
+            with self.block("except PatternChanged:"):  # nothing has run yet
+                self.add(f"if not {self.use('for_others', direct.for_others)}: raise", "go_on = for_others[0]")
+        self.use("TreeplayError", TreeplayError)
+        self.add("except TreeplayError: raise")
+        with self.block("except Exception:"):
+            self.add(f"if not {self.use('may_run_again', direct.may_run_again)}(): raise")
+            self.add(f"go_on = {self.use('as_it_is', direct.as_it_is)}")
+        self.add("return tuple(go_on(*given))")
+
+    def frozen(self, direct: DirectCall) -> None:
+        """Lines that ask whether what was frozen still is."""
+        if not direct.frozen:
+            return
+        told = {at: self.told(len(direct.held) + at) for at in direct.frozen}
+        self.use("needs_gradient", checks.needs_gradient)
+        asked = " or ".join(f"given[{at}].requires_grad" for at in direct.frozen)
+        self.add(f"if {asked}: raise needs_gradient(given, {self.use('frozen_arguments', told)})")
+
+    def returned(self, items: str) -> str:
+        """What gives these results back."""
+        if self.direct is None:
+            return f"return [{items}]"
+        return f"return ({items},)" if items else "return ()"
 
     def body(self) -> None:
         self.checks()
@@ -262,10 +309,10 @@ class _PlanEmitter(Writer):
         if self.plan.layouts:
             self.add(f"results = {list_of(texts)}")
             self.layouts()
-            self.add("return results")
+            self.add(self.returned("*results"))
             return
         is_plain = texts == [f"values[{k}]" for k in range(self.plan.values)]
-        self.add("return [*values]" if is_plain else f"return {list_of(texts)}")
+        self.add(self.returned("*values" if is_plain and len(texts) > _FEW else ", ".join(texts)))
 
     def layouts(self) -> None:
         """Shapes of members change last: one of them may be the base that results were taken of."""

@@ -93,7 +93,9 @@ def _keep_inputs(text: Writer, kept: KeptInputs, names: Sequence[str]) -> None:
     text.add(f"ctx.given = {tuple_of(items)}")
     if kept.versioned:
         text.use("versions_of", versions_of)
-        text.add(f"ctx.versions = versions_of({', '.join(names[k] for k in kept.versioned)})")
+        versioned = [names[k] for k in kept.versioned]
+        text.add(f"try: ctx.versions = {list_of(f'{name}._version' for name in versioned)}")
+        text.add(f"except RuntimeError: ctx.versions = versions_of({', '.join(versioned)})")
     else:
         text.add("ctx.versions = ()")
     if kept.copied:

@@ -125,7 +125,4 @@ def past_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def versions_of(*tensors: torch.Tensor) -> list[int | None]:
     """How often each tensor was changed; None for inference tensors, which keep no count."""
-    try:
-        return [tensor._version for tensor in tensors]
-    except RuntimeError:
-        return [None if tensor.is_inference() else tensor._version for tensor in tensors]
+    return [None if tensor.is_inference() else tensor._version for tensor in tensors]

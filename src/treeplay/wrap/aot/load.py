@@ -11,7 +11,7 @@ from treeplay.codegen import Source, hide_from_dynamo, load_source
 from treeplay.errors import InternalError
 from treeplay.torch_seam import aot
 from treeplay.wrap.aot.again import Onward
-from treeplay.wrap.aot.compilers import Boxed
+from treeplay.wrap.aot.compilers import Boxed, DirectCall, follow
 from treeplay.wrap.aot.emit import emit_call
 from treeplay.wrap.aot.emit_node import emit_backward, emit_forward
 from treeplay.wrap.aot.first_call import Instead, on_first_call
@@ -27,10 +27,12 @@ def load_call(
     onward: Onward | None = None,
     instead: Instead | None = None,
     is_boxed: bool = True,
+    direct: DirectCall | None = None,
 ) -> Any:
     """The generated function of a plan, be it fresh or from elsewhere, around the callables of its graphs.
 
-    `onward` is what a backward does under create_graph, `instead` what the first call does in place of `run`."""
+    `onward` is what a backward does under create_graph, `instead` what the first call does in place of `run`; `direct` tells
+    how the function is called."""
     sources: tuple[str, ...] = ()
     kept: tuple[Any, ...] = ()
     if plan.node is not None:
@@ -38,17 +40,32 @@ def load_call(
             raise InternalError("a plan with a node was loaded without a backward")
         needs = Needs(backward, onward)
         node_class = _node_class(plan, plan.node, run, needs, is_boxed=is_boxed)
+        _follow(node_class.forward, run)
         if instead is not None:
             on_first_call(node_class.forward, instead, is_boxed=is_boxed)
         kept = (needs, _End(node_class.forward.__globals__))
         run, sources, instead = aot.apply_of(node_class), node_class.sources, None
-    source: Source = emit_call(plan, run, is_boxed=is_boxed)
+    source: Source = emit_call(plan, run, is_boxed=is_boxed, direct=direct)
     call: Any = load_source(source)
+    if plan.node is None:
+        _follow(call, run)
     if instead is not None:
         on_first_call(call, instead, is_boxed=is_boxed)
     call.source, call.plan, call.sources, call.backward = source.text, plan, (source.text, *sources), None
     call.kept = kept
     return call
+
+
+def _follow(function: Any, run: Any) -> None:
+    """Have a generated function call what `run` tells of."""
+    function.__globals__["followed"] = run  # which owns what it tells of
+    follow(run, function, _rebind)
+
+
+def _rebind(function: Any, now: Boxed) -> None:
+    names = function.__globals__
+    if "run" in names:  # else the function has come to its end
+        names["run"] = now
 
 
 class _End:

@@ -11,6 +11,7 @@ _TAKEN = frozenset(
     (
         *("args", "values", "mode", "replay", "ctx", "run", "grads", "strided", "missing", "call", "forward"),
         *("backward", "plain", "names", "transformed", "generators", "Tensor"),
+        *("given", "TreeplayError", "PatternChanged"),
     )
 )
 

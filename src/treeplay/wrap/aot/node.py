@@ -15,7 +15,7 @@ from treeplay.locks import shared_lock
 from treeplay.torch_seam import autograd, fakes, flags
 from treeplay.torch_seam.dynamo import tensor_check
 from treeplay.values.layout import Layout
-from treeplay.wrap.aot.compilers import Boxed
+from treeplay.wrap.aot.compilers import Boxed, follow
 from treeplay.wrap.aot.plan import BackwardGroup
 
 _compiling = shared_lock()
@@ -41,12 +41,17 @@ class _Fitted:
 
     def __init__(self, compiled: Compiled, values: Sequence[Any]) -> None:
         self.run, self.taken = compiled
+        self._followed = self.run  # which owns what it tells of
+        follow(self.run, self, _Fitted._rebind)
         given = [values[k] for k in self.taken]
         self.fits: Callable[..., bool] = _always
         self._strides: tuple[tuple[int, ...] | None, ...] = ()
         if all(value.layout is torch.strided for value in given if isinstance(value, torch.Tensor)):
             self._strides = tuple(value.stride() if isinstance(value, torch.Tensor) else None for value in given)
             self.fits = _check(given)
+
+    def _rebind(self, now: Boxed) -> None:
+        self.run = now
 
     def lay_out(self, values: list[Any]) -> None:
         """Lay out what differs as when this was compiled: hooks of the user's may unpack a saved tensor in another way."""

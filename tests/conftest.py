@@ -6,6 +6,7 @@ one tier (`support/tiers.py`); those of the tiers `unit` and `programs` start no
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 
@@ -38,6 +39,7 @@ def fresh_process_state(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     import torch
 
+    import treeplay
     from treeplay import observe
 
     leave_out_timing_of_guards()
@@ -45,7 +47,8 @@ def fresh_process_state(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with treeplay.settings.changed(compile_budget=math.inf):  # what is recorded depends on no clock
+        yield
     torch.set_num_threads(threads)
     observe.reset()
 

@@ -24,6 +24,10 @@ class Settings:
     max_rerecordings: int = 8
     """How often one key may be recorded anew because state was reassigned, before it runs eagerly."""
 
+    compile_budget: float = 0.1
+    """What share of the time a program may spend on recording further kinds of calls, once its first three kinds are
+    recorded. Calls beyond that run as they are; `math.inf` is no limit."""
+
     eager_random: bool = False
     """Compiled recordings draw the very random numbers that eager would, at some cost in speed."""
 
@@ -43,11 +47,15 @@ class Settings:
         known = {field.name: field.type for field in fields(self)}
         if name not in known:
             raise ArgumentError(f"settings.{name}: no such setting; there are {', '.join(sorted(known))}")
-        expected = {"int": int, "bool": bool}[str(known[name])]
+        expected = {"int": int, "bool": bool, "float": float}[str(known[name])]
+        if expected is float and type(value) is int:
+            value = float(value)
         if type(value) is not expected:
             raise ArgumentTypeError(f"settings.{name}: expected {expected.__name__}, found {type(value).__name__}")
         if isinstance(value, int) and not isinstance(value, bool) and value < 1:
             raise ArgumentError(f"settings.{name}: expected at least 1, found {value}")
+        if isinstance(value, float) and not value >= 0:
+            raise ArgumentError(f"settings.{name}: expected at least 0, found {value}")
         object.__setattr__(self, name, value)
 
     @contextlib.contextmanager

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextvars
 import linecache
+import math
 import random
 import sys
 import sysconfig
@@ -339,7 +340,7 @@ def run(world: World, front: str = "jit") -> Outcome:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), treeplay.settings.changed(compile_budget=math.inf):
             warnings.simplefilter("ignore")
             outcome = contextvars.copy_context().run(_run, world, front)
             if front == "compile" and outcome.stale is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,13 +21,15 @@ def recording(name: str = "") -> Recording:
 
 def used(table: EntryTable, *keys: str) -> None:
     for key in keys:
-        table.entry(key, lambda key=key: {"x": key})  # type: ignore[misc]
+        if table.get(key) is None:
+            table.put(key, Entry({"x": key}))
 
 
-def test_an_entry_is_made_once_and_is_new() -> None:
-    table = EntryTable()
-    first = table.entry("a", lambda: {"x": "1"})
-    assert table.entry("a", lambda: pytest.fail("made already")) is first
+def test_an_entry_is_new_and_is_found_by_its_key() -> None:
+    table, first = EntryTable(), Entry({"x": "1"})
+    assert table.get("a") is None and not len(table)
+    table.put("a", first)
+    assert table.get("a") is first and table.holds(first)
     assert (first.phase, first.label, len(table)) == (KeyPhase.NEW, "x=1", 1)
     assert Entry({}).label == "no arguments"
 

@@ -7,6 +7,7 @@ refusal is a reason, anything else an error of our own. A key with two such erro
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any, TypeVar
 
 from treeplay.errors import InternalError, ProgramRaised, RanOtherwise, Refusal
@@ -28,6 +29,7 @@ OBSERVED = "observed"
 REFUSED = "refused"
 BROKEN = "after an error of treeplay's"
 OTHERS = "another thread records"
+OVER_BUDGET = "new, and over the compile budget"
 REPLAYING = "a replay raised"
 
 
@@ -47,13 +49,24 @@ class Answers:
         with self._gate.inside():
             return self.program(*call.args, **call.kwargs)
 
+    def left_alone(self, entry: Entry, call: Call, why: str) -> Any:
+        """The same, for a reason that later calls have too: few of them are looked at."""
+        self.count(entry, why)
+        cache = self.cache
+        start = perf_counter()
+        cost = start - cache.began
+        with self._gate.inside():
+            out = self.program(*call.args, **call.kwargs)
+        cache.leave_alone(entry, call, why, cost=cost, ran=perf_counter() - start)
+        return out
+
     def as_before(self, entry: Entry, call: Call) -> Any:
         """A call of a key that is left alone."""
         if entry.phase is not KeyPhase.REFUSED:
-            return self.eagerly(entry, call, f"under {entry.reason.op}" if entry.reason is not None else "eager")
+            return self.left_alone(entry, call, f"under {entry.reason.op}" if entry.reason is not None else "eager")
         if self.on_refusal == "raise" and entry.reason is not None:
             raise self.raised(Refusal(entry.reason))
-        return self.eagerly(entry, call, REFUSED)
+        return self.left_alone(entry, call, REFUSED)
 
     def refused(self, entry: Entry, refusal: Refusal, call: Call) -> Any:
         """Leave the key alone from now on."""
@@ -61,7 +74,7 @@ class Answers:
         if self.on_refusal == "raise":
             raise self.raised(refusal)
         self.warn(refusal.reason)
-        return self.eagerly(entry, call, REFUSED)
+        return self.left_alone(entry, call, REFUSED)
 
     def broken(self, entry: Entry, error: InternalError, call: Call) -> Any:
         """After an error of our own: the program as it is, unless errors are to be raised."""

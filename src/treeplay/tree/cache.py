@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +13,9 @@ from treeplay.observe import warn_once
 from treeplay.settings import settings
 from treeplay.torch_seam.modes import default_device
 from treeplay.trace.call import Call
+from treeplay.tree.budget import Budget, Pause
 from treeplay.tree.decide import KeyPhase
-from treeplay.tree.key import Key, describe, has_fakes, kind_of, make_key, varying
+from treeplay.tree.key import Key, describe, glance, has_fakes, kind_of, make_key, varying
 from treeplay.tree.mismatch import key_mismatches, nearest_mismatches
 from treeplay.tree.reasons import OF_FAKES, under_mode
 from treeplay.tree.table import MOST_TRIES, Entry, EntryTable, Observation, Recording
@@ -22,6 +23,8 @@ from treeplay.wrap.emit import MISS
 
 CallFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 _NEVER = 2**62
+_MOST_STRANGERS = 256
+_MOST_GLANCES = 256
 
 
 def no_recording(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -51,9 +54,16 @@ class Cache:
         self.name = name
         self.tally = Tally()
         self.table = EntryTable()
+        # How often keys came that have no entry, by hash: they hold no object of the user's. Keys of one class share a number.
+        self.strangers: OrderedDict[int, int] = OrderedDict()
         self.passing_object: set[Hashable] = set()  # keys by class, of calls with objects that do not come again
+        self._glances: dict[Hashable, tuple[Entry, Recording] | Pause] = {}
+        self.budget = Budget()
+        self.pause = Pause()  # of all calls
+        self.began = 0.0  # the look at a call that is under way
         self.last: Recording | None = None
         self.warm: CallFunction = no_recording
+        self._has_told_of_strangers = False
         self.device: torch.device | None = None  # the default device under which the last recording was called
         self.warm_calls = 0
         self.due = _NEVER  # warm calls until the next look at whether the last recording is to be audited
@@ -63,6 +73,8 @@ class Cache:
     def use(self, recording: Recording | None) -> None:
         """Have the next call try this recording first; with None, each call comes to the gate."""
         self.settle()
+        if recording is None:
+            self._glances.clear()  # of recordings that may be gone
         self.device = default_device()
         self.last = recording
         self.warm = recording.call if recording is not None else no_recording
@@ -82,23 +94,78 @@ class Cache:
         self.tally.went += 1
         self.use(recording)
 
+    # --- what arguments look like ---------------------------------------------------------------------------
+
+    def remember(self, call: Call, entry: Entry, recording: Recording) -> None:
+        """Have the next call with such arguments try this recording before its key is made."""
+        self._glances[self._look(call)] = entry, recording
+
+    def leave_alone(self, entry: Entry, call: Call, why: str, *, cost: float, ran: float) -> None:
+        """Note that a look at a call, which took `cost` seconds, found that it runs eagerly, and `ran` so long. Calls with
+        such arguments are left alone for a while, and all calls if none is replayed."""
+        self.pause.looked(entry, why, cost=cost, ran=ran, served=self.tally.went + self.warm_calls)
+        look = self._look(call)
+        known = self._glances.get(look)
+        pause = known if isinstance(known, Pause) else self._glances.setdefault(look, Pause())
+        if isinstance(pause, Pause):
+            pause.looked(entry, why, cost=cost, ran=ran, served=0)
+
+    def glanced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, Recording] | Pause | None:
+        """The recording that served the last call with arguments that look like these, if there still is one; or the pause
+        of calls that are left alone."""
+        look = glance(args, kwargs)
+        found = self._glances.get(look)
+        if found is None or isinstance(found, Pause):
+            return found
+        entry, recording = found
+        if recording not in entry.recordings:
+            del self._glances[look]
+            return None
+        return found if recording is not self.last else None  # which does not fit
+
+    def _look(self, call: Call) -> Hashable:
+        if len(self._glances) >= _MOST_GLANCES:
+            self._glances.clear()
+        return glance(call.args, call.kwargs)
+
     # --- keys -----------------------------------------------------------------------------------------------
 
     def find(self, call: Call) -> tuple[Key, Entry]:
-        """The key of a call, and its entry, which may be new. Raises `Refusal` for arguments that have no key."""
+        """The key of a call, and its entry: a new one is in no table yet. Raises `Refusal` for arguments that have no key."""
         key = make_key(call)
         if self.passing_object and (kind := kind_of(key)) is not None and kind in self.passing_object:
             key = kind
-        return key, self.table.entry(key, lambda: describe(call))
+        return key, self.table.get(key) or Entry({})
+
+    def admit(self, entry: Entry, key: Key, call: Call) -> bool:
+        """Have a new entry in the table, if the budget is for it. A key that is not admitted is told from the others, once."""
+        kind = kind_of(key)
+        mark = hash(key if kind is None else kind)
+        times = self.strangers.get(mark, 0) + 1
+        if self.budget.admits(times if kind is None else 1):
+            entry.is_free = self.budget.is_free
+            self._enter(entry, key, call)
+            return True
+        self.strangers[mark] = times
+        self.strangers.move_to_end(mark)
+        if len(self.strangers) > _MOST_STRANGERS:
+            self.strangers.popitem(last=False)
+        if not self._has_told_of_strangers:
+            self._has_told_of_strangers = True
+            calls = [*(other.arguments for other in self.table), describe(call)]
+            warn_once(
+                f"treeplay runs calls of {self.name} as they are that no recording fits: what varies from call to call is "
+                f"{varying(calls)}, and recording each would take more than {settings.compile_budget:.0%} of the time. Keep "
+                "it constant (pad shapes, pass numbers as tensors), or raise treeplay.settings.compile_budget."
+            )
+        return False
 
     def look_around(self, entry: Entry, key: Key, call: Call) -> None:
         """Note which mode keeps a new entry's calls eager, or what keeps them apart from the nearest that are recorded."""
         mode = key.ambience.only_eagerly
-        if mode is not None:
-            entry.phase, entry.reason = KeyPhase.EAGER, under_mode(mode)
-            return
-        if has_fakes(call):
-            entry.phase, entry.reason = KeyPhase.EAGER, OF_FAKES
+        if mode is not None or has_fakes(call):
+            entry.phase, entry.reason = KeyPhase.EAGER, under_mode(mode) if mode is not None else OF_FAKES
+            self._enter(entry, key, call)
             return
         others = [(other, at) for other, at in self.table.items() if isinstance(other, Key) and at.recordings]
         differing = [
@@ -106,20 +173,24 @@ class Cache:
         ]
         entry.differs = min(reversed(differing), key=len, default=())  # of two as near, the one used last
 
-    def comes_once(self, entry: Entry, key: Key) -> bool:
+    def comes_once(self, entry: Entry, key: Key, call: Call) -> bool:
         """Whether an object among the arguments has been another one in each call: as many as are kept, none of them twice.
 
         Then its calls share the new entry, from now on."""
-        kind = kind_of(key) if len(self.table) > settings.max_recordings_per_program else None
-        if kind is None:
+        kind = kind_of(key)
+        if kind is None or len(self.table) + self.strangers.get(hash(kind), 0) < settings.max_recordings_per_program:
             return False
-        others = [(other, at) for other, at in self.table.items() if at is not entry]
-        if any(at.phase is not KeyPhase.OBSERVED or kind_of(other) != kind for other, at in others):  # type: ignore[arg-type]
+        if any(at.phase is not KeyPhase.OBSERVED or kind_of(other) != kind for other, at in self.table.items()):  # type: ignore[arg-type]
             return False
         self.table.clear()
-        self.table.put(kind, entry)
+        self.strangers.clear()
+        self._enter(entry, kind, call)
         self.passing_object.add(kind)
         return True
+
+    def _enter(self, entry: Entry, key: Key, call: Call) -> None:
+        entry.arguments = describe(call)
+        self.table.put(key, entry)
 
     def entry_of(self, recording: Recording) -> Entry:
         """The entry that has a recording; one that is in no table if it was reset meanwhile."""
@@ -133,6 +204,7 @@ class Cache:
             self.tally.went += 1
             self.table.free([recording])
             return
+        self.budget.recorded(entry)
         entry.recordings.append(recording)
         entry.forget(seen)
         entry.phase, entry.differing, entry.tries = KeyPhase.RECORDED, False, MOST_TRIES
@@ -146,6 +218,7 @@ class Cache:
             entry.recordings.remove(recording)
             if not entry.recordings and entry.phase is KeyPhase.RECORDED:
                 entry.phase = KeyPhase.NEW
+        self._glances.clear()
         if recording is self.last:
             self.use(None)
         self.table.free([recording])
@@ -157,7 +230,10 @@ class Cache:
             found = nearest_mismatches([recording.signature], call) if recording in entry.recordings else ()
             return "; ".join(map(str, found))
 
-        if self.last in self.table.let_go(why):
+        dropped = self.table.let_go(why)
+        if dropped:
+            self._glances.clear()
+        if self.last in dropped:
             self.use(None)
 
     def evict(self) -> None:
@@ -168,6 +244,7 @@ class Cache:
         if not dropped:
             return
         self.tally.dropped += len(dropped)
+        self._glances.clear()
         if any(self.last in entry.recordings for entry in dropped):
             self.use(None)
         warn_once(
@@ -179,5 +256,7 @@ class Cache:
     def reset(self) -> None:
         """Forget every recording and every refusal."""
         self.passing_object.clear()
+        self.strangers.clear()
+        self.budget, self.pause, self._has_told_of_strangers = Budget(), Pause(), False
         self.table.clear()
         self.use(None)

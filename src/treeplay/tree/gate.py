@@ -60,15 +60,26 @@ class Gate:
         """For a block that runs the program's own code, without the lock."""
         self.wait()
         me = get_ident()
-        self._inside[me] += 1
-        self.entered += 1
+        self.enter(me)
         try:
             with self.let_go():
                 yield
         finally:
-            self._inside[me] -= 1
-            if not self._inside[me]:
-                del self._inside[me]
+            self.leave(me)
+
+    def enter(self, thread: int) -> None:
+        """For a call that runs the program's own code without a block of `inside`, beside no thread that records."""
+        self._inside[thread] = self._inside.get(thread, 0) + 1
+        self.entered += 1
+
+    def leave(self, thread: int) -> None:
+        """The end of such a call."""
+        left = self._inside[thread] - 1
+        if left > 0:
+            self._inside[thread] = left
+        else:
+            del self._inside[thread]
+        if self.closer is not None:
             self._changed.notify_all()
 
     def wait(self) -> None:

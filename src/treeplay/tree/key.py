@@ -39,6 +39,19 @@ def make_key(call: Call) -> Key:
     return Key((_exact(call.structure), leaves), Ambience.now())
 
 
+_SEEN_AS_THEY_ARE = frozenset({int, float, bool, str, type(None)})
+_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def glance(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    """What a quick look at arguments shows: calls of different keys may look alike, but seldom do."""
+    parts: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        cls = type(value)
+        parts.append(value.shape if cls in _PLAIN_TENSORS else value if cls in _SEEN_AS_THEY_ARE else cls)
+    return tuple(parts), tuple(kwargs)
+
+
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _OTHER_LAYOUTS = (torch.sparse_coo, *_COMPRESSED, torch.jagged, mkldnn_layout)
 _KEYWORD = re.compile(r"^kwargs\['(\w+)'\]")

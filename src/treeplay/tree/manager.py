@@ -12,6 +12,8 @@ that may fail has succeeded.
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
+from time import perf_counter
 from typing import Any
 
 from treeplay.codegen import hide_from_dynamo
@@ -23,8 +25,9 @@ from treeplay.torch_seam.dynamo import is_dynamo_watching, without_dynamo
 from treeplay.torch_seam.modes import default_device, foreign_mode, is_mode_active, is_traced
 from treeplay.trace.call import Call
 from treeplay.trace.recordable import survey_call
-from treeplay.tree.answers import OBSERVED, OTHERS, Answers
+from treeplay.tree.answers import OBSERVED, OTHERS, OVER_BUDGET, Answers
 from treeplay.tree.auditing import audit_last
+from treeplay.tree.budget import Pause
 from treeplay.tree.cache import Cache, no_recording
 from treeplay.tree.decide import Action, CallFacts, KeyPhase, decide
 from treeplay.tree.gate import Gate
@@ -92,9 +95,26 @@ class Manager:
                 if cache.warm_calls >= cache.due:
                     cache.warm = no_recording  # an audit is a step of the next call, which is a cold one
                 return out
-            return self._cold(args, kwargs)
+            if not cache.pause.left or self.gate.closer is not None:
+                return self._cold(args, kwargs)
+        return self._left_alone(args, kwargs)
 
     hide_from_dynamo(call)
+
+    def _left_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that is not looked at: the program as it is."""
+        me, gate, cache = get_ident(), self.gate, self.cache
+        try:
+            with self._lock:
+                gate.enter(me)
+                cache.pause.left -= 1
+                self.answers.count(cache.pause.entry, cache.pause.why)
+            return self.program(*args, **kwargs)
+        finally:
+            with self._lock:
+                gate.leave(me)
+
+    hide_from_dynamo(_left_alone)
 
     def _under(self, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call under somebody's mode is the plain program, and counts as that. Inside of another program that is observed
@@ -121,6 +141,11 @@ class Manager:
         with UninterruptedBlock():
             if self.gate.closer is not None:
                 self.gate.wait()
+            self.cache.began = perf_counter()
+            if self.cache.warm_calls < self.cache.due and not is_mode_active():
+                out = self._at_a_glance(args, kwargs)
+                if out is not MISS:
+                    return out
             call = Call(args, kwargs, [], Leaf(0))
             try:
                 call = Call(args, kwargs, *flatten((args, kwargs)))
@@ -133,9 +158,33 @@ class Manager:
                 audit_last(self.answers, self.gate, call)
             if entry.phase is KeyPhase.NEW:
                 self.cache.look_around(entry, key, call)
-                if self.cache.comes_once(entry, key):
+                if self.cache.comes_once(entry, key, call):
                     return self.answers.refused(entry, Refusal(passing_object(self.program, call)), call)
+                if not self.cache.table.holds(entry) and not self.cache.admit(entry, key, call):
+                    return self.answers.left_alone(entry, call, OVER_BUDGET)
             return self._with_entry(entry, call)
+
+    def _at_a_glance(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of the recording that served the last call with such arguments, or of the program if it is left alone
+        with them; else MISS. A key costs more than a try."""
+        found = self.cache.glanced(args, kwargs)
+        if found is None:
+            return MISS
+        if isinstance(found, Pause):
+            if not found.left:
+                return MISS
+            found.left -= 1
+            self.answers.count(found.entry, found.why)
+            with self.gate.inside():
+                return self.program(*args, **kwargs)
+        entry, recording = found
+        try:
+            out = recording.call(args, kwargs)
+        except Exception as error:
+            return answer_raised(self.answers, entry, recording, error, Call(args, kwargs, *flatten((args, kwargs))))
+        if out is not MISS:
+            self.cache.served(recording)
+        return out
 
     def _with_entry(self, entry: Entry, call: Call) -> Any:
         since = recorders.now()
@@ -148,9 +197,12 @@ class Manager:
                 return answer_raised(self.answers, entry, recording, error, call)
             if out is not MISS:
                 self.cache.served(recording)
+                self.cache.remember(call, entry, recording)
                 return out
         if entry.recordings and recorders.disturbed(since):
             return self.answers.eagerly(entry, call, OTHERS)
+        if entry.phase is KeyPhase.OBSERVED and not self.cache.budget.allows(entry):
+            return self.answers.left_alone(entry, call, OVER_BUDGET)
         self.cache.let_go(entry, call)
         seen, has_changed = entry.observation(), False
         if seen is None and entry.was_observed and entry.tries and entry.observations:
@@ -168,7 +220,10 @@ class Manager:
             case Action.RECORD:
                 if seen is None:
                     raise InternalError("a call was to be recorded that was not observed")
-                out = self.recorder.record(entry, call, seen, has_changed=has_changed)
+                if not self.cache.budget.allows(entry):
+                    return self.answers.left_alone(entry, call, OVER_BUDGET)
+                with self.cache.budget.spending(entry):
+                    out = self.recorder.record(entry, call, seen, has_changed=has_changed)
                 if out is not UNLIKE:
                     return out
                 if has_changed:
@@ -181,7 +236,7 @@ class Manager:
 
     def _observe(self, entry: Entry, call: Call) -> Any:
         self.answers.count(entry, OBSERVED)
-        with self.gate.inside():
+        with self.cache.budget.spending(entry), self.gate.inside():
             out, log = self.observe(self.program, call)
             seen = self._seen(entry, call, log)
         if seen is None or entry.phase is KeyPhase.REFUSED:  # by another thread, meanwhile

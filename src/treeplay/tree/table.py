@@ -69,6 +69,7 @@ class Entry:
     """One key: calls with the same structure, shapes, static values and modes."""
 
     arguments: dict[str, str]  # each argument by name, as text
+    is_free: bool = False  # whether it counts against no budget
     phase: KeyPhase = KeyPhase.NEW
     observations: list[Observation] = field(default_factory=list)
     recordings: list[Recording] = field(default_factory=list)
@@ -106,16 +107,16 @@ class EntryTable:
         self.plain_calls: Counter[str] = Counter()  # of recordings that are gone
 
     @uninterrupted  # an ordered dictionary that is left in the middle of a step raises at every later one
-    def entry(self, key: Hashable, arguments: Callable[[], dict[str, str]]) -> Entry:
-        """The entry of `key`, made if it is new, and now the most recently used."""
+    def get(self, key: Hashable) -> Entry | None:
+        """The entry of `key`, now the most recently used."""
         found = self._entries.get(key)
-        if found is None:
-            found = self._entries[key] = Entry(arguments())
-        self._entries.move_to_end(key)
+        if found is not None:
+            self._entries.move_to_end(key)
         return found
 
+    @uninterrupted
     def put(self, key: Hashable, entry: Entry) -> None:
-        """Have an entry under this key."""
+        """Have an entry under this key, the most recently used."""
         self._entries[key] = entry
 
     def holds(self, entry: Entry) -> bool:

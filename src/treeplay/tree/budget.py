@@ -1,0 +1,92 @@
+"""What keeps a program that gains nothing from costing more than eager does.
+
+budget   the first keys of a program are recorded as they come; after them, observing and recording take at most
+         `settings.compile_budget` of the time, and a key has to come twice if those before it did not come again
+pause    calls that end eagerly one after the other are called directly for a while: the cost of looking at a call is
+         spread over so many that little of it is left
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+from treeplay.settings import settings
+from treeplay.tree.table import Entry
+
+FREE_KEYS = 3
+_LOOKS_BEFORE_PAUSE = 8
+_MOST_DOUBLINGS = 12
+_TICK = 1e-9
+_SHARE = 0.02  # of a call's time that looking at it may take, in the mean
+_LEAST_SECONDS = 2e-7  # which it may take in any case
+
+
+class Budget:
+    """Which keys of one program are observed and recorded. For a thread that holds the program's lock."""
+
+    def __init__(self) -> None:
+        self._admitted = 0
+        self._recorded = 0
+        self._spent = 0.0  # seconds, on keys that are not free
+        self._since: float | None = None
+
+    def admits(self, times: int) -> bool:
+        """Whether a new key may be observed that came so many times, this call included."""
+        keys_come_again = 2 * self._recorded >= self._admitted or times > 1 or settings.compile_budget == math.inf
+        if self._admitted < FREE_KEYS or (keys_come_again and self._is_left()):
+            self._admitted += 1
+            return True
+        return False
+
+    def allows(self, entry: Entry) -> bool:
+        """Whether a call of an observed key may be recorded."""
+        return entry.is_free or self._is_left()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the key that was admitted last is one of the first."""
+        return self._admitted <= FREE_KEYS
+
+    def recorded(self, entry: Entry) -> None:
+        """Note that a key came again, and has a recording."""
+        self._recorded += not entry.recordings
+
+    @contextmanager
+    def spending(self, entry: Entry) -> Iterator[None]:
+        """For a block that observes or records a call."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            if not entry.is_free:
+                self._spent += perf_counter() - start
+
+    def _is_left(self) -> bool:
+        now = perf_counter()
+        if self._since is None:
+            self._since = now
+        return self._spent <= settings.compile_budget * (now - self._since or _TICK)
+
+
+class Pause:
+    """How many calls are left to the program itself before one is looked at again. For a thread that holds the lock."""
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.entry, self.why = Entry({}), ""  # of the last look, for which these calls count
+        self._looks = 0
+        self._served = 0
+
+    def looked(self, entry: Entry, why: str, *, cost: float, ran: float, served: int) -> None:
+        """A look at a call found that it runs eagerly, which took `cost` seconds, and the call `ran`. `served`: the calls
+        that went to recordings so far; where there are new ones, the program gains."""
+        if served != self._served:
+            self._looks, self._served = 0, served
+        self._looks += 1
+        if self._looks >= _LOOKS_BEFORE_PAUSE:
+            enough = int(cost / max(_SHARE * ran, _LEAST_SECONDS))
+            self.left = min(enough, 1 << min(self._looks - _LOOKS_BEFORE_PAUSE, _MOST_DOUBLINGS))
+            self.entry, self.why = entry, why

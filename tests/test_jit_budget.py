@@ -1,0 +1,158 @@
+"""Programs whose calls keep being new to treeplay cost little more than eager, and are told what varies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import treeplay
+from support import assert_same, jit
+from treeplay.settings import Settings
+from treeplay.tree import budget
+
+pytestmark = pytest.mark.filterwarnings("ignore:treeplay runs")
+OVER = "new, and over the compile budget"
+
+
+def scaled(x: torch.Tensor, number: Any = 2) -> torch.Tensor:
+    return x * number - 1
+
+
+@pytest.fixture(autouse=True)
+def the_usual_budget() -> Iterator[None]:
+    with treeplay.settings.changed(compile_budget=Settings().compile_budget):
+        yield
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The clock of budgets: it stands still, or goes by `step` at each look."""
+    time = SimpleNamespace(now=0.0, step=0.0)
+
+    def perf_counter() -> float:
+        time.now += time.step
+        return time.now
+
+    monkeypatch.setattr(budget, "perf_counter", perf_counter)
+    return time
+
+
+def test_a_number_that_never_comes_again_is_observed_three_times() -> None:
+    jitted, x = jit(scaled, on_refusal="eager"), torch.randn(3)
+    for number in range(60):
+        assert_same(jitted(x, number), scaled(x, number))
+    found = jitted.statistics()
+    assert found.not_replayed == {"observed": 3, OVER: 57}
+    assert (found.calls, found.eager_calls, found.recordings) == (60, 60, 0)
+
+
+def test_what_varies_is_told_once_at_the_fourth_key() -> None:
+    jitted, x = jit(scaled, on_refusal="eager"), torch.randn(3)
+    for number in range(3):
+        jitted(x, number)
+    with pytest.warns(UserWarning, match=r"what varies from call to call is args\[1\], .* 10% of the time") as told:
+        for number in range(3, 9):
+            jitted(x, number)
+    assert len(told) == 1
+
+
+def test_the_first_three_sizes_are_recorded_whatever_they_take(clock: SimpleNamespace) -> None:
+    clock.step = 1000.0
+    jitted = jit(scaled, on_refusal="eager")
+    for size in (2, 3, 4) * 3:
+        assert_same(jitted(torch.ones(size)), torch.ones(size))
+    assert (jitted.statistics().recordings, jitted.statistics().replays) == (3, 6)
+
+
+def test_a_further_size_is_recorded_when_the_budget_is_there_again(clock: SimpleNamespace) -> None:
+    jitted = jit(scaled, on_refusal="eager")
+    for size in (2, 3, 4) * 2:
+        jitted(torch.ones(size))
+    clock.step = 1.0
+    for _ in range(3):
+        jitted(torch.ones(5))
+    assert jitted.statistics().recordings == 3 and jitted.statistics().not_replayed[OVER] == 2
+    clock.now += 100.0
+    for _ in range(2):
+        assert_same(jitted(torch.ones(5)), torch.ones(5))
+    assert jitted.statistics().recordings == 4
+
+
+def test_without_a_limit_all_sizes_are_recorded() -> None:
+    jitted = jit(scaled, on_refusal="eager")
+    with treeplay.settings.changed(compile_budget=math.inf):
+        for size in range(1, 9):
+            for _ in range(2):
+                jitted(torch.ones(size))
+    assert jitted.statistics().recordings == 8
+
+
+def test_after_three_keys_that_never_came_again_one_has_to_come_twice() -> None:
+    jitted, x = jit(scaled, on_refusal="eager"), torch.randn(3)
+    with treeplay.settings.changed(compile_budget=1e12):
+        for number in (0, 1, 2, 3, 4, 3, 3):
+            assert_same(jitted(x, number), scaled(x, number))
+    assert jitted.statistics().not_replayed == {"observed": 4, OVER: 2}
+    assert jitted.statistics().recordings == 1
+
+
+def test_most_calls_of_a_refused_program_are_not_looked_at() -> None:
+    def read(x: torch.Tensor) -> torch.Tensor:
+        return x * x.sum().item()
+
+    jitted, looks = jit(read, on_refusal="eager"), []
+    find = jitted._manager.cache.find
+    jitted._manager.cache.find = lambda call: (looks.append(1), find(call))[1]
+    for number in range(3000):
+        assert_same(jitted(torch.tensor([number, 2.0])), read(torch.tensor([number, 2.0])))
+    found = jitted.statistics()
+    assert len(looks) < 300 and (found.calls, found.eager_calls) == (3000, 3000)
+    assert found.not_replayed == {"observed": 1, "refused": 2999}
+    assert sum(key.eager_calls for key in found.keys) == 3000
+
+
+def test_a_program_that_is_replayed_now_and_then_is_looked_at_in_each_call() -> None:
+    def read(x: torch.Tensor) -> torch.Tensor:
+        return x * x.sum().item() if x.shape[0] == 2 else x * 3 - 1
+
+    jitted = jit(read, on_refusal="eager")
+    for _ in range(50):
+        for size in (2, 2, 2, 2, 2, 3):
+            assert_same(jitted(torch.ones(size)), read(torch.ones(size)))
+    assert jitted.statistics().replays == 50 - 1
+
+
+def test_calls_that_are_not_looked_at_raise_what_eager_raises_and_end_with_a_reset() -> None:
+    def read(x: torch.Tensor) -> torch.Tensor:
+        if x.sum().item() < 0:
+            raise KeyError("negative")
+        return x * 2
+
+    jitted, x = jit(read, on_refusal="eager"), torch.ones(2)
+    for _ in range(200):
+        jitted(x)
+    assert jitted._manager.cache.pause.left
+    with pytest.raises(KeyError, match="negative"):
+        jitted(-x)
+    jitted.reset()
+    jitted(x)
+    assert jitted.statistics().not_replayed["observed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("cost", "ran", "left"), [(1e-4, 1.0, 0), (1e-4, 1e-3, 5), (1e-4, 1e-6, 500), (1.0, 1e-6, 4096)]
+)
+def test_a_pause_is_as_long_as_a_look_was_dear(cost: float, ran: float, left: int) -> None:
+    pause = budget.Pause()
+    lengths = []
+    for _ in range(30):
+        pause.looked(budget.Entry({}), "refused", cost=cost, ran=ran, served=0)
+        lengths.append(pause.left)
+    assert lengths[:7] == [0] * 7 and lengths == sorted(lengths) and lengths[-1] == left
+    pause.looked(budget.Entry({}), "refused", cost=cost, ran=ran, served=1)
+    assert left == 0 or pause.left == left

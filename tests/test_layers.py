@@ -40,7 +40,7 @@ report         values torch_seam backend torch_compile
 program        values errors locks device trace tree driver report
 module         errors program
 api            errors device plan program module
-treeplay       errors settings torch_seam graphs backend report program api
+treeplay       errors settings graphs observe backend report program api
 cli            values errors settings torch_seam observe device trace lower plan tree backend driver report program
                module treeplay
 """

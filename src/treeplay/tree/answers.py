@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from treeplay.errors import InternalError, ProgramRaised, RanOtherwise, Refusal
 from treeplay.observe import counters, warn_once
+from treeplay.observe.events import log_refusal
 from treeplay.observe.internal import tell_internal
 from treeplay.observe.lines import with_own_line
 from treeplay.sandbox.boundary import internal
@@ -108,6 +109,7 @@ class Answers:
         entry.observations.clear()
         self.cache.tally.refusals += 1
         counters.add("refusals", reason.op)
+        log_refusal(self.name, reason)
         return reason
 
     def note_later(self, entry: Entry, reason: Reason) -> None:

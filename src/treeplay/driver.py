@@ -97,6 +97,7 @@ def run_stages(
     front = run_front(program, call, first_run, seconds, lower=lower)
     recording = run_back(program, call, front, seconds, name=name)
     recording.audit, recording.draws = front.audit, bool(front.traced.generators)
+    recording.effects = front.traced.effects
     return recording
 
 

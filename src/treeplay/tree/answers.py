@@ -141,6 +141,11 @@ class Answers:
         """Tell of a refusal, once."""
         warn_once(f"treeplay runs {self.name} eagerly. {reason}")
 
+    def warn_of_effects(self, effects: tuple[Reason, ...]) -> None:
+        """Tell, once, of what the program did besides computing: it will not do it again."""
+        told = "\n".join(str(effect) for effect in effects)
+        warn_once(f"treeplay replays {self.name} from now on. {told}")
+
     def count(self, entry: Entry, why: str) -> None:
         """A call that launches no recording."""
         entry.eager_calls[why] += 1

@@ -26,7 +26,7 @@ sandbox        errors locks torch_seam observe
 relocate       values errors
 device         values errors settings locks torch_seam codegen observe sandbox relocate
 graphs         values errors settings locks torch_seam codegen observe sandbox device
-guards         values torch_seam codegen sandbox
+guards         values torch_seam codegen observe sandbox
 trace          values errors locks torch_seam observe sandbox guards
 wrap           values errors locks torch_seam codegen graph_check observe sandbox guards trace
 lower          values errors torch_seam codegen graph_check observe sandbox device trace
@@ -35,12 +35,12 @@ tree           values errors settings locks torch_seam codegen observe sandbox d
 backend        values errors settings locks torch_seam codegen graph_check observe sandbox device trace wrap lower
                plan
 driver         values errors settings torch_seam codegen observe sandbox device trace wrap lower plan tree backend
-torch_compile  backend driver
-report         values torch_seam backend torch_compile
-program        values errors locks device trace tree driver report
-module         errors program
+torch_compile  settings backend driver
+report         values settings torch_seam backend torch_compile
+program        values errors settings locks device trace tree driver report
+module         errors settings program
 api            errors device plan program module
-treeplay       errors settings torch_seam graphs backend report program api
+treeplay       errors settings graphs observe backend report program api
 cli            values errors settings torch_seam observe device trace lower plan tree backend driver report program
                module treeplay
 """

@@ -13,12 +13,6 @@ def step(x, y):
 
 from typing import TYPE_CHECKING, Any
 
-from treeplay import torch_seam
-
-torch_seam.require()  # first: what follows would end in an error that names a part of torch and nothing else
-
-from treeplay import graphs
-from treeplay.api import jit, reset
 from treeplay.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -30,25 +24,42 @@ from treeplay.errors import (
     TreeplayError,
     UsageError,
 )
-from treeplay.program import Jitted
 from treeplay.settings import settings
 
 if TYPE_CHECKING:
+    from treeplay import graphs, observe
+    from treeplay.api import jit, reset
     from treeplay.backend.account import graph_reports
+    from treeplay.program import Jitted
     from treeplay.report.explain import explain
 
 __version__ = "0.1.0"
 
-_OF_BACKEND = {"explain": "treeplay.report.explain", "graph_reports": "treeplay.backend.account"}
+# Imported when they are first used: torch takes seconds, the backend of `torch.compile` as long again, and the command tells
+# its version without either.
+_HOMES = {
+    "Jitted": "treeplay.program",
+    "explain": "treeplay.report.explain",
+    "graph_reports": "treeplay.backend.account",
+    "jit": "treeplay.api",
+    "reset": "treeplay.api",
+}
+_PARTS = ("graphs", "observe")
 
 
 def __getattr__(name: str) -> Any:
-    """What belongs to the backend of `torch.compile`, which is imported when it is first used: that takes seconds."""
     import importlib
 
-    if name in _OF_BACKEND:
-        return getattr(importlib.import_module(_OF_BACKEND[name]), name)
+    if name in _PARTS:
+        return importlib.import_module(f"treeplay.{name}")
+    if name in _HOMES:
+        value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+        return value
     raise AttributeError(f"module 'treeplay' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, *_PARTS})
 
 
 __all__ = [
@@ -66,6 +77,7 @@ __all__ = [
     "graph_reports",
     "graphs",
     "jit",
+    "observe",
     "reset",
     "settings",
 ]

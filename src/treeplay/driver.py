@@ -30,6 +30,7 @@ from treeplay.lower.inductor import keeps_draws_in_order, lower_inductor
 from treeplay.lower.lowered import Lowered
 from treeplay.lower.stream import lower_for_stream
 from treeplay.observe import compile_records, counters, phase
+from treeplay.observe.events import log_event
 from treeplay.plan.arena import plan_arena
 from treeplay.plan.choose import choose
 from treeplay.plan.devices import CPU, check_stays, device_of, move_state, settle
@@ -77,7 +78,9 @@ def record(program: Callable[..., Any], call: Call, first_run: list[LoggedCall],
         compile_records.add(_refused(name, call, seconds, refusal.reason), direction="refused")
         raise
     counters.add("recordings", recording.lowering)
-    compile_records.add(_made(name, call, recording))
+    made = _made(name, call, recording)
+    compile_records.add(made)
+    log_event("recordings", f"{made}, {made.operators} operators")
     return recording
 
 
@@ -94,6 +97,7 @@ def run_stages(
     front = run_front(program, call, first_run, seconds, lower=lower)
     recording = run_back(program, call, front, seconds, name=name)
     recording.audit, recording.draws = front.audit, bool(front.traced.generators)
+    recording.effects = front.traced.effects
     return recording
 
 

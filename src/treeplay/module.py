@@ -14,6 +14,7 @@ import torch
 
 from treeplay.errors import ArgumentTypeError
 from treeplay.program import Jitted
+from treeplay.settings import settings
 
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -24,7 +25,10 @@ class JittedModule:
     __slots__ = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _program_of(self)._manager.call(args, kwargs)
+        program = _program_of(self)
+        if not settings.enabled:
+            return program.__wrapped__(*args, **kwargs)
+        return program._manager.call(args, kwargs)
 
     @property
     def __wrapped__(self) -> Any:

@@ -14,21 +14,20 @@ import itertools
 import sys
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast
 
 import torch
 
-from treeplay import driver
 from treeplay.device.holders import register
 from treeplay.errors import ArgumentTypeError
 from treeplay.locks import shared_lock
-from treeplay.trace.observe import observe
-from treeplay.trace.opaque import plain_run
-from treeplay.tree.cache import Cache
-from treeplay.tree.gate import Gate
-from treeplay.tree.manager import Manager
-from treeplay.tree.table import Entry, Recording
+from treeplay.settings import settings
 from treeplay.values.statistics import KeyFacts, RecordingFacts, Statistics
+
+if TYPE_CHECKING:
+    from treeplay.tree.cache import Cache
+    from treeplay.tree.manager import Manager
+    from treeplay.tree.table import Entry, Recording
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -70,12 +69,21 @@ class Jitted(Generic[P, R]):
         # One for each decorated function: an override and what it overrides are two methods of one object.
         self._key = f"{self._name} (jitted {next(_numbers)})"
         self._lock = shared_lock()
-        self._manager = self._make_manager()
+        if settings.enabled:
+            _ = self._manager  # here, and not in the first call, which may be under modes of the user's
         if not isinstance(program, torch.nn.Module):
             functools.update_wrapper(self, program, updated=())
         register(self)
 
-    def _make_manager(self) -> Manager:
+    @functools.cached_property
+    def _manager(self) -> Manager:
+        """Made for a program that is not switched off: what it imports takes a second."""
+        from treeplay import driver
+        from treeplay.trace.observe import observe
+        from treeplay.trace.opaque import plain_run
+        from treeplay.tree.gate import Gate
+        from treeplay.tree.manager import Manager
+
         # Not `self`, which is to go when it is dropped.
         program, lower, name = self.__wrapped__, self._lower, self._name
 
@@ -88,11 +96,12 @@ class Jitted(Generic[P, R]):
 
     def __del__(self) -> None:
         """What recordings are made of refers to each other, and need not wait for Python's garbage collector."""
-        manager = self.__dict__.get("_manager")
-        if manager is not None and not sys.is_finalizing():
-            manager.cache.reset()
+        if not sys.is_finalizing() and (cache := self._cache()) is not None:
+            cache.reset()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if not settings.enabled:
+            return self.__wrapped__(*args, **kwargs)
         out: R = self._manager.call(args, kwargs)
         return out
 
@@ -124,23 +133,31 @@ class Jitted(Generic[P, R]):
     def statistics(self) -> Statistics:
         """What this program has done so far: a snapshot of plain values."""
         with self._lock:
-            return _statistics(self._manager.cache)
+            cache = self._cache()
+            return _statistics(cache) if cache is not None else Statistics.of_none(self._name)
+
+    def _cache(self) -> Cache | None:
+        """Its recordings; None where it has been switched off since it was made."""
+        manager = self.__dict__.get("_manager")
+        return manager.cache if manager is not None else None
 
     def explain(self) -> str:
         """Each key with its recordings, what they take and write, and every refusal and re-recording with its cause."""
         from treeplay.report.text import explanation
 
-        return explanation(self.statistics())
+        return explanation(self.statistics(), is_on=settings.enabled)
 
     def reset(self) -> None:
         """Forget every recording; the next call is a first call."""
         with self._lock:
-            self._manager.cache.reset()
+            if (cache := self._cache()) is not None:
+                cache.reset()
 
     def sources(self) -> list[str]:
         """The generated functions of each recording, as text: what a call runs; for gradients, what they run too."""
         with self._lock:
-            return [recording.source for entry in self._manager.cache.table for recording in entry.recordings]
+            cache = self._cache()
+            return [recording.source for entry in (cache.table if cache else ()) for recording in entry.recordings]
 
     def __repr__(self) -> str:
         return f"<treeplay.jit of {self._name}>"

@@ -7,16 +7,31 @@ with treeplay.settings.changed(max_recordings_per_program=4): ...
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from treeplay.errors import ArgumentError, ArgumentTypeError
+
+_SWITCH = {"0": False, "off": False, "false": False, "no": False, "1": True, "on": True, "true": True, "yes": True}
+
+
+def _is_switched_on() -> bool:
+    """What the environment says; without a word of it, treeplay is on."""
+    said = os.environ.get("TREEPLAY") or "1"
+    if said.lower() not in _SWITCH:
+        raise ArgumentError(f"the environment variable TREEPLAY: expected 0 or 1, found {said!r}")
+    return _SWITCH[said.lower()]
 
 
 @dataclass(slots=True)
 class Settings:
     """What can be set, with its default; assigning a value of another type or out of range raises."""
+
+    enabled: bool = field(default_factory=_is_switched_on)
+    """Without it, jitted programs and modules run as they are, as do graphs that `torch.compile` compiles from here on and what
+    `make_graphed_callables` is given. `TREEPLAY=0` in the environment switches it off from the start."""
 
     max_recordings_per_program: int = 16
     """How many recordings one program keeps; the least recently used goes first."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
 
-from treeplay import driver
-from treeplay.backend.options import check_mode, options_from
-from treeplay.backend.passes import copy_of
-from treeplay.backend.shapes import Program
+from treeplay.settings import settings
+
+if TYPE_CHECKING:
+    from treeplay.backend.shapes import Program
 
 
 def compile_graph(
@@ -24,6 +24,12 @@ def compile_graph(
     """Compile a graph for inputs like these; the callable takes positional inputs like the graph's. The graph stays as it is.
 
     `inner` is the same as `options={"inner": ...}`."""
+    if not settings.enabled:
+        return gm
+    from treeplay import driver
+    from treeplay.backend.options import options_from
+    from treeplay.backend.passes import copy_of
+
     given = dict(options or {}) | ({} if inner is None else {"inner": inner})
     program = copy_of(gm) if isinstance(gm, torch.fx.GraphModule) else gm
     return driver.compile_captured(program, inputs, options_from(given))
@@ -38,7 +44,14 @@ def backend(
 ) -> Callable[..., Any]:
     """What `torch.compile` calls with each graph; the graph is used up.
 
+    Where treeplay is switched off (`settings.enabled`), the graph runs as it is.
+
     `mode`: "default" and "reduce-overhead" are what it does; it has no other.
     """
+    if not settings.enabled:
+        return gm
+    from treeplay import driver
+    from treeplay.backend.options import check_mode, options_from
+
     check_mode(mode)
     return driver.compile_captured(gm, inputs, options_from(options))

@@ -362,7 +362,7 @@ def test_D30_a_skip_is_reported_once_with_the_line_and_counted(caplog):
         x.add_(1)  # the user's line
         return x * 2
 
-    with caplog.at_level(logging.INFO, "treeplay.backend"):
+    with caplog.at_level(logging.INFO, "treeplay.refusals"):
         run = compiled(program)
         for _ in range(3):
             run(torch.zeros(3))
@@ -396,7 +396,7 @@ def test_D30_every_path_fails_where_recording_is_demanded():
 
 
 def test_D30_a_graph_without_a_reason_is_not_reported(caplog):
-    with caplog.at_level(logging.INFO, "treeplay.backend"):
+    with caplog.at_level(logging.INFO, "treeplay.refusals"):
         compiled(lambda x: x * 2, record_or_fail=True)(torch.zeros(3))
     assert caplog.records == [] and "total" not in counters["skips"]
 

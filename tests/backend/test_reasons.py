@@ -79,7 +79,7 @@ def test_D30_a_skip_is_one_line_with_the_users_line_and_told_again_by_another_co
     device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for compiles in (1, 2):
-        with caplog.at_level(logging.INFO, "treeplay.backend"):
+        with caplog.at_level(logging.INFO, "treeplay.refusals"):
             run = compiled(written)
             for _ in range(4):
                 run(numbers(device))

@@ -40,6 +40,7 @@ def test_json_holds_the_same_facts(command: Command) -> None:
     assert facts["versions"]["torch"] == torch.__version__
     assert facts["cpu"]["threads"] == torch.get_num_threads()
     assert facts["settings"] == {
+        "enabled": treeplay.settings.enabled,
         "max_recordings_per_program": treeplay.settings.max_recordings_per_program,
         "max_rerecordings": treeplay.settings.max_rerecordings,
         "compile_budget": treeplay.settings.compile_budget,

@@ -31,7 +31,7 @@ def test_what_an_area_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         torch_seam.require()
 
 
-def test_importing_treeplay_with_another_torch_says_so(fresh_python: FreshPython) -> None:
-    script = "import torch; del torch._C._len_torch_dispatch_stack, torch._foreach_zero_; import treeplay"
+def test_using_treeplay_with_another_torch_says_so(fresh_python: FreshPython) -> None:
+    script = "import torch; del torch._C._len_torch_dispatch_stack, torch._foreach_zero_; import treeplay; treeplay.jit"
     last = fresh_python(script, fails=True)[1].splitlines()[-1]
     assert last.startswith("ImportError: treeplay works with torch") and "_foreach_zero_" in last

@@ -7,7 +7,6 @@ graph compiled ─▶ account ─┬▶ recorded(), failed(reason), skipped(reas
 from __future__ import annotations
 
 import itertools
-import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,11 +15,10 @@ from typing import Protocol
 from treeplay.errors import Unrecorded
 from treeplay.locks import shared_lock
 from treeplay.observe import compile_records, counters
+from treeplay.observe.events import log_event, log_refusal
 from treeplay.values.captured import Direction, GraphFacts, GraphReport, Skip
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.refusal import Reason
-
-log = logging.getLogger("treeplay.backend")
 
 _graph_ids = itertools.count()
 _lock = shared_lock()
@@ -65,11 +63,11 @@ class Account:
         counters.add("skips", "total")
         for name in sorted({skip.name for skip in skips}):
             counters.add("skips", name)
-        text = f"graph {self.graph_id} {self.direction} is not recorded: " + "; ".join(map(str, skips))
         if self._must_record:
             raise Unrecorded(skips[0].reason)
         if self.facts.operators:
-            log.info("%s", text)
+            for skip in skips:
+                log_refusal(f"graph {self.graph_id} {self.direction}", skip.reason)
 
     def refused(self, reason: Reason) -> None:
         """The graph could not be compiled, and runs as it is."""
@@ -90,6 +88,7 @@ class Account:
         """A recording was made."""
         self._outcome = "recorded"
         counters.add("graphs", "recorded")
+        log_event("recordings", f"graph {self.graph_id} {self.direction}: recorded")
 
     def follow(self, recording: Counting) -> None:
         """Have reports tell what a recording does, as long as it lives; it holds this account."""
@@ -124,7 +123,9 @@ def enter(account: Account) -> None:
 
 def note(account: Account) -> None:
     """Put an account as it stands into the record of compiles."""
-    compile_records.add(account.report(), direction=account.direction)
+    report = account.report()
+    compile_records.add(report, direction=account.direction)
+    log_event("recordings", f"{report.head}, {report.seconds:.2f} s")
 
 
 def graph_reports() -> tuple[GraphReport, ...]:

@@ -3,19 +3,44 @@
 demo     train a small network eagerly and replayed, and compare
 doctor   what is installed, and how programs will be lowered here
 check    can this program be recorded, and if not, which line is in the way
+
+A verb's module, and torch with it, is imported when the verb is called: the version and the list of verbs are there at once.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import importlib
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
 import treeplay
-from treeplay.cli.check import check
-from treeplay.cli.demo import demo
-from treeplay.cli.doctor import doctor
 from treeplay.cli.outcome import ErrorsToStderr
+
+VERBS = {
+    "demo": "Train a small network on handwritten digits, eagerly and replayed, and compare.",
+    "doctor": "Say what is installed, and how programs will be lowered on this machine.",
+    "check": "Say whether a program can be recorded, and if not, which line is in the way.",
+}
+"""Each verb with the first line of what it says of itself."""
+
+
+class Verbs(ErrorsToStderr):
+    """Knows the verbs by name; what one of them takes, once it is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb that `args` begin with."""
+        if args and args[0] in VERBS:
+            self.commands[args[0]] = _command(args[0])
+        return super().resolve_command(ctx, args)
+
+
+def _command(name: str) -> Any:
+    verb: Callable[..., None] = getattr(importlib.import_module(f"treeplay.cli.{name}"), name)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(name)(verb)
+    return typer.main.get_command(app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -34,10 +59,10 @@ def _root(
 
 def make_app() -> typer.Typer:
     """The command with all its verbs."""
-    app = typer.Typer(cls=ErrorsToStderr, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(cls=Verbs, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_root)
-    for verb in (demo, doctor, check):
-        app.command(verb.__name__)(verb)
+    for name, told in VERBS.items():
+        app.command(name, help=told)(lambda: None)
     return app
 
 

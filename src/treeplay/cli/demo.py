@@ -34,6 +34,7 @@ from treeplay.cli.training import (
 )
 from treeplay.lower.compiler import find_compiler, find_gpu_compiler
 from treeplay.report.text import explanation
+from treeplay.settings import settings
 from treeplay.values.statistics import Statistics
 from treeplay.values.verdict import Verdict
 
@@ -71,7 +72,8 @@ def demo(
     if json_path is not None and not json_path.absolute().parent.is_dir():
         raise CommandError(f"--json {json_path}: there is no folder {json_path.absolute().parent}")
     where = find_device(device)
-    outcome = run(load_digits().to(where), steps=steps, seed=seed, peers=peers, lower=lower)
+    with settings.changed(enabled=True):  # also where the environment switches it off
+        outcome = run(load_digits().to(where), steps=steps, seed=seed, peers=peers, lower=lower)
     _print(console, outcome)
     if json_path is not None:
         _write_json(json_path, as_plain(outcome, steps=steps, seed=seed))

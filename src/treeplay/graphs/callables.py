@@ -36,6 +36,7 @@ from treeplay.graphs.samples import Claims, claim, own_copy
 from treeplay.graphs.warmup import warm_up
 from treeplay.graphs.wrapped import GraphedCallable, KeyState, OnMismatch, Original, original_of, own_forward
 from treeplay.sandbox.boundary import Boundary
+from treeplay.settings import settings
 from treeplay.values.structure import flatten, unflatten
 
 
@@ -81,11 +82,15 @@ def make_graphed_callables(
     "guard" does too, and raises `StaleOutput` on use after that. `gradients="alias"` hands out static gradients: unsafe,
     because the next backward may overwrite a `.grad`. `on_mismatch="eager"` runs the original where a call does not fit.
 
+    Where treeplay is switched off (`settings.enabled`), the callables are returned as they are.
+
     Raises `UsageError` and its kin before any effect for what cannot be recorded, what the callables raise as it is, and
     `InternalError` for an error of ours.
     """
     options = CallableOptions(num_warmup_iters, allow_unused_input, pool, outputs, gradients, on_mismatch)
     options.check()
+    if not settings.enabled:
+        return callables
     requests = take_requests(callables, sample_args, sample_kwargs)
     for request in requests:
         check_request(request)

@@ -34,6 +34,7 @@ from treeplay.graphs.recorded import Outputs, RecordedBody, surface_of
 from treeplay.graphs.roster import Roster
 from treeplay.locks import shared_lock
 from treeplay.observe import counters, warn_once
+from treeplay.observe.events import log_event
 from treeplay.observe.internal import tell_internal
 from treeplay.observe.lines import user_location
 from treeplay.sandbox.boundary import Boundary
@@ -145,6 +146,7 @@ class GraphedCallable:
             while len(self._entries) > settings.max_recordings_per_program:
                 self._drop(self._entries.popitem(last=False)[1])
         counters.add("graphed callables", "recordings")
+        log_event("recordings", f"{self.original.label}: a graphed callable")
         if isinstance(entry.recorded, EagerBody):
             counters.add("graphed callables", "not recorded")
             warn_once(f"treeplay runs {self.original.label} unrecorded: {entry.recorded.reason}")

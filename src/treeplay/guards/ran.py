@@ -7,6 +7,7 @@ Python. A profiler of the user's is set aside for the block and put back.
 from __future__ import annotations
 
 import cProfile
+import logging
 import re
 import sys
 from functools import lru_cache
@@ -41,6 +42,9 @@ class RanCode(Protocol):
 
     def methods(self) -> set[str]:
         """The methods of classes in C that were called, as `Random.random`."""
+
+    def messages(self) -> set[str]:
+        """The methods of loggers that were given a message and took it, as `info`."""
 
 
 def noting() -> RanCode:
@@ -109,6 +113,11 @@ class _Profiled:
         found = (_METHOD.match(entry.code) for entry in entries if isinstance(entry.code, str))
         return {f"{match[2].rpartition('.')[2]}.{match[1]}" for match in found if match is not None}
 
+    def messages(self) -> set[str]:
+        entries: Any = self._profile.getstats()
+        loggers = [entry for entry in entries if isinstance(entry.code, CodeType) and entry.code in _TAKES_MESSAGES]
+        return {entry.code.co_name for entry in loggers if any(call.code is _PASSES_ON for call in entry.calls or ())}
+
 
 class _Monitored:
     """By `sys.monitoring`, which tells of every thread: each function once in ours, and its calls of builtins."""
@@ -118,6 +127,7 @@ class _Monitored:
         self._code: dict[int, CodeType] = {}
         self._builtins: dict[str, list[CodeType]] = {}
         self._methods: set[str] = set()
+        self._messages: set[str] = set()
         self._thread = 0
         self._is_on = False
         self.is_complete = True
@@ -162,8 +172,16 @@ class _Monitored:
     def methods(self) -> set[str]:
         return self._methods
 
+    def messages(self) -> set[str]:
+        return self._messages
+
     def _on_start(self, code: CodeType, _: int) -> None:
-        if self._is_on and get_ident() == self._thread and id(code) not in self._code:
+        if not self._is_on or get_ident() != self._thread:
+            return
+        if code is _PASSES_ON:  # by a call with `**`, of which Python 3.12 tells nothing
+            caller = sys._getframe(1).f_back
+            self._messages |= {caller.f_code.co_name} if caller is not None else set()
+        if id(code) not in self._code:
             self._code[id(code)] = code
             self._monitoring.set_local_events(_TOOL, code, self._monitoring.events.CALL)
 
@@ -205,5 +223,9 @@ def _modules_by_file(_: int) -> dict[str, ModuleType]:
 
 _TOOL = 4  # one of the numbers that Python gives to nobody
 _BUILTIN = "<built-in method "
+_PASSES_ON = logging.Logger._log.__code__
+_TAKES_MESSAGES = frozenset(
+    getattr(logging.Logger, name).__code__ for name in ("debug", "info", "warning", "error", "critical", "log")
+)
 _METHOD = re.compile(r"<method '(\w+)' of '([\w.]+)' objects>")
 _Profiler: Any = cProfile.Profile.__mro__[1]  # what the interpreter knows as the profiler, in C

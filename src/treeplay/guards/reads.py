@@ -65,6 +65,7 @@ class Reads:
         self.code: dict[int, CodeType] | None = {}  # None: not known, so that any may have run
         self.builtins: dict[str, list[CodeType]] = {}  # builtin functions that were called, with their callers
         self.methods: set[str] = set()  # of classes in C, as `Random.random`, that were called
+        self.messages: set[str] = set()  # the methods of loggers that were given a message and took it
         self.watched: set[type] = set()
         self._hooks = [hooks for hooks in (standing, ReadHooks(classes)) if hooks is not None]
         self._changed: list[Hook] = []
@@ -114,6 +115,7 @@ class Reads:
                 if own:
                     self.builtins[name] = own
             self.methods = self._ran.methods()
+            self.messages = self._ran.messages()
 
     @property
     def is_noting(self) -> bool:

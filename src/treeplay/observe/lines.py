@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import linecache
 import os
 import re
@@ -54,7 +55,32 @@ def _innermost(is_wanted: Callable[[str], bool]) -> FrameType | None:
 def user_location() -> Location | None:
     """Where the user's program is right now, or None outside of it."""
     frame = _innermost(is_users)
-    return None if frame is None else Location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return None if frame is None else _place(frame.f_code, frame.f_lineno, frame.f_back)
+
+
+def own_location() -> Location | None:
+    """The innermost line of the user's own that is running."""
+    return _own_line(sys._getframe(1))
+
+
+def with_own_line(where: Location | None) -> Location | None:
+    """A place in a library that is spoken of while the user's own line that led there is running."""
+    if where is None or where.called_from is not None or is_own(where.file):
+        return where
+    return dataclasses.replace(where, called_from=own_location())
+
+
+def _place(code: CodeType, line: int, caller: FrameType | None) -> Location:
+    """A line, called from the frame `caller`."""
+    called_from = _own_line(caller) if not is_own(code.co_filename) else None
+    return Location(code.co_filename, line, code.co_name, called_from)
+
+
+def _own_line(frame: FrameType | None) -> Location | None:
+    """The innermost line of the user's own, from this frame outwards."""
+    while frame is not None and not is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    return Location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) if frame is not None else None
 
 
 def innermost_is_optimizer() -> bool:
@@ -84,8 +110,13 @@ _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 
 def location_in(stack_trace: str | None) -> Location | None:
     """The innermost line of the user's in the text of a stack trace, as torch notes it at the nodes of a graph."""
-    places = [(file, int(line), function) for file, line, function in _FRAME.findall(stack_trace or "")]
-    return next((Location(*place) for place in reversed(places) if is_users(place[0])), None)
+    places = [Location(file, int(line), function) for file, line, function in _FRAME.findall(stack_trace or "")]
+    where = next((place for place in reversed(places) if is_users(place.file)), None)
+    if where is None or is_own(where.file):
+        return where
+    return dataclasses.replace(
+        where, called_from=next((place for place in reversed(places) if is_own(place.file)), None)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,28 +140,36 @@ class CallSite:
 def running_call() -> CallSite:
     """The call at the innermost line of the user's that is running."""
     frame = _innermost(is_users)
-    return _call(frame.f_code, frame.f_lasti, frame.f_lineno) if frame is not None else CallSite(None, None, "")
+    if frame is None:
+        return CallSite(None, None, "")
+    return _call(frame.f_code, frame.f_lasti, _place(frame.f_code, frame.f_lineno, frame.f_back))
 
 
 def failed_call(trace: TracebackType | None) -> CallSite:
     """The call at the innermost line of the user's in a traceback."""
     found: TracebackType | None = None
+    own = _own_line(trace.tb_frame.f_back) if trace is not None else None
     while trace is not None:
-        if is_users(trace.tb_frame.f_code.co_filename):
+        code = trace.tb_frame.f_code
+        if is_users(code.co_filename):
             found = trace
+        if is_own(code.co_filename):
+            own = Location(code.co_filename, trace.tb_lineno, code.co_name)
         trace = trace.tb_next
     if found is None:
         return CallSite(None, None, "")
-    return _call(found.tb_frame.f_code, found.tb_lasti, found.tb_lineno)
+    code = found.tb_frame.f_code
+    called_from = own if not is_own(code.co_filename) else None
+    return _call(code, found.tb_lasti, Location(code.co_filename, found.tb_lineno, code.co_name, called_from))
 
 
 _Positions = tuple[int | None, int | None, int | None, int | None]
 
 
-def _call(code: CodeType, instruction: int, line: int) -> CallSite:
+def _call(code: CodeType, instruction: int, where: Location) -> CallSite:
     positions = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
-    source = _segment(code.co_filename, positions) or linecache.getline(code.co_filename, line).strip()
-    return CallSite(_called(source), Location(code.co_filename, line, code.co_name), source)
+    source = _segment(code.co_filename, positions) or where.source
+    return CallSite(_called(source), where, source)
 
 
 def _segment(file: str, positions: _Positions) -> str:

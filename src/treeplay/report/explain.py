@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from treeplay.backend.account import collecting
+from treeplay.settings import settings
 from treeplay.torch_compile import backend
 from treeplay.torch_seam import trees as pytree
 from treeplay.values.captured import GraphReport
@@ -68,7 +69,7 @@ def explain(
     ) -> Callable[..., Any]:  # its own backend: Dynamo knows no graph for it
         return backend(gm, inputs, options=chosen)
 
-    with collecting() as accounts:
+    with settings.changed(enabled=True), collecting() as accounts:
         result = torch.compile(original, backend=anew)(*args, **kwargs)
         _run_backward(result)
     name = str(getattr(original, "__qualname__", type(original).__name__))

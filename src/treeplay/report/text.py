@@ -12,14 +12,16 @@ _MOST_LISTED = 5
 _MOST_GUARDED = 40
 
 
-def explanation(statistics: Statistics) -> str:
-    """The whole account of a program: a head line, then each key with its recordings and reasons."""
+def explanation(statistics: Statistics, *, is_on: bool = True) -> str:
+    """The whole account of a program: a head line, then each key with its recordings and reasons. `is_on`: whether it is not
+    switched off."""
     head = (
         f"{statistics.program}: {calls_told(statistics)}; "
         f"{statistics.recordings} recordings, {statistics.refusals} refusals, {statistics.dropped} dropped"
     )
     keys = (line for key in statistics.keys for line in _key(key))
-    return "\n".join([head, *_outside(statistics), *keys])
+    off = [] if is_on else ["switched off (TREEPLAY=0 or settings.enabled): calls run as they are and are not counted"]
+    return "\n".join([head, *off, *_outside(statistics), *keys])
 
 
 def calls_told(statistics: Statistics) -> str:

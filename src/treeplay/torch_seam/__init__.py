@@ -48,7 +48,7 @@ def lacking(area: str) -> str | None:
 
 
 def require() -> None:
-    """Raise `ImportError` if this torch lacks what `import treeplay` needs."""
+    """Raise `ImportError` if this torch lacks what treeplay needs at once: whoever comes in by this door is told."""
     for area in AT_ONCE:
         missing = lacking(area)
         if missing is not None:
@@ -56,3 +56,6 @@ def require() -> None:
                 f"treeplay works with torch {WORKS_WITH}, and this is torch {torch.__version__}, which lacks something that "
                 f"treeplay.torch_seam.{area} needs ({missing}). Install one of those releases, or a newer treeplay."
             )
+
+
+require()  # first: what follows would end in an error that names a part of torch and nothing else

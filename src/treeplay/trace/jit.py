@@ -20,6 +20,7 @@ import torch.fx
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from treeplay.errors import Refusal, TooEarly
+from treeplay.guards.effects import effects_of
 from treeplay.sandbox.generators import has_company
 from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.sandbox.teardown import Teardown
@@ -122,12 +123,12 @@ def _with_guards(made: Trace, program: Callable[..., Any], call: Call, run: Trac
     is_run_again = made.signature.kind is Kind.DIFFERENTIABLE
     try:
         guarded = guards_of(program, call, run, made.signature)
-        called = called_in(made.log, run.reads)
+        called, effects = called_in(made.log, run.reads), effects_of(run.reads)
     finally:
         run.reads.forget(but=run.found.kept if is_run_again else ())
     _check_no_leak(run.tracer)
     signature = with_guards(made.signature, guarded, called)
-    return dataclasses.replace(made, signature=signature, reads=run.reads if is_run_again else None)
+    return dataclasses.replace(made, signature=signature, reads=run.reads if is_run_again else None, effects=effects)
 
 
 @uninterrupted

@@ -13,6 +13,7 @@ from treeplay.trace.log import LoggedCall
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.tracer import Tracer
 from treeplay.trace.watch import WatchFunctions
+from treeplay.values.refusal import Reason
 from treeplay.values.signature import Kind, Number, Signature
 
 
@@ -25,6 +26,7 @@ class Trace:
     log: list[LoggedCall] = field(repr=False)
     generators: tuple[torch.Generator, ...] = ()  # those it draws from
     reads: Reads | None = field(default=None, repr=False)  # of a program that is to be run again
+    effects: tuple[Reason, ...] = ()  # that its Python has, and no replay: what it prints, logs and writes
 
 
 @dataclass(slots=True)

@@ -7,12 +7,15 @@ refusal is a reason, anything else an error of our own. A key with two such erro
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, TypeVar
 
 from treeplay.errors import InternalError, ProgramRaised, RanOtherwise, Refusal
 from treeplay.observe import counters, warn_once
+from treeplay.observe.events import log_refusal
 from treeplay.observe.internal import tell_internal
+from treeplay.observe.lines import with_own_line
 from treeplay.sandbox.boundary import internal
 from treeplay.trace.call import Call
 from treeplay.tree.cache import Cache
@@ -70,10 +73,10 @@ class Answers:
 
     def refused(self, entry: Entry, refusal: Refusal, call: Call) -> Any:
         """Leave the key alone from now on."""
-        self.note_refusal(entry, refusal.reason)
+        reason = self.note_refusal(entry, refusal.reason)
         if self.on_refusal == "raise":
-            raise self.raised(refusal)
-        self.warn(refusal.reason)
+            raise self.raised(refusal if reason.where is refusal.where else Refusal(reason)) from refusal.__cause__
+        self.warn(reason)
         return self.left_alone(entry, call, REFUSED)
 
     def broken(self, entry: Entry, error: InternalError, call: Call) -> Any:
@@ -106,23 +109,25 @@ class Answers:
 
     def ran_otherwise(self, entry: Entry, ran: RanOtherwise) -> Any:
         """The call has had its effects, and its result is there."""
-        self.note_refusal(entry, ran.reason)
-        self.warn(ran.reason)
+        self.warn(self.note_refusal(entry, ran.reason))
         self.count(entry, REFUSED)
         return ran.result
 
     # --- what is noted --------------------------------------------------------------------------------------
 
-    def note_refusal(self, entry: Entry, reason: Reason) -> None:
-        """The key is refused."""
+    def note_refusal(self, entry: Entry, reason: Reason) -> Reason:
+        """The key is refused, for this reason; if it is about a library, with the user's line that calls."""
+        reason = replace(reason, where=with_own_line(reason.where))
         entry.phase, entry.reason = KeyPhase.REFUSED, reason
         entry.observations.clear()
         self.cache.tally.refusals += 1
         counters.add("refusals", reason.op)
+        log_refusal(self.name, reason)
+        return reason
 
     def note_later(self, entry: Entry, reason: Reason) -> None:
         """The key is refused by a call that has had its effects. If refusals are to be raised, the next one is told."""
-        self.note_refusal(entry, reason)
+        reason = self.note_refusal(entry, reason)
         if self.on_refusal == "eager":
             self.warn(reason)
 
@@ -148,6 +153,11 @@ class Answers:
     def warn(self, reason: Reason) -> None:
         """Tell of a refusal, once."""
         warn_once(f"treeplay runs {self.name} eagerly. {reason}")
+
+    def warn_of_effects(self, effects: tuple[Reason, ...]) -> None:
+        """Tell, once, of what the program did besides computing: it will not do it again."""
+        told = "\n".join(str(effect) for effect in effects)
+        warn_once(f"treeplay replays {self.name} from now on. {told}")
 
     def count(self, entry: Entry, why: str) -> None:
         """A call that launches no recording."""

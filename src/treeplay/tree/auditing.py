@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from treeplay.errors import InternalError, StaleRecordingWarning
 from treeplay.observe import counters
+from treeplay.observe.events import log_event
 from treeplay.observe.internal import tell_internal
 from treeplay.observe.once import warn_here
 from treeplay.sandbox.boundary import Boundary
@@ -55,6 +56,7 @@ def _difference(recording: Recording, audit: Audit, answers: Answers, gate: Gate
 def _drop_stale(recording: Recording, difference: Reason, answers: Answers) -> None:
     """Tell that a recording no longer does what its program would, and forget it."""
     counters.add("stale recordings", difference.op)
+    log_event("guards", f"{answers.name}: an audit found this: {difference}", difference.where)
     for entry in answers.cache.table.drop(recording):
         entry.causes.append(f"an audit found this: {difference}")
         entry.rerecordings += 1

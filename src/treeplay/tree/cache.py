@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from treeplay.observe import warn_once
+from treeplay.observe.events import log_event
 from treeplay.settings import settings
 from treeplay.torch_seam.modes import default_device
 from treeplay.trace.call import Call
@@ -172,6 +173,8 @@ class Cache:
             key_mismatches(other.ambience, at.recordings[-1].signature, key.ambience, call) for other, at in others
         ]
         entry.differs = min(reversed(differing), key=len, default=())  # of two as near, the one used last
+        for differs in entry.differs[:1]:
+            log_event("guards", f"{self.name}: other arguments than in the calls that were recorded: {differs}")
 
     def comes_once(self, entry: Entry, key: Key, call: Call) -> bool:
         """Whether an object among the arguments has been another one in each call: as many as are kept, none of them twice.
@@ -245,6 +248,7 @@ class Cache:
             return
         self.tally.dropped += len(dropped)
         self._glances.clear()
+        log_event("recordings", f"{self.name}: dropped those of {'; '.join(entry.label for entry in dropped)}")
         if any(self.last in entry.recordings for entry in dropped):
             self.use(None)
         warn_once(

@@ -19,6 +19,7 @@ from typing import Any
 from treeplay.codegen import hide_from_dynamo
 from treeplay.errors import InternalError, Refusal
 from treeplay.observe import counters
+from treeplay.observe.events import log_event
 from treeplay.sandbox.boundary import Boundary, UninterruptedBlock, internal
 from treeplay.settings import settings
 from treeplay.torch_seam.dynamo import is_dynamo_watching, without_dynamo
@@ -270,4 +271,5 @@ class Manager:
             return
         told, what = cause_of(entry.recordings, entry.observations, call)
         entry.causes.append(told)
+        log_event("guards", f"{self.cache.name}: no recording fits, since {told}")
         counters.add("rerecordings", what)

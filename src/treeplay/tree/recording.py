@@ -87,6 +87,8 @@ class CallRecorder:
             return answers.broken(entry, as_internal(error, "recording a call"), call)
         if out is not MISS:
             answers.cache.adopt(entry, recording, seen)
+            if recording.effects:
+                answers.warn_of_effects(recording.effects)
             return out
         mismatch = first_mismatch(recording.signature, call) if not is_disturbed else None
         recording.drop()

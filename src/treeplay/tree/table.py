@@ -41,6 +41,7 @@ class Recording:
     details: dict[str, Any] = field(default_factory=dict)
     moved: tuple[Input, ...] = ()  # state that moved to the device with the recording
     draws: bool = True  # whether it may draw random numbers
+    effects: tuple[Reason, ...] = ()  # of the program's Python, which no replay has
     audit: Audit | None = None  # None: nothing was traced that could be traced again
 
     @property

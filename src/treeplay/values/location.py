@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import linecache
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """One line of the user's source: file, line number (from 1) and the name of the function it is in."""
+    """One line of the user's source: file, line number (from 1) and the name of the function it is in.
+
+    `called_from`: of a line of an installed library, the user's own line that led there. It does not count in comparisons.
+    """
 
     file: str
     line: int
     function: str = ""
+    called_from: Location | None = field(default=None, compare=False)
 
     @property
     def source(self) -> str:

@@ -19,8 +19,12 @@ class Reason:
     def __str__(self) -> str:
         lines = [f"{self.op}: {self.why}"]
         if self.where is not None:
-            lines.append(f"  at      {self.where}")
-            if self.where.source:
-                lines.append(f"          {self.where.source}")
+            lines += _shown("at", self.where)
+            if self.where.called_from is not None:
+                lines += _shown("from", self.where.called_from)
         lines.append(f"  fix:    {self.advice}")
         return "\n".join(lines)
+
+
+def _shown(word: str, where: Location) -> list[str]:
+    return [f"  {word:<8}{where}", *([f"          {where.source}"] if where.source else [])]

@@ -75,6 +75,11 @@ class Statistics:
     keys: tuple[KeyFacts, ...]
     not_replayed: dict[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def of_none(cls, program: str) -> Statistics:
+        """Those of a program of which no call was counted."""
+        return cls(program, calls=0, replays=0, eager_calls=0, recordings=0, refusals=0, dropped=0, keys=())
+
     @property
     def captures(self) -> int:
         """How often a device captured what it launches, over the recordings that are kept."""

@@ -25,6 +25,7 @@ from treeplay.device.cuda.poisoned import differences
 from treeplay.device.protocol import ReplayListener, Work
 from treeplay.errors import Explained, InternalError, UsageError
 from treeplay.observe import counters, warn_once
+from treeplay.observe.events import log_event
 from treeplay.observe.internal import tell_internal
 from treeplay.sandbox.boundary import Unmarked, internal
 from treeplay.sandbox.collection import no_collection
@@ -166,6 +167,7 @@ class CudaRecording:
         except Exception as error:
             return self._broken(error, tensors, numbers)
         self._state = Ready(graph)
+        log_event("recordings", f"{self._work.name}: captured on {self._lane.device}")
         self._listener(graph.launch, self._work.boxing is not None)
         return graph.replay(tensors, numbers)
 
@@ -236,6 +238,7 @@ class CudaRecording:
         why = (str(error) or type(error).__name__).splitlines()[0]
         self._leave(GivenUp(why))
         counters.add("not recorded", type(error).__name__)
+        log_event("refusals", f"{self._work.name}: runs without a CUDA graph: {why}")
         if not isinstance(error, InternalError):  # which is told as what it is
             warn_once(f"treeplay runs {self._work.name} unrecorded: {why}")
         self._listener(self, False)

@@ -1,0 +1,5 @@
+"""`python -m treeplay`: the command `treeplay`."""
+
+from treeplay.cli import main
+
+main()

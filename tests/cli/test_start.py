@@ -1,0 +1,46 @@
+"""What the command takes to start: torch only where a verb needs it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import treeplay
+from support.interpreters import FreshPython
+from treeplay.cli import VERBS
+
+_AS_A_MODULE = """
+import runpy, sys
+try:
+    runpy.run_module("treeplay", run_name="__main__")
+except SystemExit as end:
+    print("exit", end.code or 0, "torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("word", "said"), [("--version", f"treeplay {treeplay.__version__}"), ("--help", "doctor")])
+def test_what_needs_no_torch_does_not_import_it(fresh_python: FreshPython, word: str, said: str) -> None:
+    out, _ = fresh_python(f"import sys; sys.argv[1:] = [{word!r}]\n{_AS_A_MODULE}")
+    assert said in out and out.endswith("exit 0 False")
+
+
+def test_python_m_treeplay_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "treeplay", "chek"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2 and "treeplay" in done.stderr and "chek" in done.stderr
+
+
+def test_the_list_of_verbs_says_what_each_says_of_itself() -> None:
+    for name, told in VERBS.items():
+        verb = getattr(importlib.import_module(f"treeplay.cli.{name}"), name)
+        assert inspect.getdoc(verb).partition("\n")[0] == told
+
+
+def test_importing_treeplay_waits_with_torch_until_something_is_used(fresh_python: FreshPython) -> None:
+    script = "import sys, treeplay; print('torch' in sys.modules, 'jit' in dir(treeplay), hasattr(treeplay, 'jti'))"
+    assert fresh_python(script)[0] == "False True False"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.interpreters import FreshPython, run_python
-from support.quick import leave_out_timing_of_guards
+from support.quick import leave_out_of_collections, leave_out_timing_of_guards, seed
 from support.tiers import TIER, WITHOUT_COMPILER, CompilerGate, compiled_code_of_this_run, sort_into_tiers
 
 GATE = CompilerGate()
@@ -43,8 +43,9 @@ def fresh_process_state(request: pytest.FixtureRequest) -> Iterator[None]:
     from treeplay import observe
 
     leave_out_timing_of_guards()
+    leave_out_of_collections(request.node.stash[TIER])
     observe.reset()
-    torch.manual_seed(0)
+    seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with treeplay.settings.changed(compile_budget=math.inf):  # what is recorded depends on no clock

@@ -31,7 +31,6 @@ def no_collector() -> Iterator[None]:
     gc.disable()
     yield
     gc.enable()
-    gc.unfreeze()
 
 
 def make_net(device: str) -> nn.Module:

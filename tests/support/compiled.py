@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from support.quick import seed
 from treeplay.backend.account import GraphReport, graph_reports
 from treeplay.backend.inner import boxed
 from treeplay.torch_compile import backend
@@ -30,7 +31,7 @@ def compiled(
 
 def small_net() -> nn.Sequential:
     """Two layers with the same weights each time."""
-    torch.manual_seed(1)
+    seed(1)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
 
 

@@ -27,6 +27,7 @@ import torch
 
 import treeplay
 from support import assert_same, jit
+from support.quick import seed
 
 Story = Generator[Any, None, None]
 Arguments = Callable[[], tuple[Any, ...]]
@@ -127,7 +128,7 @@ class Pair:
                 return stages
 
     def _next(self, story: Story) -> Any:
-        torch.manual_seed(self.seed)
+        seed(self.seed)
         return next(story, _END)
 
     def _call(self, eager: Callable[..., Any], where: str) -> None:

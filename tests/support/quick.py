@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from functools import cache
+
+import torch
 
 
 @cache
@@ -13,3 +16,18 @@ def leave_out_timing_of_guards() -> None:
 
     if hasattr(guards, "profile_guard_manager"):  # its place is private
         guards.profile_guard_manager = lambda *args: 0.0
+
+
+@cache
+def leave_out_of_collections(tier: str) -> None:
+    """What is loaded before the first test of `tier` stays as long as the process: hundreds of thousands of objects, through
+    which each full collection would look."""
+    gc.collect()
+    gc.freeze()
+
+
+def seed(number: int) -> None:
+    """As `torch.manual_seed`, which notes the stack of its caller once for each kind of device that nobody has used yet."""
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)

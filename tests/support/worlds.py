@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 import treeplay
+from support.quick import seed
 from support.world_objects import KINDS
 from support.world_values import Maker, Value, lines
 from treeplay.torch_compile import backend
@@ -381,13 +382,13 @@ class _Side:
         vars(made).update(values)
         sys.modules[name] = made
         linecache.cache[made.__file__] = (len(source), None, source.splitlines(keepends=True), made.__file__)
-        torch.manual_seed(3)
+        seed(3)
         exec(compile(source, made.__file__, "exec"), vars(made))
         return made
 
     def change(self, text: str) -> str:
         """Do what a user does between calls; the kind of error, if it cannot be done."""
-        torch.manual_seed(5)
+        seed(5)
         try:
             exec(text, self.table)
         except Exception as error:

@@ -57,6 +57,7 @@ class _Profiled:
 
     def __init__(self) -> None:
         self._profile = cProfile.Profile(subcalls=True, builtins=True)
+        self._entries: list[Any] = []  # once it has stopped
         self._theirs: Any = None
         self._is_on = False
         self.is_complete = True
@@ -71,6 +72,7 @@ class _Profiled:
 
     def stop(self) -> None:
         self.pause()
+        self._entries = self._profile.getstats()
         theirs, self._theirs = self._theirs, None
         if isinstance(theirs, _Profiler):
             theirs.enable()
@@ -88,29 +90,26 @@ class _Profiled:
             self._is_on = True
 
     def code(self) -> dict[int, CodeType]:
-        entries: Any = self._profile.getstats()
-        return {id(entry.code): entry.code for entry in entries if isinstance(entry.code, CodeType)}
+        return {id(entry.code): entry.code for entry in self._entries if isinstance(entry.code, CodeType)}
 
     def builtins(self) -> dict[str, list[CodeType]]:
-        entries: Any = self._profile.getstats()
         found: dict[str, list[CodeType]] = {}
         calls: dict[str, int] = {}
-        for entry in entries:
+        for entry in self._entries:
             for call in entry.calls or () if isinstance(entry.code, CodeType) else ():
                 if isinstance(call.code, str) and call.code.startswith(_BUILTIN):
                     found.setdefault(call.code[len(_BUILTIN) : -1], []).append(entry.code)
                     calls[call.code] = calls.get(call.code, 0) + call.callcount
         # After a pause the profiler does not know the frames that it was paused in: what they called has no caller.
         everyone = list(self.code().values())
-        for entry in entries:
+        for entry in self._entries:
             is_builtin = isinstance(entry.code, str) and entry.code.startswith(_BUILTIN)
             if is_builtin and entry.callcount > calls.get(entry.code, 0):
                 found[entry.code[len(_BUILTIN) : -1]] = everyone
         return found
 
     def methods(self) -> set[str]:
-        entries: Any = self._profile.getstats()
-        found = (_METHOD.match(entry.code) for entry in entries if isinstance(entry.code, str))
+        found = (_METHOD.match(entry.code) for entry in self._entries if isinstance(entry.code, str))
         return {f"{match[2].rpartition('.')[2]}.{match[1]}" for match in found if match is not None}
 
     def messages(self) -> set[str]:

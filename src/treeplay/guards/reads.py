@@ -13,7 +13,9 @@ from __future__ import annotations
 import dis
 import enum
 import gc
+import itertools
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from sys import _getframe  # by name: modules are watched while these are called
@@ -26,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from treeplay.guards.ran import noting
 from treeplay.sandbox.teardown import Teardown, each
-from treeplay.torch_seam.dynamo import skip_code
+from treeplay.torch_seam.dynamo import skip_code, version_of_table
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.patched import ABSENT, stand_in
 from treeplay.values.kinds import is_a
@@ -90,11 +92,13 @@ class Reads:
         self._ran.start()
         self._is_on = True
         _watching.append(self)
+        _innermost_notes()
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._is_on = False
         _watching.remove(self)
+        _innermost_notes()
         steps = Teardown()
         steps.add("putting classes and modules back", self._put_back)
         steps.add("putting the collector's callbacks back", self._put_callbacks_back)
@@ -127,6 +131,7 @@ class Reads:
         was_on = self._is_on
         if was_on and get_ident() == self._thread:
             self._is_on = False
+            _innermost_notes()
             self._ran.pause()
             return True
         return False
@@ -134,6 +139,7 @@ class Reads:
     def resume(self) -> None:
         """Go on noting, after a `pause` that said it had."""
         self._is_on = True
+        _innermost_notes()
         self._ran.resume()
 
     def is_watched(self, value: Any) -> bool:
@@ -190,24 +196,19 @@ class Reads:
     # --- classes and modules ----------------------------------------------------------------------------------
 
     def _watch_modules(self) -> None:
-        class Watched(ModuleType):
-            __getattribute__ = _reader(ModuleType, ModuleType.__getattribute__)
-            __setattr__ = _storer(ModuleType, "__setattr__", ModuleType.__setattr__)
-            __delattr__ = _storer(ModuleType, "__delattr__", ModuleType.__delattr__)
-
-        compilers = {id(module) for name, module in sys.modules.items() if name.startswith(_COMPILERS)}
+        watched, compilers = _class_of_watched_modules(), _compilers_modules(version_of_table(sys.modules))
         for module in (*sys.modules.values(), *self._further):
             if type(module) is ModuleType and id(module) not in compilers:
-                module.__class__ = Watched
                 self._modules.append(module)
-                self._watched_modules.add(id(module))
+                module.__class__ = watched
+        self._watched_modules = {*map(id, self._modules)}
 
     def _put_back(self) -> None:
         modules, self._modules = self._modules, []
         changed, self._changed = self._changed[::-1], []
         steps = Teardown()
         steps.add("putting classes back", lambda: each(changed, _take_out))
-        steps.add("putting modules back", lambda: each(((module,) for module in modules), _put_module_back))
+        steps.add("putting modules back", lambda: _put_modules_back(modules))
         error = steps.run()
         if error is not None:
             raise error
@@ -216,8 +217,27 @@ class Reads:
         gc.callbacks[:0] = self._callbacks
 
 
-def _put_module_back(module: ModuleType) -> None:
-    ModuleType.__setattr__(module, "__class__", ModuleType)
+@lru_cache(maxsize=1)
+def _class_of_watched_modules() -> type[ModuleType]:
+    class Watched(ModuleType):
+        __getattribute__ = _reader(ModuleType, ModuleType.__getattribute__)
+        __setattr__ = _storer(ModuleType, "__setattr__", ModuleType.__setattr__)
+        __delattr__ = _storer(ModuleType, "__delattr__", ModuleType.__delattr__)
+
+    return Watched
+
+
+@lru_cache(maxsize=1)
+def _compilers_modules(_: int) -> frozenset[int]:
+    return frozenset(id(module) for name, module in list(sys.modules.items()) if name.startswith(_COMPILERS))
+
+
+def _put_modules_back(modules: list[ModuleType]) -> None:
+    put_back = ModuleType.__setattr__
+    try:  # without Python in between, where an interrupt would leave the rest
+        deque(map(put_back, modules, itertools.repeat("__class__"), itertools.repeat(ModuleType)), maxlen=0)
+    except Exception:
+        each(((module, "__class__", ModuleType) for module in modules), put_back)
 
 
 _COMPILERS = ("triton", "torch._inductor")
@@ -233,29 +253,27 @@ class ReadHooks:
 
     def __init__(self, classes: Iterable[type]) -> None:
         self._classes = list(classes)
-        self._places: dict[type, list[tuple[type, str]]] | None = None
+        self._places: dict[type, list[tuple[type, str]]] = {}
         self._hooks: dict[tuple[type, str], Hook] = {}
-        self._found: list[Any] = []
+        self._asked: list[type] = []  # each class once for each method
+        self._found: list[Any] = []  # what each class has for it
 
     def put_in(self, changed: list[Hook]) -> set[type]:
         """Replace the methods, and add to `changed` what was replaced. The classes that are watched from now on."""
-        if (
-            self._places is None or self._found != self._resolved()
-        ):  # a class has other methods than when hooks were made
+        if not self._asked or self._found != self._resolved():  # or a class has other methods than when hooks were made
             self._make()
         failed = set()
         for place, hook in self._hooks.items():
             cls, name, _, note = hook
             try:
                 type.__setattr__(cls, name, note)
-            except TypeError:  # the class is of an extension's own kind
+            except TypeError:
                 failed.add(place)
             else:
                 changed.append(hook)
-        assert self._places is not None
-        if not failed:
-            return set(self._places)
-        return {cls for cls, places in self._places.items() if failed.isdisjoint(places)}
+        if failed:
+            self._leave_out(failed)
+        return set(self._places)
 
     def _make(self) -> None:
         self._places, self._hooks = {}, {}
@@ -266,11 +284,20 @@ class ReadHooks:
                 for owner, name in places:
                     before = vars(owner).get(name, ABSENT)
                     if not getattr(before, "is_treeplays", False):  # else other hooks are in that class
-                        self._hooks[owner, name] = owner, name, before, _noting(owner, name, before)
+                        self._hooks[owner, name] = owner, name, before, _hook_for(owner, name, before)
+        self._asked = [cls for cls in self._places for _ in _HOOKED]
         self._found = self._resolved()
 
+    def _leave_out(self, failed: set[tuple[type, str]]) -> None:
+        """Try no more: these classes are of an extension's own kind."""
+        self._places = {cls: places for cls, places in self._places.items() if failed.isdisjoint(places)}
+        self._hooks = {place: hook for place, hook in self._hooks.items() if place not in failed}
+        found = zip(self._asked, self._found, strict=True)
+        self._found = [method for cls, method in found if cls in self._places]
+        self._asked = [cls for cls in self._asked if cls in self._places]
+
     def _resolved(self) -> list[Any]:
-        return [type.__getattribute__(cls, name) for cls in self._places or () for name in _HOOKED]
+        return [*map(type.__getattribute__, self._asked, itertools.cycle(_HOOKED))]
 
 
 def _places_of_hooks(cls: type) -> list[tuple[type, str]]:
@@ -293,7 +320,7 @@ def _place_of_hook(cls: type, name: str) -> type | None:
     return place
 
 
-def _noting(cls: type, name: str, before: Any) -> Any:
+def _hook_for(cls: type, name: str, before: Any) -> Any:
     hook = _reader(cls, before) if name == "__getattribute__" else _storer(cls, name, before)
     stand_in(hook, before)
     return hook
@@ -347,12 +374,17 @@ def _classes_in_modules() -> tuple[type, ...]:
 
 @lru_cache(maxsize=8192)
 def _is_unread(module: str) -> bool:
-    """Whether programs do not read the objects of a module's classes, of which there are hundreds: to hook these would take
-    half of a trace's time. Of an object that is read all the same, all attributes count as read."""
+    """Whether programs do not read the objects of a module's classes, of which there are hundreds, or which a trace itself
+    reads all the time: to hook these would take half of its time. Of an object that is read all the same, all attributes
+    count as read."""
     return module.startswith(_UNREAD)
 
 
-_UNREAD = ("mpmath", "sympy", "torch._dynamo.variables", "torch._inductor", "torch.utils._sympy")
+_UNREAD = (
+    *("mpmath", "sympy", "torch._dynamo.variables", "torch._inductor", "torch.utils._sympy"),
+    *("_pytest", "execnet", "pluggy"),
+    *("_frozen_importlib", "importlib", "torch.utils._pytree", "typing"),
+)
 
 
 def entry_of(value: Any, name: str) -> Any:
@@ -373,21 +405,27 @@ def _attributes(value: Any) -> list[Any]:
 
 
 _watching: list[Reads] = []  # the innermost last; one thread traces at a time
+_noting: Reads | None = None  # the innermost, but in a pause: nearly all reads of a trace are made in one
+
+
+def _innermost_notes() -> None:
+    global _noting
+    _noting = _watching[-1] if _watching and _watching[-1].is_noting else None
 
 
 def _reader(cls: Any, before: Any) -> Callable[[Any, str], Any]:
     if before is ABSENT:
 
         def __getattribute__(self: Any, name: str) -> Any:
-            if _watching:
-                _watching[-1]._note(self, name)
+            if (reads := _noting) is not None:
+                reads._note(self, name)
             return super(cls, self).__getattribute__(name)
 
     else:
 
         def __getattribute__(self: Any, name: str) -> Any:
-            if _watching:
-                _watching[-1]._note(self, name)
+            if (reads := _noting) is not None:
+                reads._note(self, name)
             return before(self, name)
 
     _hide(__getattribute__.__code__)
@@ -396,8 +434,8 @@ def _reader(cls: Any, before: Any) -> Callable[[Any, str], Any]:
 
 def _storer(cls: Any, kind: str, before: Any) -> Callable[..., None]:
     def store(self: Any, name: str, *value: Any) -> None:
-        if _watching:
-            _watching[-1]._note_store(self, name)
+        if (reads := _noting) is not None:
+            reads._note_store(self, name)
         if before is ABSENT:
             getattr(super(cls, self), kind)(name, *value)
         else:

@@ -137,7 +137,7 @@ class Rerun:
     def __call__(self, *others: torch.Tensor) -> list[torch.Tensor]:
         self._substitution.set(self._tensors, others)
         args, kwargs = self._arguments(others)
-        found = over(self._found, args, kwargs)
+        found = over(self._found, args, kwargs, self._call.structure)
         snapshot = Snapshot(found, self._call.tensors)
         flat = TensorNumbers(found, self._refuse, lambda tensor: None)
         try:

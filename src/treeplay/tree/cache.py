@@ -18,6 +18,7 @@ from treeplay.tree.key import Key, describe, has_fakes, kind_of, make_key, varyi
 from treeplay.tree.mismatch import key_mismatches, nearest_mismatches
 from treeplay.tree.reasons import OF_FAKES, under_mode
 from treeplay.tree.table import MOST_TRIES, Entry, EntryTable, Observation, Recording
+from treeplay.values.structure import holds_tensors, is_unhashable, may_open
 from treeplay.wrap.emit import MISS
 
 CallFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -52,6 +53,7 @@ class Cache:
         self.tally = Tally()
         self.table = EntryTable()
         self.passing_object: set[Hashable] = set()  # keys by class, of calls with objects that do not come again
+        self.opened: set[type] = set()  # classes of objects that count as what they hold: another one came in each call
         self.last: Recording | None = None
         self.warm: CallFunction = no_recording
         self.device: torch.device | None = None  # the default device under which the last recording was called
@@ -90,6 +92,28 @@ class Cache:
         if self.passing_object and (kind := kind_of(key)) is not None and kind in self.passing_object:
             key = kind
         return key, self.table.entry(key, lambda: describe(call))
+
+    def opens(self, value: Any) -> bool:
+        """Whether an object among the arguments counts as what it holds, and not as itself."""
+        return type(value) in self.opened or is_unhashable(value)
+
+    def opens_more(self, entry: Entry, key: Key, call: Call) -> bool:
+        """Whether a new entry differs only by objects that hold tensors from one whose objects came once: batches, it seems.
+
+        From now on objects of their classes count as what they hold."""
+        kind = kind_of(key)
+        if kind is None:
+            return False
+        others = [(other, at) for other, at in self.table.items() if at is not entry and isinstance(other, Key)]
+        once = [other for other, at in others if at.phase is KeyPhase.OBSERVED and kind_of(other) == kind]
+        if not once:
+            return False
+        batches = {type(leaf) for leaf in call.leaves if may_open(leaf) and holds_tensors(leaf)}
+        if not batches:
+            return False
+        self.opened |= batches
+        self.table.forget([key, *once])
+        return True
 
     def look_around(self, entry: Entry, key: Key, call: Call) -> None:
         """Note which mode keeps a new entry's calls eager, or what keeps them apart from the nearest that are recorded."""
@@ -179,5 +203,6 @@ class Cache:
     def reset(self) -> None:
         """Forget every recording and every refusal."""
         self.passing_object.clear()
+        self.opened.clear()
         self.table.clear()
         self.use(None)

@@ -259,11 +259,28 @@ def given_containers(structure: Leaf | Structure, args: Any, kwargs: Any) -> Ite
                 yield from containers(part, value, f"{start}_{index}")
 
 
-def unflatten(structure: Leaf | Structure, leaves: list[Any]) -> Any:
-    """Put leaves together again, as they are: what a constructor would do besides, it has done when they were taken apart."""
+def twins_in(structure: Leaf | Structure, value: Any) -> tuple[int, ...]:
+    """For each container in a value of this structure, the number of the first place that holds it: `(d, d)` gives (0, 1, 1)."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(value), at) for at, (_, value, _) in enumerate(containers(structure, value, "")))
+
+
+def unflatten(structure: Leaf | Structure, leaves: list[Any], twins: tuple[int, ...] = ()) -> Any:
+    """Put leaves together again, as they are: what a constructor would do besides, it has done when they were taken apart.
+
+    With `twins`, what was one container in several places is one again."""
+    return _unflatten(structure, leaves, iter(twins), {})
+
+
+def _unflatten(structure: Leaf | Structure, leaves: list[Any], twins: Iterator[int], made: dict[int, Any]) -> Any:
     if isinstance(structure, Leaf):
         return leaves[structure.index]
-    parts = [unflatten(part, leaves) for part in structure.parts]
+    number = next(twins, None)
+    value = _put_together(structure, [_unflatten(part, leaves, twins, made) for part in structure.parts])
+    return value if number is None else made.setdefault(number, value)
+
+
+def _put_together(structure: Structure, parts: list[Any]) -> Any:
     if structure.rest is not None:
         return object_of(structure.cls, structure.keys, structure.rest, parts)
     if structure.is_named:

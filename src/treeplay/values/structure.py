@@ -260,7 +260,7 @@ def given_containers(structure: Leaf | Structure, args: Any, kwargs: Any) -> Ite
 
 
 def twins_in(structure: Leaf | Structure, value: Any) -> tuple[int, ...]:
-    """For each container in a value of this structure, the number of the first place that holds it: `(d, d)` gives (0, 1, 1)."""
+    """For each container in a value, the number of the first place that holds it: `(d, d)` gives (0, 1, 1)."""
     first: dict[int, int] = {}
     return tuple(first.setdefault(id(value), at) for at, (_, value, _) in enumerate(containers(structure, value, "")))
 

@@ -185,6 +185,20 @@ def test_writes_to_containers_of_the_arguments_happen_once_in_each_call(program:
     assert_recorded(recorded)
 
 
+@pytest.mark.parametrize("kind", ["inference", "differentiable", "capture"])
+def test_one_container_passed_twice_is_one_container(kind: str, device: str) -> None:
+    def program(one: Any, other: Any) -> Any:
+        one["x"] = one["x"] * 2
+        return other["x"] - 1
+
+    recorded = jit(program, **({"lower": "capture"} if kind == "capture" else {}))
+    for call in range(CALLS + 3 * (device == "cuda")):
+        x = torch.full((2,), 2.0 + call, device=device, requires_grad=kind == "differentiable")
+        given = {"x": x}
+        assert_same(recorded(given, given), x * 2 - 1)
+    assert_recorded(recorded)
+
+
 def is_read(x: torch.Tensor) -> torch.Tensor:
     return x * 2 if x.sum() > 100 else x + 1
 

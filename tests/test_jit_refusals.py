@@ -119,7 +119,7 @@ PROGRAMS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
     "a product by a sparse one": ("_to_sparse", lambda x: torch.diag(x).to_sparse() @ x),
     "a generator object": ("result", lambda x: (part for part in [x * 2])),
     "a set": ("result", lambda x: (x * 2, {1, 2})),
-    "a foreign object": ("result", lambda x: (x * 2, collections.Counter("aab"))),
+    "a foreign object": ("result", lambda x: (x * 2, collections.deque("aab"))),
     "apply_": ("apply_", lambda x: (x * 1).apply_(lambda v: v + 1)),
 }
 

@@ -34,9 +34,9 @@ def jit(program: Any = None, *, lower: Lower = "auto", on_refusal: OnRefusal = "
 
     `program` is any callable, method or module: a whole training step that calls backward and the optimizer itself,
     inference, or one whose results the caller differentiates, later, in parts, or never. Tensors in its arguments (nested
-    dict, list, tuple, namedtuple, dataclass) may change from call to call; their shapes, strides, dtypes and devices, and
-    all Python values, are part of the key. State it reaches (parameters, buffers, optimizer state, gradients, tensors of
-    its closure) is updated in place, as eager would.
+    containers, dataclasses, and objects made for each call that hold tensors) may change from call to call; their shapes,
+    strides, dtypes and devices, and all Python values, are part of the key. State it reaches (parameters, buffers, optimizer
+    state, gradients, tensors of its closure) is updated in place, as eager would.
 
     `lower`: "inductor" compiles, "aten" runs the operators from a static plan, "auto" picks between these. "capture" does not
     trace: the program's own kernels are recorded as it launches them (Triton, extensions, a compiled model inside).

@@ -6,6 +6,7 @@ import collections
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,7 +68,7 @@ def test_the_order_of_keys_is_part_of_the_structure() -> None:
 
 
 def test_other_containers_are_leaves() -> None:
-    for value in ({1, 2}, collections.Counter(a=1), collections.deque([1]), Derived(3), Box):
+    for value in ({1, 2}, collections.deque([1]), Box, torch.nn.Linear(1, 1), lambda: 1):
         assert flatten(value)[0] == [value]
 
 

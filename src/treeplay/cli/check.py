@@ -20,14 +20,13 @@ from treeplay.backend.differentiable import trace_flat
 from treeplay.cli.outcome import NO
 from treeplay.cli.target import Target, find_target, with_user_errors
 from treeplay.errors import Refusal
-from treeplay.trace.call import Call
+from treeplay.trace.call import Call, call_of
 from treeplay.trace.observe import observe
 from treeplay.trace.traced import Trace
 from treeplay.tree.key import label_of, make_key
 from treeplay.values.plan import Plan
 from treeplay.values.refusal import Reason
 from treeplay.values.signature import Argument, Input, Kind, Signature, State
-from treeplay.values.structure import flatten
 
 _MOST_SHOWN = 6
 
@@ -77,8 +76,7 @@ _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True
 
 def examine(target: Target) -> CheckOutcome:
     """Take `target` through the stages up to the plan. Raises `CommandError` if the program itself raises."""
-    leaves, structure = flatten((target.args, {}))
-    call = Call(target.args, {}, leaves, structure)
+    call = call_of(target.args, {})
     try:
         make_key(call)
         _, log = with_user_errors(f"{target.name}, run eagerly,", lambda: observe(target.program, call))

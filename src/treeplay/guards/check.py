@@ -54,6 +54,7 @@ class Guards:
         "kept",
         "may_keep",
         "places_of_inputs",
+        "unread_arguments",
         "what",
     )
 
@@ -64,6 +65,7 @@ class Guards:
         self._facts = [TensorFacts(tensor, label) for tensor, label in reach.tensors.values()]
         self.what: Mismatch | None = None
         self.places_of_inputs: tuple[Binding, ...] = ()
+        self.unread_arguments: frozenset[int] = frozenset()  # leaves in attributes of objects that the run did not read
         self._spots: set[tuple[int, Any] | None] = set()  # on the way to the state that `keeps` was asked for
         self._pinned: set[tuple[int, Any]] | None = None  # what `Reach.pinned` said last
         self.may_keep = False  # whether `holds` implies that all of this state is what it was in the last call

@@ -109,6 +109,13 @@ class Reach(Dependencies):
         """Guard nothing of `value` itself: a container of the arguments, which the call takes apart each time."""
         self._seen[id(value)] = value
 
+    def may_have_read(self, value: Any, name: str) -> bool:
+        """Whether the run may have read this attribute of an object; to be asked before the walk."""
+        if not self.reads.is_watched(value) or self._is_blind or self._goes_behind_itself(type(value)):
+            return True
+        names = self.reads.names(value, also_assigned=self.also_assigned)
+        return name in names or WHOLE in names
+
     def walk(self, roots: Iterable[tuple[Any, str]]) -> Reach:
         """Enter `roots`, each with its label, and all that follows; raises `TooMuch`."""
         for value, label in (*roots, (torch.Tensor, "Tensor")):

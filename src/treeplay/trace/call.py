@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from treeplay.trace.found import PLAIN
 from treeplay.values.kinds import is_a
 from treeplay.values.location import Location
-from treeplay.values.structure import Leaf, Structure, classes_in, flatten
+from treeplay.values.structure import Leaf, Structure, classes_in, flatten, is_unhashable
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +29,16 @@ class Call:
         return list({id(leaf): leaf for leaf in self.leaves if is_a(leaf, torch.Tensor)}.values())
 
 
-def call_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """A call with these arguments."""
-    return Call(args, kwargs, *flatten((args, kwargs)))
+def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], opens: Callable[[Any], bool] = is_unhashable) -> Call:
+    """A call with these arguments. `opens` says which objects among them count as what they hold."""
+    return Call(args, kwargs, *flatten((args, kwargs), opens=opens))
 
 
-def roots_of(program: Any, call: Call) -> list[tuple[Any, str]]:
-    """Where a walk over what a run read begins, with labels."""
-    objects = [leaf for leaf in call.leaves if not is_a(leaf, (torch.Tensor, *PLAIN))]
+def roots_of(program: Any, call: Call, unread: Collection[int] = ()) -> list[tuple[Any, str]]:
+    """Where a walk over what a run read begins, with labels; leaves of the arguments that were not read, by their index, are
+    left out."""
+    leaves = [leaf for at, leaf in enumerate(call.leaves) if at not in unread]
+    objects = [leaf for leaf in leaves if not is_a(leaf, (torch.Tensor, *PLAIN))]
     roots = [(program, "program"), *((value, f"this {type(value).__name__}") for value in objects)]
     return roots + [(cls, cls.__qualname__) for cls in classes_in(call.structure)]
 

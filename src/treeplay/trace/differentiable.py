@@ -53,8 +53,8 @@ def flat_results(run: TracedRun, result: Any) -> tuple[RunFacts, list[torch.fx.N
 
 def _with_history(run: TracedRun, result: Any) -> Iterator[torch.Tensor]:
     given = {storage_of(seen.value.fake) for seen in run.tracer.tape.inputs}
-    stored = [leaf for value in run.snapshot.stored() for leaf in flatten(value)[0]]
-    for leaf in [*flatten(result)[0], *stored]:
+    results, _ = flatten([result, *run.snapshot.stored()], opens=run.found.is_new)
+    for leaf in results:
         value = run.tracer.tape.values.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None
         if value is None or value.is_input or leaf.grad_fn is None or run.watch.reaches_consumed(leaf):
             continue

@@ -60,6 +60,10 @@ class Survey:
         """Where `tensor` was found, the first place first; empty where it was not."""
         return self.tensors.get(id(tensor), [])
 
+    def is_new(self, value: Any) -> bool:
+        """Whether an object was not there before the run."""
+        return id(value) not in self.objects and not any(value is kept for kept in self.kept)
+
     def groups_of(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Binding, dict[str, Any]]]:
         """The parameter groups of an optimizer that was found, each with its place."""
         place = self.objects[id(optimizer)].child(How.ITEM, vars(optimizer), "param_groups", "param_groups")

@@ -13,13 +13,13 @@ from typing import Any
 from treeplay.trace.found import Survey
 from treeplay.values.place import Binding, How
 from treeplay.values.signature import GivenContainer, Meeting, Ref, Write, parts_of
-from treeplay.values.structure import containers
+from treeplay.values.structure import Leaf, Structure, given_containers
 
 
-def find_given(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Add the containers of the arguments to what was found."""
+def find_given(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any], structure: Leaf | Structure) -> None:
+    """Add the containers of the arguments, which have this structure, to what was found."""
     in_state = {**found.container_places, **found.objects}
-    for name, container in containers(args, kwargs):
+    for name, container, of in given_containers(structure, args, kwargs):
         place = Binding(How.ARGUMENT, container, name, None, _label(name))
         places = found.given.setdefault(id(container), [])
         places.append(place)
@@ -27,9 +27,17 @@ def find_given(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             continue
         if id(container) in in_state:
             continue
-        if isinstance(container, (dict, list)) and type(container).__module__ in ("builtins", "collections"):
+        if of.rest is not None:
+            found.kept.append(container)  # so that reads of its attributes are seen
+            for slot in of.rest if "__dict__" not in of.rest else of.rest[1:]:
+                child = place.child(How.ATTRIBUTE, container, slot, f"{place}.{slot}")
+                found.cells.append((child, child.read()))
+        is_usual = type(container).__module__ in ("builtins", "collections") or of.rest is not None
+        if isinstance(container, (dict, list)) and is_usual:
             found.containers[id(container)] = container
             found.container_places[id(container)] = place
+        elif of.rest is not None:
+            continue
         elif dataclasses.is_dataclass(container) and not _is_frozen(container):
             for field in dataclasses.fields(container):
                 child = place.child(How.ATTRIBUTE, container, field.name, f"{place}.{field.name}")
@@ -47,7 +55,7 @@ def only_given(found: Survey) -> Iterator[Any]:
             yield places[0].holder
 
 
-def over(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Survey:
+def over(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any], structure: Leaf | Structure) -> Survey:
     """What was found, with other arguments in the place of those it was found with."""
     kept = {key for key, place in found.container_places.items() if place.how is not How.ARGUMENT}
     other = dataclasses.replace(
@@ -56,8 +64,9 @@ def over(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Survey
         container_places={key: place for key, place in found.container_places.items() if key in kept},
         cells=[(place, value) for place, value in found.cells if given_name(place) is None],
         given={},
+        kept=[*found.kept],
     )
-    find_given(other, args, kwargs)
+    find_given(other, args, kwargs, structure)
     return other
 
 

@@ -26,8 +26,9 @@ from treeplay.trace.log import LoggedCall
 from treeplay.trace.traced import TracedRun
 from treeplay.values.kinds import is_a, table_of
 from treeplay.values.place import Binding, How
-from treeplay.values.signature import Argument, Kind, Number, Signature, State, StateContainer, Watch
+from treeplay.values.signature import Argument, Kind, Number, Signature, State, StateContainer, Unread, Watch
 from treeplay.values.spec import TensorSpec
+from treeplay.values.structure import attributes_in
 
 
 def guards_of(program: Any, call: Call, run: TracedRun, signature: Signature) -> Guards:
@@ -36,9 +37,10 @@ def guards_of(program: Any, call: Call, run: TracedRun, signature: Signature) ->
     reach = Reach(run.reads, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
     for container in only_given(run.found):
         reach.leave_out(container)
+    unread = _unread(call, reach)
     try:
         with DisableTorchFunctionSubclass():  # a tensor's class is not asked what the tensor is
-            reach.walk(roots_of(program, call))
+            reach.walk(roots_of(program, call, unread))
     except TooMuch:
         raise Refusal.of(
             "state",
@@ -59,7 +61,15 @@ def guards_of(program: Any, call: Call, run: TracedRun, signature: Signature) ->
     _add_gradients(reach, signature, run)
     guards = Guards(reach)
     guards.places_of_inputs = tuple(item.source.place for item in signature.inputs if isinstance(item.source, State))
+    guards.unread_arguments = unread
     return guards
+
+
+def _unread(call: Call, reach: Reach) -> frozenset[int]:
+    """Leaves of the arguments, by their index, that are in attributes which the run did not read."""
+    attributes = attributes_in(call.structure, (call.args, call.kwargs))
+    unread = (below for value, name, below in attributes if not reach.may_have_read(value, name))
+    return frozenset(at for at in set().union(*unread) if not is_a(call.leaves[at], torch.Tensor))
 
 
 def _add_gradients(reach: Reach, signature: Signature, run: TracedRun) -> None:
@@ -185,7 +195,9 @@ def with_guards(signature: Signature, guards: Guards, called: frozenset[str] | N
     with DisableTorchFunctionSubclass():
         specs = [(tensor, TensorSpec.of(tensor)) for tensor in guards.tensors() if has_strides(tensor)]
     met = tuple((tensor, spec) for tensor, spec in specs if spec in arguments)
-    return replace(signature, guarded=guards, met=met, called=called)
+    unread = guards.unread_arguments
+    leaves = tuple(Unread() if at in unread else leaf for at, leaf in enumerate(signature.leaves))
+    return replace(signature, leaves=leaves, guarded=guards, met=met, called=called)
 
 
 def _spots(places: list[Binding]) -> Iterator[tuple[int, Any]]:

@@ -28,6 +28,7 @@ from treeplay.trace.turn import turn
 from treeplay.values.place import Binding
 from treeplay.values.signature import Argument, Input, State
 from treeplay.values.spec import TensorSpec
+from treeplay.values.structure import Leaf
 
 TensorSequence = Sequence[torch.Tensor]
 
@@ -56,10 +57,10 @@ class OpaqueRuns:
             _in_place(inputs, tensors, movable),
         ):
             args, kwargs = self._arguments_over(inputs, tensors)
-            snapshot = Snapshot(over(self.found, args, kwargs), tensors)
+            snapshot = Snapshot(over(self.found, args, kwargs, self.arguments.structure), tensors)
             versions = [version_of(tensor) for tensor in tensors]
             try:
-                call = call_of(args, kwargs)
+                call = call_of(args, kwargs, self.arguments.opens)
                 on_a_gpu = self.host.device.type == "cuda"  # where seeding leaves no mark during a capture
                 with told_apart(
                     self._program, call, snapshot, self._reads, alone=turn, is_noted=on_a_gpu
@@ -81,8 +82,8 @@ class OpaqueRuns:
         """
         with self._around.set():
             args, kwargs = self._arguments_over(inputs, tensors)
-            snapshot = Snapshot(over(self.found, args, kwargs), tensors)
-            call, known = call_of(args, kwargs), self._reads
+            snapshot = Snapshot(over(self.found, args, kwargs, self.arguments.structure), tensors)
+            call, known = call_of(args, kwargs, self.arguments.opens), self._reads
             with told_apart(self._program, call, snapshot, known) if known is not None else contextlib.nullcontext():
                 result = self._program(*args, **kwargs)
             try:
@@ -105,7 +106,7 @@ class OpaqueRuns:
         self.found.tensors.clear()
         if self._reads is not None:
             self._reads.forget(but=self.found.kept)
-        self.found = over(self.found, (), {})
+        self.found = over(self.found, (), {}, Leaf(0))
 
     def refuse(self, op: str, why: str, advice: str) -> Refusal:
         """A refusal that names the program."""

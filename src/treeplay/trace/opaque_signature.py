@@ -30,7 +30,7 @@ from treeplay.values.signature import (
     Write,
     parts_of,
 )
-from treeplay.values.structure import unflatten
+from treeplay.values.structure import classes_in, twins_in, unflatten
 
 R = TypeVar("R")
 
@@ -41,11 +41,18 @@ class Arguments:
     def __init__(self, call: Call) -> None:
         self.structure = call.structure
         self.leaves = leaves_of_call(call)
+        self._twins = twins_in(call.structure, (call.args, call.kwargs))
+        self._classes = classes_in(call.structure)
         self._tensors = frozenset(at for at, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor))
 
     def over(self, tensors: Mapping[int, torch.Tensor]) -> tuple[Any, Any]:
         """args and kwargs with `tensors`, by the index of the leaf."""
-        return unflatten(self.structure, [self._leaf(at, tensors) for at in range(len(self.leaves))])  # type: ignore[no-any-return]
+        leaves = [self._leaf(at, tensors) for at in range(len(self.leaves))]
+        return unflatten(self.structure, leaves, self._twins)  # type: ignore[no-any-return]
+
+    def opens(self, value: Any) -> bool:
+        """Whether an object among the arguments counts as what it holds."""
+        return type(value) in self._classes
 
     def _leaf(self, at: int, tensors: Mapping[int, torch.Tensor]) -> Any:
         if at not in self._tensors:

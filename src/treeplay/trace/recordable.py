@@ -28,7 +28,7 @@ def survey_to_record(program: Callable[..., Any], call: Call) -> Survey:
     _check_strided(program, call)
     found = survey_call(program, call)
     _find_arguments(found, call)
-    find_given(found, call.args, call.kwargs)
+    find_given(found, call.args, call.kwargs, call.structure)
     _check_complete(program, found)
     _check_iterators(program, found)
     return found

@@ -116,15 +116,16 @@ class References:
 
     def _find_shared(self, values: tuple[Any, ...]) -> None:
         met: set[int] = set()
-        for _, value in containers(values, {}):
+        _, structure = flatten(values, self.is_there, self.found.is_new)
+        for _, value, _ in containers(structure, values, ""):
             if id(value) in met and not self.is_there(value):
                 self._shared.setdefault(id(value), len(self._shared))
             met.add(id(value))
 
     def _take_apart(self, value: Any) -> tuple[list[Any], Leaf | Structure]:
-        leaves, structure = flatten(value, self._is_one)
+        leaves, structure = flatten(value, self._is_one, self.found.is_new)
         for cls in classes_in(structure):
-            if dataclasses.is_dataclass(cls) and not _is_made_again(leaves, structure):
+            if dataclasses.is_dataclass(cls) and not _is_made_again(leaves, structure, self.found.is_new):
                 raise self.refuse(
                     "result",
                     f"the constructor of {cls.__name__} does not give a result like this one back from its fields",
@@ -168,10 +169,10 @@ class References:
             )
 
 
-def _is_made_again(leaves: list[Any], structure: Leaf | Structure) -> bool:
+def _is_made_again(leaves: list[Any], structure: Leaf | Structure, opens: Callable[[Any], bool]) -> bool:
     """Whether constructors, given the fields, leave them as they are (`__post_init__` may not)."""
     try:
-        again, same = flatten(unflatten(structure, leaves))
+        again, same = flatten(unflatten(structure, leaves), opens=opens)
     except Exception:  # the user's constructor may raise anything
         return False
     return same == structure and all(new is old for new, old in zip(again, leaves, strict=True))

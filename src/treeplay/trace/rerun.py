@@ -41,7 +41,7 @@ from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.surroundings import autocast_cache_apart
 from treeplay.trace.turn import Busy, turn
 from treeplay.values.signature import Argument, Signature
-from treeplay.values.structure import unflatten
+from treeplay.values.structure import twins_in, unflatten
 
 _ATTRIBUTES: Any = vars(TensorBase)
 _VIEWS = frozenset(_ATTRIBUTES[name].__get__ for name in ("T", "mT", "H", "mH", "real", "imag"))
@@ -133,11 +133,12 @@ class Rerun:
         self._substitution = Substitution()
         self._generators: TrackedGenerators | None = None
         self._reads = reads
+        self._twins = twins_in(call.structure, (call.args, call.kwargs))
 
     def __call__(self, *others: torch.Tensor) -> list[torch.Tensor]:
         self._substitution.set(self._tensors, others)
         args, kwargs = self._arguments(others)
-        found = over(self._found, args, kwargs)
+        found = over(self._found, args, kwargs, self._call.structure)
         snapshot = Snapshot(found, self._call.tensors)
         flat = TensorNumbers(found, self._refuse, lambda tensor: None)
         try:
@@ -184,7 +185,7 @@ class Rerun:
         the program nor the tensors of this call.
 
         State that the program overwrites may come as it was before: where the program finds it, it is the program's own."""
-        signature, structure = self._signature, self._call.structure
+        signature, structure, twins = self._signature, self._call.structure, self._twins
         places = {id(tensor): k for k, tensor in enumerate(self._tensors)}
         given = [places.get(id(leaf)) for leaf in self._call.leaves]
         others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in self._call.leaves]
@@ -198,7 +199,7 @@ class Rerun:
         @contextlib.contextmanager
         def ready(tensors: Sequence[torch.Tensor]) -> Iterator[Rerun]:
             leaves = [other if k is None else tensors[k] for k, other in zip(given, others, strict=True)]
-            args, kwargs = unflatten(structure, leaves)
+            args, kwargs = unflatten(structure, leaves, twins)
             again = program()
             if again is None:
                 raise Refusal.of("create_graph", "the program is gone", "keep it until the last backward", None)
@@ -220,7 +221,8 @@ class Rerun:
             and mine.grad_fn is None
             and not _has_grad(mine)
         }
-        return unflatten(self._call.structure, [direct.get(id(leaf), leaf) for leaf in self._call.leaves])  # type: ignore[no-any-return]
+        leaves = [direct.get(id(leaf), leaf) for leaf in self._call.leaves]
+        return unflatten(self._call.structure, leaves, self._twins)  # type: ignore[no-any-return]
 
     def _refuse(self, op: str, why: str, advice: str) -> Refusal:
         return Refusal.of(op, why, advice, user_location() or home_of(self._program))

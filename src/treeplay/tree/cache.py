@@ -20,6 +20,7 @@ from treeplay.tree.key import Key, describe, glance, has_fakes, kind_of, make_ke
 from treeplay.tree.mismatch import key_mismatches, nearest_mismatches
 from treeplay.tree.reasons import OF_FAKES, under_mode
 from treeplay.tree.table import MOST_TRIES, Entry, EntryTable, Observation, Recording
+from treeplay.values.structure import holds_tensors, is_unhashable, may_open
 from treeplay.wrap.emit import MISS
 
 CallFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -62,6 +63,7 @@ class Cache:
         self.budget = Budget()
         self.pause = Pause()  # of all calls
         self.began = 0.0  # the look at a call that is under way
+        self.opened: set[type] = set()  # classes of objects that count as what they hold: another one came in each call
         self.last: Recording | None = None
         self.warm: CallFunction = no_recording
         self._has_told_of_strangers = False
@@ -160,6 +162,28 @@ class Cache:
                 "it constant (pad shapes, pass numbers as tensors), or raise treeplay.settings.compile_budget."
             )
         return False
+
+    def opens(self, value: Any) -> bool:
+        """Whether an object among the arguments counts as what it holds, and not as itself."""
+        return type(value) in self.opened or is_unhashable(value)
+
+    def opens_more(self, entry: Entry, key: Key, call: Call) -> bool:
+        """Whether a new entry differs only by objects that hold tensors from one whose objects came once: batches, it seems.
+
+        From now on objects of their classes count as what they hold."""
+        kind = kind_of(key)
+        if kind is None:
+            return False
+        others = [(other, at) for other, at in self.table.items() if at is not entry and isinstance(other, Key)]
+        once = [other for other, at in others if at.phase is KeyPhase.OBSERVED and kind_of(other) == kind]
+        if not once:
+            return False
+        batches = {type(leaf) for leaf in call.leaves if may_open(leaf) and holds_tensors(leaf)}
+        if not batches:
+            return False
+        self.opened |= batches
+        self.table.forget([key, *once])
+        return True
 
     def look_around(self, entry: Entry, key: Key, call: Call) -> None:
         """Note which mode keeps a new entry's calls eager, or what keeps them apart from the nearest that are recorded."""
@@ -262,5 +286,6 @@ class Cache:
         self.passing_object.clear()
         self.strangers.clear()
         self.budget, self.pause, self._has_told_of_strangers = Budget(), Pause(), False
+        self.opened.clear()
         self.table.clear()
         self.use(None)

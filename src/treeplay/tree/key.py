@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from treeplay.trace.found import PLAIN
 from treeplay.values.kinds import is_a
 from treeplay.values.same import Itself, exact_key
 from treeplay.values.spec import TensorSpec
-from treeplay.values.structure import Leaf, Structure, paths
+from treeplay.values.structure import Leaf, Structure, indices_in_objects, paths
 from treeplay.wrap.conditions import as_written
 from treeplay.wrap.emit import Ambience
 
@@ -33,8 +34,10 @@ def make_key(call: Call) -> Key:
 
     Raises `Refusal` for a static argument that is mutable by its own account: one that cannot be hashed.
     """
+    of_objects = indices_in_objects(call.structure)
     leaves = tuple(
-        TensorSpec.of(leaf) if _is_strided(leaf) else _static(leaf, at, call) for at, leaf in enumerate(call.leaves)
+        TensorSpec.of(leaf) if _is_strided(leaf) else _static(leaf, at, call, is_of_object=at in of_objects)
+        for at, leaf in enumerate(call.leaves)
     )
     return Key((_exact(call.structure), leaves), Ambience.now())
 
@@ -66,7 +69,7 @@ def has_fakes(call: Call) -> bool:
     return any(is_a(leaf, FakeTensor) for leaf in call.leaves)
 
 
-def _static(leaf: Any, at: int, call: Call) -> Hashable:
+def _static(leaf: Any, at: int, call: Call, *, is_of_object: bool) -> Hashable:
     if is_a(leaf, FakeTensor) or (is_a(leaf, torch.Tensor) and leaf.layout in _OTHER_LAYOUTS):
         return type(leaf), leaf.layout, leaf.dtype, leaf.device  # refused, or run eagerly, whichever of its kind it is
     if is_a(leaf, torch.Tensor):
@@ -77,14 +80,32 @@ def _static(leaf: Any, at: int, call: Call) -> Hashable:
             f"a {kind} is not described by its shape and strides, so it cannot be part of the key",
             "pass the tensors that it is made of, or call a lazy layer once before",
         )
+    if is_of_object:  # a recording compares it, if the run read it
+        return Itself(type(leaf))
     key = exact_key(leaf)
     if type(key) is Itself and type(leaf).__hash__ is None:
         raise Refusal.of(
             f"argument {as_written(paths(call.structure)[at])}",
             f"a static argument of type {type(leaf).__name__} cannot be hashed, so it cannot be part of the key",
-            "pass a tensor, a number, a string or a frozen dataclass, or put it in the program's closure",
+            _advice(leaf),
         )
     return key
+
+
+def _advice(leaf: Any) -> str:
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and is_a(leaf, numpy.ndarray):
+        return "pass torch.from_numpy(array), which shares its memory: nothing tells what the program reads of an array"
+    return "pass a tensor, a number, a string or a frozen dataclass, or put it in the program's closure"
+
+
+def values_in_objects(call: Call) -> dict[str, Any]:
+    """The plain values in objects among the arguments, by path."""
+    of_objects = indices_in_objects(call.structure)
+    if not of_objects:
+        return {}
+    named = enumerate(zip(paths(call.structure), call.leaves, strict=True))
+    return {as_written(path): leaf for at, (path, leaf) in named if at in of_objects and is_a(leaf, PLAIN)}
 
 
 def kind_of(key: Key) -> Key | None:
@@ -112,7 +133,7 @@ def _exact(structure: Leaf | Structure) -> Hashable:
     """Equal for equal containers with the very same keys."""
     if isinstance(structure, Leaf):
         return structure.index
-    return exact_key(structure.cls), exact_key(structure.keys), tuple(map(_exact, structure.parts))
+    return exact_key(structure.cls), exact_key(structure.keys), tuple(map(_exact, structure.parts)), structure.rest
 
 
 def describe(call: Call) -> dict[str, str]:

@@ -24,7 +24,7 @@ from treeplay.sandbox.boundary import Boundary, UninterruptedBlock, internal
 from treeplay.settings import settings
 from treeplay.torch_seam.dynamo import is_dynamo_watching, without_dynamo
 from treeplay.torch_seam.modes import default_device, foreign_mode, is_mode_active, is_traced
-from treeplay.trace.call import Call
+from treeplay.trace.call import Call, call_of
 from treeplay.trace.recordable import survey_call
 from treeplay.tree.answers import OBSERVED, OTHERS, OVER_BUDGET, Answers
 from treeplay.tree.auditing import audit_last
@@ -32,6 +32,7 @@ from treeplay.tree.budget import Pause
 from treeplay.tree.cache import Cache, no_recording
 from treeplay.tree.decide import Action, CallFacts, KeyPhase, decide
 from treeplay.tree.gate import Gate
+from treeplay.tree.key import values_in_objects
 from treeplay.tree.launching import answer_raised
 from treeplay.tree.mismatch import cause_of
 from treeplay.tree.moved import bring_back
@@ -39,7 +40,7 @@ from treeplay.tree.reasons import passing_object, too_often
 from treeplay.tree.recorders import recorders
 from treeplay.tree.recording import UNLIKE, CallRecorder, MakeRecording
 from treeplay.tree.table import Entry, Observation
-from treeplay.values.structure import Leaf, flatten
+from treeplay.values.structure import Leaf
 from treeplay.wrap.emit import MISS
 
 Observe = Callable[[Callable[..., Any], Call], tuple[Any, list[Any]]]
@@ -133,7 +134,7 @@ class Manager:
             self.answers.replay_raised()
             raise error
         with UninterruptedBlock():
-            call = Call(args, kwargs, *flatten((args, kwargs)))
+            call = call_of(args, kwargs, self.cache.opens)
             return answer_raised(self.answers, self.cache.entry_of(recording), recording, error, call)
 
     # --- a cold call ----------------------------------------------------------------------------------------
@@ -149,8 +150,11 @@ class Manager:
                     return out
             call = Call(args, kwargs, [], Leaf(0))
             try:
-                call = Call(args, kwargs, *flatten((args, kwargs)))
+                call = call_of(args, kwargs, self.cache.opens)
                 key, entry = self.cache.find(call)
+                if entry.phase is KeyPhase.NEW and self.cache.opens_more(entry, key, call):
+                    call = call_of(args, kwargs, self.cache.opens)
+                    key, entry = self.cache.find(call)
             except Refusal as refusal:
                 return self.answers.refused(Entry({"unhashable": ""}), refusal, call)
             except Exception as error:
@@ -182,7 +186,8 @@ class Manager:
         try:
             out = recording.call(args, kwargs)
         except Exception as error:
-            return answer_raised(self.answers, entry, recording, error, Call(args, kwargs, *flatten((args, kwargs))))
+            call = call_of(args, kwargs, self.cache.opens)
+            return answer_raised(self.answers, entry, recording, error, call)
         if out is not MISS:
             self.cache.served(recording)
         return out
@@ -205,7 +210,7 @@ class Manager:
         if entry.phase is KeyPhase.OBSERVED and not self.cache.budget.allows(entry):
             return self.answers.left_alone(entry, call, OVER_BUDGET)
         self.cache.let_go(entry, call)
-        seen, has_changed = entry.observation(), False
+        seen, has_changed = entry.observation(values_in_objects(call)), False
         if seen is None and entry.was_observed and entry.tries and entry.observations:
             entry.tries -= 1
             # What changed since may be nothing to this program: the trace will tell.
@@ -256,7 +261,7 @@ class Manager:
                 if (failure := getattr(log, "failure", None)) is not None:
                     raise failure
                 # What the program itself counts up is as it leaves it: the trace finds such changes and names their line.
-                return Observation(log, survey_call(self.program, call).watched_only())
+                return Observation(log, survey_call(self.program, call).watched_only(), values_in_objects(call))
         except Refusal as refusal:
             self.answers.note_later(entry, refusal.reason)
         except InternalError as error:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from treeplay.trace.call import Call
 from treeplay.tree.inputs import current_inputs
+from treeplay.tree.key import values_in_objects
 from treeplay.tree.table import Observation, Recording
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.overlap import overlapping
@@ -48,9 +49,9 @@ def cause_of(recordings: Sequence[Recording], seen: Sequence[Observation], call:
         found = [memory] if memory is not None else []
     if found:
         return "; ".join(map(str, found)), found[0].what
-    place = seen[-1].found.changed() if seen else None
+    place = seen[-1].changed(values_in_objects(call)) if seen else None
     if place is not None:
-        return f"{place}: another value", str(place)
+        return f"{place}: another value", place
     return "arguments share memory differently", "memory"
 
 

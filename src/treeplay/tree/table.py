@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from treeplay.sandbox.interrupts import uninterrupted
@@ -16,8 +17,10 @@ from treeplay.values.launch import LaunchFacts
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.plan import Plan
 from treeplay.values.refusal import Reason
+from treeplay.values.same import is_same
 from treeplay.values.signature import Input, Signature
 
+_NONE: Mapping[str, Any] = MappingProxyType({})
 MOST_TRIES = 2
 """How often a program is traced though something in its reach is not as it was in any call that was observed."""
 
@@ -63,6 +66,16 @@ class Observation:
 
     log: list[Any]
     found: Survey
+    in_objects: dict[str, Any] = field(default_factory=dict)
+    """Plain values in objects among the arguments, by path. They are no part of the key, for most are not read."""
+
+    def changed(self, in_objects: Mapping[str, Any]) -> str | None:
+        """The first place whose plain value is another one in a call with these values; None if there is none."""
+        place = self.found.changed()
+        if place is not None:
+            return str(place)
+        old = self.in_objects.items()
+        return next((name for name, value in old if not is_same(value, in_objects.get(name))), None)
 
 
 @dataclass(eq=False, slots=True)
@@ -86,9 +99,9 @@ class Entry:
     is_told: bool = False  # whether the newest cause is that of the call that is under way
     differs: tuple[Mismatch, ...] = ()  # from the nearest recording of another key
 
-    def observation(self) -> Observation | None:
+    def observation(self, in_objects: Mapping[str, Any] = _NONE) -> Observation | None:
         """That of a call with the plain values of today, or None."""
-        return next((seen for seen in self.observations if seen.found.changed() is None), None)
+        return next((seen for seen in self.observations if seen.changed(in_objects) is None), None)
 
     def forget(self, seen: Observation) -> None:
         """Drop an observation, if it is still there."""
@@ -119,6 +132,11 @@ class EntryTable:
     def put(self, key: Hashable, entry: Entry) -> None:
         """Have an entry under this key, the most recently used."""
         self._entries[key] = entry
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        """Drop the entries of these keys, which have no recordings."""
+        for key in keys:
+            self._entries.pop(key, None)
 
     def holds(self, entry: Entry) -> bool:
         """Whether an entry is still in it."""

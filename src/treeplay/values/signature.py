@@ -44,6 +44,13 @@ class Alias:
     of: int
 
 
+class Unread:
+    """Stands for a leaf of the arguments in an attribute of an object that the program did not read."""
+
+    def __repr__(self) -> str:
+        return "unread"
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """A graph input read from a place on each call; `also` are places that must hold the same tensor."""
@@ -162,7 +169,7 @@ class Signature:
 
     kind: Kind
     arguments: Leaf | Structure
-    leaves: tuple[Any, ...]  # of the arguments: a TensorSpec or Alias for a tensor, else the static value
+    leaves: tuple[Any, ...]  # of the arguments: a TensorSpec or Alias for a tensor, else the static value or Unread
     inputs: tuple[Input, ...]
     numbers: tuple[Number, ...]
     guards: tuple[Any, ...]  # over the numbers

@@ -32,10 +32,11 @@ from treeplay.values.signature import (
     Number,
     Signature,
     State,
+    Unread,
     Watch,
 )
 from treeplay.values.spec import TensorSpec
-from treeplay.values.structure import containers, paths
+from treeplay.values.structure import given_containers, paths
 from treeplay.wrap.places import CallText, Operand
 
 
@@ -56,6 +57,17 @@ class Condition:
     def difference(self, call: Call) -> Mismatch | None:
         """What does not hold in `call`; None if it does."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Anything(Condition):
+    """No condition: what the run did not read."""
+
+    def write(self, text: CallText) -> None:
+        pass
+
+    def difference(self, call: Call) -> Mismatch | None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +264,9 @@ def of_arguments(signature: Signature) -> Iterator[Condition]:
     """A condition for each leaf of the arguments, in order."""
     names, classes = [as_written(path) for path in paths(signature.arguments)], iter(signature.classes)
     for at, (name, recorded) in enumerate(zip(names, signature.leaves, strict=True)):
-        if type(recorded) is Alias:
+        if type(recorded) is Unread:
+            yield Anything()
+        elif type(recorded) is Alias:
             told = f"the tensor of {names[recorded.of]} again", "another tensor"
             yield AreOne(Argument(at), Argument(recorded.of), name, told)
         elif type(recorded) is TensorSpec:
@@ -376,7 +390,8 @@ _NOTHING = _Nothing()
 
 
 def _container(name: str, call: Call) -> Any:
-    return dict(containers(call.args, call.kwargs)).get(name, _NOTHING)
+    found = given_containers(call.structure, call.args, call.kwargs)
+    return next((value for variable, value, _ in found if variable == name), _NOTHING)
 
 
 def current(place: Binding, call: Call | None = None) -> Any:

@@ -43,7 +43,16 @@ from treeplay.values.signature import (
     Write,
 )
 from treeplay.values.spec import TensorSpec
-from treeplay.values.structure import DICTS, Leaf, Structure, is_namedtuple, takes_fields_only, with_fields
+from treeplay.values.structure import (
+    DICTS,
+    Leaf,
+    Structure,
+    base_of,
+    is_namedtuple,
+    object_of,
+    takes_fields_only,
+    with_fields,
+)
 from treeplay.wrap.ambience import Ambience as Ambience
 from treeplay.wrap.conditions import AreOne, GuardsHold, of_arguments, of_numbers, of_places, of_state, of_tensors
 from treeplay.wrap.places import CallText
@@ -152,6 +161,9 @@ class _CallEmitter(CallText):
         self.leaves[value] = value
         if not is_known:
             self.require(f"type({value}) is {self.constant(structure.cls)}")
+        if structure.rest is not None:
+            self.take_object_apart(value, structure)
+            return
         count = len(structure.parts)
         if structure.cls in DICTS and count and not is_known:
             names, expected = f"tuple({value})", self.constant(structure.keys)  # and their order
@@ -171,6 +183,23 @@ class _CallEmitter(CallText):
                 step = f"{value}[{index}]"
             self.add(f"{variable} = {step}")
             self.take_apart(variable, part)
+
+    def take_object_apart(self, value: str, structure: Structure) -> None:
+        """Lines that take an object apart, by the methods of what it is made of."""
+        base, count = base_of(structure.cls), len(structure.items)
+        text = self.constant(base)
+        if issubclass(base, dict):
+            found = f"tuple({text}.__iter__({value}))"
+            self.require(f"{self.use('is_same', is_same)}({found}, {self.constant(structure.keys)})")
+        elif base in (list, tuple):
+            self.require(f"{text}.__len__({value}) == {count}")
+        read = self.use("attribute_of", object.__getattribute__)
+        keys = [self.literal(key) for key in structure.keys] or range(count)
+        steps = [f"{text}.__getitem__({value}, {key})" for key in keys]
+        steps += [f"{read}({value}, {name!r})" for name in structure.rest or ()]
+        for index, (step, part) in enumerate(zip(steps, structure.parts, strict=True)):
+            self.add(f"{value}_{index} = {step}")
+            self.take_apart(f"{value}_{index}", part)
 
     def conditions(self) -> None:
         """Conditions on what the program reaches; the native check of all tensors; conditions on these and on numbers."""
@@ -352,6 +381,13 @@ class _CallEmitter(CallText):
         if isinstance(structure, Leaf):
             return self.ref(refs[structure.index])
         parts = [self.built(part, refs) for part in structure.parts]
+        if structure.rest is not None:
+            make, cls, keys = (
+                self.use("object_of", object_of),
+                self.constant(structure.cls),
+                self.constant(structure.keys),
+            )
+            return f"{make}({cls}, {keys}, {structure.rest}, {tuple_of(parts)})"
         if structure.is_named:
             if not takes_fields_only(structure.cls):
                 fill = self.use("with_fields", with_fields)

@@ -25,6 +25,7 @@ from treeplay.lower.memory import Groups, groups_of, keep_apart
 from treeplay.lower.scaled import write_out_scales
 from treeplay.lower.signs import keep_signs, with_signs
 from treeplay.observe import counters
+from treeplay.observe.progress import progress
 from treeplay.sandbox.generators import unmoved
 from treeplay.torch_seam import trees as pytree
 from treeplay.torch_seam.context import TracingContext, tracing
@@ -204,7 +205,8 @@ def compile_graph(
         if _wants_channels_last(module, is_inference):
             put_channels_last(module, force_stride_order)
         _mark_results(module, visible, groups)
-        with _counting_cache():
+        operators = sum(node.op == "call_function" for node in module.graph.nodes)
+        with _counting_cache(), progress(f"Inductor compiles {operators} operators"):
             compiled = compile_fx_inner(
                 module, fakes, cpp_wrapper=in_cpp, is_inference=is_inference, is_backward=is_backward
             )

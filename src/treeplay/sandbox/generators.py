@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from treeplay.locks import shared_lock
+from treeplay.observe.progress import own_threads
 from treeplay.observe.rng import default_generators
 from treeplay.torch_seam.dynamo import random_states_left_alone
 from treeplay.torch_seam.modes import is_dispatched
@@ -28,7 +29,7 @@ moving = shared_lock()
 
 def has_company() -> bool:
     """Whether another thread of this process runs Python: it may draw, too."""
-    return len(sys._current_frames()) > 1
+    return len(sys._current_frames().keys() - own_threads) > 1
 
 
 @contextmanager

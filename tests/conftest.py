@@ -1,35 +1,45 @@
 """Each test finds the process-wide tables empty (a warning given once is given to it), the same random state, one thread.
 
 One thread, because sums of another number of threads may round differently, and tests compare bit for bit. Each test is in
-one tier (`support/tiers.py`); those of the tiers `unit` and `programs` start no compiler.
+one tier (`tiers.py`); those of the tiers `unit` and `programs` start no compiler. Nothing here imports torch, with which the
+process that only hands out tests would start 3 s later.
 """
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from support.interpreters import FreshPython, run_python
-from support.quick import leave_out_of_collections, leave_out_timing_of_guards, seed
-from support.tiers import TIER, WITHOUT_COMPILER, CompilerGate, compiled_code_of_this_run, sort_into_tiers
+from tiers import TIER, WITHOUT_COMPILER, CompilerGate, compiled_code_of_this_run, sort_into_tiers
+
+if TYPE_CHECKING:
+    from support.interpreters import FreshPython
 
 GATE = CompilerGate()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before any process of this run imports torch."""
+    """Before any process of this run imports torch or a test."""
     shared = compiled_code_of_this_run(os.environ)
     shared.__enter__()
     config.add_cleanup(lambda: shared.__exit__(None, None, None))
     GATE.install()
+    gc.disable()  # until all is loaded
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     sort_into_tiers(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +50,7 @@ def fresh_process_state(request: pytest.FixtureRequest) -> Iterator[None]:
     import torch
 
     import treeplay
+    from support.quick import leave_out_of_collections, leave_out_timing_of_guards, seed
     from treeplay import observe
 
     leave_out_timing_of_guards()
@@ -66,6 +77,8 @@ def no_compiler_but_in_its_tier(request: pytest.FixtureRequest) -> Iterator[None
 @pytest.fixture
 def fresh_python() -> FreshPython:
     """Runs code in a Python of its own; tests that do are in the tier `programs`."""
+    from support.interpreters import run_python
+
     return run_python
 
 

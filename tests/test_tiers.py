@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.tiers import CACHE, CompilerGate, compiled_code_of_this_run, tier_of
+from tiers import CACHE, CompilerGate, compiled_code_of_this_run, tier_of
 
 
 @pytest.mark.parametrize(

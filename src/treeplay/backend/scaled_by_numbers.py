@@ -18,7 +18,7 @@ from torch.fx import Node
 aten = torch.ops.aten
 
 CallOperator = Callable[..., Node]  # of an operator with arguments, at a place in a graph
-Rule = Callable[..., Any]  # (call, *arguments of the operator, the last of them as a tensor)
+WrittenOut = Callable[..., Any]  # (call, *arguments of the operator, the last of them as a tensor)
 
 
 def _plus_scaled(call: CallOperator, x: Any, y: Any, t: Any) -> Node:
@@ -53,7 +53,7 @@ def _differences(call: CallOperator, y: Any, z: Any) -> list[Node]:
     return _items(call, call(aten._foreach_sub.List, y, z))
 
 
-_RULES: dict[Any, tuple[int | str, Rule]] = {
+_RULES: dict[Any, tuple[int | str, WrittenOut]] = {
     aten.add.Tensor: ("alpha", _plus_scaled),
     aten.sub.Tensor: ("alpha", _minus_scaled),
     aten.addcdiv.default: ("value", lambda call, x, y, z, t: _plus_scaled(call, x, call(aten.div.Tensor, y, z), t)),
@@ -76,12 +76,12 @@ _RULES: dict[Any, tuple[int | str, Rule]] = {
     aten._foreach_pow.ScalarAndTensor: (0, lambda call, x, t: [call(aten.pow.Tensor_Tensor, t, item) for item in x]),
 }
 """Where each operator has its number, and what it is with a tensor, which comes last."""
-_BY_NAME: dict[str, tuple[int | str, Rule]] = {  # of operators that Inductor adds
+_BY_NAME: dict[str, tuple[int | str, WrittenOut]] = {  # of operators that Inductor adds
     "prims.fma.default": (1, lambda call, x, z, t: _plus_scaled(call, z, x, t)),
 }
 
 
-def _rule_of(target: Any) -> tuple[int | str, Rule] | None:
+def _rule_of(target: Any) -> tuple[int | str, WrittenOut] | None:
     return _RULES.get(target) or _BY_NAME.get(str(target))
 
 

@@ -92,11 +92,15 @@ def test_a_batch_norm_under_autocast_keeps_its_statistics_in_the_dtype_of_its_we
         loss.backward()
         return loss.detach()
 
+    inference = jit(lambda x: model(x) * 2)  # which uses no statistics of the batch
     recorded, weight = jit(step), model[0].weight
-    for call in range(3):
+    for _ in range(3):
         state = {name: value.clone() for name, value in model.state_dict().items()}
         x = torch.randn(2, 3, 6, 6)
         found = recorded(x), weight.grad, model[1].running_var.clone()
         model.load_state_dict(state)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            assert_same(inference(x), model(x) * 2) if not is_training else None
         assert_same(found, (step(x), weight.grad, model[1].running_var))
     assert recorded.statistics().replays == 2
+    assert is_training or inference.statistics().replays == 2

@@ -4,8 +4,8 @@
     trace        the same operator, the same question         ─▶ the fake that torch's rule made contiguous is laid out anew
 
 torch's rules for running without data get the strides of several backwards wrong where a gradient comes transposed. A view that
-such a fake allows is none on the real result, and a sum over another layout rounds in another way. They also get dtypes wrong: the
-statistics of a batch norm on the CPU are float32 where the input is bfloat16 and the weight is float32.
+such a fake allows is none on the real result, and a sum over another layout rounds in another way. They also get dtypes wrong:
+the statistics of a batch norm on the CPU are float32 where the input is bfloat16 and the weight is float32.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def answer(out: Any) -> Answer:
 
 
 def laid_out(out: Any, wanted: Answer | None) -> Any:
-    """The results with those replaced that have other strides or another dtype than `wanted`. Called where new tensors are fakes."""
+    """The results with those replaced that are not as `wanted`. Called where new tensors are fakes."""
     if wanted is None or answer(out) == wanted:
         return out
     if not isinstance(out, (list, tuple)):

@@ -77,7 +77,78 @@ def test_a_number_that_an_operator_takes_only_as_one_is_left() -> None:
     read = module.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default)[0]
     output: Any = module.graph.output_node()
     with module.graph.inserting_before(output):
-        full = module.graph.call_function(aten.full.default, ([3], read))
-    output.args = ((*output.args[0], full),)
+        least = module.graph.call_function(aten.clamp.default, (output.args[0][1], read))
+    output.args = ((*output.args[0], least),)
     tensors_for_numbers(module)
-    assert module(torch.ones(3), torch.tensor(0.5, dtype=torch.float64))[2].tolist() == [0.5] * 3
+    assert module.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default)
+    assert module(torch.ones(3), torch.tensor(0.5, dtype=torch.float64))[2].item() == 0.5
+
+
+def both(results: Any) -> tuple[Any, Any]:
+    return results[0], results[1]
+
+
+SCALED: dict[str, Callable[..., Any]] = {
+    "add": lambda x, y, z, n: aten.add.Tensor(x, y, alpha=n),
+    "sub": lambda x, y, z, n: aten.sub.Tensor(x, y, alpha=n),
+    "addcdiv": lambda x, y, z, n: aten.addcdiv.default(x, y, z, value=n),
+    "addcmul": lambda x, y, z, n: aten.addcmul.default(x, y, z, value=n),
+    "lerp": lambda x, y, z, n: aten.lerp.Scalar(x, y, n),
+    "power of a number": lambda x, y, z, n: aten.pow.Scalar(n, x),
+    "power": lambda x, y, z, n: aten.pow.Tensor_Scalar(x, n),
+    "filled": lambda x, y, z, n: x - aten.full.default([3], n, dtype=torch.float32),
+    "all added": lambda x, y, z, n: both(aten._foreach_add.List([x, z], [y, x], alpha=n)),
+    "all subtracted": lambda x, y, z, n: both(aten._foreach_sub.List([x, z], [y, x], alpha=n)),
+    "added to all": lambda x, y, z, n: both(aten._foreach_add.Scalar([x, y], n)),
+    "all scaled": lambda x, y, z, n: both(aten._foreach_mul.Scalar([x, y], n)),
+    "all divided": lambda x, y, z, n: both(aten._foreach_div.Scalar([x, y], n)),
+    "all addcdiv": lambda x, y, z, n: both(aten._foreach_addcdiv.Scalar([x, y], [y, z], [z, x], n)),
+    "all addcmul": lambda x, y, z, n: both(aten._foreach_addcmul.Scalar([x, y], [y, z], [z, x], n)),
+    "all lerp": lambda x, y, z, n: both(aten._foreach_lerp.Scalar([x, y], [y, z], n)),
+    "powers of a number": lambda x, y, z, n: both(aten._foreach_pow.ScalarAndTensor(n, [x, y])),
+}
+
+
+class FakeValues(torch.fx.Interpreter):
+    """Notes what each node gives, without data; a number that is read is a symbol."""
+
+    def run_node(self, node: torch.fx.Node) -> Any:
+        if node.target is not aten._local_scalar_dense.default:
+            node.meta["val"] = super().run_node(node)
+            return node.meta["val"]
+        node.meta["val"] = node.args[0].meta["val"].fake_mode.shape_env.create_unbacked_symfloat()  # type: ignore[union-attr]
+        return 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", SCALED)
+def test_operators_that_optimizers_scale_by_a_number_take_a_tensor(name: str, dtype: torch.dtype) -> None:
+    program, tensors = SCALED[name], [torch.tensor([1.5, 2.0, 4.5], dtype=dtype) - k for k in range(3)]
+    number = torch.tensor(0.25, dtype=torch.float64)
+    module = torch.fx.symbolic_trace(lambda x, y, z, t: program(x, y, z, aten._local_scalar_dense.default(t)))
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        FakeValues(module).run(*(mode.from_tensor(tensor, static_shapes=True) for tensor in (*tensors, number)))
+    tensors_for_numbers(module)
+    assert not module.graph.find_nodes(op="call_function", target=aten._local_scalar_dense.default)
+    for wanted in (0.25, 0.75):
+        given = torch.tensor(wanted, dtype=torch.float64)
+        torch.testing.assert_close(module(*tensors, given), program(*tensors, wanted), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.compile
+def test_a_step_whose_rate_and_momentum_follow_a_schedule_is_compiled_once(device: str) -> None:
+    def make() -> tuple[Any, Any, Any]:
+        weight = torch.nn.Parameter(torch.arange(6.0, device=device).reshape(2, 3))
+        optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, foreach=True)
+        return weight, optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=8)
+
+    torch._dynamo.reset()
+    (ours, optimizer, schedule), (wanted, eager, same_schedule) = make(), make()
+    step = torch.compile(lambda: optimizer.step(), backend=backend)
+    for call in range(5):
+        ours.grad, wanted.grad = (torch.full((2, 3), 1.0 + call, device=device) for _ in range(2))
+        step()
+        eager.step()
+        schedule.step()
+        same_schedule.step()
+        torch.testing.assert_close(ours, wanted)

@@ -78,3 +78,29 @@ def test_a_program_with_nested_tensors_inside_is_refused_and_runs_as_it_is() -> 
         a, b = torch.randn(2, 3), torch.randn(1, 3)
         assert_same(jitted(a, b), run(a, b))
     assert set(jitted.statistics().not_replayed) == {"observed", "refused"}
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_a_batch_norm_under_autocast_keeps_its_statistics_in_the_dtype_of_its_weight(is_training: bool) -> None:
+    """torch's rule gives them the dtype of the input, which is bfloat16."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 2)).train(is_training)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).float().square().mean()
+        model.zero_grad()
+        loss.backward()
+        return loss.detach()
+
+    inference = jit(lambda x: model(x) * 2)  # which uses no statistics of the batch
+    recorded, weight = jit(step), model[0].weight
+    for _ in range(3):
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        x = torch.randn(2, 3, 6, 6)
+        found = recorded(x), weight.grad, model[1].running_var.clone()
+        model.load_state_dict(state)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            assert_same(inference(x), model(x) * 2) if not is_training else None
+        assert_same(found, (step(x), weight.grad, model[1].running_var))
+    assert recorded.statistics().replays == 2
+    assert is_training or inference.statistics().replays == 2

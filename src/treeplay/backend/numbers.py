@@ -9,6 +9,7 @@ backward  n = saved.item();  g * n                                              
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import Any
 
@@ -17,7 +18,9 @@ import torch.fx
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from treeplay.backend.scaled_by_numbers import number_in, write_out
 from treeplay.torch_seam.fakes import mode_of_fake
+from treeplay.torch_seam.trees import arg_tree_leaves as tree_leaves
 
 aten = torch.ops.aten
 
@@ -49,6 +52,8 @@ def tensors_for_numbers(module: torch.fx.GraphModule) -> None:
                 made = _call(graph, _cast, tensors[node.args[0]], node.meta["val"].dtype)
             node.replace_all_uses_with(made)
             graph.erase_node(node)
+        elif (number := number_in(node)) is not None and isinstance(number, Node):
+            _write_out(graph, node, tensors.get(number))
         elif node.target in _BESIDE_TENSORS and not node.kwargs and any(source in tensors for source in node.args):
             _take_tensors(graph, node, tensors)
     for node in reversed(list(graph.nodes)):
@@ -121,14 +126,29 @@ def _take_tensors(graph: torch.fx.Graph, node: Node, tensors: dict[Node, Node]) 
         )
 
 
+def _write_out(graph: torch.fx.Graph, node: Node, number: Node | None) -> None:
+    """Write out an operator that takes a number and no tensor, in the precision that it has for numbers."""
+    values = tree_leaves(node.meta["val"])
+    dtypes = {value.dtype for value in values}
+    if len(values) > 1 and not all(type(size) is int for value in values for size in value.shape):
+        return  # operators on lists have no rule for sizes that change
+    if number is None or len(dtypes) != 1 or not (dtype := dtypes.pop()).is_floating_point:
+        return
+    if all(value.dim() for value in values):  # else the number would decide a result's dtype
+        dtype = _PRECISION.get(dtype, dtype)
+    with graph.inserting_before(node):
+        write_out(node, functools.partial(_call, graph), _call(graph, _cast, number, dtype))
+
+
 def _call(graph: torch.fx.Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
     """A call at the graph's insertion point, with what it gives, without data."""
     node = graph.call_function(target, args, kwargs)
     fakes = map_arg(args, lambda source: source.meta["val"])
-    fake = next((item for item in fakes if isinstance(item, torch.Tensor)), None)
+    fake = next((item for item in tree_leaves(fakes) if isinstance(item, torch.Tensor)), None)
     if fake is None:
         fake = next(value for other in graph.nodes if isinstance(value := other.meta.get("val"), torch.Tensor))
-        fakes = (0.5,)  # a number that was read is no more than a symbol
+        if target is aten.scalar_tensor.default:
+            fakes = (0.5,)  # a number that was read is no more than a symbol
     with mode_of_fake(fake):
         node.meta["val"] = target(*fakes, **kwargs)
     return node

@@ -4,7 +4,8 @@
     trace        the same operator, the same question         ─▶ the fake that torch's rule made contiguous is laid out anew
 
 torch's rules for running without data get the strides of several backwards wrong where a gradient comes transposed. A view that
-such a fake allows is none on the real result, and a sum over another layout rounds in another way.
+such a fake allows is none on the real result, and a sum over another layout rounds in another way. They also get dtypes wrong:
+the statistics of a batch norm on the CPU are float32 where the input is bfloat16 and the weight is float32.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import torch
 
 Question = tuple[Any, ...]
 ShapeAndStride = tuple[tuple[int, ...], tuple[int, ...]]
-Answer = tuple[ShapeAndStride | None, ...]
+Looks = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+Answer = tuple[Looks | None, ...]
 
 _NUMBER = "number"  # a float, or the symbol that stands for one in a trace
 
@@ -29,15 +31,15 @@ def question(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Question | None
 
 
 def answer(out: Any) -> Answer:
-    """The shape and strides of each result of an operator."""
+    """The shape, strides and dtype of each result of an operator."""
     return tuple(
-        (tuple(leaf.shape), tuple(leaf.stride())) if _is_strided(leaf) else None
+        (tuple(leaf.shape), tuple(leaf.stride()), leaf.dtype) if _is_strided(leaf) else None
         for leaf in (out if isinstance(out, (list, tuple)) else (out,))
     )
 
 
 def laid_out(out: Any, wanted: Answer | None) -> Any:
-    """The results with those replaced that have other strides than `wanted`. Called where new tensors are fakes."""
+    """The results with those replaced that are not as `wanted`. Called where new tensors are fakes."""
     if wanted is None or answer(out) == wanted:
         return out
     if not isinstance(out, (list, tuple)):
@@ -45,14 +47,15 @@ def laid_out(out: Any, wanted: Answer | None) -> Any:
     return type(out)(_alike(leaf, layout) for leaf, layout in zip(out, wanted, strict=True))
 
 
-def _alike(leaf: Any, layout: ShapeAndStride | None) -> Any:
-    if layout is None or not _is_strided(leaf) or (leaf.shape, leaf.stride()) == layout:
+def _alike(leaf: Any, layout: Looks | None) -> Any:
+    if layout is None or not _is_strided(leaf) or (leaf.shape, leaf.stride(), leaf.dtype) == layout:
         return leaf
     # What a library keeps for its backward is of a size that torch does not know.
     is_scratch = leaf.dtype == torch.uint8 and not leaf.numel()
     if leaf.shape != layout[0] and not is_scratch:
         return leaf
-    return torch.empty_strided(*layout, dtype=leaf.dtype, device=leaf.device)
+    shape, stride, dtype = layout
+    return torch.empty_strided(shape, stride, dtype=dtype, device=leaf.device)
 
 
 def _is_strided(leaf: Any) -> bool:

@@ -129,6 +129,8 @@ class TraceTape:
             return self.add_tensor(out, node, handles)
         if isinstance(out, (tuple, list)):
             wrapped = []
+            if all(isinstance(item, torch.Tensor) and item.layout is torch.strided for item in out):
+                node.meta["results"] = [TensorSpec.of(item) for item in out]  # also of those that nobody will use
             for index, item in enumerate(out):
                 if isinstance(item, (torch.Tensor, tuple, list)):
                     part = self.call(operator.getitem, (node, index), where=node.meta["where"])

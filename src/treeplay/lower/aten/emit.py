@@ -204,7 +204,7 @@ class GraphEmitter:
                 parts[index] = self.text.env[part]
                 continue
             # A result that nobody uses: the kernel writes it all the same.
-            specs = specs or result_specs(op, *_as_specs(node))
+            specs = specs or node.meta.get("results") or result_specs(op, *_as_specs(node))
             unused = self.memory.keep(empty_like_spec(specs[index]))
             parts[index] = Meaning("unused", empty_like_spec(specs[index], "meta"), unused)
         return {name: parts[index] for index, name in enumerate(form.outs)}

@@ -36,13 +36,12 @@ backend        values errors settings locks torch_seam codegen graph_check obser
                plan
 driver         values errors settings torch_seam codegen observe sandbox device trace wrap lower plan tree backend
 torch_compile  settings backend driver
-report         values settings torch_seam backend torch_compile
+report         values errors settings torch_seam trace tree driver backend torch_compile
 program        values errors settings locks device trace tree driver report
 module         errors settings program
 api            errors device plan program module
 treeplay       errors settings graphs observe backend report program api
-cli            values errors settings torch_seam observe device trace lower plan tree backend driver report program
-               module treeplay
+cli            values errors settings torch_seam observe device trace lower plan tree report program module treeplay
 """
 """Each stage (a folder, or a file beside them) and those it imports: they stand above it, and it needs each of them. `treeplay`
 is the package's face."""

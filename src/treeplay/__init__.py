@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from treeplay.api import jit, reset
     from treeplay.backend.account import graph_reports
     from treeplay.program import Jitted
+    from treeplay.report.check import check
     from treeplay.report.explain import explain
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 # its version without either.
 _HOMES = {
     "Jitted": "treeplay.program",
+    "check": "treeplay.report.check",
     "explain": "treeplay.report.explain",
     "graph_reports": "treeplay.backend.account",
     "jit": "treeplay.api",
@@ -73,6 +75,7 @@ __all__ = [
     "StaleRecordingWarning",
     "TreeplayError",
     "UsageError",
+    "check",
     "explain",
     "graph_reports",
     "graphs",

@@ -40,6 +40,7 @@ from treeplay.sandbox.boundary import Boundary
 from treeplay.settings import settings
 from treeplay.torch_seam.modes import without_function_modes
 from treeplay.trace.call import Call
+from treeplay.trace.going_on import EagerReads
 from treeplay.trace.jit import trace
 from treeplay.trace.log import LoggedCall, first_difference
 from treeplay.trace.opaque import Prepared, Rehearsed, prepare
@@ -273,12 +274,19 @@ class Front:
 
 
 def run_front(
-    program: Callable[..., Any], call: Call, first_run: list[LoggedCall], seconds: dict[str, float], *, lower: str
+    program: Callable[..., Any],
+    call: Call,
+    first_run: list[LoggedCall],
+    seconds: dict[str, float],
+    *,
+    lower: str,
+    eager_reads: EagerReads | None = None,
 ) -> Front:
-    """The stages up to the plan, which compile and record nothing."""
+    """The stages up to the plan, which compile and record nothing. `eager_reads`: to find what else is in the way behind a
+    refusal."""
 
     def retrace(call: Call) -> Trace:
-        return trace(program, call, is_exact=lower == "aten", first_run=first_run)
+        return trace(program, call, is_exact=lower == "aten", first_run=first_run, eager_reads=eager_reads)
 
     with _timed("trace", seconds):
         traced = retrace(call)

@@ -57,7 +57,11 @@ class Refusal(Explained):
         @treeplay.jit(on_refusal="raise")
         def step(x):
             return x * x.sum().item()     # Refusal: item: reads a tensor's value on the host ...
+
+    `others`: what else is in the way, where that was looked for (`treeplay.check`).
     """
+
+    others: tuple[Reason, ...] = ()
 
 
 class TooEarly(Refusal):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from treeplay.tree.cache import Cache
     from treeplay.tree.manager import Manager
     from treeplay.tree.table import Entry, Recording
+    from treeplay.values.signature import Signature
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -96,7 +97,8 @@ class Jitted(Generic[P, R]):
 
     def __del__(self) -> None:
         """What recordings are made of refers to each other, and need not wait for Python's garbage collector."""
-        if not sys.is_finalizing() and (cache := self._cache()) is not None:
+        cache = self._cache()
+        if cache is not None and not sys.is_finalizing():
             cache.reset()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -212,6 +214,13 @@ def _key_facts(entry: Entry) -> KeyFacts:
     )
 
 
+def _constants(signature: Signature) -> tuple[str, ...]:
+    """What a recording depends on, but for numbers that are inputs."""
+    numbers = tuple(str(number.place) for number in signature.numbers)
+    lines = signature.guarded.shown() if signature.guarded is not None else ()
+    return tuple(line for line in lines if not (numbers and line.partition(" = ")[0].endswith(numbers)))
+
+
 def _recording_facts(recording: Recording) -> RecordingFacts:
     signature, launch = recording.signature, recording.launch()
     return RecordingFacts(
@@ -231,7 +240,8 @@ def _recording_facts(recording: Recording) -> RecordingFacts:
         backward=recording.details["backward"]() if "backward" in recording.details else None,
         launch=launch,
         guards=str(signature.guarded or ""),
-        guarded=signature.guarded.shown() if signature.guarded is not None else (),
+        guarded=_constants(signature),
+        effects=tuple(f"{effect.op} at {effect.where}" for effect in recording.effects),
         audits=recording.audit.count if recording.audit is not None else 0,
         not_replayed=dict(recording.plain_calls()),
     )

@@ -28,12 +28,55 @@ RECORDING = RecordingFacts(
 
 def shown(*keys: KeyFacts) -> list[str]:
     """The lines about a program with these keys."""
-    return explanation(Statistics("step", 8, 7, 1, 1, 0, 0, keys, {"observed": 1})).splitlines()
+    return _explained(*keys)[1:]
+
+
+def _explained(*keys: KeyFacts, replays: int = 7, is_on: bool = True) -> list[str]:
+    statistics = Statistics("step", replays + 1, replays, 1, 1, 0, 0, keys, {"observed": 1})
+    return explanation(statistics, is_on=is_on).splitlines()
+
+
+def _key(*recordings: RecordingFacts, refusal: str | None = None) -> KeyFacts:
+    return KeyFacts("args[0]=float32[4]", "recorded", 1, recordings, refusal, ())
+
+
+def test_it_begins_with_whether_the_program_is_replayed_what_that_took_and_what_it_assumes() -> None:
+    guarded = ("logger root.level = 30", "model.p = 0.5", "__main__.SCALE = 2.0", "opt.defaults['lr'] = 0.1")
+    recording = dataclasses.replace(RECORDING, guarded=guarded, effects=("print at train.py:3 in step",))
+    assert _explained(_key(recording))[:8] == [
+        "step is replayed",
+        "  8 calls = 7 replayed + 1 observed; 1 recordings, 0 refusals, 0 dropped",
+        "  1.13 s went into tracing and compiling 1 recording",
+        "  taken for constant (a change makes a new recording):",
+        "    model.p = 0.5",
+        "    __main__.SCALE = 2.0",
+        "    and 2 more, listed below",
+        "  done in Python, and by no replay: print at train.py:3 in step",
+    ]
+
+
+def test_a_program_that_is_not_replayed_says_why_first() -> None:
+    given_up = dataclasses.replace(
+        RECORDING, replays=0, launch=LaunchFacts("cuda:0", "not recorded", why="out of memory")
+    )
+    refused = _key(refusal="item: reads a value\n  at      train.py:3")
+    verdicts = {
+        "step is not replayed: item: reads a value": _explained(refused, replays=0),
+        "step is compiled, and not recorded: out of memory": _explained(_key(given_up), replays=0),
+        "step is recorded, and not replayed yet": _explained(_key(RECORDING), replays=0),
+        "step is replayed; calls with 1 of 2 kinds of arguments are not": _explained(_key(RECORDING), refused),
+        "step is not replayed yet: the second call with the same kind of arguments is recorded": _explained(replays=0),
+        "step is switched off (TREEPLAY=0 or settings.enabled): calls run as they are and are not counted": _explained(
+            _key(RECORDING), is_on=False
+        ),
+    }
+    assert list(verdicts) == [lines[0] for lines in verdicts.values()]
+    assert explanation(Statistics.of_none("step")).splitlines()[0] == "step has not been called"
 
 
 def test_a_recording_tells_what_it_takes_and_how_long_it_took() -> None:
-    head, key, *lines = shown(KeyFacts("args[0]=float32[4]", "recorded", 1, (RECORDING,), None, ()))
-    assert head.startswith("step: 8 calls = 7 replayed + 1 observed; 1 recordings")
+    head, _, key, *lines = shown(KeyFacts("args[0]=float32[4]", "recorded", 1, (RECORDING,), None, ()))
+    assert head.startswith("  8 calls = 7 replayed + 1 observed; 1 recordings")
     assert key == "└─ args[0]=float32[4]: recorded"
     assert lines[0] == "   ├─ whole step, aten (aten: asked for), 7 replays"
     assert lines[-1].endswith("recorded in 1.13 s (trace 0.12, lower 1.00)")

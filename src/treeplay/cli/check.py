@@ -1,12 +1,11 @@
 """`treeplay check`: can this program be recorded? Nothing is compiled and nothing is recorded.
 
-target ─▶ run once eagerly, with a log ─▶ trace on fakes ─▶ compare the two ─▶ summary | refusal
+target ─▶ `treeplay.check` ─▶ summary | refusals
 """
 
 from __future__ import annotations
 
-import dataclasses
-import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
@@ -15,31 +14,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from treeplay import driver
-from treeplay.backend.differentiable import trace_flat
 from treeplay.cli.outcome import NO
 from treeplay.cli.target import Target, find_target, with_user_errors
-from treeplay.errors import Refusal
-from treeplay.trace.call import Call, call_of
-from treeplay.trace.observe import observe
+from treeplay.report.check import CheckOutcome
+from treeplay.report.check import examine as look
+from treeplay.trace.call import call_of
 from treeplay.trace.traced import Trace
-from treeplay.tree.key import label_of, make_key
+from treeplay.tree.key import label_of
 from treeplay.values.plan import Plan
 from treeplay.values.refusal import Reason
-from treeplay.values.signature import Argument, Input, Kind, Signature, State
+from treeplay.values.signature import Argument, Input, Signature, State
 
 _MOST_SHOWN = 6
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class CheckOutcome:
-    """The outcome of a check: either what would be recorded and how, or the reason why not."""
-
-    call: Call
-    traced: Trace | None = None
-    plan: Plan | None = None
-    reason: Reason | None = None
-    backward: str | None = None  # of a differentiable program: what its backward gives
 
 
 def check(
@@ -65,10 +51,12 @@ def check(
     console = Console()
     console.print(f"{target} with {label_of(answer.call)} ({found.source_of_args})", **_PLAIN)
     if answer.traced is None or answer.plan is None:
-        _print_refusal(console, answer.reason)
+        _print_refusals(console, answer.reasons)
         raise typer.Exit(NO)
     console.print(Text("can be recorded", style="bold green"))
     console.print(summary(answer.traced, answer.plan, answer.backward))
+    for effect in answer.traced.effects:
+        console.print(str(effect), **_PLAIN)
 
 
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
@@ -76,37 +64,16 @@ _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True
 
 def examine(target: Target) -> CheckOutcome:
     """Take `target` through the stages up to the plan. Raises `CommandError` if the program itself raises."""
-    call = call_of(target.args, {})
-    try:
-        make_key(call)
-        _, log = with_user_errors(f"{target.name}, run eagerly,", lambda: observe(target.program, call))
-        if log.failure is not None:
-            raise log.failure
-        front = driver.run_front(target.program, call, log, {}, lower="auto")
-        traced, plan, backward = front.traced, front.plan, None
-        if traced.signature.kind is Kind.DIFFERENTIABLE:
-            _, _, wrapped = driver.run_wrap(target.program, call, front, trace_flat)
-            backward = wrapped.backward().removeprefix("not asked for yet; ")
-    except Refusal as refusal:
-        return CheckOutcome(call, reason=_without_callers(refusal.reason))
-    return CheckOutcome(call, traced=traced, plan=plan, backward=backward)
+    return look(
+        target.program, call_of(target.args, {}), lambda run: with_user_errors(f"{target.name}, run eagerly,", run)
+    )
 
 
-def _without_callers(reason: Reason) -> Reason:
-    """`reason` without a line that is only our caller's: no line of the program was running, as in a bare nn.Module."""
-    frame, callers = sys._getframe(1), set()
-    while frame is not None:
-        callers.add(frame.f_code.co_filename)
-        frame = frame.f_back  # type: ignore[assignment]
-    if reason.where is not None and reason.where.file in callers:
-        return dataclasses.replace(reason, where=None)
-    return reason
-
-
-def _print_refusal(console: Console, reason: Reason | None) -> None:
+def _print_refusals(console: Console, reasons: Sequence[Reason]) -> None:
     console.print(Text("cannot be recorded", style="bold red"))
-    console.print(str(reason), **_PLAIN)
-    console.print("This is the first refusal; there may be more behind it.", style="dim")
+    for reason in reasons:
+        console.print(str(reason), **_PLAIN)
+    console.print("These are all that the trace came to; behind the last one there may be more.", style="dim")
 
 
 def summary(traced: Trace, plan: Plan, backward: str | None = None) -> Table:

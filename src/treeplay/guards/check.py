@@ -318,7 +318,7 @@ _SHOWN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def _is_within_python(place: str) -> bool:
-    return "__" in place or place.startswith(("builtins.", "sys.modules."))
+    return "__" in place.removeprefix("__main__.") or place.startswith(("builtins.", "sys.modules."))
 
 
 _code_of = operator.attrgetter("__code__")

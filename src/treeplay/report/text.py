@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 
@@ -10,18 +11,73 @@ from treeplay.values.statistics import KeyFacts, RecordingFacts, Statistics
 
 _MOST_LISTED = 5
 _MOST_GUARDED = 40
+_MOST_ASSUMED = 8
+# Guarded like the rest, and nothing that a user sets.
+_TORCHS = re.compile(
+    r"^(logger |logging\.|torch\.|(Module|Optimizer|LRScheduler)\.|[A-Z]\w*\.step\.hooked)"
+    r"|\.defaults\[|_profile_name|_compiled_call_impl|\['(foreach|capturable|differentiable|fused|decoupled_weight_decay)'\]"
+)
 
 
 def explanation(statistics: Statistics, *, is_on: bool = True) -> str:
-    """The whole account of a program: a head line, then each key with its recordings and reasons. `is_on`: whether it is not
-    switched off."""
-    head = (
-        f"{statistics.program}: {calls_told(statistics)}; "
+    """The whole account of a program: what it comes to, then each key with its recordings and reasons. `is_on`: whether it is
+    not switched off."""
+    counts = (
+        f"  {calls_told(statistics)}; "
         f"{statistics.recordings} recordings, {statistics.refusals} refusals, {statistics.dropped} dropped"
     )
     keys = (line for key in statistics.keys for line in _key(key))
-    off = [] if is_on else ["switched off (TREEPLAY=0 or settings.enabled): calls run as they are and are not counted"]
-    return "\n".join([head, *off, *_outside(statistics), *keys])
+    head = [_verdict(statistics, is_on=is_on), counts, *_spent(statistics), *_assumed(statistics)]
+    return "\n".join([*head, *_outside(statistics), *keys])
+
+
+def _verdict(statistics: Statistics, *, is_on: bool) -> str:
+    """Whether the program is replayed, and if not, why."""
+    name, refused = statistics.program, [key.refusal for key in statistics.keys if key.refusal is not None]
+    if not is_on:
+        return f"{name} is switched off (TREEPLAY=0 or settings.enabled): calls run as they are and are not counted"
+    launches = [recording.launch for key in statistics.keys for recording in key.recordings]
+    if launches:
+        kinds = f"; calls with {len(refused)} of {len(statistics.keys)} kinds of arguments are not" if refused else ""
+        if launches[-1].stage == "not recorded":
+            return f"{name} is compiled, and not recorded: {launches[-1].why}{kinds}"
+        return f"{name} is {'replayed' if statistics.replays else 'recorded, and not replayed yet'}{kinds}"
+    if refused:
+        return f"{name} is not replayed: {refused[-1].splitlines()[0]}"
+    if not statistics.calls:
+        return f"{name} has not been called"
+    return f"{name} is not replayed yet: the second call with the same kind of arguments is recorded"
+
+
+def _spent(statistics: Statistics) -> list[str]:
+    """What the recordings that there are took to make."""
+    made = [recording for key in statistics.keys for recording in key.recordings]
+    seconds = sum(sum(recording.seconds.values()) for recording in made)
+    return [f"  {seconds:.2f} s went into tracing and compiling {counted_as(len(made), 'recording')}"] if made else []
+
+
+def _assumed(statistics: Statistics) -> list[str]:
+    """What the newest recording takes for constant, and what its program did that no replay does."""
+    newest = next((key.recordings[-1] for key in reversed(statistics.keys) if key.recordings), None)
+    if newest is None:
+        return []
+    own = [line for line in newest.guarded if not _TORCHS.search(line)]
+    left = len(newest.guarded) - len(own[:_MOST_ASSUMED])
+    return [
+        *(["  taken for constant (a change makes a new recording):"] if newest.guarded else []),
+        *(f"    {line}" for line in own[:_MOST_ASSUMED]),
+        *(
+            [f"    {'and ' if own else ''}{left} {'more' if own else 'settings of torch'}, listed below"]
+            if left
+            else []
+        ),
+        *(f"  done in Python, and by no replay: {line}" for line in newest.effects),
+    ]
+
+
+def counted_as(count: int, what: str) -> str:
+    """A number of things in words."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def calls_told(statistics: Statistics) -> str:
@@ -87,7 +143,7 @@ def _guards(recording: RecordingFacts) -> list[str]:
     """What the recording depends on: first what a user sets."""
     if not recording.guards:
         return []
-    listed = recording.guarded[:_MOST_GUARDED]
+    listed = sorted(recording.guarded, key=lambda line: _TORCHS.search(line) is not None)[:_MOST_GUARDED]
     left = len(recording.guarded) - len(listed)
     return [
         f"  guards: {recording.guards}",

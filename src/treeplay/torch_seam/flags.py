@@ -11,6 +11,11 @@ import torch.autograd.forward_ad
 import torch.backends.mha
 
 is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
+"""Whether a profiler follows this thread."""
+
+profiler: Any = torch.autograd.profiler
+"""A module whose `_is_profiler_enabled` says whether there is a profiler at all: to read it costs a fourth of that question."""
+_ = profiler._is_profiler_enabled
 
 
 # What Dynamo's graphs call to change modes.

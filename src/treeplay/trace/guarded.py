@@ -26,6 +26,7 @@ from treeplay.trace.log import LoggedCall
 from treeplay.trace.traced import TracedRun
 from treeplay.values.kinds import is_a, table_of
 from treeplay.values.place import Binding, How
+from treeplay.values.refusal import Reason
 from treeplay.values.signature import Argument, Kind, Number, Signature, State, StateContainer, Unread, Watch
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import attributes_in
@@ -84,11 +85,17 @@ def _add_gradients(reach: Reach, signature: Signature, run: TracedRun) -> None:
 
 def _check_called(reads: Reads) -> None:
     """Refuse a run that called what no replay can make up for."""
+    for reason in not_in_a_replay(reads):
+        raise Refusal(reason)
+
+
+def not_in_a_replay(reads: Reads) -> Iterator[Reason]:
+    """Each thing that a run called and no replay can make up for."""
     for find, why, advice in _NOT_IN_A_REPLAY:
         found = find(reads.builtins)
         if found is not None:
             name, where = found
-            raise Refusal.of(name, why, advice, where)
+            yield Reason(name, why, advice, where)
 
 
 _NOT_IN_A_REPLAY = (

@@ -19,7 +19,7 @@ import torch
 import torch.fx
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from treeplay.errors import Refusal, TooEarly
+from treeplay.errors import ProgramRaised, Refusal, TooEarly
 from treeplay.guards.effects import effects_of
 from treeplay.sandbox.generators import has_company
 from treeplay.sandbox.interrupts import uninterrupted
@@ -34,7 +34,8 @@ from treeplay.trace.call import Call, home_of
 from treeplay.trace.conditions import make_signature
 from treeplay.trace.differentiable import flat_results, is_differentiable
 from treeplay.trace.found import Survey
-from treeplay.trace.guarded import called_in, guards_of, stores_of_the_same, stores_unread, with_guards
+from treeplay.trace.going_on import EagerReads, GoingOn
+from treeplay.trace.guarded import called_in, guards_of, not_in_a_replay, stores_of_the_same, stores_unread, with_guards
 from treeplay.trace.hooks import ours
 from treeplay.trace.layouts import Answer, Question
 from treeplay.trace.log import LoggedCall, result_entry
@@ -58,12 +59,18 @@ from treeplay.values.signature import Kind, Number
 
 
 def trace(
-    program: Callable[..., Any], call: Call, *, is_exact: bool = True, first_run: Iterable[LoggedCall] = ()
+    program: Callable[..., Any],
+    call: Call,
+    *,
+    is_exact: bool = True,
+    first_run: Iterable[LoggedCall] = (),
+    eager_reads: EagerReads | None = None,
 ) -> Trace:
     """Run `program` once on fakes and write down what it does.
 
     `is_exact`: layers take the operators that they take eagerly, also where a compiler would rather have smaller ones.
     `first_run`: the log of an eager run; what an operator laid out there is laid out alike here.
+    `eager_reads`: what that run read on the host, to go on with behind refusals; a `Refusal` then has the `others`.
     Raises `Refusal` if it cannot be recorded (`TooEarly` if a later call can be), and `Busy` if another thread traces for
     long. The caller's tensors, slots, random state and modes are as before, also after an exception.
     """
@@ -71,9 +78,9 @@ def trace(
     with turn():
         with native_layers() if is_exact else contextlib.nullcontext():
             try:
-                made, run = _trace(program, call, layouts, is_marking=not has_company())
+                made, run = _trace(program, call, layouts, eager_reads, is_marking=not has_company())
             except _UsesGenerators:
-                made, run = _trace(program, call, layouts, is_marking=True)
+                made, run = _trace(program, call, layouts, eager_reads, is_marking=True)
         return _with_guards(made, program, call, run)
 
 
@@ -82,12 +89,17 @@ class _UsesGenerators(Exception):
 
 
 def _trace(
-    program: Callable[..., Any], call: Call, layouts: dict[Question, Answer], *, is_marking: bool
+    program: Callable[..., Any],
+    call: Call,
+    layouts: dict[Question, Answer],
+    eager_reads: EagerReads | None,
+    *,
+    is_marking: bool,
 ) -> tuple[Trace, TracedRun]:
     found = survey_to_record(program, call)
     snapshot = Snapshot(found, call.tensors)
     with TrackedGenerators(found.generators.values(), is_marking=is_marking) as generators:
-        return _trace_over(program, call, layouts, found, generators, snapshot)
+        return _trace_over(program, call, layouts, found, generators, snapshot, eager_reads)
 
 
 def _trace_over(
@@ -97,10 +109,14 @@ def _trace_over(
     found: Survey,
     generators: TrackedGenerators,
     snapshot: Snapshot,
+    eager_reads: EagerReads | None,
 ) -> tuple[Trace, TracedRun]:
     tracer = Tracer(lambda tensor: id(tensor) in found.tensors, generators, layouts)
     tracer.lasting.arguments = {id(tensor) for tensor in call.tensors}
-    run = TracedRun(tracer, WatchFunctions(tracer, snapshot.gradients), found, snapshot, reads=reads_of(found))
+    watch = WatchFunctions(tracer, snapshot.gradients)
+    if eager_reads is not None:
+        watch, tracer.goes_on = GoingOn(tracer, snapshot.gradients, eager_reads), True
+    run = TracedRun(tracer, watch, found, snapshot, reads=reads_of(found))
     snapshot.gradients_set = run.watch.grads_set
     is_shared = has_company()
     tracer.reads = tracer.world.reads = run.reads
@@ -109,7 +125,12 @@ def _trace_over(
     except Refusal as refusal:
         # The program may have turned a refusal into an exception of its own: the first one counts.
         kind = TooEarly if tracer.tape.is_too_early else Refusal
-        raise (tracer.tape.refusal and kind(tracer.tape.refusal)) or refusal from refusal.__cause__
+        told = (tracer.tape.refusal and kind(tracer.tape.refusal)) or refusal
+        if eager_reads is not None:
+            last = () if isinstance(refusal, ProgramRaised) else (refusal.reason,)
+            reasons = dict.fromkeys((*tracer.tape.refusals, *last, *not_in_a_replay(run.reads)))
+            told.others = tuple(reason for reason in reasons if reason != told.reason)
+        raise told from refusal.__cause__
     finally:
         generators.note(run.reads)
         _undo(run, partial(_tell_apart, program, call, run, is_shared=is_shared))

@@ -53,6 +53,7 @@ class TraceTape:
         self.mutated: set[int] = set()  # fake storages that an operator wrote to
         self.generators: dict[int, torch.Generator] = {}  # by identity, those that operators drew from
         self.refusal: Reason | None = None
+        self.refusals: dict[Reason, None] = {}  # all of them, where the trace goes on behind the first
         self.is_too_early = False  # the refusal is of this call, not of later ones
         self.uses_backward = False
         self.fills_gradients = False  # by a backward that adds to `.grad`
@@ -71,6 +72,7 @@ class TraceTape:
         reason = Reason(op=op, why=why, advice=advice, where=where or self.home or user_location())
         if self.refusal is None:
             self.refusal = reason
+        self.refusals[reason] = None
         return Refusal(reason)
 
     def keep(self, tensor: torch.Tensor, value: TracedValue) -> TracedValue:

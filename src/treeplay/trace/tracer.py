@@ -75,6 +75,7 @@ class Tracer(TorchDispatchMode):
         self.generators = generators
         self.host_scalars: set[int] = set()
         self.reads = Reads(())
+        self.goes_on = False  # behind refusals that leave it something to go on with
         self.on_write: Callable[[TracedValue], None] | None = None  # told of each tensor that an operator writes to
         self.recurrent_weights: list[torch.Tensor] = []  # of the layer that was called last, and a tensor over them
         self.recurrent_piece: torch.Tensor | None = None
@@ -274,13 +275,16 @@ class Tracer(TorchDispatchMode):
             return self.tape.keep(tensor, self._constant(tensor))
         if self.is_known(tensor):
             return self.tape.add_input(tensor)
-        raise self.refuse(
+        refusal = self.refuse(
             name_of(func),
             f"uses a tensor of shape {tuple(tensor.shape)} that is neither an argument nor found in the program's closure, "
             "globals or `self`, so a later change of it could not be noticed",
             "pass the tensor as an argument, or reach it through the closure, a global or an attribute of `self`",
             where,
         )
+        if self.goes_on:
+            return self.tape.add_input(tensor)
+        raise refusal
 
     def _constant(self, tensor: torch.Tensor) -> TracedValue:
         """A tensor made from Python numbers: one number becomes an operator, more become an input of their own."""

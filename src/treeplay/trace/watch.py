@@ -59,7 +59,7 @@ _HOOKS = {
 _ATTRIBUTES: Mapping[str, Any] = vars(TensorBase)
 _SETTERS = {_ATTRIBUTES[name].__set__: name for name in ("data", "requires_grad")}
 _BACKWARD = (torch.autograd.backward, torch.autograd.grad, _TENSOR.backward)
-_HOST = {*_READS.values(), *_PRINTS.values()}
+READS_ON_THE_HOST = frozenset({*_READS.values(), *_PRINTS.values()})
 
 
 class WatchFunctions(TorchFunctionMode):
@@ -97,7 +97,7 @@ class WatchFunctions(TorchFunctionMode):
 
     def _look(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """What is to be called with these arguments; or, instead of it, the result."""
-        if func in _HOST:
+        if func in READS_ON_THE_HOST:
             self._refuse_read(func, args)
         elif func in (_GRAD_GET, self.gradients.getter):
             with DisableTorchFunctionSubclass():

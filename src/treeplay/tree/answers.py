@@ -152,7 +152,10 @@ class Answers:
 
     def warn(self, reason: Reason) -> None:
         """Tell of a refusal, once."""
-        warn_once(f"treeplay runs {self.name} eagerly. {reason}")
+        more = (
+            "\n  more:   treeplay.check(...) tells all that is in the way at once" if reason.where is not None else ""
+        )
+        warn_once(f"treeplay runs {self.name} eagerly. {reason}{more}")
 
     def warn_of_effects(self, effects: tuple[Reason, ...]) -> None:
         """Tell, once, of what the program did besides computing: it will not do it again."""

@@ -16,6 +16,8 @@ from threading import get_ident
 from time import perf_counter
 from typing import Any
 
+from torch.autograd.profiler import record_function
+
 from treeplay.codegen import hide_from_dynamo
 from treeplay.errors import InternalError, Refusal
 from treeplay.observe import counters
@@ -23,6 +25,7 @@ from treeplay.observe.events import log_event
 from treeplay.sandbox.boundary import Boundary, UninterruptedBlock, internal
 from treeplay.settings import settings
 from treeplay.torch_seam.dynamo import is_dynamo_watching, without_dynamo
+from treeplay.torch_seam.flags import profiler
 from treeplay.torch_seam.modes import default_device, foreign_mode, is_mode_active, is_traced
 from treeplay.trace.call import Call, call_of
 from treeplay.trace.recordable import survey_call
@@ -71,8 +74,8 @@ class Manager:
 
     # --- a warm call ----------------------------------------------------------------------------------------
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One call: replayed if a recording fits, else as decided.
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_in_range: bool = False) -> Any:
+        """One call: replayed if a recording fits, else as decided. `is_in_range`: a profiler has been told of it.
 
         Python frames of a warm call are a caller's, this one, the call function's and the launch's. `torch.compile` breaks
         its graph here."""
@@ -81,6 +84,9 @@ class Manager:
         has_modes = is_mode_active()
         if has_modes and (mode := foreign_mode()) is not None:
             return self._under(mode, args, kwargs)
+        if profiler._is_profiler_enabled and not is_in_range:
+            with record_function(f"treeplay: {self.cache.name}"):
+                return self.call(args, kwargs, is_in_range=True)
         with self._lock:
             cache = self.cache
             if has_modes and default_device() != cache.device:  # one recorded without any does not ask for it

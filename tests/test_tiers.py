@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tiers import CACHE, CompilerGate, compiled_code_of_this_run, tier_of
+from tiers import CACHE, TIER, CompilerGate, compiled_code_of_this_run, sort_into_tiers, tier_of
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,35 @@ def test_the_tier_is_told_from_place_marks_parameters_and_fixtures(
     file: str, marks: Sequence[str], parameters: Sequence[object], fixtures: Sequence[str], tier: str
 ) -> None:
     assert tier_of(Path("tests") / file, marks, parameters, fixtures) == tier
+
+
+class AnItem:
+    """As much of a test as is asked where it belongs."""
+
+    def __init__(self, file: str, *marks: str) -> None:
+        self.path = Path("tests") / file
+        self.marks = [getattr(pytest.mark, mark).mark for mark in marks]
+        self.stash: dict[object, str] = {}
+
+    def iter_markers(self) -> list[pytest.Mark]:
+        return self.marks
+
+    def add_marker(self, mark: str | pytest.MarkDecorator) -> None:
+        self.marks.append(getattr(pytest.mark, mark).mark if isinstance(mark, str) else mark.mark)
+
+
+def test_tiers_are_in_order_behind_what_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tiers._why_no_gpu", lambda: "there is none")
+    story, model, on_gpu, stage = items = [
+        AnItem("test_jit_state.py"),
+        AnItem("models/test_models.py"),
+        AnItem("trace/test_log.py", "gpu"),
+        AnItem("trace/test_log.py"),
+    ]
+    sort_into_tiers(items)  # type: ignore[arg-type]
+    assert items == [on_gpu, stage, story, model]
+    assert [item.stash[TIER] for item in items] == ["gpu", "unit", "programs", "models"]
+    assert [mark.kwargs["reason"] for mark in on_gpu.marks if mark.name == "skip"] == ["there is none"]
 
 
 def test_a_compiler_that_is_started_fails_the_test_even_where_that_is_caught(

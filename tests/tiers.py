@@ -10,7 +10,8 @@
 | `soak` | what takes long | the mark |
 
 The lowest row that fits wins. A test carries its tier as a mark. Tiers run in this order: each module that a process has
-loaded makes a trace slower, and Inductor and the models load hundreds.
+loaded makes a trace slower, and Inductor and the models load hundreds. What is skipped comes before all: a process is handed
+a part of the tests that are left at once, and a thousand that take no time behind the slowest would have one process get these.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import pytest
 TIERS = ("unit", "programs", "compile", "models", "gpu", "soak")
 WITHOUT_COMPILER = ("unit", "programs")
 TIER = pytest.StashKey[str]()
+_SKIPPED = "skipped"
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
@@ -53,7 +55,7 @@ def _is_compiled(marks: Sequence[str], parameters: Sequence[object]) -> bool:
 
 def sort_into_tiers(items: list[pytest.Item]) -> None:
     """Mark each test with its tier, and put tiers in order. What needs a GPU, or a compiler for the CPU, is skipped without."""
-    found: dict[str, list[pytest.Item]] = {tier: [] for tier in TIERS}
+    found: dict[str, list[pytest.Item]] = {tier: [] for tier in (_SKIPPED, *TIERS)}
     for item in items:
         marks = [mark.name for mark in item.iter_markers()]
         parameters = list(getattr(getattr(item, "callspec", None), "params", {}).values())
@@ -63,8 +65,9 @@ def sort_into_tiers(items: list[pytest.Item]) -> None:
         needs = _why_no_gpu if "gpu" in marks else _why_no_compiler if _is_compiled(marks, parameters) else None
         if needs is not None and (reason := needs()):
             item.add_marker(pytest.mark.skip(reason=reason))
+            tier = _SKIPPED
         found[tier].append(item)
-    items[:] = [item for tier in TIERS for item in found[tier]]
+    items[:] = [item for each in found.values() for item in each]
 
 
 @cache

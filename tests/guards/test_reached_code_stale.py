@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import gc
 import importlib
 import math
 import sys
@@ -147,3 +148,19 @@ def test_a_function_made_by_exec_with_globals_of_its_own() -> Story:
     yield lambda x: scaled(x) * 2
     table["GAIN"] = 3.0
     yield
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+@follows(worlds=1)
+def test_code_that_only_the_dispatcher_holds(is_frozen: bool) -> Story:
+    library = torch.library.Library(f"treeplay_reached_{is_frozen}", "DEF")
+    library.define("rated(Tensor x) -> Tensor")
+    rates = {"now": 2.0}
+    library.impl("rated", lambda x: x * rates["now"] - 1, "CompositeImplicitAutograd")
+    rated = getattr(torch.ops, library.ns).rated
+    if is_frozen:
+        gc.freeze()  # which hides the function from `gc.get_referrers`
+    yield lambda x: rated(x) * 2
+    rates["now"] = 5.0
+    yield
+    library._destroy()

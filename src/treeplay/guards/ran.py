@@ -7,9 +7,12 @@ Python. A profiler of the user's is set aside for the block and put back.
 from __future__ import annotations
 
 import cProfile
+import gc
 import logging
 import re
 import sys
+import weakref
+from collections.abc import Iterable
 from functools import lru_cache
 from threading import get_ident
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, ModuleType
@@ -212,6 +215,42 @@ def function_of(code: CodeType) -> FunctionType | None:
         if type(function) is FunctionType and function.__code__ is code:
             return function
     return None
+
+
+def functions_with(wanted: Iterable[CodeType]) -> list[FunctionType]:
+    """All functions there are with one of these codes."""
+    found = [value for value in gc.get_referrers(*wanted) if type(value) is FunctionType]
+    return [*found, *(function for code in wanted for function in _frozen.with_code(code))]
+
+
+class _FrozenFunctions:
+    """Functions that `gc.freeze` hides from `gc.get_referrers`, but for those that `function_of` finds. They are listed once
+    after each freeze: they have to be thawed for it, and what else is alive is frozen with them again."""
+
+    def __init__(self) -> None:
+        self._functions: dict[int, list[weakref.ref[FunctionType]]] = {}
+        self._count = 0
+
+    def with_code(self, code: CodeType) -> list[FunctionType]:
+        """Those with this code."""
+        if gc.get_freeze_count() > self._count:
+            self._list()
+        found = [reference() for reference in self._functions.get(id(code), ())]
+        return [function for function in found if function is not None and function.__code__ is code]
+
+    def _list(self) -> None:
+        gc.collect()  # or garbage would be frozen too
+        gc.unfreeze()
+        everything = gc.get_objects()
+        gc.freeze()
+        self._count = gc.get_freeze_count()
+        self._functions = {}
+        for value in everything:
+            if type(value) is FunctionType and function_of(value.__code__) is not value:
+                self._functions.setdefault(id(value.__code__), []).append(weakref.ref(value))
+
+
+_frozen = _FrozenFunctions()
 
 
 @lru_cache(maxsize=1)

@@ -54,7 +54,7 @@ from treeplay.guards.names import (
     names_in,
     passes_to_super,
 )
-from treeplay.guards.ran import function_of
+from treeplay.guards.ran import function_of, functions_with
 from treeplay.guards.reads import WHOLE, ObjectReads, Reads, entry_of
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.patched import ABSENT
@@ -268,8 +268,8 @@ class Reach(Dependencies):
                 self.enter(function, function.__qualname__)
         wanted = [code for code, function in functions if function is None]
         if wanted:  # nested in others, or made of text: all functions there are have to be looked at
-            for found in gc.get_referrers(*wanted):
-                if is_a(found, types.FunctionType) and id(found.__code__) not in self._functions_seen:
+            for found in functions_with(wanted):
+                if id(found.__code__) not in self._functions_seen:
                     self.enter(found, found.__qualname__)
         self._run()
 

@@ -5,6 +5,7 @@ The exceptions that no schema tells are the small tables at the top.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -140,3 +141,14 @@ def leaves_of(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return [leaf for item in value.values() for leaf in leaves_of(item)]
     return [value]
+
+
+def with_leaves(convert: Callable[[Any], Any], value: Any) -> Any:
+    """An operator's nested arguments with other leaves: they are lists, tuples and dictionaries of nobody's own classes, so
+    that this is several times faster than torch's general way."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([with_leaves(convert, item) for item in value])
+    if kind is dict:
+        return {name: with_leaves(convert, item) for name, item in value.items()}
+    return convert(value)

@@ -27,9 +27,8 @@ from treeplay.torch_seam.fakes import (
     UnsupportedOperatorException,
 )
 from treeplay.torch_seam.modes import TorchDispatchMode, functions_unwatched
-from treeplay.torch_seam.schemas import is_foreach_write, is_random, leaves_of, tell_autograd
+from treeplay.torch_seam.schemas import is_foreach_write, is_random, leaves_of, tell_autograd, with_leaves
 from treeplay.torch_seam.tensors import address_of, storage_of
-from treeplay.torch_seam.trees import tree_map
 from treeplay.trace.begins import BEGINS, from_start
 from treeplay.trace.fused import torchs_own
 from treeplay.trace.lasting import Lasting
@@ -122,8 +121,8 @@ class Tracer(TorchDispatchMode):
         if func in BEGINS:
             first = args[0] if args else kwargs["self"]
             args, kwargs = from_start(self.tape, func, self._value(first, func, where), args, kwargs, where)
-        node_args, node_kwargs = tree_map(self._to_node(func, where), (args, dict(kwargs)))
-        fake_args, fake_kwargs = tree_map(self._to_fake, (args, dict(kwargs)))
+        node_args, node_kwargs = with_leaves(self._to_node(func, where), (args, kwargs))
+        fake_args, fake_kwargs = with_leaves(self._to_fake, (args, kwargs))
         outs = outs_of(func, fake_kwargs)
         out = self._run_fake(func, fake_args, fake_kwargs, where)
         for grown in outgrown(outs):
@@ -343,7 +342,7 @@ Tracer.__torch_dispatch__ = inspect.unwrap(Tracer.__torch_dispatch__)  # type: i
 def _with_plain_numbers(value: Any) -> Any:
     if not any(scalar_of(leaf) is not None for leaf in leaves_of(value)):
         return value
-    return tree_map(lambda leaf: float(leaf) if scalar_of(leaf) is not None else leaf, value)
+    return with_leaves(lambda leaf: float(leaf) if scalar_of(leaf) is not None else leaf, value)
 
 
 def _device_of(arguments: Iterable[Any]) -> torch.device:

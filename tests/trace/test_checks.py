@@ -16,6 +16,7 @@ from support import assert_same, jit
 @pytest.fixture(autouse=True)
 def validation_as_it_was() -> Iterator[None]:
     before = Distribution._validate_args
+    Distribution.set_default_validate_args(True)  # Dynamo turns it off, for the whole process
     yield
     Distribution.set_default_validate_args(before)
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import treeplay
-from support import Twins, jit, training
+from support import Twins, assert_same, jit, training
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -375,3 +375,58 @@ def test_an_optimizer_out_of_reach_is_refused() -> None:
         jitted(*batch())
     assert jitted.statistics().refusals == 1
     assert "SGD.step" in jitted.explain()
+
+
+class Wrapping(torch.optim.Optimizer):
+    """As frameworks wrap an optimizer: a subclass that has no state of its own."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    state = property(lambda self: self.optimizer.state)  # type: ignore[assignment]
+    param_groups = property(lambda self: self.optimizer.param_groups)  # type: ignore[assignment]
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+
+class Forwarding:
+    """As others do: an object that looks like the optimizer, attribute by attribute."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["optimizer"], name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__.copy()
+
+
+@pytest.mark.parametrize("wrap", [Wrapping, Forwarding])
+def test_a_wrapped_optimizer_is_followed_with_its_schedule(wrap: Any) -> None:
+    def make() -> tuple[Any, Any, Any]:
+        weight = torch.nn.Parameter(torch.arange(3.0))
+        optimizer = torch.optim.Adam([weight], lr=0.1)
+        wrapped, schedule = wrap(optimizer), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            wrapped.zero_grad()
+            loss = (weight * x - 1).square().sum()
+            loss.backward()
+            wrapped.step()
+            return loss.detach()
+
+        return step, schedule, weight
+
+    (step, schedule, weight), (eager, same_schedule, same_weight) = make(), make()
+    recorded = jit(step)
+    for call in range(4):
+        x = torch.tensor([1.0, 2.0, -1.0]) * (call + 1)
+        assert_same((recorded(x), weight), (eager(x), same_weight))
+        schedule.step()
+        same_schedule.step()
+    assert recorded.statistics().replays == 3

@@ -30,10 +30,10 @@ from treeplay.torch_seam.operators import nn_functions
 from treeplay.torch_seam.tensors import TensorBase
 from treeplay.trace.apart import told_apart
 from treeplay.trace.call import Call, home_of
+from treeplay.trace.checks import checked_by_operators
 from treeplay.trace.flat import TensorNumbers, look
 from treeplay.trace.found import Survey
 from treeplay.trace.given import over
-from treeplay.trace.one_hot import checked_by_operators
 from treeplay.trace.randomness import TrackedGenerators
 from treeplay.trace.recordable import survey_to_record
 from treeplay.trace.shown import RunFacts

@@ -8,6 +8,7 @@ from typing import Any
 from treeplay.trace.found import PLAIN
 from treeplay.values.output import Static
 from treeplay.values.place import How
+from treeplay.values.same import exact_key
 from treeplay.values.signature import Built, Ref, Write
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import Leaf, Structure
@@ -40,5 +41,5 @@ def _comparable(value: Ref) -> Any:
     if isinstance(value, Built):
         return value.structure, [_comparable(ref) for ref in value.refs], value.number
     if isinstance(value, Static) and not isinstance(value.value, PLAIN):
-        return type(value.value), id(value.value)
+        return exact_key(value.value)
     return value

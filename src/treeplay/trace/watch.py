@@ -21,9 +21,9 @@ from treeplay.torch_seam.autograd import changes_what_is_saved
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_of_transform
 from treeplay.torch_seam.tensors import TensorBase
+from treeplay.trace.checks import checked_by_operators
 from treeplay.trace.fused import with_symbolic_rate
 from treeplay.trace.gradients import Gradients
-from treeplay.trace.one_hot import checked_by_operators
 from treeplay.trace.recurrent import weights_of
 from treeplay.trace.tracer import Tracer
 from treeplay.values.location import Location

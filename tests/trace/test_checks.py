@@ -1,0 +1,98 @@
+"""Checks that distributions make of their arguments are part of a recording: values that do not pass raise as in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.distributions import Categorical, Distribution, Geometric, MultivariateNormal, Normal
+
+import treeplay
+from support import assert_same, jit
+
+
+@pytest.fixture(autouse=True)
+def validation_as_it_was() -> Iterator[None]:
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(True)  # Dynamo turns it off, for the whole process
+    yield
+    Distribution.set_default_validate_args(before)
+
+
+def outcome(program: Any, *args: Any) -> Any:
+    try:
+        return program(*args)
+    except ValueError as error:
+        return str(error)
+
+
+DISTRIBUTIONS: dict[str, Any] = {
+    "normal": lambda x, a: Normal(x, x.exp()).log_prob(a),
+    "categorical": lambda x, a: Categorical(logits=x).entropy() + Categorical(probs=x.softmax(0)).log_prob(a.long()),
+    "geometric": lambda x, a: Geometric(x.sigmoid()).log_prob(a.long()),
+    "multivariate": lambda x, a: MultivariateNormal(x, torch.diag(x.exp())).log_prob(a),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_a_distribution_is_recorded_with_its_checks(name: str) -> None:
+    total = torch.zeros(())
+
+    def make(total: torch.Tensor) -> Any:
+        def program(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+            total.add_(1)
+            out: torch.Tensor = DISTRIBUTIONS[name](x, a).sum()
+            total.mul_(2)
+            return out
+
+        return program
+
+    recorded, eager, same_total = jit(make(total)), None, torch.zeros(())
+    eager = make(same_total)
+    for call in range(6):
+        x, a = torch.randn(2), torch.tensor([1.0, 0.0])
+        if call == 3:
+            x[1] = torch.nan
+        if call == 4 and name != "categorical":
+            a[0] = torch.nan if name != "geometric" else -3.0
+        assert_same(outcome(recorded, x, a), outcome(eager, x, a))
+        assert_same(total, same_total)  # what was written before the check stays written, as in eager
+    assert recorded.statistics().recordings == 1
+
+
+def test_the_loss_of_a_policy_is_differentiated_and_checked() -> None:
+    mean, scale = torch.nn.Parameter(torch.randn(4, 3)), torch.nn.Parameter(torch.zeros(3))
+
+    def loss(x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        policy = Normal(x @ mean, scale.exp().expand(5, 3))
+        out: torch.Tensor = policy.log_prob(action).sum(-1).mean() - policy.entropy().mean()
+        return out
+
+    recorded = jit(loss)
+    for _ in range(3):
+        given = torch.randn(5, 4), torch.randn(5, 3)
+        ours, wanted = (torch.autograd.grad(run(*given), [mean, scale]) for run in (recorded, loss))
+        assert_same(ours, wanted)
+    assert recorded.statistics().replays == 2
+    with torch.no_grad():
+        scale[0] = torch.nan
+    with pytest.raises(ValueError, match="Expected parameter scale"):
+        recorded(*given)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_advice_works() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return Normal(x, x.exp()).log_prob(x * 2)
+
+    refused, x = jit(program), torch.randn(3, device="cuda")
+    refused(x)
+    with pytest.raises(treeplay.Refusal, match="validate_args=False"):
+        refused(x)
+    Distribution.set_default_validate_args(False)
+    recorded = jit(program)
+    for call in range(4):
+        torch.testing.assert_close(recorded(x + call), program(x + call))
+    assert recorded.statistics().keys[-1].recordings[-1].launch.stage == "recorded"

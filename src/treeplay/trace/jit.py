@@ -38,7 +38,7 @@ from treeplay.trace.going_on import EagerReads, GoingOn
 from treeplay.trace.guarded import called_in, guards_of, not_in_a_replay, stores_of_the_same, stores_unread, with_guards
 from treeplay.trace.hooks import ours
 from treeplay.trace.layouts import Answer, Question
-from treeplay.trace.log import LoggedCall, result_entry
+from treeplay.trace.log import LoggedCall, first_difference, result_entry
 from treeplay.trace.prune import prune
 from treeplay.trace.raised import program_raised
 from treeplay.trace.randomness import TrackedGenerators
@@ -204,7 +204,9 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
     _tell_apart(program, call, run, is_shared=is_shared)
     run.grads_read.update(run.watch.grads_read)
     run.tracer.tape.home = home_of(program)
-    if run.tracer.tape.refusal is not None:  # the program swallowed it
+    if run.tracer.tape.refusal is not None:  # the program swallowed it, or the trace went on behind it
+        if isinstance(run.watch, GoingOn):
+            _look_further(run, run.watch.first_run)
         raise Refusal(run.tracer.tape.refusal)
     _check_global_state(run.tracer, run.snapshot)
     run.tracer.tape.log.append(result_entry(result))
@@ -301,6 +303,16 @@ def _noticing(run: TracedRun) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _look_further(run: TracedRun, first_run: list[LoggedCall]) -> None:
+    """Note what else is in the way of a run that went on to its end: what is looked for once nothing is refused."""
+    tape = run.tracer.tape
+    with contextlib.suppress(Refusal):
+        _check_global_state(run.tracer, run.snapshot)
+    difference = first_difference(first_run, tape.log)
+    if difference is not None:
+        tape.refusals[difference] = None
 
 
 def _check_global_state(tracer: Tracer, snapshot: Snapshot) -> None:

@@ -46,7 +46,7 @@ def draws_on_the_host(x: torch.Tensor) -> torch.Tensor:
 
 
 def validates(x: torch.Tensor) -> torch.Tensor:
-    policy = torch.distributions.Normal(x, x.exp())  # FIRST
+    policy = torch.distributions.Normal(x, x.exp(), validate_args=True)  # FIRST
     return x - policy.entropy().mean().item()  # SECOND
 
 

@@ -123,20 +123,28 @@ def _trace_over(
     try:
         made = _traced(program, call, run, is_shared=is_shared)
     except Refusal as refusal:
-        # The program may have turned a refusal into an exception of its own: the first one counts.
-        kind = TooEarly if tracer.tape.is_too_early else Refusal
-        told = (tracer.tape.refusal and kind(tracer.tape.refusal)) or refusal
-        if eager_reads is not None:
-            last = () if isinstance(refusal, ProgramRaised) else (refusal.reason,)
-            reasons = dict.fromkeys((*tracer.tape.refusals, *last, *not_in_a_replay(run.reads)))
-            told.others = tuple(reason for reason in reasons if reason != told.reason)
-        raise told from refusal.__cause__
+        raise _told(
+            refusal, run
+        ) from refusal.__cause__  # no name here: the exception would hold the frame that holds it
     finally:
         generators.note(run.reads)
         _undo(run, partial(_tell_apart, program, call, run, is_shared=is_shared))
         if generators.is_used and not generators.is_marking:
             raise _UsesGenerators
     return made, run
+
+
+def _told(refusal: Refusal, run: TracedRun) -> Refusal:
+    """What to say of a run that ended with `refusal`."""
+    # The program may have turned a refusal into an exception of its own: the first one counts.
+    tape = run.tracer.tape
+    kind = TooEarly if tape.is_too_early else Refusal
+    told = kind(tape.refusal) if tape.refusal is not None else refusal
+    if isinstance(run.watch, GoingOn):
+        last = () if isinstance(refusal, ProgramRaised) else (refusal.reason,)
+        reasons = dict.fromkeys((*tape.refusals, *last, *not_in_a_replay(run.reads)))
+        told.others = tuple(reason for reason in reasons if reason != told.reason)
+    return told
 
 
 def _with_guards(made: Trace, program: Callable[..., Any], call: Call, run: TracedRun) -> Trace:

@@ -95,10 +95,10 @@ class Jitted(Generic[P, R]):
         gate = Gate(self._lock, is_opaque=lower == "capture")
         return Manager(program, record, watch, gate=gate, name=name, on_refusal=self._on_refusal)
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # modules are empty by then
         """What recordings are made of refers to each other, and need not wait for Python's garbage collector."""
         cache = self._cache()
-        if cache is not None and not sys.is_finalizing():
+        if cache is not None and not is_finalizing():
             cache.reset()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,30 @@ def logs_a_loss(x: torch.Tensor) -> torch.Tensor:
     started = time.time()  # not named by a line of its own, but by its function
     scale = x.numpy().max()  # THIRD
     return x * float(scale) - len(name) + (started < 0)
+
+
+def lists(x: torch.Tensor) -> torch.Tensor:
+    best = max((x * 2).reshape(3, 1).tolist())  # FIRST
+    return x * best[0] - max(x.argsort().tolist()) - (x - 1).sum().item()  # SECOND
+
+
+class _Counts:
+    steps = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        print(float(x.sum()))  # FIRST
+        return x * self.steps  # SECOND
+
+
+def draws_on_the_host(x: torch.Tensor) -> torch.Tensor:
+    keep = x.sum().item() - random.random()  # FIRST
+    return x * keep - 1  # SECOND
+
+
+def validates(x: torch.Tensor) -> torch.Tensor:
+    policy = torch.distributions.Normal(x, x.exp(), validate_args=True)  # FIRST
+    return x - policy.entropy().mean().item()  # SECOND
 
 
 def takes_eagers_way(x: torch.Tensor) -> torch.Tensor:
@@ -46,7 +71,7 @@ def swallows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _lines(program: Callable[..., Any]) -> list[int]:
-    lines, first = inspect.getsourcelines(program)
+    lines, first = inspect.getsourcelines(program if inspect.isfunction(program) else type(program))
     return [first + at for at, text in enumerate(lines) if text.rstrip().endswith(("FIRST", "SECOND", "THIRD"))]
 
 
@@ -57,13 +82,19 @@ def _lines(program: Callable[..., Any]) -> list[int]:
         (takes_eagers_way, torch.full((3,), 50.0)),
         (loops_until, torch.ones(3)),
         (swallows, torch.ones(3)),
+        (lists, torch.ones(3)),
+        (_Counts(), torch.ones(3)),
+        (validates, torch.ones(3)),
+        (draws_on_the_host, torch.ones(3)),
     ],
 )
 def test_all_that_is_in_the_way_is_found_at_once(program: Callable[..., Any], x: torch.Tensor) -> None:
     before = x.clone()
     outcome = treeplay.check(program, x)
-    lines = {reason.where.line for reason in outcome.reasons if reason.where is not None}
+    places = [reason.where.called_from or reason.where for reason in outcome.reasons if reason.where is not None]
+    lines = {place.line for place in places}
     assert not outcome and lines >= {*_lines(program)} and len(outcome.reasons) <= len(_lines(program)) + 1
+    assert any("generator" in reason.why for reason in outcome.reasons) is (program is draws_on_the_host)
     assert all(reason.advice for reason in outcome.reasons) and torch.equal(x, before)
     assert ("time.time" in str(outcome)) is (program is logs_a_loss)
 

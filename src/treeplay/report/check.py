@@ -70,6 +70,7 @@ def examine(program: Callable[..., Any], call: Call, running: Callable[[Callable
         _, log = running(run)
         if log.failure is not None:
             raise log.failure
+        reads.log = log
         front = driver.run_front(program, call, log, {}, lower="auto", eager_reads=reads)
         traced, plan, backward = front.traced, front.plan, None
         if traced.signature.kind is Kind.DIFFERENTIABLE:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ from torch.overrides import TorchFunctionMode
 from treeplay.errors import Refusal
 from treeplay.observe.lines import user_location
 from treeplay.trace.gradients import Gradients
+from treeplay.trace.log import LoggedCall
 from treeplay.trace.tracer import Tracer
 from treeplay.trace.watch import READS_ON_THE_HOST, WatchFunctions
+from treeplay.values.location import Location
 
 _TENSOR = torch.Tensor
 _NUMBERS = {getattr(_TENSOR, name) for name in ("item", "__float__", "__bool__", "__int__", "__index__", "__complex__")}
@@ -32,6 +35,7 @@ class EagerReads(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.answers: deque[tuple[Any, Any]] = deque()
+        self.log: list[LoggedCall] = []  # of that run, once it is over
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -47,15 +51,32 @@ class GoingOn(WatchFunctions):
     def __init__(self, tracer: Tracer, gradients: Gradients, reads: EagerReads) -> None:
         super().__init__(tracer, gradients)
         self._answers = deque(reads.answers)  # each trace begins at the first
+        self.first_run = reads.log
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
             return super().__torch_function__(func, types, args, kwargs)
         except Refusal:
             what = func, user_location()
+            if func is _TENSOR.item:
+                self._take_apart(what[1])
             # Reads that are not refused (those of an optimizer's counters) have answers that nobody needs.
             while self._answers and self._answers[0][0] != what:
                 self._answers.popleft()
             if func not in _KNOWN or not self._answers:
                 raise
             return self._answers.popleft()[1]
+
+    def _take_apart(self, where: Location | None) -> None:
+        """A fake asks for its items one by one where a tensor gives a list of them."""
+        if self._answers and self._answers[0][0] == (_TENSOR.tolist, where):
+            _, values = self._answers.popleft()
+            self._answers.extendleft(((_TENSOR.item, where), value) for value in [*_flat(values)][::-1])
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _flat(item)
+    else:
+        yield value

@@ -38,7 +38,7 @@ from treeplay.trace.going_on import EagerReads, GoingOn
 from treeplay.trace.guarded import called_in, guards_of, not_in_a_replay, stores_of_the_same, stores_unread, with_guards
 from treeplay.trace.hooks import ours
 from treeplay.trace.layouts import Answer, Question
-from treeplay.trace.log import LoggedCall, result_entry
+from treeplay.trace.log import LoggedCall, first_difference, result_entry
 from treeplay.trace.prune import prune
 from treeplay.trace.raised import program_raised
 from treeplay.trace.randomness import TrackedGenerators
@@ -123,20 +123,28 @@ def _trace_over(
     try:
         made = _traced(program, call, run, is_shared=is_shared)
     except Refusal as refusal:
-        # The program may have turned a refusal into an exception of its own: the first one counts.
-        kind = TooEarly if tracer.tape.is_too_early else Refusal
-        told = (tracer.tape.refusal and kind(tracer.tape.refusal)) or refusal
-        if eager_reads is not None:
-            last = () if isinstance(refusal, ProgramRaised) else (refusal.reason,)
-            reasons = dict.fromkeys((*tracer.tape.refusals, *last, *not_in_a_replay(run.reads)))
-            told.others = tuple(reason for reason in reasons if reason != told.reason)
-        raise told from refusal.__cause__
+        raise _told(
+            refusal, run
+        ) from refusal.__cause__  # no name here: the exception would hold the frame that holds it
     finally:
         generators.note(run.reads)
         _undo(run, partial(_tell_apart, program, call, run, is_shared=is_shared))
         if generators.is_used and not generators.is_marking:
             raise _UsesGenerators
     return made, run
+
+
+def _told(refusal: Refusal, run: TracedRun) -> Refusal:
+    """What to say of a run that ended with `refusal`."""
+    # The program may have turned a refusal into an exception of its own: the first one counts.
+    tape = run.tracer.tape
+    kind = TooEarly if tape.is_too_early else Refusal
+    told = kind(tape.refusal) if tape.refusal is not None else refusal
+    if isinstance(run.watch, GoingOn):
+        last = () if isinstance(refusal, ProgramRaised) else (refusal.reason,)
+        reasons = dict.fromkeys((*tape.refusals, *last, *not_in_a_replay(run.reads)))
+        told.others = tuple(reason for reason in reasons if reason != told.reason)
+    return told
 
 
 def _with_guards(made: Trace, program: Callable[..., Any], call: Call, run: TracedRun) -> Trace:
@@ -204,7 +212,9 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
     _tell_apart(program, call, run, is_shared=is_shared)
     run.grads_read.update(run.watch.grads_read)
     run.tracer.tape.home = home_of(program)
-    if run.tracer.tape.refusal is not None:  # the program swallowed it
+    if run.tracer.tape.refusal is not None:  # the program swallowed it, or the trace went on behind it
+        if isinstance(run.watch, GoingOn):
+            _look_further(run, run.watch.first_run)
         raise Refusal(run.tracer.tape.refusal)
     _check_global_state(run.tracer, run.snapshot)
     run.tracer.tape.log.append(result_entry(result))
@@ -301,6 +311,16 @@ def _noticing(run: TracedRun) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _look_further(run: TracedRun, first_run: list[LoggedCall]) -> None:
+    """Note what else is in the way of a run that went on to its end: what is looked for once nothing is refused."""
+    tape = run.tracer.tape
+    with contextlib.suppress(Refusal):
+        _check_global_state(run.tracer, run.snapshot)
+    difference = first_difference(first_run, tape.log)
+    if difference is not None:
+        tape.refusals[difference] = None
 
 
 def _check_global_state(tracer: Tracer, snapshot: Snapshot) -> None:

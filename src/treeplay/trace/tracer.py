@@ -274,7 +274,7 @@ class Tracer(TorchDispatchMode):
             return self.tape.keep(tensor, self._constant(tensor))
         if self.is_known(tensor):
             return self.tape.add_input(tensor)
-        refusal = self.refuse(
+        unknown = (
             name_of(func),
             f"uses a tensor of shape {tuple(tensor.shape)} that is neither an argument nor found in the program's closure, "
             "globals or `self`, so a later change of it could not be noticed",
@@ -282,8 +282,9 @@ class Tracer(TorchDispatchMode):
             where,
         )
         if self.goes_on:
+            self.refuse(*unknown)
             return self.tape.add_input(tensor)
-        raise refusal
+        raise self.refuse(*unknown)
 
     def _constant(self, tensor: torch.Tensor) -> TracedValue:
         """A tensor made from Python numbers: one number becomes an operator, more become an input of their own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,21 @@ class Call:
     kwargs: dict[str, Any]
     leaves: list[Any]
     structure: Leaf | Structure
+    numbers: frozenset[int] = frozenset()  # the leaves that are floats, and inputs of a recording
+
+    def with_leaves(self, others: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with others in the places of some leaves, which are no parts of containers."""
+        if not others or not isinstance(self.structure, Structure):
+            return self.args, self.kwargs
+        args, kwargs = self.structure.parts
+
+        def put(value: Any, part: Leaf | Structure) -> Any:
+            return others.get(part.index, value) if isinstance(part, Leaf) else value
+
+        parts = args.parts if isinstance(args, Structure) else ()
+        named = kwargs.parts if isinstance(kwargs, Structure) else ()
+        given = tuple(map(put, self.args, parts))
+        return given, {key: put(value, part) for (key, value), part in zip(self.kwargs.items(), named, strict=True)}
 
     @property
     def tensors(self) -> list[torch.Tensor]:

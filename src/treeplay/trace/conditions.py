@@ -28,6 +28,7 @@ from treeplay.values.signature import (
     Ref,
     Signature,
     State,
+    Unread,
     Watch,
     Write,
 )
@@ -53,8 +54,10 @@ def make_signature(
     read = {node.target for node in tape.graph.nodes if node.op == "placeholder"}
     numbers = tuple(
         dataclasses.replace(number, is_input=number.name in read)
-        for number in run.numbers
-        if number.name in read or any(_mentions(text, number.name) for text in run.tracer.world.guards)
+        for number in (*run.numbers, *run.given)
+        if number in run.given
+        or number.name in read
+        or any(mentions(text, number.name) for text in run.tracer.world.guards)
     )
     watches = (*_hook_watch(run), *_absent_grads(run), *attributes_of_arguments(run, call))
     identities = tuple(
@@ -97,7 +100,9 @@ def leaves_of_call(call: Call) -> tuple[Any, ...]:
     first: dict[int, int] = {}
     leaves: list[Any] = []
     for index, leaf in enumerate(call.leaves):
-        if not is_a(leaf, torch.Tensor):
+        if index in call.numbers:
+            leaves.append(Unread())  # there is a condition on it of its own
+        elif not is_a(leaf, torch.Tensor):
             leaves.append(leaf)
         elif first.setdefault(id(leaf), index) != index:
             leaves.append(Alias(first[id(leaf)]))
@@ -106,7 +111,8 @@ def leaves_of_call(call: Call) -> tuple[Any, ...]:
     return tuple(leaves)
 
 
-def _mentions(text: str, name: str) -> bool:
+def mentions(text: str, name: str) -> bool:
+    """Whether an expression over symbolic numbers has one of this name in it."""
     return name in text.replace("(", " ").replace(")", " ").replace("-", " ").split()
 
 

@@ -31,7 +31,7 @@ from treeplay.torch_seam.modes import native_layers, plain_functions
 from treeplay.torch_seam.symbols import numpy_asks
 from treeplay.trace.apart import reads_of, whose_changes
 from treeplay.trace.call import Call, home_of
-from treeplay.trace.conditions import make_signature
+from treeplay.trace.conditions import make_signature, mentions
 from treeplay.trace.differentiable import flat_results, is_differentiable
 from treeplay.trace.found import Survey
 from treeplay.trace.going_on import EagerReads, GoingOn
@@ -56,6 +56,7 @@ from treeplay.trace.waiting import no_waiting
 from treeplay.trace.watch import WatchFunctions
 from treeplay.values.place import Binding, How
 from treeplay.values.signature import Kind, Number
+from treeplay.values.structure import paths
 
 
 def trace(
@@ -187,6 +188,7 @@ def _tell_apart(program: Callable[..., Any], call: Call, run: TracedRun, *, is_s
 
 def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_shared: bool = False) -> Trace:
     run.numbers = _make_numbers_symbolic(run)
+    args, kwargs = _with_symbols(run, call)
     # Modes belong to a thread: the backward of a GPU's tensors must not go to another one.
     one_thread = torch.autograd.set_multithreading_enabled(False)
     skipping = steps_may_be_skipped(run.tracer, run.snapshot)
@@ -207,7 +209,7 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
         run.watch,
         run.reads,
     ):
-        result = _run(program, call)
+        result = _run(program, args, kwargs)
     run.tracer.lasting.take_history_back()  # or it would count as what the arguments were
     _tell_apart(program, call, run, is_shared=is_shared)
     run.grads_read.update(run.watch.grads_read)
@@ -219,7 +221,11 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
     _check_global_state(run.tracer, run.snapshot)
     run.tracer.tape.log.append(result_entry(result))
     tape = run.tracer.tape
+    _check_given_numbers(run)
     if is_differentiable(run, result):
+        if run.given:
+            why = "it is a number that varies, and the program's results are differentiated by the caller"
+            raise Refusal.of(f"argument {run.given[0].place.label}", why, "pass a tensor", None)
         run.kind = Kind.DIFFERENTIABLE
         shown, outputs = flat_results(run, result)
         structure, refs, writes = shown.results, shown.refs, shown.writes
@@ -242,13 +248,37 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
     return Trace(tape.graph, signature, tape.log, tuple(tape.generators.values()))
 
 
-def _run(program: Callable[..., Any], call: Call) -> Any:
+def _run(program: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
-        return program(*call.args, **call.kwargs)
+        return program(*args, **kwargs)
     except Refusal:
         raise
     except Exception as error:
         raise program_raised(error) from error
+
+
+def _with_symbols(run: TracedRun, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments, with a symbolic number in the place of each float that is an input."""
+    symbols: dict[int, Any] = {}
+    for at in sorted(call.numbers):
+        place = Binding(How.ARGUMENT, call.leaves[at], at, None, _as_argument(paths(call.structure)[at]))
+        run.given.append(Number(f"s{len(run.numbers) + len(run.given)}", place, call.leaves[at]))
+        symbols[at] = run.tracer.add_scalar(run.given[-1].name, call.leaves[at])
+    return call.with_leaves(symbols)
+
+
+def _as_argument(path: str) -> str:
+    return path.replace("$[0]", "args", 1).replace("$[1]", "kwargs", 1)
+
+
+def _check_given_numbers(run: TracedRun) -> None:
+    """A float among the arguments whose value the program needed while it ran is no input."""
+    for number in run.given:
+        for guard in run.tracer.world.guards.values():
+            if not isinstance(guard.expected, bool) and mentions(guard.expression, number.name):
+                raise Refusal.of(
+                    f"argument {number.place.label}", "the program needs its value while it runs", "pass a tensor", None
+                )
 
 
 def _make_numbers_symbolic(run: TracedRun) -> list[Number]:

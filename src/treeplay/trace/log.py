@@ -14,6 +14,7 @@ differ. Their numbers follow from those of the forward, so they are left out; ho
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -115,6 +116,20 @@ def first_difference(
                 why=f"is given the number {was!r} {when[0]} and {now!r} {when[1]}, so a recording would freeze it",
                 advice="keep the number in a tensor that the program updates, or pass it as a 0-dim tensor argument",
                 where=new.where,
+            )
+    return None
+
+
+def other_operators(before: Sequence[LoggedCall], after: Sequence[LoggedCall]) -> Reason | None:
+    """The first operator that only one of two runs of a program calls, as a reason to refuse, or None."""
+    for old, new in itertools.zip_longest(before, after):
+        if old is None or new is None or old.op != new.op:
+            found = new or old
+            return Reason(
+                op=found.op,
+                why="is called or not by what a number among the arguments is",
+                advice="do not ask for its type",
+                where=found.where,
             )
     return None
 

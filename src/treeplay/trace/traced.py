@@ -37,7 +37,8 @@ class TracedRun:
     watch: WatchFunctions
     found: Survey
     snapshot: Snapshot
-    numbers: list[Number] = field(default_factory=list)
+    numbers: list[Number] = field(default_factory=list)  # of state
+    given: list[Number] = field(default_factory=list)  # of the arguments
     grads_read: dict[int, torch.Tensor] = field(default_factory=dict)
     called: dict[int, torch.nn.Module] = field(default_factory=dict)
     stepped: dict[int, torch.optim.Optimizer] = field(default_factory=dict)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from treeplay.errors import InternalError, StaleRecordingWarning
 from treeplay.observe import counters
 from treeplay.observe.events import log_event
@@ -16,6 +18,7 @@ from treeplay.tree.audit import Audit
 from treeplay.tree.decide import KeyPhase
 from treeplay.tree.gate import Gate
 from treeplay.tree.mismatch import first_mismatch
+from treeplay.tree.numbers import numbers_given
 from treeplay.tree.table import Recording
 from treeplay.values.refusal import Reason
 
@@ -40,6 +43,7 @@ def _difference(recording: Recording, audit: Audit, answers: Answers, gate: Gate
     try:
         with Boundary("auditing a recording", reasons=(Busy,)):
             fits = first_mismatch(recording.signature, call) is None
+            call = replace(call, numbers=numbers_given(recording.signature))
             with gate.alone(), gate.let_go():
                 return audit.run(call, recording.calls) if fits else None
     except Busy:

@@ -13,11 +13,12 @@ from treeplay.observe import warn_once
 from treeplay.observe.events import log_event
 from treeplay.settings import settings
 from treeplay.torch_seam.modes import default_device
-from treeplay.trace.call import Call
+from treeplay.trace.call import Call, call_of
 from treeplay.tree.budget import Budget, Pause
 from treeplay.tree.decide import KeyPhase
 from treeplay.tree.key import Key, describe, glance, has_fakes, kind_of, make_key, varying
 from treeplay.tree.mismatch import key_mismatches, nearest_mismatches
+from treeplay.tree.numbers import VaryingNumbers
 from treeplay.tree.reasons import OF_FAKES, under_mode
 from treeplay.tree.table import MOST_TRIES, Entry, EntryTable, Observation, Recording
 from treeplay.values.structure import holds_tensors, is_unhashable, may_open
@@ -52,13 +53,15 @@ class Tally:
 class Cache:
     """For a thread that holds the program's lock. A warm call reads `warm` and `device`, and counts itself in `warm_calls`."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, may_free_numbers: bool = True) -> None:
         self.name = name
+        self.may_free_numbers = may_free_numbers
         self.tally = Tally()
         self.table = EntryTable()
         # How often keys came that have no entry, by hash: they hold no object of the user's. Keys of one class share a number.
         self.strangers: OrderedDict[int, int] = OrderedDict()
         self.passing_object: set[Hashable] = set()  # keys by class, of calls with objects that do not come again
+        self.numbers = VaryingNumbers()
         self._glances: dict[Hashable, tuple[Entry, Recording] | Pause] = {}
         self.budget = Budget()
         self.pause = Pause()  # of all calls
@@ -162,6 +165,26 @@ class Cache:
                 "it constant (pad shapes, pass numbers as tensors), or raise treeplay.settings.compile_budget."
             )
         return False
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """A call with these arguments, taken apart."""
+        return self.numbers.marked(call_of(args, kwargs, self.opens))
+
+    def varies(self, entry: Entry, key: Key, call: Call) -> bool:
+        """Whether a new entry differs from another one only by what need not be part of a key, and no longer is."""
+        return self.opens_more(entry, key, call) or self._frees_numbers(key, call)
+
+    def _frees_numbers(self, key: Key, call: Call) -> bool:
+        others = [(other, at) for other, at in self.table.items() if isinstance(other, Key)]
+        if not self.may_free_numbers or not self.numbers.found(key, call, (other for other, _ in others)):
+            return False
+        self.table.forget([other for other, at in others if at.phase is KeyPhase.OBSERVED and not at.recordings])
+        return True
+
+    def fix_numbers(self, entry: Entry, call: Call) -> None:
+        """Have the numbers among a call's arguments, which were inputs, be part of the key from now on."""
+        self.numbers.fix(call)
+        self.table.forget([key for key, at in self.table.items() if at is entry])
 
     def opens(self, value: Any) -> bool:
         """Whether an object among the arguments counts as what it holds, and not as itself."""
@@ -287,5 +310,6 @@ class Cache:
         self.strangers.clear()
         self.budget, self.pause, self._has_told_of_strangers = Budget(), Pause(), False
         self.opened.clear()
+        self.numbers = VaryingNumbers()
         self.table.clear()
         self.use(None)

@@ -38,7 +38,7 @@ class Gate:
         self._changed = threading.Condition(self.lock)
         self._inside: Counter[int] = Counter()  # by thread; one that calls itself is inside more than once
         self._is_draining = False
-        self._is_opaque = is_opaque
+        self.is_opaque = is_opaque
         self.closer: int | None = None  # the thread that records
         self.entered = 0  # how often threads have gone inside
         _gates.add(self)
@@ -126,7 +126,7 @@ class Gate:
             self.closer, self._is_draining = None, False
 
     def _is_shut(self) -> bool:
-        return self._is_draining or self._is_opaque or is_tracing_now()
+        return self._is_draining or self.is_opaque or is_tracing_now()
 
 
 def _renew() -> None:

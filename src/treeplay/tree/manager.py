@@ -27,7 +27,7 @@ from treeplay.settings import settings
 from treeplay.torch_seam.dynamo import is_dynamo_watching, without_dynamo
 from treeplay.torch_seam.flags import profiler
 from treeplay.torch_seam.modes import default_device, foreign_mode, is_mode_active, is_traced
-from treeplay.trace.call import Call, call_of
+from treeplay.trace.call import Call
 from treeplay.trace.recordable import survey_call
 from treeplay.tree.answers import OBSERVED, OTHERS, OVER_BUDGET, Answers
 from treeplay.tree.auditing import audit_last
@@ -67,7 +67,7 @@ class Manager:
         self.gate = gate or Gate()
         self.program = program
         self.observe = observe
-        self.cache = Cache(name)
+        self.cache = Cache(name, may_free_numbers=not self.gate.is_opaque)
         self.answers = Answers(program, self.cache, self.gate, on_refusal=on_refusal)
         self.recorder = CallRecorder(record, self.gate, self.answers)
         self._lock = self.gate.lock
@@ -140,7 +140,7 @@ class Manager:
             self.answers.replay_raised()
             raise error
         with UninterruptedBlock():
-            call = call_of(args, kwargs, self.cache.opens)
+            call = self.cache.call(args, kwargs)
             return answer_raised(self.answers, self.cache.entry_of(recording), recording, error, call)
 
     # --- a cold call ----------------------------------------------------------------------------------------
@@ -156,10 +156,10 @@ class Manager:
                     return out
             call = Call(args, kwargs, [], Leaf(0))
             try:
-                call = call_of(args, kwargs, self.cache.opens)
+                call = self.cache.call(args, kwargs)
                 key, entry = self.cache.find(call)
-                if entry.phase is KeyPhase.NEW and self.cache.opens_more(entry, key, call):
-                    call = call_of(args, kwargs, self.cache.opens)
+                while entry.phase is KeyPhase.NEW and self.cache.varies(entry, key, call):
+                    call = self.cache.call(args, kwargs)
                     key, entry = self.cache.find(call)
             except Refusal as refusal:
                 return self.answers.refused(Entry({"unhashable": ""}), refusal, call)
@@ -192,7 +192,7 @@ class Manager:
         try:
             out = recording.call(args, kwargs)
         except Exception as error:
-            call = call_of(args, kwargs, self.cache.opens)
+            call = self.cache.call(args, kwargs)
             return answer_raised(self.answers, entry, recording, error, call)
         if out is not MISS:
             self.cache.served(recording)

@@ -27,6 +27,10 @@ MakeRecording = Callable[[Call, list[Any]], Recording]
 _MOST_WAITS = 16  # calls that are too early to record, before a program is refused
 
 
+class _NumbersStay(Exception):
+    """What could not be recorded had numbers among its arguments as inputs, and may be recorded without."""
+
+
 class Unlike:
     """What recording a call gives if what was seen of an earlier one does not hold for it: nothing has run."""
 
@@ -60,6 +64,9 @@ class CallRecorder:
                 is_disturbed = out is MISS and (recorders.others(since) or self._gate.entered != entered)
         except (Busy, UsageError):  # another call may find nobody in its way
             return answers.eagerly(entry, call, OTHERS)
+        except _NumbersStay:
+            answers.cache.fix_numbers(entry, call)
+            return answers.eagerly(entry, call, "a number that varies is no input")
         except TooEarly as early:
             entry.waits += 1
             if entry.waits < _MOST_WAITS:
@@ -103,7 +110,12 @@ class CallRecorder:
         this thread, and captures do not nest.
         """
         self._answers.cache.use(None)  # other threads' calls come to the gate
-        with self._gate.let_go(), Boundary("recording a call", reasons=(Busy, UsageError)):
-            recording = self._record(call, seen.log)
+        try:
+            with self._gate.let_go(), Boundary("recording a call", reasons=(Busy, UsageError)):
+                recording = self._record(call, seen.log)
+        except (Differing, Refusal) as reason:
+            if call.numbers and not isinstance(reason, TooEarly):
+                raise _NumbersStay from reason
+            raise
         self._gate.drain()
         return recording

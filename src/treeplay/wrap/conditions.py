@@ -227,11 +227,15 @@ class IsFloat(Condition):
     def write(self, text: CallText) -> None:
         name, convert = self.number.name, text.use("as_float", as_float)
         text.add(f"{name} = {text.value(self.number.place)}")
-        text.add(f"if type({name}) is not float: {name} = {convert}({name})")  # raises
+        if self.number.place.how is How.ARGUMENT:
+            text.require(f"type({name}) is float")
+        else:
+            text.add(f"if type({name}) is not float: {name} = {convert}({name})")  # raises
 
     def difference(self, call: Call) -> Mismatch | None:
         found = current(self.number.place, call)
-        return None if is_float(found) else Mismatch(str(self.number.place), "a float", shown(found))
+        fits = type(found) is float if self.number.place.how is How.ARGUMENT else is_float(found)
+        return None if fits else Mismatch(str(self.number.place), "a float", shown(found))
 
 
 @dataclass(frozen=True, slots=True)

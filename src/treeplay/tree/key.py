@@ -56,7 +56,8 @@ def glance(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
     parts: list[Any] = []
     for value in (*args, *kwargs.values()):
         cls = type(value)
-        parts.append(value.shape if cls in _PLAIN_TENSORS else value if cls in _SEEN_AS_THEY_ARE else cls)
+        is_plain = cls in _PLAIN_TENSORS and has_strides(value)  # a nested tensor raises if it is asked for its shape
+        parts.append(value.shape if is_plain else value if cls in _SEEN_AS_THEY_ARE else cls)
     return tuple(parts), tuple(kwargs)
 
 

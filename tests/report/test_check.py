@@ -45,11 +45,6 @@ def draws_on_the_host(x: torch.Tensor) -> torch.Tensor:
     return x * keep - 1  # SECOND
 
 
-def validates(x: torch.Tensor) -> torch.Tensor:
-    policy = torch.distributions.Normal(x, x.exp(), validate_args=True)  # FIRST
-    return x - policy.entropy().mean().item()  # SECOND
-
-
 def takes_eagers_way(x: torch.Tensor) -> torch.Tensor:
     if x.sum().item() > 100:  # FIRST
         return x * float(x[0])  # SECOND
@@ -84,7 +79,6 @@ def _lines(program: Callable[..., Any]) -> list[int]:
         (swallows, torch.ones(3)),
         (lists, torch.ones(3)),
         (_Counts(), torch.ones(3)),
-        (validates, torch.ones(3)),
         (draws_on_the_host, torch.ones(3)),
     ],
 )

@@ -15,6 +15,8 @@ BINDING: type = type(getattr(torch._C._get_tracing_state, "__self__", None))
 nn_functions: Any = torch._C._nn
 foreach_copy_: Callable[..., None] = torch._foreach_copy_
 foreach_zero_: Callable[..., None] = torch._foreach_zero_
+assert_async: Callable[..., None] = torch._assert_async
+is_all_true: Callable[..., torch.Tensor] = torch._is_all_true
 foreach_clone: Callable[..., Any] | None = getattr(torch, "_foreach_clone", None)  # torch 2.13 and later
 
 

@@ -24,9 +24,10 @@ from torch.nn import functional as F
 from treeplay.errors import Refusal
 from treeplay.guards.reads import is_machinery
 from treeplay.observe.lines import user_location
+from treeplay.torch_seam.operators import assert_async, is_all_true
 
 _torchs: Any = F.one_hot
-_ASKS: Any = (torch._is_all_true, torch.Tensor.all)
+_ASKS: Any = (is_all_true, torch.Tensor.all)
 _VALIDATES = frozenset(
     inspect.unwrap(function).__code__
     for function in (Distribution.__init__, Distribution._validate_sample, Geometric.__init__)
@@ -64,7 +65,7 @@ def _all_true(function: Callable[..., Any], valid: torch.Tensor, *dims: Any, **o
             "pass validate_args=False to it, or call torch.distributions.Distribution.set_default_validate_args(False) once",
             user_location(),
         )
-    torch._assert_async(found)
+    assert_async(found)
     return True
 
 

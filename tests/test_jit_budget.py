@@ -156,3 +156,11 @@ def test_a_pause_is_as_long_as_a_look_was_dear(cost: float, ran: float, left: in
     assert lengths[:7] == [0] * 7 and lengths == sorted(lengths) and lengths[-1] == left
     pause.looked(budget.Entry({}), "refused", cost=cost, ran=ran, served=1)
     assert left == 0 or pause.left == left
+
+
+def test_numbers_that_cannot_be_inputs_leave_the_first_three_keys_free(clock: SimpleNamespace) -> None:
+    clock.step = 1000.0
+    jitted, x = jit(lambda x, number: x * math.exp(number), on_refusal="eager"), torch.randn(3)
+    for number in (0.5, 0.7, 0.7, 0.9, 0.5, 0.5, 0.7, 0.7, 0.9, 0.9, 0.5, 0.7, 0.9):
+        assert_same(jitted(x, number), x * math.exp(number))
+    assert jitted.statistics().recordings == 3

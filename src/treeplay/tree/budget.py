@@ -50,6 +50,10 @@ class Budget:
         """Whether the key that was admitted last is one of the first."""
         return self._admitted <= FREE_KEYS
 
+    def took_back(self, keys: int) -> None:
+        """Note that so many keys are gone that were admitted: their calls have other ones by now."""
+        self._admitted = max(0, self._admitted - keys)
+
     def recorded(self, entry: Entry) -> None:
         """Note that a key came again, and has a recording."""
         self._recorded += not entry.recordings

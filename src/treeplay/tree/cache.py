@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,13 +178,16 @@ class Cache:
         others = [(other, at) for other, at in self.table.items() if isinstance(other, Key)]
         if not self.may_free_numbers or not self.numbers.found(key, call, (other for other, _ in others)):
             return False
-        self.table.forget([other for other, at in others if at.phase is KeyPhase.OBSERVED and not at.recordings])
+        self._forget([other for other, at in others if at.phase is KeyPhase.OBSERVED and not at.recordings])
         return True
 
     def fix_numbers(self, entry: Entry, call: Call) -> None:
         """Have the numbers among a call's arguments, which were inputs, be part of the key from now on."""
         self.numbers.fix(call)
-        self.table.forget([key for key, at in self.table.items() if at is entry])
+        self._forget([key for key, at in self.table.items() if at is entry])
+
+    def _forget(self, keys: Iterable[Hashable]) -> None:
+        self.budget.took_back(self.table.forget(keys))  # calls have other keys from now on
 
     def opens(self, value: Any) -> bool:
         """Whether an object among the arguments counts as what it holds, and not as itself."""
@@ -205,7 +208,7 @@ class Cache:
         if not batches:
             return False
         self.opened |= batches
-        self.table.forget([key, *once])
+        self._forget([key, *once])
         return True
 
     def look_around(self, entry: Entry, key: Key, call: Call) -> None:

@@ -133,10 +133,9 @@ class EntryTable:
         """Have an entry under this key, the most recently used."""
         self._entries[key] = entry
 
-    def forget(self, keys: Iterable[Hashable]) -> None:
-        """Drop the entries of these keys, which have no recordings."""
-        for key in keys:
-            self._entries.pop(key, None)
+    def forget(self, keys: Iterable[Hashable]) -> int:
+        """Drop the entries of these keys, which have no recordings; how many there were."""
+        return sum(self._entries.pop(key, None) is not None for key in keys)
 
     def holds(self, entry: Entry) -> bool:
         """Whether an entry is still in it."""

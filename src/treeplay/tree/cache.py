@@ -80,7 +80,7 @@ class Cache:
         """Have the next call try this recording first; with None, each call comes to the gate."""
         self.settle()
         if recording is None:
-            self._glances.clear()  # of recordings that may be gone
+            self._forget_gone()
         self.device = default_device()
         self.last = recording
         self.warm = recording.call if recording is not None else no_recording
@@ -107,9 +107,11 @@ class Cache:
         self._glances[self._look(call)] = entry, recording
 
     def leave_alone(self, entry: Entry, call: Call, why: str, *, cost: float, ran: float) -> None:
-        """Note that a look at a call, which took `cost` seconds, found that it runs eagerly, and `ran` so long. Calls with
-        such arguments are left alone for a while, and all calls if none is replayed."""
+        """Note that a look at a call, which took `cost` seconds, found that it runs eagerly, and `ran` so long. All calls are
+        left alone for a while if none is replayed, else those with such arguments."""
         self.pause.looked(entry, why, cost=cost, ran=ran, served=self.tally.went + self.warm_calls)
+        if self.pause.left:
+            return
         look = self._look(call)
         known = self._glances.get(look)
         pause = known if isinstance(known, Pause) else self._glances.setdefault(look, Pause())
@@ -128,6 +130,12 @@ class Cache:
             del self._glances[look]
             return None
         return found if recording is not self.last else None  # which does not fit
+
+    def _forget_gone(self) -> None:
+        """Hold no recording that is dropped."""
+        for look, found in list(self._glances.items()):
+            if not isinstance(found, Pause) and (found[1] not in found[0].recordings or not self.table.holds(found[0])):
+                del self._glances[look]
 
     def _look(self, call: Call) -> Hashable:
         if len(self._glances) >= _MOST_GLANCES:
@@ -271,7 +279,7 @@ class Cache:
             entry.recordings.remove(recording)
             if not entry.recordings and entry.phase is KeyPhase.RECORDED:
                 entry.phase = KeyPhase.NEW
-        self._glances.clear()
+        self._forget_gone()
         if recording is self.last:
             self.use(None)
         self.table.free([recording])
@@ -285,7 +293,7 @@ class Cache:
 
         dropped = self.table.let_go(why)
         if dropped:
-            self._glances.clear()
+            self._forget_gone()
         if self.last in dropped:
             self.use(None)
 
@@ -297,7 +305,7 @@ class Cache:
         if not dropped:
             return
         self.tally.dropped += len(dropped)
-        self._glances.clear()
+        self._forget_gone()
         log_event("recordings", f"{self.name}: dropped those of {'; '.join(entry.label for entry in dropped)}")
         if any(self.last in entry.recordings for entry in dropped):
             self.use(None)
@@ -311,6 +319,7 @@ class Cache:
         """Forget every recording and every refusal."""
         self.passing_object.clear()
         self.strangers.clear()
+        self._glances.clear()
         self.budget, self.pause, self._has_told_of_strangers = Budget(), Pause(), False
         self.opened.clear()
         self.numbers = VaryingNumbers()

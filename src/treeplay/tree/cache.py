@@ -16,7 +16,8 @@ from treeplay.torch_seam.modes import default_device
 from treeplay.trace.call import Call, call_of
 from treeplay.tree.budget import Budget, Pause
 from treeplay.tree.decide import KeyPhase
-from treeplay.tree.key import Key, describe, glance, has_fakes, kind_of, make_key, varying
+from treeplay.tree.glances import Glances
+from treeplay.tree.key import Key, describe, has_fakes, kind_of, make_key, varying
 from treeplay.tree.mismatch import key_mismatches, nearest_mismatches
 from treeplay.tree.numbers import VaryingNumbers
 from treeplay.tree.reasons import OF_FAKES, under_mode
@@ -27,7 +28,6 @@ from treeplay.wrap.emit import MISS
 CallFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 _NEVER = 2**62
 _MOST_STRANGERS = 256
-_MOST_GLANCES = 256
 
 
 def no_recording(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -62,7 +62,7 @@ class Cache:
         self.strangers: OrderedDict[int, int] = OrderedDict()
         self.passing_object: set[Hashable] = set()  # keys by class, of calls with objects that do not come again
         self.numbers = VaryingNumbers()
-        self._glances: dict[Hashable, tuple[Entry, Recording] | Pause] = {}
+        self.glances = Glances()
         self.budget = Budget()
         self.pause = Pause()  # of all calls
         self.began = 0.0  # the look at a call that is under way
@@ -80,7 +80,7 @@ class Cache:
         """Have the next call try this recording first; with None, each call comes to the gate."""
         self.settle()
         if recording is None:
-            self._forget_gone()
+            self.glances.forget_gone(self.table)
         self.device = default_device()
         self.last = recording
         self.warm = recording.call if recording is not None else no_recording
@@ -100,47 +100,12 @@ class Cache:
         self.tally.went += 1
         self.use(recording)
 
-    # --- what arguments look like ---------------------------------------------------------------------------
-
-    def remember(self, call: Call, entry: Entry, recording: Recording) -> None:
-        """Have the next call with such arguments try this recording before its key is made."""
-        self._glances[self._look(call)] = entry, recording
-
     def leave_alone(self, entry: Entry, call: Call, why: str, *, cost: float, ran: float) -> None:
         """Note that a look at a call, which took `cost` seconds, found that it runs eagerly, and `ran` so long. All calls are
         left alone for a while if none is replayed, else those with such arguments."""
         self.pause.looked(entry, why, cost=cost, ran=ran, served=self.tally.went + self.warm_calls)
-        if self.pause.left:
-            return
-        look = self._look(call)
-        known = self._glances.get(look)
-        pause = known if isinstance(known, Pause) else self._glances.setdefault(look, Pause())
-        if isinstance(pause, Pause):
-            pause.looked(entry, why, cost=cost, ran=ran, served=0)
-
-    def glanced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Entry, Recording] | Pause | None:
-        """The recording that served the last call with arguments that look like these, if there still is one; or the pause
-        of calls that are left alone."""
-        look = glance(args, kwargs)
-        found = self._glances.get(look)
-        if found is None or isinstance(found, Pause):
-            return found
-        entry, recording = found
-        if recording not in entry.recordings:
-            del self._glances[look]
-            return None
-        return found if recording is not self.last else None  # which does not fit
-
-    def _forget_gone(self) -> None:
-        """Hold no recording that is dropped."""
-        for look, found in list(self._glances.items()):
-            if not isinstance(found, Pause) and (found[1] not in found[0].recordings or not self.table.holds(found[0])):
-                del self._glances[look]
-
-    def _look(self, call: Call) -> Hashable:
-        if len(self._glances) >= _MOST_GLANCES:
-            self._glances.clear()
-        return glance(call.args, call.kwargs)
+        if not self.pause.left:
+            self.glances.leave_alone(entry, call, why, cost=cost, ran=ran)
 
     # --- keys -----------------------------------------------------------------------------------------------
 
@@ -279,7 +244,7 @@ class Cache:
             entry.recordings.remove(recording)
             if not entry.recordings and entry.phase is KeyPhase.RECORDED:
                 entry.phase = KeyPhase.NEW
-        self._forget_gone()
+        self.glances.forget_gone(self.table)
         if recording is self.last:
             self.use(None)
         self.table.free([recording])
@@ -293,7 +258,7 @@ class Cache:
 
         dropped = self.table.let_go(why)
         if dropped:
-            self._forget_gone()
+            self.glances.forget_gone(self.table)
         if self.last in dropped:
             self.use(None)
 
@@ -305,7 +270,7 @@ class Cache:
         if not dropped:
             return
         self.tally.dropped += len(dropped)
-        self._forget_gone()
+        self.glances.forget_gone(self.table)
         log_event("recordings", f"{self.name}: dropped those of {'; '.join(entry.label for entry in dropped)}")
         if any(self.last in entry.recordings for entry in dropped):
             self.use(None)
@@ -319,7 +284,7 @@ class Cache:
         """Forget every recording and every refusal."""
         self.passing_object.clear()
         self.strangers.clear()
-        self._glances.clear()
+        self.glances.clear()
         self.budget, self.pause, self._has_told_of_strangers = Budget(), Pause(), False
         self.opened.clear()
         self.numbers = VaryingNumbers()

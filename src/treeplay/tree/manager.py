@@ -178,7 +178,7 @@ class Manager:
     def _at_a_glance(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of the recording that served the last call with such arguments, or of the program if it is left alone
         with them; else MISS. A key costs more than a try."""
-        found = self.cache.glanced(args, kwargs)
+        found = self.cache.glances.find(args, kwargs, but=self.cache.last)
         if found is None:
             return MISS
         if isinstance(found, Pause):
@@ -209,7 +209,7 @@ class Manager:
                 return answer_raised(self.answers, entry, recording, error, call)
             if out is not MISS:
                 self.cache.served(recording)
-                self.cache.remember(call, entry, recording)
+                self.cache.glances.remember(call, entry, recording)
                 return out
         if entry.recordings and recorders.disturbed(since):
             return self.answers.eagerly(entry, call, OTHERS)

@@ -142,3 +142,11 @@ def test_objects_that_never_come_again_are_refused_by_the_name_of_their_argument
 
 class SomeObject:
     pass
+
+
+def test_a_recording_that_is_found_at_a_glance_was_used_last() -> None:
+    jitted = jit(lambda x: x * 2 - 1)
+    with treeplay.settings.changed(max_recordings_per_program=2):
+        for size in (2, 2, 3, 3, 2, 3, 2, 4):
+            assert_same(jitted(torch.ones(size)), torch.ones(size))
+    assert [key.arguments for key in jitted.statistics().keys] == ["args[0]=float32[2]", "args[0]=float32[4]"]

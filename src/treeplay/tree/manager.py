@@ -185,9 +185,7 @@ class Manager:
             if not found.left:
                 return MISS
             found.left -= 1
-            self.answers.count(found.entry, found.why)
-            with self.gate.inside():
-                return self.program(*args, **kwargs)
+            return self.answers.eagerly(found.entry, Call(args, kwargs, [], Leaf(0)), found.why)
         entry, recording = found
         try:
             out = recording.call(args, kwargs)
@@ -195,6 +193,7 @@ class Manager:
             call = self.cache.call(args, kwargs)
             return answer_raised(self.answers, entry, recording, error, call)
         if out is not MISS:
+            self.cache.table.used(entry)
             self.cache.served(recording)
         return out
 

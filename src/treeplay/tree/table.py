@@ -84,6 +84,7 @@ class Entry:
 
     arguments: dict[str, str]  # each argument by name, as text
     is_free: bool = False  # whether it counts against no budget
+    last_use: int = 0  # by which its table orders entries
     phase: KeyPhase = KeyPhase.NEW
     observations: list[Observation] = field(default_factory=list)
     recordings: list[Recording] = field(default_factory=list)
@@ -118,6 +119,7 @@ class EntryTable:
 
     def __init__(self) -> None:
         self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
+        self._uses = 0
         self.plain_calls: Counter[str] = Counter()  # of recordings that are gone
 
     @uninterrupted  # an ordered dictionary that is left in the middle of a step raises at every later one
@@ -125,13 +127,19 @@ class EntryTable:
         """The entry of `key`, now the most recently used."""
         found = self._entries.get(key)
         if found is not None:
-            self._entries.move_to_end(key)
+            self.used(found)
         return found
+
+    def used(self, entry: Entry) -> None:
+        """Have an entry be the most recently used, without its key, whose hash takes longer than a replay may."""
+        self._uses += 1
+        entry.last_use = self._uses
 
     @uninterrupted
     def put(self, key: Hashable, entry: Entry) -> None:
         """Have an entry under this key, the most recently used."""
         self._entries[key] = entry
+        self.used(entry)
 
     def forget(self, keys: Iterable[Hashable]) -> int:
         """Drop the entries of these keys, which have no recordings; how many there were."""
@@ -143,10 +151,18 @@ class EntryTable:
 
     def items(self) -> Iterator[tuple[Hashable, Entry]]:
         """Keys and entries, the most recently used last."""
-        return iter(self._entries.items())
+        return iter(self._in_order().items())
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(self._entries.values())
+        return iter(self._in_order().values())
+
+    @uninterrupted
+    def _in_order(self) -> OrderedDict[Hashable, Entry]:
+        uses = [entry.last_use for entry in self._entries.values()]
+        if uses != sorted(uses):
+            for key, _ in sorted(self._entries.items(), key=lambda item: item[1].last_use):
+                self._entries.move_to_end(key)
+        return self._entries
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -175,6 +191,7 @@ class EntryTable:
     def evict(self, most: int) -> list[Entry]:
         """Drop entries, least recently used first, until at most `most` keys and `most` recordings are left."""
         dropped = []
+        self._in_order()
         while len(self._entries) > 1 and (len(self._entries) > most or self.recordings > most):
             _, entry = self._entries.popitem(last=False)
             self.free(entry.recordings)

@@ -65,6 +65,14 @@ def make(gpu: TapedGpu, run: Any = body, **facts: Any) -> tuple[Replayed, Caller
     return replayed, Caller(replayed)
 
 
+def captured(gpu: TapedGpu) -> tuple[Replayed, Caller]:
+    """The same after the calls that lead to a capture."""
+    replayed, caller = make(gpu)
+    for _ in range(3):
+        caller.check(given())
+    return replayed, caller
+
+
 def launches(replayed: Replayed) -> int:
     facts = replayed.facts()
     assert facts is not None and facts.stage == "recorded"
@@ -83,9 +91,7 @@ def test_who_calls_a_graph_calls_its_launch_function(gpu: TapedGpu) -> None:
 
 
 def test_another_number_runs_the_graph_as_compiled_and_the_next_is_launched(gpu: TapedGpu) -> None:
-    replayed, caller = make(gpu)
-    for _ in range(3):
-        caller.check(given())
+    replayed, caller = captured(gpu)
     args = given()
     args[2] = 5
     caller.check(args)
@@ -96,9 +102,7 @@ def test_another_number_runs_the_graph_as_compiled_and_the_next_is_launched(gpu:
 
 @pytest.mark.parametrize("at", [0, 2, 4])
 def test_a_value_of_a_wrong_type_is_refused_by_position(gpu: TapedGpu, at: int) -> None:
-    replayed, caller = make(gpu)
-    for _ in range(3):
-        caller.check(given())
+    replayed, caller = captured(gpu)
     args = given()
     args[at] = torch.ones(2) if at == 2 else [1.0]
     with pytest.raises(UsageError, match=rf"argument {at} \(`{NAMES[at]}`\): expected (a|no) tensor"):
@@ -110,9 +114,7 @@ def test_a_value_of_a_wrong_type_is_refused_by_position(gpu: TapedGpu, at: int) 
 
 
 def test_after_a_reset_the_next_call_is_a_first_call(gpu: TapedGpu) -> None:
-    replayed, caller = make(gpu)
-    for _ in range(3):
-        caller.check(given())
+    replayed, caller = captured(gpu)
     launch = caller.run
     replayed.reset()
     assert caller.run is replayed and replayed.facts() is None
@@ -123,9 +125,7 @@ def test_after_a_reset_the_next_call_is_a_first_call(gpu: TapedGpu) -> None:
 
 
 def test_what_was_freed_is_captured_again_even_by_who_still_has_the_old_function(gpu: TapedGpu) -> None:
-    replayed, caller = make(gpu)
-    for _ in range(3):
-        caller.check(given())
+    replayed, caller = captured(gpu)
     launch = caller.run
     replayed.free()
     assert caller.run.__name__ == "call"
@@ -152,9 +152,7 @@ def test_state_that_moves_is_read_where_it_lies(gpu: TapedGpu, monkeypatch: pyte
 
 
 def test_an_error_of_ours_before_the_launch_leaves_the_call_its_results(gpu: TapedGpu) -> None:
-    replayed, caller = make(gpu)
-    for _ in range(3):
-        caller.check(given())
+    replayed, caller = captured(gpu)
 
     def fail(*_: Any) -> None:
         raise KeyError("ours")
@@ -168,9 +166,7 @@ def test_an_error_of_ours_before_the_launch_leaves_the_call_its_results(gpu: Tap
 
 
 def test_a_recording_goes_with_the_last_who_calls_it(gpu: TapedGpu) -> None:
-    replayed, caller = make(gpu)
-    for _ in range(3):
-        caller.check(given())
+    replayed, caller = captured(gpu)
     recorded: Any = replayed._recorded
     gone: list[Any] = [weakref.ref(one) for one in (replayed, recorded.replay, caller.run)]
     del recorded

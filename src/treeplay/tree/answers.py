@@ -54,13 +54,10 @@ class Answers:
 
     def left_alone(self, entry: Entry, call: Call, why: str) -> Any:
         """The same, for a reason that later calls have too: few of them are looked at."""
-        self.count(entry, why)
-        cache = self.cache
         start = perf_counter()
-        cost = start - cache.began
-        with self._gate.inside():
-            out = self.program(*call.args, **call.kwargs)
-        cache.leave_alone(entry, call, why, cost=cost, ran=perf_counter() - start)
+        cost = start - self.cache.began
+        out = self.eagerly(entry, call, why)
+        self.cache.leave_alone(entry, call, why, cost=cost, ran=perf_counter() - start)
         return out
 
     def as_before(self, entry: Entry, call: Call) -> Any:

@@ -19,7 +19,6 @@ from treeplay.tree.table import Entry
 FREE_KEYS = 3
 _LOOKS_BEFORE_PAUSE = 8
 _MOST_DOUBLINGS = 12
-_TICK = 1e-9
 _SHARE = 0.02  # of a call's time that looking at it may take, in the mean
 _LEAST_SECONDS = 2e-7  # which it may take in any case
 
@@ -33,22 +32,17 @@ class Budget:
         self._spent = 0.0  # seconds, on keys that are not free
         self._since: float | None = None
 
-    def admits(self, times: int) -> bool:
-        """Whether a new key may be observed that came so many times, this call included."""
+    def admits(self, entry: Entry, times: int) -> bool:
+        """Whether a new key may be observed that came so many times, this call included. Its entry is marked if it is free."""
         keys_come_again = 2 * self._recorded >= self._admitted or times > 1 or settings.compile_budget == math.inf
-        if self._admitted < FREE_KEYS or (keys_come_again and self._is_left()):
-            self._admitted += 1
-            return True
-        return False
+        entry.is_free = self._admitted < FREE_KEYS
+        is_admitted = entry.is_free or (keys_come_again and self._is_left())
+        self._admitted += is_admitted
+        return is_admitted
 
     def allows(self, entry: Entry) -> bool:
         """Whether a call of an observed key may be recorded."""
         return entry.is_free or self._is_left()
-
-    @property
-    def is_free(self) -> bool:
-        """Whether the key that was admitted last is one of the first."""
-        return self._admitted <= FREE_KEYS
 
     def took_back(self, keys: int) -> None:
         """Note that so many keys are gone that were admitted: their calls have other ones by now."""
@@ -72,7 +66,8 @@ class Budget:
         now = perf_counter()
         if self._since is None:
             self._since = now
-        return self._spent <= settings.compile_budget * (now - self._since or _TICK)
+        budget = settings.compile_budget
+        return budget == math.inf or self._spent <= budget * (now - self._since)
 
 
 class Pause:

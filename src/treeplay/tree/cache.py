@@ -121,8 +121,7 @@ class Cache:
         kind = kind_of(key)
         mark = hash(key if kind is None else kind)
         times = self.strangers.get(mark, 0) + 1
-        if self.budget.admits(times if kind is None else 1):
-            entry.is_free = self.budget.is_free
+        if self.budget.admits(entry, times if kind is None else 1):
             self._enter(entry, key, call)
             return True
         self.strangers[mark] = times

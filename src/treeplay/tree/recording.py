@@ -113,7 +113,7 @@ class CallRecorder:
         try:
             with self._gate.let_go(), Boundary("recording a call", reasons=(Busy, UsageError)):
                 recording = self._record(call, seen.log)
-        except (Differing, Refusal) as reason:
+        except Refusal as reason:
             if call.numbers and not isinstance(reason, TooEarly):
                 raise _NumbersStay from reason
             raise

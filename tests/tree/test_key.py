@@ -14,7 +14,7 @@ from support import call_of as call
 from treeplay.errors import Refusal
 from treeplay.trace.call import Call
 from treeplay.tree.key import describe, label_of, make_key, varying
-from treeplay.wrap.conditions import as_written
+from treeplay.values.structure import as_written
 
 
 class Choice(enum.IntEnum):

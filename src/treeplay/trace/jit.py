@@ -56,7 +56,7 @@ from treeplay.trace.waiting import no_waiting
 from treeplay.trace.watch import WatchFunctions
 from treeplay.values.place import Binding, How
 from treeplay.values.signature import Kind, Number
-from treeplay.values.structure import paths
+from treeplay.values.structure import as_written, paths
 
 
 def trace(
@@ -261,14 +261,10 @@ def _with_symbols(run: TracedRun, call: Call) -> tuple[tuple[Any, ...], dict[str
     """The arguments, with a symbolic number in the place of each float that is an input."""
     symbols: dict[int, Any] = {}
     for at in sorted(call.numbers):
-        place = Binding(How.ARGUMENT, call.leaves[at], at, None, _as_argument(paths(call.structure)[at]))
+        place = Binding(How.ARGUMENT, call.leaves[at], at, None, as_written(paths(call.structure)[at]))
         run.given.append(Number(f"s{len(run.numbers) + len(run.given)}", place, call.leaves[at]))
         symbols[at] = run.tracer.add_scalar(run.given[-1].name, call.leaves[at])
     return call.with_leaves(symbols)
-
-
-def _as_argument(path: str) -> str:
-    return path.replace("$[0]", "args", 1).replace("$[1]", "kwargs", 1)
 
 
 def _check_given_numbers(run: TracedRun) -> None:

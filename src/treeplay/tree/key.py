@@ -17,8 +17,7 @@ from treeplay.trace.found import PLAIN
 from treeplay.values.kinds import is_a
 from treeplay.values.same import Itself, exact_key
 from treeplay.values.spec import TensorSpec
-from treeplay.values.structure import Leaf, Structure, indices_in_objects, paths
-from treeplay.wrap.conditions import as_written
+from treeplay.values.structure import Leaf, Structure, as_written, indices_in_objects, paths
 from treeplay.wrap.emit import Ambience
 
 

@@ -14,12 +14,12 @@ from treeplay.tree.table import Observation, Recording
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.overlap import overlapping
 from treeplay.values.signature import Argument, GivenContainer, Signature
+from treeplay.values.structure import as_written
 from treeplay.wrap.ambience import Ambience
 from treeplay.wrap.conditions import (
     AreOne,
     Condition,
     Fits,
-    as_written,
     of_arguments,
     of_meetings,
     of_numbers,

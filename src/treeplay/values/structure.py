@@ -362,3 +362,10 @@ def paths(structure: Leaf | Structure, start: str = "$") -> list[str]:
         else:
             found += paths(part, f"{start}.{name}")
     return found
+
+
+def as_written(path: str) -> str:
+    """A path as a user would write it: `$[0][1]` is the second positional argument, `$[1]['x']` the keyword x."""
+    if path.startswith("$[0]"):
+        return "args" + path[4:]
+    return "kwargs" + path[4:] if path.startswith("$[1]") else path

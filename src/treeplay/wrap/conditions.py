@@ -36,7 +36,7 @@ from treeplay.values.signature import (
     Watch,
 )
 from treeplay.values.spec import TensorSpec
-from treeplay.values.structure import given_containers, paths
+from treeplay.values.structure import as_written, given_containers, paths
 from treeplay.wrap.places import CallText, Operand
 
 
@@ -424,10 +424,3 @@ def shown(value: Any) -> str:
     """A value as a short text."""
     text = repr(value) if not isinstance(value, torch.Tensor) else str(TensorSpec.of(value))
     return text if len(text) <= 60 else f"a {type(value).__name__}"
-
-
-def as_written(path: str) -> str:
-    """A path as a user would write it: `$[0][1]` is the second positional argument, `$[1]['x']` the keyword x."""
-    if path.startswith("$[0]"):
-        return "args" + path[4:]
-    return "kwargs" + path[4:] if path.startswith("$[1]") else path

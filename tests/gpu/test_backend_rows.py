@@ -151,7 +151,7 @@ def test_D32_a_body_that_raises_only_under_capture_is_right_and_reported_once(ca
 
         return call
 
-    with caplog.at_level(logging.INFO, "treeplay.backend"):
+    with caplog.at_level(logging.INFO, "treeplay.refusals"):
         run = compiled(plain, inner=inner)
         for k in range(5):
             x = numbers(8) + k

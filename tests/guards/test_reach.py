@@ -6,6 +6,7 @@ import collections
 import contextvars
 import functools
 import gc
+import inspect
 import threading
 import types
 import weakref
@@ -76,6 +77,18 @@ def test_globals_are_guarded_by_the_names_of_code_that_ran() -> None:
 
 def helper() -> float:
     return RATE + STEPS[0]
+
+
+def test_asking_for_a_signature_guards_nothing_of_the_inspect_module_itself() -> None:
+    def plain(x: float, *, scale: float = 2.0) -> float:
+        return x * scale
+
+    def annotated(x: "Holder") -> None: ...
+
+    found = labels(reached(lambda: inspect.signature(plain).bind(1.0)))
+    assert not any("_filesbymodname" in label or "modulesbyfile" in label for label in found)
+    found = labels(reached(lambda: inspect.signature(annotated, eval_str=True)))  # that evaluates text in the module
+    assert any("modulesbyfile" in label for label in found)
 
 
 def test_a_global_function_that_ran_is_entered_and_one_that_did_not_is_not() -> None:

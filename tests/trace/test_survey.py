@@ -40,6 +40,13 @@ def test_globals_are_found_through_the_functions_that_name_them() -> None:
     assert watched(found)["helper"] is helper
 
 
+def test_functions_made_of_text_are_followed_as_python_runs_a_command() -> None:
+    names: dict[str, Any] = {"weight": weight, "SCALE": 2.0}
+    exec("def helper(x):\n    return x * weight * SCALE\n\ndef program(x):\n    return helper(x) - 1\n", names)
+    found = survey(names["program"])
+    assert labels(found, weight) == ["weight"] and watched(found)["SCALE"] == 2.0
+
+
 @pytest.mark.parametrize(
     ("hold", "label"),
     [

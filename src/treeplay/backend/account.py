@@ -59,15 +59,18 @@ class Account:
 
     def skipped(self, skips: Sequence[Skip]) -> None:
         """The graph is not recorded, for these reasons. Reported once; raises if every graph has to be."""
+        self._skip(skips)
+        if self.facts.operators:
+            for skip in skips:
+                log_refusal(f"graph {self.graph_id} {self.direction}", skip.reason)
+
+    def _skip(self, skips: Sequence[Skip]) -> None:
         self._outcome, self._skips = "skipped", tuple(skips)
         counters.add("skips", "total")
         for name in sorted({skip.name for skip in skips}):
             counters.add("skips", name)
         if self._must_record:
             raise Unrecorded(skips[0].reason)
-        if self.facts.operators:
-            for skip in skips:
-                log_refusal(f"graph {self.graph_id} {self.direction}", skip.reason)
 
     def refused(self, reason: Reason) -> None:
         """The graph could not be compiled, and runs as it is."""
@@ -77,8 +80,8 @@ class Account:
             self._outcome = "uncompiled"
 
     def failed(self, reason: Reason) -> None:
-        """A recording was tried and failed: the graph runs unrecorded from here on."""
-        self.skipped((Skip("failed", reason),))
+        """A recording was tried and failed: the graph runs unrecorded from here on. The device has logged it."""
+        self._skip((Skip("failed", reason),))
 
     def forgotten(self) -> None:
         """The recording is gone; a later call makes one anew."""

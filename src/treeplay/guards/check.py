@@ -41,12 +41,14 @@ class Guards:
     __slots__ = (
         "__weakref__",
         "_facts",
+        "_fixed",
         "_holders",
         "_is_young",
         "_loose",
         "_pinned",
         "_quick",
         "_reach",
+        "_read_anew",
         "_spots",
         "_state",
         "_text",
@@ -72,6 +74,10 @@ class Guards:
         self.kept: tuple[Any, ...] | None = None  # what a call found there, for the next one
         self._holders: dict[int, dict[Any, Any]] = {}  # dictionaries that are guarded, by their `id`
         self._loose: list[int] = []  # state that may be replaced without another guard telling of it
+        self._read_anew: tuple[Binding, ...] = ()  # places of state that `holds` does not imply to be as they were
+        self._fixed: frozenset[int] = (
+            frozenset()
+        )  # the `id` of each tensor that stays where it is while `holds` says yes
         self._state: dict[int, int] = {}  # the `id` of the attributes of the tensor in each of these places
         self._quick: Any = None
         # Not a method, by which guards that are never asked would keep themselves.
@@ -194,8 +200,12 @@ class Guards:
         return len({*state, *self._reach.tensors}) == len(state) + len(self._reach.tensors)
 
     def state_is_alike(self) -> bool:
-        """Whether state that the warm call reads anew is still different tensors, with the attributes that are guarded."""
-        if not self.are_distinct():
+        """Whether state that the warm call reads anew is still different tensors, with the attributes that are guarded.
+
+        What stays as long as the other guards hold is not read again: hundreds of weights, in a training step."""
+        found = (place.read_or(None) for place in self._read_anew)
+        anew = [id(tensor) for tensor in found if isinstance(tensor, torch.Tensor)]
+        if len({*anew, *self._fixed}) != len(anew) + len(self._fixed):
             return False
         for at in self._loose:
             found, before = self.places_of_inputs[at].read_or(None), self._state.get(at, 0)
@@ -221,6 +231,10 @@ class Guards:
             return False
         self._spots |= spots
         return True
+
+    @staticmethod
+    def _stays(place: Binding, pinned: set[tuple[int, Any]]) -> bool:
+        return place.may_be_kept and {spot_of(step) for step in place.steps} <= pinned
 
     def places(self) -> Iterator[tuple[str, Any]]:
         """Each guarded value by its place."""
@@ -274,6 +288,9 @@ class Guards:
             if not {spot_of(step) for step in place.steps if step.how is not How.GRAD} <= pinned
         )
         self._loose = [*loose]
+        self._read_anew = tuple(place for place in self.places_of_inputs if not self._stays(place, pinned))
+        stays = (place.read_or(None) for place in self.places_of_inputs if self._stays(place, pinned))
+        self._fixed = frozenset(map(id, stays)) | self._reach.tensors.keys()
         source = emit_check(
             self._reach, self._facts, self._steady_check, state_is_alike=self.state_is_alike, again=self.again
         )

@@ -193,12 +193,18 @@ class Reach(Dependencies):
     def _globals_of(self, code: types.CodeType, table: dict[str, Any]) -> None:
         names = self._globals.setdefault(id(table), (table, {}))[1]
         names |= dict.fromkeys(globals_in(code))
-        if not NAMESPACES.isdisjoint(code.co_names) and code is not inspect.currentframe.__code__:  # its caller's frame
+        if not NAMESPACES.isdisjoint(code.co_names) and not self._leaves_its_namespace(code):
             self._add_namespace(table, names)
         for inner in inner_code(code):
             if self._ran(inner):
                 self._functions_seen.add(id(inner))
                 self._globals_of(inner, table)
+
+    def _leaves_its_namespace(self, code: types.CodeType) -> bool:
+        """Whether `code` only names what would lead to its globals: it gives its caller's frame, or had no text to evaluate."""
+        if code is inspect.get_annotations.__code__:  # which every `inspect.signature` runs
+            return code not in self.reads.builtins.get("builtins.eval", ())
+        return code is inspect.currentframe.__code__
 
     def _add_namespace(self, table: dict[str, Any], names: dict[str, None]) -> None:
         """All of a module's entries, but what the import system keeps there."""

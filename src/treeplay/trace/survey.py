@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from treeplay.observe.lines import is_own, is_users
+from treeplay.observe import lines
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.tensors import is_initialised
 from treeplay.trace.bare import entries
@@ -54,7 +54,18 @@ _LIBRARIES = (sys.stdlib_module_names - {"types", "argparse"}) | {"torch", "tree
 _OPERATORS = "neg abs add radd iadd sub rsub isub mul rmul imul truediv rtruediv pow rpow matmul rmatmul"
 _PROTOCOLS = "call enter exit iter next getitem setitem getattr getattribute get set torch_function"
 _IMPLICIT = frozenset(f"__{name}__" for names in (_OPERATORS, _PROTOCOLS) for name in names.split())
+_TEXT = "<string>"
 _ENTERED = ("torch.optim", "torch.amp", "torch.distributions", "torch.nn")
+
+
+def is_users(file: str) -> bool:
+    """Whether code of this file is followed: the user's or a third party's, and text that was run, as by `python -c`."""
+    return file == _TEXT or lines.is_users(file)
+
+
+def is_own(file: str) -> bool:
+    """Whether code of this file is the user's own, not that of an installed package."""
+    return file == _TEXT or lines.is_own(file)
 
 
 class _Mark(enum.Enum):

@@ -83,7 +83,7 @@ def test_asking_for_a_signature_guards_nothing_of_the_inspect_module_itself() ->
     def plain(x: float, *, scale: float = 2.0) -> float:
         return x * scale
 
-    def annotated(x: "Holder") -> None: ...
+    def annotated(x: Holder) -> None: ...
 
     found = labels(reached(lambda: inspect.signature(plain).bind(1.0)))
     assert not any("_filesbymodname" in label or "modulesbyfile" in label for label in found)

@@ -97,6 +97,8 @@ def run_all(tasks: list[Task], console: Console) -> tuple[list[dict[str, Any]], 
             results[task.program] = {**found, "third_call_seconds": {}}
         elif task.program in results:
             results[task.program]["third_call_seconds"][task.cold] = found["seconds"]
+            if "last_tier_seconds" in found:
+                results[task.program]["last_tier_seconds"] = found["last_tier_seconds"]
     return list(results.values()), failures
 
 

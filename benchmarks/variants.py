@@ -38,6 +38,7 @@ def make_treeplay(program: Program) -> Run:
     """The whole program under `treeplay.jit`; raises `Refusal` rather than run eagerly."""
     model = _model(program)
     plain = _step(program, model, model) if program.is_training else model
+    treeplay.settings.tiers = "exact"  # what is timed is what stays
     return treeplay.jit(plain, on_refusal="raise")
 
 

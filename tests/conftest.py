@@ -59,7 +59,7 @@ def fresh_process_state(request: pytest.FixtureRequest) -> Iterator[None]:
     seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with treeplay.settings.changed(compile_budget=math.inf):  # what is recorded depends on no clock
+    with treeplay.settings.changed(compile_budget=math.inf, tiers="exact"):  # what is recorded depends on no clock
         yield
     torch.set_num_threads(threads)
     observe.reset()

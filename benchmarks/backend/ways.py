@@ -73,6 +73,7 @@ def treeplay_jit(lower: Any = "auto") -> Way:
     """`treeplay.jit`; raises `Refusal` rather than run eagerly."""
 
     def jit(program: Any) -> Any:
+        treeplay.settings.tiers = "exact"  # what is timed is what stays
         return treeplay.jit(program, lower=lower, on_refusal="raise")
 
     return Way("jit", jit, jit)

@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from treeplay.codegen import load_source
 from treeplay.device.host import HostDevice
-from treeplay.device.protocol import Device
+from treeplay.device.protocol import Device, Recorded
 from treeplay.errors import CaptureFailed, Differing, InternalError, LoweringError, Refusal, TooEarly, TreeplayError
 from treeplay.lower.aten import lower_aten
 from treeplay.lower.aten.storage import writes_folded
@@ -38,6 +39,7 @@ from treeplay.plan.failing import MOST_BYTES, bytes_to_keep, to_keep, uncompiled
 from treeplay.plan.work import is_small
 from treeplay.sandbox.boundary import Boundary
 from treeplay.settings import settings
+from treeplay.torch_seam.dynamo import compile_lock
 from treeplay.torch_seam.modes import without_function_modes
 from treeplay.trace.call import Call
 from treeplay.trace.going_on import EagerReads
@@ -50,7 +52,7 @@ from treeplay.trace.turn import Busy
 from treeplay.tree.audit import Audit
 from treeplay.tree.key import label_of
 from treeplay.tree.make import current_inputs, make_opaque_work, make_recording, make_work
-from treeplay.tree.table import Recording
+from treeplay.tree.table import NextTier, Recording
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.overlap import overlapping, overlaps_itself
 from treeplay.values.plan import Plan
@@ -108,16 +110,36 @@ def run_back(
     """The stages from the plan on."""
     if front.traced.signature.kind is Kind.DIFFERENTIABLE:
         return run_differentiable(program, call, front, seconds, name=name)
+    has_tiers = front.plan.lowerings == ("inductor", "aten") and keeps_tiers()
+    device = device_for(front.device)
     with _timed("lower", seconds), without_function_modes():
-        lowered = make_lowered(front)
+        lowered = _lower("aten", front, eager_random=True) if has_tiers else make_lowered(front)
     with _timed("record", seconds), without_function_modes():
-        recorded = device_for(front.device).record(make_work(front.traced, front.plan, lowered, name))
+        recorded = device.record(make_work(front.traced, front.plan, lowered, name))
     with _timed("wrap", seconds):
         signature = front.traced.signature
         inputs = move_state(signature, front.moving, front.inputs, front.device)
         moved = tuple(signature.inputs[index] for index in front.moving)
-        back = take_back(front, inputs, is_in_order=lowered.name == "aten")
-        return make_recording(signature, front.plan, lowered, recorded, call, inputs, seconds, name, moved, back)
+        is_compiled = has_tiers or lowered.name == "inductor"
+        back = take_back(front, inputs, is_in_order=not is_compiled)
+        recording = make_recording(
+            signature, front.plan, lowered, recorded, call, inputs, seconds, name, moved, back, is_compiled=is_compiled
+        )
+        if has_tiers:
+            compile_next = partial(compile_later, replace(front, inputs=[]), name, eager_random=settings.eager_random)
+            recording.next_tier = NextTier(recorded, compile_next, device.stopwatch)
+        return recording
+
+
+def keeps_tiers() -> bool:
+    """Whether what is recorded now is compiled later, in the background."""
+    return settings.tiers == "background" and not torch.are_deterministic_algorithms_enabled()
+
+
+def compile_later(front: Front, name: str, *, eager_random: bool) -> tuple[Lowered, Recorded]:
+    """The stages `lower` and `record` of a compiled recording, in whichever thread; raises `LoweringError`."""
+    lowered = _lower("inductor", front, eager_random=eager_random)
+    return lowered, device_for(front.device).record(make_work(front.traced, front.plan, lowered, name))
 
 
 def run_differentiable(
@@ -211,7 +233,9 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     numbers = [at for at, value in enumerate(inputs) if has_symbols([value]) and not isinstance(value, torch.Tensor)]
 
     def compile_sized(inputs: Sequence[Any]) -> Callable[..., Any]:
-        with undisturbed(), kept(acting):
+        # Sizes that are new are compiled in a call, while Dynamo may trace in another thread: not beside each other, since
+        # tracing replaces methods of modules.
+        with compile_lock(), undisturbed(), kept(acting):
             compiled = wrapped(program, inputs, options, is_dynamic=is_dynamic, numbers=numbers)
             return in_inference_mode(compiled) if gives_inference else compiled
 
@@ -360,7 +384,7 @@ def make_lowered(front: Front) -> Lowered:
     problems: list[str] = []
     for name in front.plan.lowerings:
         try:
-            lowered = _lower(name, front)
+            lowered = _lower(name, front, eager_random=settings.eager_random)
         except LoweringError as error:
             counters.add("lowering failed", name)
             problems.append(f"{name}: {error}")
@@ -370,12 +394,10 @@ def make_lowered(front: Front) -> Lowered:
     raise Refusal.of("lower", "; ".join(problems), f"{other}keep the program eager")
 
 
-def _lower(name: str, front: Front) -> Lowered:
+def _lower(name: str, front: Front, *, eager_random: bool) -> Lowered:
     graph = front.traced.graph
     if name == "inductor":
-        return lower_inductor(
-            graph, device=front.device, eager_random=settings.eager_random, is_small=front.plan.is_small
-        )
+        return lower_inductor(graph, device=front.device, eager_random=eager_random, is_small=front.plan.is_small)
     return lower_aten(graph, plan_arena(graph)) if front.device == CPU else lower_for_stream(graph, front.device)
 
 

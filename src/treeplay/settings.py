@@ -14,6 +14,7 @@ from typing import Any
 
 from treeplay.errors import ArgumentError, ArgumentTypeError
 
+_CHOICES = {"tiers": ("background", "exact")}
 _SWITCH = {"0": False, "off": False, "false": False, "no": False, "1": True, "on": True, "true": True, "yes": True}
 
 
@@ -43,6 +44,12 @@ class Settings:
     """What share of the time a program may spend on recording further kinds of calls, once its first three kinds are
     recorded. Calls beyond that run as they are; `math.inf` is no limit."""
 
+    tiers: str = "background"
+    """`"background"`: the first recording of a program runs its operators one by one, within a second as a rule, while
+    Inductor compiles in a thread of its own; what it compiled takes over between two calls once it is ready and measured to be
+    faster. Its results differ from those before by rounding, as compiled ones do. `"exact"`: one recording, compiled before it
+    serves its first call, for results that depend on no clock; so it is, too, under `torch.use_deterministic_algorithms`."""
+
     eager_random: bool = False
     """Compiled recordings draw the very random numbers that eager would, at some cost in speed."""
 
@@ -62,7 +69,7 @@ class Settings:
         known = {field.name: field.type for field in fields(self)}
         if name not in known:
             raise ArgumentError(f"settings.{name}: no such setting; there are {', '.join(sorted(known))}")
-        expected = {"int": int, "bool": bool, "float": float}[str(known[name])]
+        expected = {"int": int, "bool": bool, "float": float, "str": str}[str(known[name])]
         if expected is float and type(value) is int:
             value = float(value)
         if type(value) is not expected:
@@ -71,6 +78,9 @@ class Settings:
             raise ArgumentError(f"settings.{name}: expected at least 1, found {value}")
         if isinstance(value, float) and not value >= 0:
             raise ArgumentError(f"settings.{name}: expected at least 0, found {value}")
+        if name in _CHOICES and value not in _CHOICES[name]:
+            expected_one = " or ".join(map(repr, _CHOICES[name]))
+            raise ArgumentError(f"settings.{name}: expected {expected_one}, found {value!r}")
         object.__setattr__(self, name, value)
 
     @contextlib.contextmanager

@@ -44,6 +44,7 @@ def test_json_holds_the_same_facts(command: Command) -> None:
         "max_recordings_per_program": treeplay.settings.max_recordings_per_program,
         "max_rerecordings": treeplay.settings.max_rerecordings,
         "compile_budget": treeplay.settings.compile_budget,
+        "tiers": treeplay.settings.tiers,
         "eager_random": treeplay.settings.eager_random,
         "memory_budget_bytes": treeplay.settings.memory_budget_bytes,
         "verify": treeplay.settings.verify,

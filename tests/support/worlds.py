@@ -341,7 +341,7 @@ def run(world: World, front: str = "jit") -> Outcome:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with warnings.catch_warnings(), treeplay.settings.changed(compile_budget=math.inf):
+        with warnings.catch_warnings(), treeplay.settings.changed(compile_budget=math.inf, tiers="exact"):
             warnings.simplefilter("ignore")
             outcome = contextvars.copy_context().run(_run, world, front)
             if front == "compile" and outcome.stale is not None:

@@ -102,10 +102,26 @@ class Recorded:
     plain_calls: Counter[str] = field(default_factory=Counter)
 
 
+class Stopwatch(Protocol):
+    """Times one launch, without waiting for it."""
+
+    def start(self) -> None:
+        """The launch begins."""
+
+    def stop(self) -> None:
+        """It was issued."""
+
+    def seconds(self) -> float | None:
+        """What it took on the device, or None as long as that is not known."""
+
+
 class Device(Protocol):
     """Records callables so that they can be replayed."""
 
     name: str
+
+    def stopwatch(self) -> Stopwatch:
+        """What times a launch on it."""
 
     def record(self, work: Work) -> Recorded:
         """Make `work` replayable. Must have no effect on the tensors it will be given."""

@@ -168,7 +168,7 @@ class Table(ContainerGuard):
     def content(self, holder: dict[Any, Any]) -> dict[Any, Any]:
         """The entries that count."""
         if self.names is not None:
-            return {name: dict.get(holder, name, ABSENT) for name in self.names}
+            return {name: without_stand_in(dict.get(holder, name, ABSENT)) for name in self.names}
         if self.may_grow:
             return {key: dict.get(holder, key, ABSENT) for key in self.recorded}
         entries = dict.items(holder)

@@ -19,13 +19,14 @@ EACH_SECONDS = 1.0
 _WIPE = "\r\x1b[K"
 
 own_threads: set[int] = set()
-"""The threads that write such lines, by number: they run no code of the user's."""
+"""The threads that write such lines or compile in the background, by number: they run no code of the user's, draw nothing
+from the default generators, and nobody waits for them."""
 
 
 @contextlib.contextmanager
 def progress(doing: str) -> Iterator[None]:
     """Tell of `doing` while the block takes long."""
-    terminal = _terminal()
+    terminal = _terminal() if threading.get_ident() not in own_threads else None
     if terminal is None:
         yield
         return

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ moving = shared_lock()
 
 def has_company() -> bool:
     """Whether another thread of this process runs Python: it may draw, too."""
-    return len(sys._current_frames().keys() - own_threads) > 1
+    return bool(sys._current_frames().keys() - own_threads - {get_ident()})
 
 
 @contextmanager

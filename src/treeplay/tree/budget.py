@@ -59,8 +59,12 @@ class Budget:
         try:
             yield
         finally:
-            if not entry.is_free:
-                self._spent += perf_counter() - start
+            self.spent(entry, perf_counter() - start)
+
+    def spent(self, entry: Entry, seconds: float) -> None:
+        """Note that a key took so long to compile, beside calls that went on."""
+        if not entry.is_free:
+            self._spent += seconds
 
     def _is_left(self) -> bool:
         now = perf_counter()

@@ -114,10 +114,13 @@ def make_recording(
     name: str,
     moved: tuple[Input, ...] = (),
     back: TakeBack | None = None,
+    *,
+    is_compiled: bool | None = None,
 ) -> Recording:
-    """Write the call function around what was recorded."""
+    """Write the call function around what was recorded. `is_compiled`: whether a compiled graph may come to be launched by it,
+    before which more is checked and after which autograd is told what was written; by default as `lowered` says."""
     ambience = Ambience.now()
-    is_compiled = lowered.name == "inductor"
+    is_compiled = lowered.name == "inductor" if is_compiled is None else is_compiled
     signature, checked = with_classes(signature, call, inputs), checked_tensors(signature, call, inputs)
     parts = CallParts(
         run=recorded.replay,
@@ -125,7 +128,7 @@ def make_recording(
         is_apart=ApartArguments.of(signature, inputs)
         if lowered.name == "capture"
         else SharingCheck.of(signature, inputs, is_compiled=is_compiled),
-        is_unnoticed=lowered.name in _UNNOTICED,
+        is_unnoticed=is_compiled or lowered.name in _UNNOTICED,
         back=back,
     )
     source = emit_call(signature, ambience, parts, name=f"call {name}")
@@ -146,6 +149,7 @@ def make_recording(
         seconds=seconds,
         details=lowered.details,
         plain_calls=lambda: recorded.plain_calls,
+        set_run=lambda replay: _set_run(run_of(), replay),
     )
 
 

@@ -8,6 +8,7 @@ make ─▶ launch ─▶ it fits: kept
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from treeplay.errors import Differing, ProgramRaised, RanOtherwise, Refusal, TooEarly, UsageError
@@ -21,6 +22,7 @@ from treeplay.tree.mismatch import first_mismatch
 from treeplay.tree.reasons import does_not_fit
 from treeplay.tree.recorders import recorders
 from treeplay.tree.table import Entry, Observation, Recording
+from treeplay.tree.tiers import promote
 from treeplay.wrap.emit import MISS
 
 MakeRecording = Callable[[Call, list[Any]], Recording]
@@ -94,6 +96,7 @@ class CallRecorder:
             return answers.broken(entry, as_internal(error, "recording a call"), call)
         if out is not MISS:
             answers.cache.adopt(entry, recording, seen)
+            promote(recording, answers.name, self._gate.lock, partial(answers.cache.budget.spent, entry))
             if recording.effects:
                 answers.warn_of_effects(recording.effects)
             return out

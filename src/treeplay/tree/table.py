@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from treeplay.device.protocol import Recorded, Replay, Stopwatch
+from treeplay.lower.lowered import Lowered
 from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.trace.found import Survey
 from treeplay.tree.audit import Audit
@@ -25,7 +27,18 @@ MOST_TRIES = 2
 """How often a program is traced though something in its reach is not as it was in any call that was observed."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
+class NextTier:
+    """How to compile what a recording of operators runs, for the device that recorded them as `now`.
+
+    `compile` is for any thread, holds no tensor of a call, and raises `LoweringError`; `watch` times launches there."""
+
+    now: Recorded
+    compile: Callable[[], tuple[Lowered, Recorded]]
+    watch: Callable[[], Stopwatch]
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Recording:
     """One recording: its call function, and what is worth showing of it. Owned by its entry."""
 
@@ -46,6 +59,10 @@ class Recording:
     draws: bool = True  # whether it may draw random numbers
     effects: tuple[Reason, ...] = ()  # of the program's Python, which no replay has
     audit: Audit | None = None  # None: nothing was traced that could be traced again
+    set_run: Callable[[Replay], None] | None = None  # has its call function launch something else that does the same
+    next_tier: NextTier | None = None  # what may take its place, and is not compiled yet
+    tier: str = ""  # what became of that, as text
+    is_dropped: bool = False
 
     @property
     def replays(self) -> int:
@@ -54,6 +71,7 @@ class Recording:
 
     def drop(self) -> None:
         """Give back what the device holds for it, and hold nothing of the program any more. It is not called again."""
+        self.is_dropped, self.next_tier = True, None
         self.free()
         guards = self.signature.guarded
         if guards is not None:

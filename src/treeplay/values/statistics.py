@@ -32,6 +32,7 @@ class RecordingFacts:
     guards: str = ""  # how many of which kind
     guarded: tuple[str, ...] = ()  # what the recording depends on, by place, with what it was when it was recorded
     effects: tuple[str, ...] = ()  # what the program printed, logged and wrote, which no replay does: what, and where
+    tier: str = ""  # whether what Inductor compiles in the background is awaited, on trial, or faster
     audits: int = 0  # how often it was compared with a new trace
     not_replayed: dict[str, int] = field(default_factory=dict)
 

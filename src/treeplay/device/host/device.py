@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -35,10 +36,27 @@ def on_one_thread(run: Replay) -> Replay:
     return replay
 
 
+class HostStopwatch:
+    """Wall time: a launch on the CPU has run when it returns."""
+
+    def start(self) -> None:
+        self._start = perf_counter()
+
+    def stop(self) -> None:
+        self._took = perf_counter() - self._start
+
+    def seconds(self) -> float | None:
+        return self._took
+
+
 class HostDevice:
     """The CPU."""
 
     name = "cpu"
+
+    def stopwatch(self) -> HostStopwatch:
+        """What times a launch."""
+        return HostStopwatch()
 
     def record(self, work: Work) -> Recorded:
         """Bind the work; executes nothing. Small work is replayed on the caller's thread alone.

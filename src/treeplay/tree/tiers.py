@@ -1,0 +1,225 @@
+"""Tiers: a recording of operators serves at once; what is compiled of it in the background takes its place if it is faster.
+
+recording of operators ── serves calls ──────────────────────▶ trial: calls in turn, timed ──▶ the faster one serves
+      └ promote ─▶ thread: compile, record on the device ─┘     (each call runs once, by one of the two)
+
+One graph is compiled at a time. What its thread changes of the tree it changes under the program's lock, between two calls.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import statistics
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from treeplay.device.protocol import Recorded, Replay, Stopwatch
+from treeplay.errors import InternalError, LoweringError
+from treeplay.locks import after_fork
+from treeplay.lower.lowered import Lowered
+from treeplay.observe import counters
+from treeplay.observe.events import log_event
+from treeplay.observe.internal import tell_internal
+from treeplay.observe.progress import own_threads
+from treeplay.sandbox.boundary import Boundary
+from treeplay.tree.recorders import recorders
+from treeplay.tree.table import NextTier, Recording
+
+_WARM_UPS = 3  # launches of something new that are not timed; on a GPU the first two are no replays yet
+_TIMED = 8  # launches of each of the two
+_PATIENCE = 1.0  # seconds that the end of the process waits for a compilation to notice it
+
+
+def promote(recording: Recording, name: str, lock: Any, spent: Callable[[float], None]) -> None:
+    """Have the next tier of a recording compiled, which then takes its place if it is faster. `spent` is told, under the
+    program's lock, how many seconds that took."""
+    tier, recording.next_tier = recording.next_tier, None
+    if tier is not None:
+        recording.tier = "Inductor compiles it in the background"
+        compile_thread.add(partial(_compile, weakref.ref(recording), tier, name, lock, spent))
+
+
+def _compile(of: weakref.ref[Recording], tier: NextTier, name: str, lock: Any, spent: Callable[[float], None]) -> None:
+    recording = of()
+    if recording is None or recording.is_dropped:
+        return
+    del recording  # a program that is dropped meanwhile goes at once
+    start = perf_counter()
+    failed, made = "", None
+    try:
+        with recorders, Boundary("compiling in the background", reasons=(LoweringError,)):
+            made = tier.compile()
+    except LoweringError as error:
+        failed = f"inductor: {error}"
+        counters.add("lowering failed", "inductor")
+    except InternalError as error:
+        failed = str(error).splitlines()[0]
+        tell_internal(error, name)
+    seconds = perf_counter() - start
+    with lock:
+        spent(seconds)
+        recording = of()
+        if recording is None or recording.is_dropped:
+            if made is not None:
+                made[1].free()
+            return
+        recording.seconds["lower in the background"] = seconds
+        if made is None:
+            recording.tier = "its operators run one by one: it could not be compiled"
+            recording.details = {**recording.details, "passed over": (failed,)}
+            return
+        log_event("recordings", f"{name}: compiled in the background in {seconds:.2f} s")
+        Trial(recording, tier, *made).begin()
+
+
+class Trial:
+    """Stands in for two replays that do the same: launches go to them in turn until it is known which one is faster.
+
+    For threads that hold the program's lock."""
+
+    def __init__(self, recording: Recording, tier: NextTier, lowered: Lowered, new: Recorded) -> None:
+        self._recording = weakref.ref(recording)
+        self._lowered = lowered
+        self._made = (tier.now, new)
+        self._run: list[Replay] = [tier.now.replay, new.replay]
+        self._watch = tier.watch
+        self._left = deque([1] * _WARM_UPS + [0, 1] * _TIMED)
+        self._times: tuple[list[Stopwatch], list[Stopwatch]] = ([], [])
+
+    def begin(self) -> None:
+        """From the next launch on."""
+        recording = self._recording()
+        if recording is None or recording.set_run is None:
+            return
+        for which, made in enumerate(self._made):
+            made.tell(partial(self._replays_by, which))
+        recording.tier = "what Inductor compiled is on trial"
+        recording.free = self._free
+        both = [made.plain_calls for made in self._made]
+        recording.plain_calls = lambda: both[0] + both[1]
+        recording.set_run(self._launch)
+
+    def _replays_by(self, which: int, replay: Replay, is_boxed: bool) -> None:
+        self._run[which] = replay
+
+    def _launch(self, tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        if not self._left:
+            self._decide()
+            return self._run[1](tensors, numbers)
+        which = self._left.popleft()
+        if len(self._left) >= 2 * _TIMED:
+            return self._run[which](tensors, numbers)
+        watch = self._watch()
+        watch.start()
+        out = self._run[which](tensors, numbers)
+        watch.stop()
+        self._times[which].append(watch)
+        return out
+
+    def _decide(self) -> None:
+        """Keep the faster one, once all times are known."""
+        recording = self._recording()
+        old, new = ([watch.seconds() for watch in times] for times in self._times)
+        if recording is None or recording.set_run is None or None in old or None in new:
+            return
+        before, after = (statistics.median(filter(None, times)) if any(times) else 0.0 for times in (old, new))
+        is_faster = after < before
+        keeps, goes = self._made[is_faster], self._made[not is_faster]
+        told = f"{after * 1e6:,.0f} µs where the operators one by one took {before * 1e6:,.0f}"
+        recording.tier = f"Inductor's was tried: {told}" + ("" if is_faster else "; they stay")
+        counters.add("tiers", "inductor" if is_faster else "aten")
+        if is_faster:
+            recording.lowering, recording.operators = self._lowered.name, self._lowered.operators
+            recording.details = {**recording.details, **self._lowered.details}
+        recording.launch, recording.free = keeps.facts, keeps.free
+        set_run = recording.set_run
+        keeps.tell(lambda replay, _: set_run(replay))
+        goes.tell(_nobody)
+        set_run(self._run[is_faster])
+        goes.free()
+
+    def _free(self) -> None:
+        for made in self._made:
+            made.tell(_nobody)
+            made.free()
+
+
+def _nobody(replay: Replay, is_boxed: bool) -> None:
+    """Is told, and does nothing."""
+
+
+class CompileThread:
+    """The thread that compiles, one after the other, what is added to it. It ends with the process."""
+
+    def __init__(self) -> None:
+        self._begin()
+        after_fork(self._begin)
+        threading._register_atexit(self._stop) if hasattr(threading, "_register_atexit") else atexit.register(
+            self._stop
+        )
+
+    def _begin(self) -> None:
+        self._todo: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_over = self._is_busy = False
+
+    def add(self, work: Callable[[], None]) -> None:
+        """Have `work` done in its turn."""
+        with self._changed:
+            self._todo.append(work)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="treeplay compiles", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until all that was added is done; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._todo and not self._is_busy, timeout)
+
+    def _run(self) -> None:
+        me = threading.get_ident()
+        own_threads.add(me)
+        try:
+            while not self._is_over:
+                with self._changed:
+                    self._is_busy = False
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: self._todo or self._is_over)
+                    if self._is_over:
+                        return
+                    self._is_busy, work = True, self._todo.popleft()
+                work()
+                del work
+        except _TheProcessEnds:
+            pass
+        finally:
+            own_threads.discard(me)
+            self._is_busy = False
+
+    def _stop(self) -> None:
+        """Python's end must not find the thread in the middle of torch: it is interrupted, and waited for a moment."""
+        thread, self._is_over = self._thread, True
+        if thread is None or not thread.is_alive():
+            return
+        with self._changed:
+            self._changed.notify_all()
+        if self._is_busy and thread.ident is not None:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_TheProcessEnds))
+        thread.join(_PATIENCE)
+
+
+class _TheProcessEnds(BaseException):
+    pass
+
+
+compile_thread = CompileThread()

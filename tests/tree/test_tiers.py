@@ -1,0 +1,273 @@
+"""Tiers: operators serve at once, what is compiled in the background takes over if it is faster, and each call runs once."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import treeplay
+from support import assert_same, training
+from treeplay import driver
+from treeplay.errors import LoweringError
+from treeplay.lower.aten import lower_aten
+from treeplay.lower.lowered import Lowered
+from treeplay.lower.stream import lower_for_stream
+from treeplay.observe import internal_errors
+from treeplay.observe.progress import own_threads
+from treeplay.plan.arena import plan_arena
+from treeplay.tree.tiers import compile_thread
+
+pytestmark = pytest.mark.programs
+
+CALLS = 40  # more than a trial takes
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+class Compiling:
+    """Stands in for Inductor: takes until `ready`, and gives what runs the same operators, or raises `error`."""
+
+    def __init__(self) -> None:
+        self.ready = threading.Event()
+        self.error: Exception | None = None
+        self.threads: list[str] = []
+
+    def __call__(self, graph: torch.fx.Graph, *, device: torch.device, **_: Any) -> Lowered:
+        self.threads.append(threading.current_thread().name)
+        assert self.ready.wait(30)
+        if self.error is not None:
+            raise self.error
+        lowered = lower_aten(graph, plan_arena(graph)) if device.type == "cpu" else lower_for_stream(graph, device)
+        return replace(lowered, name="inductor", body=lowered.body)
+
+
+class Watch:
+    """Says what each launch took: as if operators, which are timed first, took ten times as long, or a tenth."""
+
+    new_takes = 0.1
+    _count = 0
+
+    def start(self) -> None:
+        self._which = Watch._count % 2
+        Watch._count += 1
+
+    def stop(self) -> None:
+        pass
+
+    def seconds(self) -> float | None:
+        return self.new_takes if self._which else 1.0
+
+
+@pytest.fixture(autouse=True)
+def in_the_background() -> Iterator[None]:
+    with treeplay.settings.changed(tiers="background"):
+        yield
+    assert compile_thread.wait(30)
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiling]:
+    made = Compiling()
+    monkeypatch.setattr(driver, "lower_inductor", made)
+    monkeypatch.setattr(Watch, "_count", 0)
+    monkeypatch.setattr(driver.HostDevice, "stopwatch", lambda self: Watch())
+    if torch.cuda.is_available():
+        from treeplay.device.cuda.device import CudaDevice
+
+        monkeypatch.setattr(CudaDevice, "stopwatch", lambda self: Watch())
+    yield made
+    made.ready.set()
+
+
+@pytest.fixture(autouse=True)
+def a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = type("Compiler", (), {"path": "somewhere"})()
+    monkeypatch.setattr(driver, "find_compiler", lambda: found)
+    monkeypatch.setattr(driver, "find_gpu_compiler", lambda: found)
+
+
+def the_recording(jitted: Any) -> Any:
+    (key,) = jitted.statistics().keys
+    (recording,) = key.recordings
+    return recording
+
+
+def a_step(device: str) -> tuple[Any, nn.Module]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).to(device)
+    return training(model, torch.optim.AdamW(model.parameters(), lr=0.1, capturable=device == "cuda")), model
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_operators_serve_until_what_is_compiled_is_ready_and_faster(compiling: Compiling, device: str) -> None:
+    (step, model), (eager, twin) = a_step(device), a_step(device)
+    twin.load_state_dict(copy.deepcopy(model.state_dict()))
+    jitted = treeplay.jit(step)
+    for call in range(2 * CALLS):
+        if call == 5:
+            assert the_recording(jitted).lowering == "aten" and "in the background" in jitted.explain()
+            compiling.ready.set()
+            assert compile_thread.wait(30)
+        x, y = torch.randn(3, 4, device=device) * call, torch.randn(3, 2, device=device)
+        torch.testing.assert_close(jitted(x, y), eager(x, y))
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, twin.state_dict()[name])
+    found = the_recording(jitted)
+    assert found.lowering == "inductor" and "Inductor's was tried" in found.tier and found.tier in jitted.explain()
+    assert compiling.threads == ["treeplay compiles"] and jitted.statistics().recordings == 1
+    assert found.launch.stage == ("recorded" if device == "cuda" else "bound")
+    assert found.seconds["lower in the background"] > 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_not_faster_does_not_stay(compiling: Compiling, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setattr(Watch, "new_takes", 10.0)
+    compiling.ready.set()
+    counted = torch.zeros(2, device=device)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        counted.add_(x).mul_(1.5)
+        return counted * 2 - x
+
+    jitted, expected = treeplay.jit(program), torch.zeros(2, device=device)
+    for call in range(CALLS):
+        if call == 3:
+            assert compile_thread.wait(30)
+        x = torch.full((2,), float(call % 3), device=device)
+        expected = (expected + x) * 1.5  # each call has its effects once, whichever of the two it runs
+        assert_same(jitted(x), expected * 2 - x)
+    assert the_recording(jitted).lowering == "aten" and "they stay" in the_recording(jitted).tier
+
+
+def test_what_cannot_be_compiled_goes_on_as_it_is(compiling: Compiling) -> None:
+    compiling.error = LoweringError("told to")
+    compiling.ready.set()
+    jitted = treeplay.jit(lambda x: x * 2 - 1)
+    for call in range(6):
+        assert_same(jitted(torch.ones(2) * call), torch.ones(2) * call * 2 - 1)
+        assert compile_thread.wait(30)
+    found = the_recording(jitted)
+    assert found.lowering == "aten" and found.passed_over == ("inductor: told to",) and "could not" in found.tier
+
+
+def test_an_error_of_treeplays_own_is_told_and_nothing_else(compiling: Compiling) -> None:
+    compiling.error = KeyError("told to")
+    compiling.ready.set()
+    jitted = treeplay.jit(lambda x: x * 2 - 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for call in range(6):
+            assert_same(jitted(torch.ones(2) * call), torch.ones(2) * call * 2 - 1)
+            assert compile_thread.wait(30)
+    assert the_recording(jitted).lowering == "aten" and len(internal_errors()) == 1
+
+
+def test_a_program_that_is_dropped_is_kept_by_no_compilation(compiling: Compiling) -> None:
+    model = nn.Linear(2, 2)
+    jitted: Any = treeplay.jit(model)
+    with torch.no_grad():
+        for _ in range(4):
+            jitted(torch.ones(2))
+    gone, weight = weakref.ref(jitted), weakref.ref(model.weight)
+    del jitted
+    assert gone() is None
+    compiling.ready.set()
+    assert compile_thread.wait(30)
+    del model
+    gc.collect()
+    assert weight() is None
+
+
+def test_a_program_that_is_reset_meanwhile_is_recorded_anew(compiling: Compiling) -> None:
+    jitted = treeplay.jit(lambda x: x * 2 - 1)
+    for _ in range(3):
+        jitted(torch.ones(2))
+    jitted.reset()
+    compiling.ready.set()
+    for call in range(2 * CALLS):
+        assert_same(jitted(torch.ones(2) * call), torch.ones(2) * call * 2 - 1)
+        assert compile_thread.wait(30)
+    assert the_recording(jitted).lowering == "inductor", the_recording(jitted).tier
+
+
+def test_reset_in_the_middle_of_a_trial(compiling: Compiling) -> None:
+    compiling.ready.set()
+    jitted = treeplay.jit(lambda x: x * 2 - 1)
+    for call in range(3 * CALLS):
+        if call in (6, 9):
+            assert call == 9 or "trial" in the_recording(jitted).tier
+            jitted.reset()
+            Watch._count = 0
+        assert_same(jitted(torch.ones(2) * call), torch.ones(2) * call * 2 - 1)
+        assert compile_thread.wait(30)
+    assert the_recording(jitted).lowering == "inductor", the_recording(jitted).tier
+
+
+@pytest.mark.parametrize("how", ["exact", "deterministic", "asked for"])
+def test_one_tier_where_results_may_depend_on_no_clock(compiling: Compiling, how: str) -> None:
+    compiling.ready.set()
+    torch.use_deterministic_algorithms(how == "deterministic")
+    try:
+        with treeplay.settings.changed(tiers="exact" if how == "exact" else "background"):
+            jitted = treeplay.jit(lambda x: x * 2 - 1, lower="inductor" if how == "asked for" else "auto")
+            for _ in range(3):
+                jitted(torch.ones(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert the_recording(jitted).lowering == "inductor" and compiling.threads == ["MainThread"]
+
+
+def test_time_in_the_background_counts_against_the_budget(compiling: Compiling) -> None:
+    compiling.ready.set()
+    jitted = treeplay.jit(lambda x: x * 2 - 1)
+    for size in range(1, 6):
+        for _ in range(3):
+            jitted(torch.ones(size))
+            assert compile_thread.wait(30)
+    assert len(compiling.threads) == 5
+    budget, seconds = (
+        jitted._manager.cache.budget,
+        [
+            recording.seconds["lower in the background"]
+            for key in jitted.statistics().keys
+            for recording in key.recordings
+        ],
+    )
+    assert budget._spent >= sum(sorted(seconds)[:2])  # three kinds of calls are free
+
+
+def test_settings_of_tiers() -> None:
+    with pytest.raises(treeplay.errors.ArgumentError, match="expected 'background' or 'exact', found 'fast'"):
+        treeplay.settings.tiers = "fast"
+
+
+def test_a_process_that_ends_meanwhile_ends_soon(fresh_python: Any) -> None:
+    out, err = fresh_python(
+        "import time, torch, treeplay\n"
+        "from treeplay import driver\n"
+        "def slowly(*_, **__):\n"
+        "    while True: torch.ones(3).add(1)\n"
+        "driver.lower_inductor = slowly\n"
+        "jitted = treeplay.jit(lambda x: x * 2 - 1)\n"
+        "for _ in range(4): jitted(torch.ones(2))\n"
+        "import atexit; start = time.time(); atexit.register(lambda: print(time.time() - start < 10))\n",
+    )
+    assert (out, err) == ("True", "")
+
+
+def test_the_thread_is_no_company_that_draws(compiling: Compiling) -> None:
+    compiling.ready.set()
+    jitted = treeplay.jit(lambda x: x * 2 - 1)
+    for _ in range(3):
+        jitted(torch.ones(2))
+    assert compile_thread.wait(30) and compile_thread._thread is not None
+    assert compile_thread._thread.ident in own_threads and threading.get_ident() not in own_threads

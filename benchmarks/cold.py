@@ -1,4 +1,6 @@
-"""Time to the third call of one variant in a fresh process, and to the last tier of treeplay's: `python -m benchmarks.cold NAME VARIANT --out FILE.json`.
+"""Time to the third call of one variant in a fresh process, and to the last tier of treeplay's.
+
+`python -m benchmarks.cold NAME VARIANT --out FILE.json`
 
 The third call is the first that a long run has many of: treeplay replays from there on, and compiled peers are warm. The
 clock starts when torch and treeplay are imported and the model is made; what a variant imports or compiles later counts.

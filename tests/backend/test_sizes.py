@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -10,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from support.compiled import Inner
 from treeplay.backend.options import Options
 from treeplay.driver import compile_captured
+from treeplay.observe import counters
 from treeplay.settings import settings
 from treeplay.torch_compile import backend
 from treeplay.torch_seam.dynamo import _mark_of_changing_sizes
@@ -31,6 +35,43 @@ def test_only_the_newest_are_kept():
         for rows in (3, 5, 7, 3):
             run(torch.randn(rows, 2))
     assert len(inner.graphs) == 4
+
+
+def test_sizes_beyond_the_budget_run_as_they_are_and_are_told_once():
+    inner = Inner()
+    run = torch.compile(lambda x: x.sin() * x.shape[0], backend=backend, options={"inner": inner}, dynamic=True)
+    with settings.changed(compile_budget=0.0), pytest.warns(UserWarning, match="compile_budget") as told:
+        for rows in (3, 4, 5, 6, 7, 8, 7, 3):
+            x = torch.randn(rows, 2)
+            torch.testing.assert_close(run(x), x.sin() * rows)
+    assert len(inner.graphs) == 4 and counters["sizes"]["over the compile budget"] == 3 and len(told) == 1
+    x = torch.randn(7, 2)
+    torch.testing.assert_close(run(x), x.sin() * 7)  # once there is time again
+    assert len(inner.graphs) == 5
+
+
+def test_a_call_with_new_sizes_does_not_wait_for_another_threads_compile():
+    begins, may_end = threading.Event(), threading.Event()
+    inner = Inner()
+
+    def slowly(module, inputs):
+        begins.set()
+        assert may_end.wait(30)
+        return inner(module, inputs)
+
+    run = torch.compile(lambda x: x.sin() * x.shape[0], backend=backend, options={"inner": slowly}, dynamic=True)
+    x, y = torch.randn(3, 2), torch.randn(4, 2)
+    may_end.set()
+    run(x)
+    may_end.clear()
+    begins.clear()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(run, y)
+        assert begins.wait(30)
+        torch.testing.assert_close(run(y), y.sin() * 4)
+        assert counters["sizes"]["another thread compiles"] == 1
+        may_end.set()
+        torch.testing.assert_close(other.result(), y.sin() * 4)
 
 
 def test_sizes_with_gradients():

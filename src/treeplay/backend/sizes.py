@@ -1,12 +1,18 @@
 """Graphs with symbolic sizes: compiled for the sizes of a call, when a call brings them.
 
 compile ─▶ nothing yet        call with sizes A ─▶ compile for A, run        call with sizes A again ─▶ run
+
+Three sets of sizes are compiled as they come. After them, compiling takes at most `settings.compile_budget` of the time. Calls
+with sizes beyond that, and those that come while another thread compiles, run the graph's operators as they are.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -18,6 +24,7 @@ from treeplay.settings import settings
 from treeplay.torch_seam import dynamo, fakes, modes, tensors
 
 Function = Callable[..., Any]
+FREE_SIZES = 3
 CompileFor = Callable[[Sequence[Any]], Function]
 
 
@@ -36,25 +43,35 @@ def with_known_sizes(
     following graph of Dynamo's to expect the same.
 
     Callables for at most as many sets of sizes are kept as a program may have recordings; the one unused for longest goes
-    first. Above `most` sets, one warning suggests to pad."""
+    first. Above `most` sets, or where the budget for compiling is spent, one warning suggests to pad."""
     if not has_symbols(inputs):
         return compile_next(inputs)
     marked = [(at, dimensions) for at, dimensions in enumerate(changing) if dimensions]
     symbolic = tuple(at for at, value in enumerate(inputs) if _is_symbolic(value))
     known: OrderedDict[tuple[Any, ...], Function] = OrderedDict()
     seen: set[tuple[Any, ...]] = set()
-    lock = shared_lock()
+    lock, budget = shared_lock(), _SizeBudget()
 
     def compile_for(key: tuple[Any, ...], args: Sequence[Any]) -> Function:
-        with lock:
+        if not lock.acquire(blocking=False):
+            counters.add("sizes", "another thread compiles")
+            return plain
+        try:
             if key in known:  # another thread was faster
                 return known[key]
+            if not budget.allows():
+                counters.add("sizes", "over the compile budget")
+                _tell_of_budget(budget, key)
+                return plain
             _count(seen, key, most)
             while len(known) >= settings.max_recordings_per_program:
                 known.popitem(last=False)
                 counters.add("sizes", "dropped")
-            compiled = known[key] = compile_next(fakes_of(args))
+            with budget.spending():
+                compiled = known[key] = compile_next(fakes_of(args))
             return compiled
+        finally:
+            lock.release()
 
     def call(*args: Any) -> Any:
         key = tuple([_sizes(args[at]) for at in symbolic])
@@ -75,6 +92,34 @@ def with_known_sizes(
         return results
 
     return call
+
+
+class _SizeBudget:
+    """Which sets of sizes of one graph are compiled. For a thread that holds its lock."""
+
+    def __init__(self) -> None:
+        self.is_told = False
+        self._compiled = 0
+        self._spent = 0.0  # seconds, on sets that are not free
+        self._since = 0.0  # when the last free set was compiled
+
+    def allows(self) -> bool:
+        """Whether another set may be compiled."""
+        share = settings.compile_budget
+        return self._compiled < FREE_SIZES or share == math.inf or self._spent <= share * (perf_counter() - self._since)
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """For a block that compiles."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self._compiled += 1
+            if self._compiled <= FREE_SIZES:
+                self._since = perf_counter()
+            else:
+                self._spent += perf_counter() - start
 
 
 def changing_sizes(program: Any) -> tuple[frozenset[int], ...]:
@@ -108,6 +153,15 @@ def _count(seen: set[tuple[Any, ...]], key: tuple[Any, ...], most: int) -> None:
         warn_here(
             f"a graph of torch.compile was compiled for more than {most} sets of sizes, the newest {_shown(key)}; "
             "each costs a compile. Fix: pad to a few sizes, or raise options['most_sizes']"
+        )
+
+
+def _tell_of_budget(budget: _SizeBudget, key: tuple[Any, ...]) -> None:
+    if not budget.is_told:
+        budget.is_told = True
+        warn_here(
+            f"a graph of torch.compile runs as it is for sizes such as {_shown(key)}: compiling them too would take more than "
+            f"{settings.compile_budget:.0%} of the time. Fix: pad to a few sizes, or raise treeplay.settings.compile_budget"
         )
 
 

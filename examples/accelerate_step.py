@@ -1,6 +1,6 @@
 """A training step with Accelerate: wrapped optimizers and `accelerator.backward` are a part of the recording.
 
-pip install accelerate transformers; python examples/accelerate_step.py
+pip install 'treeplay[models]'; python examples/accelerate_step.py
 """
 
 from collections.abc import Callable

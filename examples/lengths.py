@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import treeplay
 
-BUCKETS = 16, 32, 40
+BUCKETS = 20, 40
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

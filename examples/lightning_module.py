@@ -1,6 +1,6 @@
 """A module of Lightning: the network inside is jitted, and Lightning calls backward and the optimizer.
 
-pip install lightning; python examples/lightning_module.py
+pip install 'treeplay[models]'; python examples/lightning_module.py
 """
 
 from collections.abc import Callable

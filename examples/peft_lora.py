@@ -1,6 +1,6 @@
 """LoRA with PEFT: a step over the wrapped model, of which only the adapters are trained.
 
-pip install peft transformers; python examples/peft_lora.py
+pip install 'treeplay[models]'; python examples/peft_lora.py
 """
 
 from collections.abc import Callable

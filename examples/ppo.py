@@ -16,7 +16,9 @@ import treeplay
 ENVIRONMENTS, STEPS, UPDATES, EPOCHS, MINIBATCHES = 4, 16, 4, 2, 4
 CLIP, GAMMA, LAMBDA = 0.2, 0.99, 0.95
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-treeplay.settings.eager_random = True  # compiled code draws eager's numbers, so that this program can compare itself with eager
+treeplay.settings.eager_random = (
+    True  # compiled code draws eager's numbers, so that this program can compare itself with eager
+)
 
 
 class Points:
@@ -58,7 +60,11 @@ def train(jit: Callable[..., Any]) -> tuple[Agent, list[Any]]:
 
     @jit
     def update(
-        obs: torch.Tensor, actions: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor, returns: torch.Tensor
+        obs: torch.Tensor,
+        actions: torch.Tensor,
+        logprobs: torch.Tensor,
+        advantages: torch.Tensor,
+        returns: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         _, newlogprob, entropy, newvalue = agent.get_action_and_value(obs, actions)
         logratio = newlogprob - logprobs

@@ -14,7 +14,9 @@ from torch.nn import functional as F
 import treeplay
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-treeplay.settings.eager_random = True  # compiled code draws eager's numbers, so that this program can compare itself with eager
+treeplay.settings.eager_random = (
+    True  # compiled code draws eager's numbers, so that this program can compare itself with eager
+)
 
 
 class Critic(nn.Module):

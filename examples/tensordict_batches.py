@@ -1,6 +1,6 @@
 """Batches that are a `TensorDict`: the step reads them, and adds to them, as it would eagerly.
 
-pip install tensordict; python examples/tensordict_batches.py
+pip install 'treeplay[models]'; python examples/tensordict_batches.py
 """
 
 from collections.abc import Callable

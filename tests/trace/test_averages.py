@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 from support import assert_same, jit, state_of
 
 HOW: dict[str, dict[str, Any]] = {
     "mean": {},
-    "decay": {"multi_avg_fn": get_ema_multi_avg_fn(0.75)},
     "own": {"avg_fn": lambda average, value, count: (average * count - value) / (count + 2)},
     "buffers": {"use_buffers": True},
 }

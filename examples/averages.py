@@ -17,7 +17,7 @@ device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 def train(jit: Callable[..., Any]) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3)).to(device)
+    model = nn.Sequential(nn.Linear(4, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3)).to(device)
     # `device`: the average counts its updates in a tensor, which is on the CPU if nothing is said.
     average = AveragedModel(model, device=device, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -38,6 +38,11 @@ def is_real(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
 
 
+def is_without_data(value: Any) -> bool:
+    """Whether a value is a fake, or a traced tensor that holds one."""
+    return isinstance(value, FakeTensor | FunctionalTensor)
+
+
 def mode_of_fake(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
     """While this lasts, what is made is as fake as `tensor`; for a tensor with data, nothing changes."""
     return tensor.fake_mode if isinstance(tensor, FakeTensor) else contextlib.nullcontext()

@@ -30,6 +30,7 @@ from treeplay.torch_seam.layers import register_call_hook
 from treeplay.torch_seam.modes import native_layers, plain_functions
 from treeplay.torch_seam.symbols import numpy_asks
 from treeplay.trace.apart import reads_of, whose_changes
+from treeplay.trace.averages import averages_without_asking
 from treeplay.trace.call import Call, home_of
 from treeplay.trace.conditions import make_signature, mentions
 from treeplay.trace.differentiable import flat_results, is_differentiable
@@ -201,6 +202,7 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
         one_thread,
         aside[0],
         skipping,
+        averages_without_asking(),
         histories_given(run.tracer.lasting.check_history),
         aside[1],
         aside[2],

@@ -29,6 +29,7 @@ from treeplay.torch_seam.modes import as_eager, native_layers
 from treeplay.torch_seam.operators import nn_functions
 from treeplay.torch_seam.tensors import TensorBase
 from treeplay.trace.apart import told_apart
+from treeplay.trace.asked import answered_as_in_the_trace
 from treeplay.trace.call import Call, home_of
 from treeplay.trace.checks import checked_by_operators
 from treeplay.trace.flat import TensorNumbers, look
@@ -81,6 +82,10 @@ class Substitution:
         if isinstance(value, dict) and value:
             return {key: self.other(part) for key, part in value.items()}
         return value
+
+    def is_input(self, value: Any) -> bool:
+        """Whether a tensor is one of the program's inputs, or stands in for one."""
+        return id(value) in self._own or id(value) in self._others
 
     def own(self, value: Any) -> Any:
         """The program's own tensor for one that stands in for it; anything else is itself."""
@@ -175,6 +180,7 @@ class Rerun:
             stack.enter_context(dynamo_off())
             stack.enter_context(autocast_cache_apart())
             stack.callback(self._substitution.set, (), ())
+            stack.enter_context(answered_as_in_the_trace(self._substitution.is_input))
             stack.enter_context(self._substitution.mode())
             yield
 

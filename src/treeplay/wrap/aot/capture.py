@@ -25,6 +25,7 @@ _REQUEST = re.compile(
     r"[^.\n]*\b(?:file an? |report (?:a |this )|open an? (?:issue|github))[^.\n]*(?:\.(?=\s|$)|$)", re.IGNORECASE
 )
 """Where torch asks for a report: it is the user's program that it cannot trace."""
+_KEEP = "return the tensor and read it after the call, or keep the computation in tensors (torch.where)"
 _FLAGS = frozenset(("requires_grad_", "detach_", "share_memory_"))
 SHAPES = frozenset(
     ("t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "resize_", "resize_as_")
@@ -313,6 +314,10 @@ def captured(
             raise
         except Exception as error:
             where = failed_call(error.__traceback__).where or location_in(str(error)) or seen.line()
+            if isinstance(error, fakes.DataDependentOutputException):
+                raise refusal(
+                    "item", "reads a tensor's value on the host, which a compiled graph cannot", where, _KEEP
+                ) from None
             what, _, _ = str(error).partition("\n\nWhile executing ")  # where a graph was run node by node
             raise refusal("trace", f"{type(error).__name__}: {_REQUEST.sub('', what).strip()}", where) from error
         yield traced, seen

@@ -1,0 +1,180 @@
+"""Everyday programs as their authors write them, in four ways: `python -m benchmarks.as_written [--device cuda]`.
+
+Each way of each program runs in a process of its own: first with empty caches and a clock that starts at its first call, then
+in rounds, in turn with eager. A way that raises, ends the process or takes too long is a result like any other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from benchmarks import machine
+
+RESULTS = machine.ROOT / "benchmarks" / "results" / "as_written"
+WAYS = "torch.compile", "treeplay.jit", 'torch.compile(backend="treeplay")'
+FIRST, ROUNDS, ROUND_SECONDS, MOST_SECONDS = 20, 15, 0.06, 60.0
+
+
+def wrapping(way: str, wrapped: list[Any]) -> Callable[[Any], Any]:
+    """What a user writes around a program; what it gives is noted in `wrapped`."""
+    import torch
+
+    import treeplay
+
+    wraps: dict[str, Callable[[Any], Any]] = {
+        "eager": lambda program: program,
+        "torch.compile": torch.compile,
+        "treeplay.jit": treeplay.jit,
+        'torch.compile(backend="treeplay")': lambda program: torch.compile(program, backend="treeplay"),
+    }
+
+    def wrap(program: Any) -> Any:
+        wrapped.append(wraps[way](program))
+        return wrapped[-1]
+
+    return wrap
+
+
+def measure(name: str, way: str, device_name: str) -> dict[str, Any]:
+    """One program in one way, and eager in the same rounds."""
+    import torch
+    import torch._inductor.compile_fx  # what loading a compiler takes is nobody's first call
+
+    from benchmarks.everyday import PROGRAMS
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    device, wrapped = torch.device(device_name), []
+    calls = {}
+    for each in ("eager", way):
+        torch.manual_seed(0)
+        calls[each] = PROGRAMS[name](wrapping(each, wrapped), device)
+    found: dict[str, Any] = {}
+    results = {each: [] for each in calls}
+    start = perf_counter()
+    for each, call in calls.items():
+        start = perf_counter()
+        for number in range(FIRST):
+            results[each].append(call(number))
+            if perf_counter() - start > MOST_SECONDS:
+                break
+        _wait(device)
+        found["first, s" if each == way else "eager first, s"] = round(perf_counter() - start, 3)
+    if len(results[way]) < FIRST:
+        found["first calls"] = len(results[way])
+    found["agrees"] = all(
+        torch.allclose(mine.float(), other.float(), rtol=1e-2, atol=1e-2)
+        for mine, other in zip(results[way], results["eager"], strict=False)
+    )
+    found |= _steady(calls, way, device, start=len(results[way]))
+    return found | _share(wrapped[1], way)
+
+
+def _steady(calls: dict[str, Callable[[int], Any]], way: str, device: Any, *, start: int) -> dict[str, Any]:
+    """Medians of rounds in turn, in µs per call, and their ratio."""
+    begun = perf_counter()
+    for number in range(start, start + 5):
+        calls["eager"](number)
+    _wait(device)
+    count = max(5, min(1000, int(ROUND_SECONDS * 5 / (perf_counter() - begun))))
+    times: dict[str, list[float]] = {each: [] for each in calls}
+    for number in range(ROUNDS):
+        for each, call in calls.items():
+            at = perf_counter()
+            for offset in range(count):
+                call(FIRST + number * count + offset)
+            _wait(device)
+            times[each].append((perf_counter() - at) / count * 1e6)
+        if perf_counter() - begun > MOST_SECONDS:
+            break
+    late = {each: median(rounds[len(rounds) // 3 :]) for each, rounds in times.items()}
+    ratio = round(late[way] / late["eager"], 3)
+    return {
+        "eager, us": round(late["eager"], 1),
+        "us": round(late[way], 1),
+        "of eager": ratio,
+        "calls": count * len(times[way]),
+    }
+
+
+def _share(program: Any, way: str) -> dict[str, Any]:
+    """How many calls were replayed, and what became of the others. The backend records on GPUs only."""
+    import treeplay
+
+    if way == "treeplay.jit":
+        statistics = program.statistics()
+        others = {why: count for why, count in statistics.not_replayed.items() if count}
+        return {"replayed": round(statistics.replays / max(1, statistics.calls), 4), "not replayed": others}
+    if "treeplay" in way:
+        launches = [report.launch.launches for report in treeplay.graph_reports() if report.launch is not None]
+        return {"graphs": len(treeplay.graph_reports()), "launches": sum(launches)}
+    return {}
+
+
+def _wait(device: Any) -> None:
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def apart(name: str, way: str, device: str) -> dict[str, Any]:
+    """The same in a process with empty caches, of which a crash is a result."""
+    command = [sys.executable, "-m", "benchmarks.as_written", "--work", name, way, "--device", device]
+    with tempfile.TemporaryDirectory(prefix="as-written-") as folder:
+        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": folder, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=4 * MOST_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return {"error": f"took longer than {4 * MOST_SECONDS:.0f} s"}
+    if done.returncode == 0:
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+    last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+    return {"error": last[0][:300] if last else f"ended with {done.returncode}"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Everyday programs as their authors write them, in four ways.")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", default="", help="programs whose name contains this")
+    parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.work:
+        print(json.dumps(measure(*chosen.work, chosen.device)))
+        return
+    import torch
+
+    from benchmarks.everyday import PROGRAMS
+    from benchmarks.gpu.machine import facts
+
+    environment = facts(torch.device(chosen.device)) | {"threads": 1}
+    result: dict[str, Any] = {
+        "environment": environment,
+        "unit": f"us per call, median of rounds in turn with eager; s for the first {FIRST} calls with empty caches",
+        "programs": {},
+    }
+    out = chosen.out or RESULTS / f"{chosen.device}-{str(environment['date'])[:10]}.json"
+    for name in PROGRAMS:
+        if chosen.only in name:
+            result["programs"][name] = {way: apart(name, way, chosen.device) for way in WAYS}
+            print(name, *(f"{way}: {row}" for way, row in result["programs"][name].items()), sep="\n  ", flush=True)
+            machine.write_whole(result, out)
+
+
+if __name__ == "__main__":
+    main()

@@ -42,8 +42,16 @@ def test_an_example_runs(page: Path, number: int, text: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text())
+    places = [(page.parent / target if target else page, part) for target, part in links]
+    assert [place for place, _ in places if not place.exists()] == []
+    assert [(place.name, part) for place, part in places if part and part not in headings(place)] == []
+
+
+def headings(page: Path) -> set[str]:
+    """What links to parts of a page call its headings."""
+    texts = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in texts}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -28,7 +28,17 @@ README = ROOT / "README.md"
 SPEED = ROOT / "docs" / "speed.md"
 BACKEND = ROOT / "docs" / "backend.md"
 START, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
-HEAD = ("program", "eager", "compile", "compile + opt", "treeplay", "vs best peer", "own share", "third call after")
+HEAD = (
+    "program",
+    "eager",
+    "compile",
+    "compile + opt",
+    "treeplay",
+    "vs best peer",
+    "own share",
+    "third call after",
+    "compiled after",
+)
 
 Result = dict[str, Any]
 
@@ -73,6 +83,7 @@ def row(result: Result) -> tuple[str, ...]:
         f"{speedup['median']:.2f} × ({speedup['low']:.2f} to {speedup['high']:.2f})",
         f"{result['own_share_us']['median']:.0f}",
         _third_call(result["third_call_seconds"]),
+        f"{result['last_tier_seconds']:.1f} s" if "last_tier_seconds" in result else "–",
     )
 
 
@@ -86,12 +97,12 @@ def _third_call(seconds: dict[str, float]) -> str:
 
 def as_rich(results: list[Result]) -> Table:
     """The table for a terminal, with programs by their short names."""
-    return for_terminal(HEAD, ((result["program"], *row(result)[1:]) for result in results))
+    return for_terminal(*gpu_table.filled(HEAD, [(result["program"], *row(result)[1:]) for result in results]))
 
 
 def as_markdown(results: list[Result]) -> str:
     """The table and its notes for a page."""
-    return for_readme(HEAD, map(row, results), notes(results))
+    return for_readme(*gpu_table.filled(HEAD, list(map(row, results))), notes(results))
 
 
 def notes(results: list[Result]) -> list[str]:
@@ -104,11 +115,15 @@ def notes(results: list[Result]) -> list[str]:
         '"compile" is `torch.compile(model)`, "+ opt" adds `torch.compile(optimizer.step)`.',
         "\"vs best peer\": the fastest peer's time divided by treeplay's, with the middle half of the rounds.",
         '"third call after": from a cold start with empty caches, treeplay / the peer that compiles most.',
+        *([_COMPILED_AFTER] if any("last_tier_seconds" in result for result in results) else []),
         '"own share": of a warm call, what treeplay spends around the compiled artifact.',
         f"The process grows by at most {max(grown, 0):,} KiB over {calls:,} warm calls.",
         f"{where['processor']}, {where['cores']} cores, {where['threads']} threads; torch {where['torch']},",
         f"Python {where['python']}, treeplay {where['treeplay']}{uncommitted(where['treeplay'])}, {str(where['date'])[:10]}.",
     ]
+
+
+_COMPILED_AFTER = '"compiled after": until code of Inductor\'s serves; operators are replayed while it is compiled.'
 
 
 def with_table(text: str, table: str) -> str:
@@ -165,7 +180,7 @@ def _on_the_gpu(results: list[Result]) -> str:
         f"In the median of {len(results)} programs on an {results[0]['environment']['gpu']}, a call is {told[0]}, {told[1]},",
         f"and {told[2]}.",
         *gpu_table.slower(results),
-        f"Before that, the first three calls take {ours} with empty caches (`torch.compile`: {theirs}).",
+        f"If all is compiled before it runs, the first three calls take {ours} with empty caches (`torch.compile`: {theirs}).",
     ]
     return " ".join(lines)
 

@@ -1,4 +1,4 @@
-# Each goal makes what it needs: `make demo` and `make test` work on a fresh clone with Python >= 3.11 and pip.
+# Each goal makes what it needs: `make demo` and `make test` work on a fresh clone with Python 3.11 or 3.12 and pip.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -40,6 +40,7 @@ bench: $(READY)
 
 table: $(READY)
 	$(BIN)/python -m benchmarks.table
+	$(BIN)/python -m benchmarks.plot
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""A table of results, for a terminal and for README.md."""
+"""A table of results, for a terminal and for a page."""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
-"""The newest results as tables in README.md and docs/backend.md: `python -m benchmarks.table`, or `--check` them.
+"""The newest results in docs/speed.md and docs/backend.md as tables, and in README.md in a few sentences:
+`python -m benchmarks.table`, or `--check` them. The figure of README.md is `benchmarks.plot`'s.
 
-In README.md a GPU's table comes first, then the CPU's. Tables stand between two markers, `<!-- benchmarks -->` and
-`<!-- /benchmarks -->`; nothing else is touched.
+In docs/speed.md a GPU's table comes first, then the CPU's. What is written stands between two markers, `<!-- benchmarks -->`
+and `<!-- /benchmarks -->`; nothing else is touched.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +25,20 @@ from benchmarks.machine import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
+SPEED = ROOT / "docs" / "speed.md"
 BACKEND = ROOT / "docs" / "backend.md"
 START, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
-HEAD = ("program", "eager", "compile", "compile + opt", "treeplay", "vs best peer", "own share", "third call after")
+HEAD = (
+    "program",
+    "eager",
+    "compile",
+    "compile + opt",
+    "treeplay",
+    "vs best peer",
+    "own share",
+    "third call after",
+    "compiled after",
+)
 
 Result = dict[str, Any]
 
@@ -70,6 +83,7 @@ def row(result: Result) -> tuple[str, ...]:
         f"{speedup['median']:.2f} × ({speedup['low']:.2f} to {speedup['high']:.2f})",
         f"{result['own_share_us']['median']:.0f}",
         _third_call(result["third_call_seconds"]),
+        f"{result['last_tier_seconds']:.1f} s" if "last_tier_seconds" in result else "–",
     )
 
 
@@ -83,12 +97,12 @@ def _third_call(seconds: dict[str, float]) -> str:
 
 def as_rich(results: list[Result]) -> Table:
     """The table for a terminal, with programs by their short names."""
-    return for_terminal(HEAD, ((result["program"], *row(result)[1:]) for result in results))
+    return for_terminal(*gpu_table.filled(HEAD, [(result["program"], *row(result)[1:]) for result in results]))
 
 
 def as_markdown(results: list[Result]) -> str:
-    """The table and its notes for the README."""
-    return for_readme(HEAD, map(row, results), notes(results))
+    """The table and its notes for a page."""
+    return for_readme(*gpu_table.filled(HEAD, list(map(row, results))), notes(results))
 
 
 def notes(results: list[Result]) -> list[str]:
@@ -101,11 +115,15 @@ def notes(results: list[Result]) -> list[str]:
         '"compile" is `torch.compile(model)`, "+ opt" adds `torch.compile(optimizer.step)`.',
         "\"vs best peer\": the fastest peer's time divided by treeplay's, with the middle half of the rounds.",
         '"third call after": from a cold start with empty caches, treeplay / the peer that compiles most.',
+        *([_COMPILED_AFTER] if any("last_tier_seconds" in result for result in results) else []),
         '"own share": of a warm call, what treeplay spends around the compiled artifact.',
         f"The process grows by at most {max(grown, 0):,} KiB over {calls:,} warm calls.",
         f"{where['processor']}, {where['cores']} cores, {where['threads']} threads; torch {where['torch']},",
         f"Python {where['python']}, treeplay {where['treeplay']}{uncommitted(where['treeplay'])}, {str(where['date'])[:10]}.",
     ]
+
+
+_COMPILED_AFTER = '"compiled after": until code of Inductor\'s serves; operators are replayed while it is compiled.'
 
 
 def with_table(text: str, table: str) -> str:
@@ -130,23 +148,65 @@ def all_tables(folder: Path = RESULTS) -> str:
     return "\n\n".join(tables)
 
 
-def update(readme: Path, tables: str, *, only_check: bool) -> bool:
-    """Put the tables into `readme`, or only look; whether they were current."""
-    if not readme.is_file():
-        raise TableError(f"there is no file {readme}")
-    old = readme.read_text(encoding="utf-8")
-    new = with_table(old, tables)
+def summary(folder: Path = RESULTS) -> str:
+    """What the README says of the results, with what treeplay loses."""
+    gpu, cpu = newest_gpu_results(folder), json.loads(newest_result(folder).read_text())
+    times = [result["speedup"]["median"] for result in cpu]
+    where, slowest, fastest = cpu[0]["environment"], _number(min(times)), _number(max(times))
+    on_a_cpu = (
+        f"On {where['cores']} cores of a CPU ({where['processor']}), over {len(cpu)} small programs, it is {slowest} to "
+        f"{fastest} × as fast as the fastest of eager and `torch.compile`."
+    )
+    return "\n\n".join([*([_on_the_gpu(gpu)] if gpu else []), on_a_cpu])
+
+
+_PEERS = {"eager": "eager", "compile": "`torch.compile`", "reduce-overhead": "`reduce-overhead`"}
+
+
+def _on_the_gpu(results: list[Result]) -> str:
+    """How many times as fast as each peer it is, where it is slower, and what the first calls take."""
+    told = []
+    for peer, name in _PEERS.items():
+        us = [result["wall_us"] for result in results if {peer, "treeplay"} <= result.get("wall_us", {}).keys()]
+        times = sorted(one[peer]["median"] / one["treeplay"]["median"] for one in us)
+        median, ends = _number(statistics.median(times)), f"{_number(times[0])} to {_number(times[-1])}"
+        told.append(f"{median} × as fast as {name} ({ends})")
+    seconds = {
+        way: [result["variants"][way]["first_calls_seconds"] for result in results if way in result.get("variants", {})]
+        for way in ("treeplay", "compile")
+    }
+    ours, theirs = (f"{min(each):.0f} to {max(each):.0f} s" for each in seconds.values())
+    lines = [
+        f"In the median of {len(results)} programs on an {results[0]['environment']['gpu']}, a call is {told[0]}, {told[1]},",
+        f"and {told[2]}.",
+        *gpu_table.slower(results),
+        f"If all is compiled before it runs, the first three calls take {ours} with empty caches (`torch.compile`: {theirs}).",
+    ]
+    return " ".join(lines)
+
+
+def _number(value: float) -> str:
+    """With two digits that count."""
+    return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 10 else f"{value:.0f}"
+
+
+def update(page: Path, new_text: str, *, only_check: bool) -> bool:
+    """Put the text between the markers of `page`, or only look; whether it was current."""
+    if not page.is_file():
+        raise TableError(f"there is no file {page}")
+    old = page.read_text(encoding="utf-8")
+    new = with_table(old, new_text)
     if not only_check and new != old:
-        readme.write_text(new, encoding="utf-8")
+        page.write_text(new, encoding="utf-8")
     return new == old
 
 
 def main() -> int:
     """Write the tables, or check them."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.table", description="The benchmark tables in README.md."
+        prog="python -m benchmarks.table", description="The results in README.md and docs/."
     )
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the tables are not current")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a page is not current")
     words = parser.parse_args()
     shown, is_current = RESULTS.relative_to(ROOT), True
     for page, make in PAGES.items():
@@ -157,14 +217,18 @@ def main() -> int:
             return 2
         name = page.relative_to(ROOT)
         if words.check and not was_current:
-            print(f"error: the tables in {name} do not show {shown}; run: make table", file=sys.stderr)
+            print(f"error: {name} does not show {shown}; run: make table", file=sys.stderr)
             is_current = False
         else:
-            print(f"the tables in {name} {'' if was_current else 'now '}show {shown}")
+            print(f"{name} {'' if was_current else 'now '}shows {shown}")
     return 0 if is_current else 1
 
 
-PAGES: dict[Path, Callable[[], str]] = {README: all_tables, BACKEND: lambda: backend_page.page(RESULTS)}
+PAGES: dict[Path, Callable[[], str]] = {
+    README: summary,
+    SPEED: all_tables,
+    BACKEND: lambda: backend_page.page(RESULTS),
+}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Results of a GPU as a table: for a terminal, and for README.md through `benchmarks.table`."""
+"""Results of a GPU as a table: for a terminal, and for docs/speed.md through `benchmarks.table`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def as_rich(results: list[Result]) -> Table:
 
 
 def as_markdown(results: list[Result]) -> str:
-    """The table and its notes for the README."""
+    """The table and its notes for a page."""
     return for_readme(*filled(HEAD, list(map(row, results))), notes(results))
 
 
@@ -124,13 +124,18 @@ def notes(results: list[Result]) -> list[str]:
     ]
 
 
+def slower(results: list[Result]) -> list[str]:
+    """Where a peer is faster, in a sentence if that is so anywhere."""
+    titles = [result["title"] for result in results if result.get("speedup", {}).get("median", 1) < 1]
+    return [f"Slower than the fastest peer: {'; '.join(titles)}."] if titles else []
+
+
 def _behind(results: list[Result]) -> list[str]:
     """In what treeplay is behind: told in words, since a table hides it."""
-    slower = [result["title"] for result in results if result.get("speedup", {}).get("median", 1) < 1]
     missed = [result["title"] for result in results if result.get("over_floor", {}).get("median", 1) > _AIM]
     larger = {phase: sum(_is_larger(result, phase) for result in results) for phase in ("running", "making")}
     return [
-        *([f"Slower than the fastest peer: {'; '.join(slower)}."] if slower else []),
+        *slower(results),
         *([f"Above {_AIM} × the floor, which is the aim: {'; '.join(missed)}."] if missed else []),
         f"More memory than reduce-overhead: {larger['running']} of {len(results)} programs while they run, "
         f"{larger['making']} while they are recorded.",

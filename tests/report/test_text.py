@@ -72,6 +72,8 @@ def test_a_program_that_is_not_replayed_says_why_first() -> None:
     }
     assert list(verdicts) == [lines[0] for lines in verdicts.values()]
     assert explanation(Statistics.of_none("step")).splitlines()[0] == "step has not been called"
+    told = Statistics("step", 9, 0, 9, 0, 0, 0, (), {"observed": 3, "new, and over the compile budget": 6})
+    assert explanation(told).startswith("step is not replayed: 6 of 9 calls were new, and over the compile budget\n")
 
 
 def test_a_recording_tells_what_it_takes_and_how_long_it_took() -> None:

@@ -35,3 +35,9 @@ def test_using_treeplay_with_another_torch_says_so(fresh_python: FreshPython) ->
     script = "import torch; del torch._C._len_torch_dispatch_stack, torch._foreach_zero_; import treeplay; treeplay.jit(print)"
     last = fresh_python(script, fails=True)[1].splitlines()[-1]
     assert last.startswith("ImportError: treeplay works with torch") and "_foreach_zero_" in last
+
+
+def test_a_python_that_guards_could_not_rely_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treeplay.torch_seam.dynamo.version_of_table", len)
+    with pytest.raises(ImportError, match=r"works with Python 3.11 and 3.12, .* attributes"):
+        torch_seam.require()

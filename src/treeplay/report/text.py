@@ -12,6 +12,8 @@ from treeplay.values.statistics import KeyFacts, RecordingFacts, Statistics
 _MOST_LISTED = 5
 _MOST_GUARDED = 40
 _MOST_ASSUMED = 8
+_OBSERVED = "observed"
+_BEFORE_REPLAYS = (_OBSERVED, "warm-up", "another thread records", "too early to record")
 # Guarded like the rest, and nothing that a user sets.
 _TORCHS = re.compile(
     r"^(logger |logging\.|torch\.|(Module|Optimizer|LRScheduler)\.|[A-Z]\w*\.step\.hooked)"
@@ -46,7 +48,10 @@ def _verdict(statistics: Statistics, *, is_on: bool) -> str:
         return f"{name} is not replayed: {refused[-1].splitlines()[0]}"
     if not statistics.calls:
         return f"{name} has not been called"
-    return f"{name} is not replayed yet: the second call with the same kind of arguments is recorded"
+    most = max(statistics.not_replayed, key=statistics.not_replayed.__getitem__, default=_OBSERVED)
+    if most in _BEFORE_REPLAYS:
+        return f"{name} is not replayed yet: the second call with the same kind of arguments is recorded"
+    return f"{name} is not replayed: {statistics.not_replayed[most]} of {statistics.calls} calls were {most}"
 
 
 def _spent(statistics: Statistics) -> list[str]:

@@ -5,6 +5,7 @@ A new release of torch breaks files here and nowhere else. `probe` tells which, 
 
 from __future__ import annotations
 
+import platform
 from importlib import import_module
 
 import torch
@@ -48,7 +49,8 @@ def lacking(area: str) -> str | None:
 
 
 def require() -> None:
-    """Raise `ImportError` if this torch lacks what treeplay needs at once: whoever comes in by this door is told."""
+    """Raise `ImportError` if this torch, or this Python, lacks what treeplay needs at once: whoever comes in by this door is
+    told."""
     for area in AT_ONCE:
         missing = lacking(area)
         if missing is not None:
@@ -56,6 +58,11 @@ def require() -> None:
                 f"treeplay works with torch {WORKS_WITH}, and this is torch {torch.__version__}, which lacks something that "
                 f"treeplay.torch_seam.{area} needs ({missing}). Install one of those releases, or a newer treeplay."
             )
+    if not import_module(f"{__name__}.dynamo").counts_attributes():
+        raise ImportError(
+            f"treeplay works with Python 3.11 and 3.12, and this is Python {platform.python_version()}, which does not count "
+            "the changes of objects' attributes. Without that count, treeplay would replay what no longer holds."
+        )
 
 
 require()  # first: what follows would end in an error that names a part of torch and nothing else

@@ -21,6 +21,20 @@ version_of_table: Callable[[dict[Any, Any]], int] = _guards.dict_version
 """A number that changes whenever a dictionary gets, loses or replaces an entry, and not when the very same is assigned."""
 
 
+def counts_attributes() -> bool:
+    """Whether that number also changes when an attribute of an object is assigned, as guards need it. From Python 3.13 on, an
+    object's attributes are not kept in its dictionary."""
+
+    class Example:
+        pass
+
+    example: Any = Example()
+    example.attribute = 1
+    before = version_of_table(vars(example))
+    example.attribute = 2
+    return version_of_table(vars(example)) != before
+
+
 GUARDS_FROZEN_PARAMETERS = str(torch.__version__) >= "2.13"
 """Whether Dynamo compiles anew when a parameter that needed no gradient needs one. Older ones skipped what they compare of a
 parameter as long as the dictionaries on the way to it stayed the same."""

@@ -12,6 +12,9 @@ from treeplay.values.refusal import Reason
 
 _OURS = f"{Path(__file__).parents[1]}{os.sep}"
 
+_ANY = "make the line independent of tensors' values, or keep this program eager"
+_WITHOUT_FAKE = 'register one, with the operator\'s register_fake, or record without a trace: lower="capture"'
+
 
 def program_raised(error: Exception, running: str = "running without data") -> ProgramRaised:
     """An exception that came out of a program while it was only looked at."""
@@ -20,7 +23,7 @@ def program_raised(error: Exception, running: str = "running without data") -> P
     reason = Reason(
         op=type(error).__name__,
         why=f"{running} raised: {str(error).splitlines()[0] if str(error) else 'no message'}",
-        advice="make the line independent of tensors' values, or keep this program eager",
+        advice=_WITHOUT_FAKE if "no fake impl" in str(error) else _ANY,
         where=failed_call(error.__traceback__).where,
     )
     # What torch does not implement for a kind of tensor, it does not for the program either.

@@ -172,4 +172,7 @@ def _short(value: Any) -> str:
 def varying(calls: list[dict[str, str]]) -> str:
     """What differs among several calls: the arguments whose text is not the same in all."""
     names = [name for name in calls[0] if len({call.get(name) for call in calls}) > 1] if calls else []
-    return ", ".join(names) or "the surrounding modes or the structure of the arguments"
+    return (
+        ", ".join(names)
+        or "an object that is made for each call, the structure of the arguments, or a mode around the call"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import random
@@ -19,6 +20,7 @@ from benchmarks.held_back.case import Case, Given
 from benchmarks.held_back.snapshot import Leaf, difference, snapshot
 from treeplay.backend.account import Account, collecting
 from treeplay.observe.internal import internal_errors, kept_errors
+from treeplay.tree.tiers import compile_thread
 
 Wrap = Callable[[Any], Any]
 
@@ -215,9 +217,26 @@ def _compile(**options: Any) -> Wrap:
     return wrap
 
 
+def _with_tiers(step: Any) -> Any:
+    """Operators first, and from the call after on what Inductor has compiled meanwhile, in turn with them."""
+    jitted: Any = treeplay.jit(step)
+
+    @functools.wraps(step)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with treeplay.settings.changed(tiers="background"):
+            try:
+                return jitted(*args, **kwargs)
+            finally:
+                compile_thread.wait()
+
+    call.statistics, call.explain = jitted.statistics, jitted.explain  # type: ignore[attr-defined]
+    return call
+
+
 WAYS: dict[str, Wrap] = {
     "aten": _jit("aten"),
     "inductor": _jit("inductor"),
+    "tiers": _with_tiers,
     "compile": _compile(),
     "compile-aten": _compile(inner="aten"),
     "dynamo": lambda step: torch.compile(step, backend="eager"),

@@ -142,3 +142,22 @@ def test_a_library_that_prints_is_named_where_no_line_of_the_users_does() -> Non
     scope = library("def talk(x):\n    print('from a library')\n    return x - 1\n")
     (told,) = warned_of(lambda x: scope["talk"](x * 2), torch.ones(2))
     assert f"  at      {FILE}:2 in talk" in told
+
+
+def test_a_program_whose_warnings_are_shown_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    def show(message: Any, category: type[Warning], file: str, line: int, *_: Any) -> None:
+        shown.append(warnings.formatwarning(message, category, file, line))  # reads the line, and keeps the file's
+
+    @treeplay.jit(lower="aten", on_refusal="raise")
+    def step(x: torch.Tensor) -> torch.Tensor:
+        warnings.warn("of the program", stacklevel=1)
+        return x * 2 - 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", show)
+        for _ in range(4):
+            step(torch.ones(2))
+    assert shown and step.statistics().recordings == 1

@@ -18,7 +18,7 @@ from treeplay.values.refusal import Reason
 _WRITES = frozenset({"write", "writelines", "writerow", "writerows", "send", "sendall"})
 _IN_MEMORY = frozenset({"StringIO", "BytesIO", "generator", "coroutine", "async_generator"})
 _LEADS_TO_WRITES = _WRITES | {"dump", "write_text", "write_bytes", "to_csv", "to_json", "print"}
-_NOT_REPEATED = "is Python's, and a replay runs none: it happens in the calls that run the program, and in no replay"
+_NOT_REPEATED = "happens only in calls that run the program, and not in replays, which run no Python"
 _MOST = 5
 
 

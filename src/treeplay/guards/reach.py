@@ -21,6 +21,7 @@ import functools
 import gc
 import inspect
 import io
+import linecache
 import logging
 import sys
 import threading
@@ -96,6 +97,7 @@ class Reach(Dependencies):
         noted = {name for entry in reads.objects.values() for name in entry.read}
         named = [names_in(code) for code in (reads.code or {}).values()]
         self._names = noted.union(*named)
+        self.leave_out(linecache.cache)  # lines of files, generated ones too, which a warning shows
         asked = (reads.builtins.get(f"builtins.{name}", ()) for name in ("getattr", "hasattr", "vars", "dir"))
         callers = {code for found in asked for code in found if not code.co_filename.startswith(_TORCH)}
         self._asks_classes = any(map(computes_names, callers))

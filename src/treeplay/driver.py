@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -138,7 +138,8 @@ def keeps_tiers() -> bool:
 
 def compile_later(front: Front, name: str, *, eager_random: bool) -> tuple[Lowered, Recorded]:
     """The stages `lower` and `record` of a compiled recording, in whichever thread; raises `LoweringError`."""
-    lowered = _lower("inductor", front, eager_random=eager_random)
+    with torch.cuda.device(front.device) if front.device.type == "cuda" else nullcontext():
+        lowered = _lower("inductor", front, eager_random=eager_random)
     return lowered, device_for(front.device).record(make_work(front.traced, front.plan, lowered, name))
 
 

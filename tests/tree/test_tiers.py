@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import threading
 import warnings
 import weakref
@@ -25,6 +26,7 @@ from treeplay.lower.stream import lower_for_stream
 from treeplay.observe import internal_errors
 from treeplay.observe.progress import own_threads
 from treeplay.plan.arena import plan_arena
+from treeplay.torch_seam.dynamo import compile_lock
 from treeplay.tree.tiers import compile_thread
 
 pytestmark = pytest.mark.programs
@@ -243,6 +245,26 @@ def test_time_in_the_background_counts_against_the_budget(compiling: Compiling) 
         ],
     )
     assert budget._spent >= sum(sorted(seconds)[:2])  # three kinds of calls are free
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # it is what is tested
+def test_a_child_that_is_forked_meanwhile_can_compile(compiling: Compiling, monkeypatch: pytest.MonkeyPatch) -> None:
+    holds = threading.Event()
+
+    def locked(*args: Any, **kwargs: Any) -> Lowered:
+        with compile_lock():
+            holds.set()
+            return compiling(*args, **kwargs)
+
+    monkeypatch.setattr(driver, "lower_inductor", locked)
+    jitted = treeplay.jit(lambda x: x * 2 - 1)
+    for _ in range(3):
+        jitted(torch.ones(2))
+    assert holds.wait(30)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if compile_lock().acquire(timeout=5) else 1)  # type: ignore[attr-defined]
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_settings_of_tiers() -> None:

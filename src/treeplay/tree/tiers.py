@@ -30,6 +30,7 @@ from treeplay.observe.events import log_event
 from treeplay.observe.internal import tell_internal
 from treeplay.observe.progress import own_threads
 from treeplay.sandbox.boundary import Boundary
+from treeplay.torch_seam.dynamo import compile_lock
 from treeplay.tree.recorders import recorders
 from treeplay.tree.table import NextTier, Recording
 
@@ -161,10 +162,17 @@ class CompileThread:
 
     def __init__(self) -> None:
         self._begin()
-        after_fork(self._begin)
+        after_fork(self._in_child)
         threading._register_atexit(self._stop) if hasattr(threading, "_register_atexit") else atexit.register(
             self._stop
         )
+
+    def _in_child(self) -> None:
+        """A forked child has no such thread, which may have held torch's lock."""
+        lock: Any = compile_lock()
+        if self._is_busy and hasattr(lock, "_at_fork_reinit") and not lock._is_owned():
+            lock._at_fork_reinit()
+        self._begin()
 
     def _begin(self) -> None:
         self._todo: deque[Callable[[], None]] = deque()
@@ -201,7 +209,7 @@ class CompileThread:
                 work()
                 del work
         except _TheProcessEnds:
-            pass
+            lock._at_fork_reinit()
         finally:
             own_threads.discard(me)
             self._is_busy = False

@@ -209,7 +209,7 @@ class CompileThread:
                 work()
                 del work
         except _TheProcessEnds:
-            lock._at_fork_reinit()
+            pass
         finally:
             own_threads.discard(me)
             self._is_busy = False

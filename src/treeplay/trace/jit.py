@@ -46,6 +46,7 @@ from treeplay.trace.randomness import TrackedGenerators
 from treeplay.trace.recordable import survey_to_record
 from treeplay.trace.results import Results
 from treeplay.trace.scalars import is_float, meet_numpys
+from treeplay.trace.schedules import Schedules, stepped_last
 from treeplay.trace.skipping import steps_may_be_skipped
 from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
@@ -193,6 +194,7 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
     # Modes belong to a thread: the backward of a GPU's tensors must not go to another one.
     one_thread = torch.autograd.set_multithreading_enabled(False)
     skipping = steps_may_be_skipped(run.tracer, run.snapshot)
+    schedules = Schedules(run.tracer, run.found)
     aside = (autocast_cache_apart(), numpy_asks(meet_numpys), plain_functions())
     apart = run.snapshot.gradients.apart() if is_shared else contextlib.nullcontext()
     with (
@@ -203,6 +205,7 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
         aside[0],
         skipping,
         averages_without_asking(),
+        stepped_last(schedules),
         histories_given(run.tracer.lasting.check_history),
         aside[1],
         aside[2],
@@ -221,6 +224,7 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
             _look_further(run, run.watch.first_run)
         raise Refusal(run.tracer.tape.refusal)
     _check_global_state(run.tracer, run.snapshot)
+    schedules.finish(result, run.reads)
     run.tracer.tape.log.append(result_entry(result))
     tape = run.tracer.tape
     _check_given_numbers(run)
@@ -228,6 +232,8 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
         if run.given:
             why = "it is a number that varies, and the program's results are differentiated by the caller"
             raise Refusal.of(f"argument {run.given[0].place.label}", why, "pass a tensor", None)
+        if schedules.stepped:
+            raise schedules.refuse()
         run.kind = Kind.DIFFERENTIABLE
         shown, outputs = flat_results(run, result)
         structure, refs, writes = shown.results, shown.refs, shown.writes
@@ -245,7 +251,9 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
     if run.snapshot.whose is not None and run.snapshot.whose.disturbed is not None:
         raise Busy  # another thread changed what the run has read: the next call reads it as it is then
     signature = dataclasses.replace(
-        make_signature(run, call, structure, refs, writes, len(outputs)), is_inference=is_inference
+        make_signature(run, call, structure, refs, writes, len(outputs)),
+        is_inference=is_inference,
+        schedules=tuple(schedules.stepped),
     )
     return Trace(tape.graph, signature, tape.log, tuple(tape.generators.values()))
 

@@ -112,6 +112,7 @@ class _CallEmitter(CallText):
         with self.aside() as body:
             self.call()
             self.writes()
+            self.add(*(f"{self.constant(schedule)}.step()" for schedule in self.signature.schedules))
             self.add(f"return {self.built(self.signature.results, self.signature.refs)}")
         if self.kept:
             at = conditions.index(_KEPT)

@@ -24,7 +24,8 @@ from benchmarks import machine
 RESULTS = machine.ROOT / "benchmarks" / "results" / "as_written"
 Call = Callable[[int], Any]
 WAYS = "torch.compile", "treeplay.jit", 'torch.compile(backend="treeplay")'
-FIRST, ROUNDS, ROUND_SECONDS, MOST_SECONDS = 20, 15, 0.06, 20.0
+FIRST, WARM, ROUNDS = 20, 400, 15  # calls, calls, rounds
+ROUND_SECONDS, MOST_SECONDS = 0.06, 45.0
 
 
 def wrapping(way: str, wrapped: list[Any]) -> Callable[[Any], Any]:
@@ -83,16 +84,22 @@ def measure(name: str, way: str, device_name: str) -> dict[str, Any]:
 
 
 def _steady(calls: dict[str, Call], way: str, device: Any, *, start: int) -> dict[str, Any]:
-    """Medians of rounds in turn, in µs per call, and their ratio."""
-    begun, number = perf_counter(), start
-    per_call = {each: _round(call, device, start, 5, most_seconds=MOST_SECONDS / 4) for each, call in calls.items()}
+    """Medians of rounds in turn, in µs per call, and their ratio, after some hundred calls."""
+    begun, number = perf_counter(), start + WARM
+    for warming in range(start, number):
+        for call in calls.values():
+            call(warming)
+        if perf_counter() - begun > MOST_SECONDS:
+            break
+    begun = perf_counter()
+    per_call = {each: _round(call, device, number, 5, most_seconds=MOST_SECONDS / 10) for each, call in calls.items()}
     count = max(1, min(1000, int(ROUND_SECONDS / max(per_call.values()))))
     times: dict[str, list[float]] = {each: [] for each in calls}
     for _ in range(ROUNDS):
         number += count
         for each, call in calls.items():
-            times[each].append(_round(call, device, number, count, most_seconds=MOST_SECONDS))
-        if perf_counter() - begun > MOST_SECONDS:
+            times[each].append(_round(call, device, number, count, most_seconds=MOST_SECONDS / 10))
+        if perf_counter() - begun > MOST_SECONDS / 2:
             break
     late = {each: median(rounds[len(rounds) // 3 :]) * 1e6 for each, rounds in times.items()}
     ratio = round(late[way] / late["eager"], 3)

@@ -30,6 +30,7 @@ from treeplay.torch_seam.layers import register_call_hook
 from treeplay.torch_seam.modes import native_layers, plain_functions
 from treeplay.torch_seam.symbols import numpy_asks
 from treeplay.trace.apart import reads_of, whose_changes
+from treeplay.trace.arrays import GivenArray, arrays_become_tensors, asks_for_types
 from treeplay.trace.averages import averages_without_asking
 from treeplay.trace.call import Call, home_of
 from treeplay.trace.conditions import make_signature, mentions
@@ -85,6 +86,9 @@ def trace(
             except _UsesGenerators:
                 made, run = _trace(program, call, layouts, eager_reads, is_marking=True)
         return _with_guards(made, program, call, run)
+
+
+_NO_ARRAY = "pass torch.from_numpy(array), which shares its memory"
 
 
 class _UsesGenerators(Exception):
@@ -205,6 +209,7 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
         aside[0],
         skipping,
         averages_without_asking(),
+        arrays_become_tensors() if call.arrays else contextlib.nullcontext(),
         stepped_last(schedules),
         histories_given(run.tracer.lasting.check_history),
         aside[1],
@@ -225,6 +230,8 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
         raise Refusal(run.tracer.tape.refusal)
     _check_global_state(run.tracer, run.snapshot)
     schedules.finish(result, run.reads)
+    if call.arrays and asks_for_types(run.reads.code):
+        raise _refuse_arrays(call, "calls `type`, which tells it from what stands for it in a trace: use `isinstance`")
     run.tracer.tape.log.append(result_entry(result))
     tape = run.tracer.tape
     _check_given_numbers(run)
@@ -232,6 +239,8 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
         if run.given:
             why = "it is a number that varies, and the program's results are differentiated by the caller"
             raise Refusal.of(f"argument {run.given[0].place.label}", why, "pass a tensor", None)
+        if call.arrays:
+            raise _refuse_arrays(call, "has results that the caller differentiates")
         if schedules.stepped:
             raise schedules.refuse()
         run.kind = Kind.DIFFERENTIABLE
@@ -268,13 +277,20 @@ def _run(program: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _with_symbols(run: TracedRun, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments, with a symbolic number in the place of each float that is an input."""
+    """The arguments, with a symbolic number in the place of each float that is an input, and what stands for each array."""
     symbols: dict[int, Any] = {}
     for at in sorted(call.numbers):
         place = Binding(How.ARGUMENT, call.leaves[at], at, None, as_written(paths(call.structure)[at]))
         run.given.append(Number(f"s{len(run.numbers) + len(run.given)}", place, call.leaves[at]))
         symbols[at] = run.tracer.add_scalar(run.given[-1].name, call.leaves[at])
+    for at, array in call.arrays.items():
+        symbols[at] = GivenArray(array, call.leaves[at], run.tracer.refuse)
     return call.with_leaves(symbols)
+
+
+def _refuse_arrays(call: Call, what: str) -> Refusal:
+    name = as_written(paths(call.structure)[next(iter(call.arrays))])
+    return Refusal.of(f"argument {name}", f"it is a NumPy array, and the program {what}", _NO_ARRAY, None)
 
 
 def _check_given_numbers(run: TracedRun) -> None:

@@ -162,6 +162,10 @@ class _CallEmitter(CallText):
         self.leaves[value] = value
         if not is_known:
             self.require(f"type({value}) is {self.constant(structure.cls)}")
+        if structure.is_array:
+            self.add(f"{value}_0 = {self.use('from_numpy', torch.from_numpy)}({value})")
+            self.take_apart(f"{value}_0", structure.parts[0])
+            return
         if structure.rest is not None:
             self.take_object_apart(value, structure)
             return

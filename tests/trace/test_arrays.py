@@ -21,7 +21,7 @@ CONVERSIONS: dict[str, Callable[[Any], torch.Tensor]] = {
     "tensor": lambda x: torch.tensor(x).add_(1),
     "tensor of a dtype": lambda x: torch.tensor(x, dtype=torch.float16),
     "if it is one": lambda x: torch.from_numpy(x) if isinstance(x, numpy.ndarray) else x,
-    "shape": lambda x: torch.as_tensor(x).reshape(x.shape[1], x.shape[0]) * x.ndim + len(x),
+    "shape": lambda x: torch.as_tensor(x, device=torch.device("cpu").type).reshape(x.shape[::-1]) * x.ndim + len(x),
 }
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
+from treeplay.guards.names import globals_in
 from treeplay.observe.lines import is_users, user_location
 from treeplay.torch_seam.patched import Shared
 
@@ -69,7 +70,7 @@ class GivenArray:
 
 def asks_for_types(code: Mapping[int, CodeType] | None) -> bool:
     """Whether code of the user's among what ran may have asked an argument for its type, which is not that of an array."""
-    return code is None or any("type" in each.co_names and is_users(each.co_filename) for each in code.values())
+    return code is None or any(is_users(each.co_filename) and "type" in globals_in(each) for each in code.values())
 
 
 def _refusing(name: str) -> Callable[..., Any]:

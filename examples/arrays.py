@@ -1,4 +1,4 @@
-"""NumPy arrays from a data source: they become tensors before the call.
+"""NumPy arrays from a data source: as arguments, and in a batch.
 
 python examples/arrays.py
 """
@@ -18,17 +18,29 @@ twin = copy.deepcopy(model)
 
 
 @treeplay.jit
-def act(observation: torch.Tensor) -> torch.Tensor:
+def act(observation: np.ndarray | torch.Tensor) -> torch.Tensor:
+    # What NumPy would compute with an argument (`observation / 2`) is done by torch: a replay runs no Python.
     with torch.no_grad():
-        return model(observation.float()).argmax(-1)
+        return model(torch.as_tensor(observation, dtype=torch.float32, device=device) / 2).argmax(-1)
+
+
+@treeplay.jit
+def evaluate(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    with torch.no_grad():
+        return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
 
 
 source = np.random.default_rng(0)
-for _ in range(50):
+for _ in range(25):
     observation = source.normal(size=(5, 4))
-    # `as_tensor` shares the array's memory on a CPU and copies it to a GPU. An array itself is refused, and runs eagerly:
-    # nothing tells what a program reads of it.
-    action = act(torch.as_tensor(observation, device=device)).cpu().numpy()  # arrays again, after the call
-    expected = twin(torch.as_tensor(observation, device=device).float()).argmax(-1).cpu().numpy()
-    np.testing.assert_array_equal(action, expected)
-print(f"replayed {act.statistics().replays} of {act.statistics().calls} calls")
+    # On a CPU an array may be an argument. A program on a GPU is given a tensor that is there.
+    action = act(observation if device.type == "cpu" else torch.as_tensor(observation, device=device))
+    expected = twin(torch.as_tensor(observation, dtype=torch.float32, device=device) / 2).argmax(-1)
+    np.testing.assert_array_equal(action.cpu().numpy(), expected.cpu().numpy())  # arrays again, after the call
+
+    arrays = {"x": source.normal(size=(5, 4)).astype(np.float32), "y": source.integers(3, size=5)}
+    batch = {name: torch.as_tensor(array, device=device) for name, array in arrays.items()}  # in a container, tensors
+    torch.testing.assert_close(evaluate(batch), nn.functional.cross_entropy(twin(batch["x"]), batch["y"]))
+
+found = act.statistics(), evaluate.statistics()
+print(f"replayed {sum(each.replays for each in found)} of {sum(each.calls for each in found)} calls")

@@ -7,7 +7,7 @@ import pytest
 from support.examples import FOLDER, run_example
 
 pytestmark = pytest.mark.programs
-NOT_REPLAYED = {"ppo": 2, "sac": 1, "averages": 1, "arrays": 1, "lengths": 2, "decoding": 1}
+NOT_REPLAYED = {"ppo": 2, "sac": 1, "averages": 1, "arrays": 2, "lengths": 2, "decoding": 1}
 """How many calls of each run eagerly: the first of each kind."""
 
 

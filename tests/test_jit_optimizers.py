@@ -149,10 +149,14 @@ def test_a_scheduler_stepped_outside_needs_no_new_recording() -> None:
     assert pair.statistics.recordings == 1
 
 
-def test_a_scheduler_stepped_inside_is_refused_and_steps_once_a_call() -> None:
+class OwnSchedule(torch.optim.lr_scheduler.StepLR):
+    """What it does beside is not known."""
+
+
+def test_a_scheduler_of_ones_own_stepped_inside_is_refused_and_steps_once_a_call() -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    scheduler = OwnSchedule(optimizer, 1, 0.5)
 
     def step(x: torch.Tensor, y: torch.Tensor) -> None:
         optimizer.zero_grad()

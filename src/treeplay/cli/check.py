@@ -65,7 +65,9 @@ _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True
 def examine(target: Target) -> CheckOutcome:
     """Take `target` through the stages up to the plan. Raises `CommandError` if the program itself raises."""
     return look(
-        target.program, call_of(target.args, {}), lambda run: with_user_errors(f"{target.name}, run eagerly,", run)
+        target.program,
+        call_of(target.args, {}, takes_arrays=True),
+        lambda run: with_user_errors(f"{target.name}, run eagerly,", run),
     )
 
 

@@ -54,7 +54,11 @@ def check(program: Callable[..., Any], *args: Any, **kwargs: Any) -> CheckOutcom
         print(treeplay.check(step, x, y))
     """
     jitted: Any = program if hasattr(type(program), "explain") else None  # it is checked as the plain program
-    return examine(jitted.__wrapped__ if jitted is not None else program, call_of(args, kwargs), lambda run: run())
+    return examine(
+        jitted.__wrapped__ if jitted is not None else program,
+        call_of(args, kwargs, takes_arrays=True),
+        lambda run: run(),
+    )
 
 
 def examine(program: Callable[..., Any], call: Call, running: Callable[[Callable[[], Any]], Any]) -> CheckOutcome:

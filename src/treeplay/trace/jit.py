@@ -30,6 +30,7 @@ from treeplay.torch_seam.layers import register_call_hook
 from treeplay.torch_seam.modes import native_layers, plain_functions
 from treeplay.torch_seam.symbols import numpy_asks
 from treeplay.trace.apart import reads_of, whose_changes
+from treeplay.trace.arrays import GivenArray, arrays_become_tensors, asks_for_types
 from treeplay.trace.averages import averages_without_asking
 from treeplay.trace.call import Call, home_of
 from treeplay.trace.conditions import make_signature, mentions
@@ -46,6 +47,7 @@ from treeplay.trace.randomness import TrackedGenerators
 from treeplay.trace.recordable import survey_to_record
 from treeplay.trace.results import Results
 from treeplay.trace.scalars import is_float, meet_numpys
+from treeplay.trace.schedules import Schedules, stepped_last
 from treeplay.trace.skipping import steps_may_be_skipped
 from treeplay.trace.slots import find_writes
 from treeplay.trace.snapshot import Snapshot
@@ -84,6 +86,9 @@ def trace(
             except _UsesGenerators:
                 made, run = _trace(program, call, layouts, eager_reads, is_marking=True)
         return _with_guards(made, program, call, run)
+
+
+_NO_ARRAY = "pass torch.from_numpy(array), which shares its memory"
 
 
 class _UsesGenerators(Exception):
@@ -193,6 +198,7 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
     # Modes belong to a thread: the backward of a GPU's tensors must not go to another one.
     one_thread = torch.autograd.set_multithreading_enabled(False)
     skipping = steps_may_be_skipped(run.tracer, run.snapshot)
+    schedules = Schedules(run.tracer, run.found)
     aside = (autocast_cache_apart(), numpy_asks(meet_numpys), plain_functions())
     apart = run.snapshot.gradients.apart() if is_shared else contextlib.nullcontext()
     with (
@@ -203,6 +209,8 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
         aside[0],
         skipping,
         averages_without_asking(),
+        arrays_become_tensors() if call.arrays else contextlib.nullcontext(),
+        stepped_last(schedules),
         histories_given(run.tracer.lasting.check_history),
         aside[1],
         aside[2],
@@ -221,6 +229,9 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
             _look_further(run, run.watch.first_run)
         raise Refusal(run.tracer.tape.refusal)
     _check_global_state(run.tracer, run.snapshot)
+    schedules.finish(result, run.reads)
+    if call.arrays and asks_for_types(run.reads.code):
+        raise _refuse_arrays(call, "calls `type`, which tells it from what stands for it in a trace: use `isinstance`")
     run.tracer.tape.log.append(result_entry(result))
     tape = run.tracer.tape
     _check_given_numbers(run)
@@ -228,6 +239,10 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
         if run.given:
             why = "it is a number that varies, and the program's results are differentiated by the caller"
             raise Refusal.of(f"argument {run.given[0].place.label}", why, "pass a tensor", None)
+        if call.arrays:
+            raise _refuse_arrays(call, "has results that the caller differentiates")
+        if schedules.stepped:
+            raise schedules.refuse()
         run.kind = Kind.DIFFERENTIABLE
         shown, outputs = flat_results(run, result)
         structure, refs, writes = shown.results, shown.refs, shown.writes
@@ -245,7 +260,9 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
     if run.snapshot.whose is not None and run.snapshot.whose.disturbed is not None:
         raise Busy  # another thread changed what the run has read: the next call reads it as it is then
     signature = dataclasses.replace(
-        make_signature(run, call, structure, refs, writes, len(outputs)), is_inference=is_inference
+        make_signature(run, call, structure, refs, writes, len(outputs)),
+        is_inference=is_inference,
+        schedules=tuple(schedules.stepped),
     )
     return Trace(tape.graph, signature, tape.log, tuple(tape.generators.values()))
 
@@ -260,13 +277,20 @@ def _run(program: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _with_symbols(run: TracedRun, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments, with a symbolic number in the place of each float that is an input."""
+    """The arguments, with a symbolic number in the place of each float that is an input, and what stands for each array."""
     symbols: dict[int, Any] = {}
     for at in sorted(call.numbers):
         place = Binding(How.ARGUMENT, call.leaves[at], at, None, as_written(paths(call.structure)[at]))
         run.given.append(Number(f"s{len(run.numbers) + len(run.given)}", place, call.leaves[at]))
         symbols[at] = run.tracer.add_scalar(run.given[-1].name, call.leaves[at])
+    for at, array in call.arrays.items():
+        symbols[at] = GivenArray(array, call.leaves[at], run.tracer.refuse)
     return call.with_leaves(symbols)
+
+
+def _refuse_arrays(call: Call, what: str) -> Refusal:
+    name = as_written(paths(call.structure)[next(iter(call.arrays))])
+    return Refusal.of(f"argument {name}", f"it is a NumPy array, and the program {what}", _NO_ARRAY, None)
 
 
 def _check_given_numbers(run: TracedRun) -> None:

@@ -140,7 +140,7 @@ class Cache:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """A call with these arguments, taken apart."""
-        return self.numbers.marked(call_of(args, kwargs, self.opens))
+        return self.numbers.marked(call_of(args, kwargs, self.opens, takes_arrays=self.may_free_numbers))
 
     def varies(self, entry: Entry, key: Key, call: Call) -> bool:
         """Whether a new entry differs from another one only by what need not be part of a key, and no longer is."""

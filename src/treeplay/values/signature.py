@@ -187,6 +187,7 @@ class Signature:
         None  # whether new tensors are of inference mode, where the program sets it; None: as the call
     )
     classes: tuple[type, ...] = ()  # of the tensors that are checked: the arguments', then those of state
+    schedules: tuple[Any, ...] = ()  # of learning rates: each call steps them when all else is done
     called: frozenset[str] | None = None  # names of operators and builtin functions that ran; None if that is not known
 
     @property

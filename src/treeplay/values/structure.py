@@ -58,6 +58,11 @@ class Structure:
         """The parts that are no attributes of an object."""
         return self.parts[: len(self.parts) - len(self.rest or ())]
 
+    @property
+    def is_array(self) -> bool:
+        """Whether it is a NumPy array, whose one part is a tensor over its memory."""
+        return self.cls.__module__ == "numpy" and self.cls.__name__ == "ndarray"
+
 
 def is_namedtuple(cls: type) -> bool:
     """Whether `cls` is a namedtuple class."""
@@ -352,6 +357,8 @@ def paths(structure: Leaf | Structure, start: str = "$") -> list[str]:
     for index, part in enumerate(structure.parts[:count]):
         if structure.is_named:
             step = f".{structure.keys[index]}"
+        elif structure.is_array:
+            step = ""
         else:
             step = f"[{structure.keys[index]!r}]" if structure.keys else f"[{index}]"
         found += paths(part, start + step)

@@ -112,6 +112,7 @@ class _CallEmitter(CallText):
         with self.aside() as body:
             self.call()
             self.writes()
+            self.add(*(f"{self.constant(schedule)}.step()" for schedule in self.signature.schedules))
             self.add(f"return {self.built(self.signature.results, self.signature.refs)}")
         if self.kept:
             at = conditions.index(_KEPT)
@@ -161,6 +162,10 @@ class _CallEmitter(CallText):
         self.leaves[value] = value
         if not is_known:
             self.require(f"type({value}) is {self.constant(structure.cls)}")
+        if structure.is_array:
+            self.add(f"{value}_0 = {self.use('from_numpy', torch.from_numpy)}({value})")
+            self.take_apart(f"{value}_0", structure.parts[0])
+            return
         if structure.rest is not None:
             self.take_object_apart(value, structure)
             return

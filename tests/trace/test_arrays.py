@@ -1,0 +1,121 @@
+"""NumPy arrays among the arguments: a program that makes tensors of them is recorded, and reads each call's arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import treeplay
+from support import assert_same, jit
+
+numpy = pytest.importorskip("numpy")
+
+CONVERSIONS: dict[str, Callable[[Any], torch.Tensor]] = {
+    "from_numpy": lambda x: torch.from_numpy(x) * 2,
+    "as_tensor": lambda x: torch.as_tensor(x) - 1,
+    "as_tensor of a dtype": lambda x: torch.as_tensor(x, dtype=torch.float32, device="cpu"),
+    "tensor": lambda x: torch.tensor(x).add_(1),
+    "tensor of a dtype": lambda x: torch.tensor(x, dtype=torch.float16),
+    "if it is one": lambda x: torch.from_numpy(x) if isinstance(x, numpy.ndarray) else x,
+    "shape": lambda x: torch.as_tensor(x, device=torch.device("cpu").type).reshape(x.shape[::-1]) * x.ndim + len(x),
+}
+
+
+@pytest.mark.parametrize("how", CONVERSIONS)
+def test_each_call_reads_its_own_array(how: str) -> None:
+    convert = CONVERSIONS[how]
+    layer = nn.Linear(2, 2)
+
+    def program(x: Any, *, scale: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return layer(convert(x).flatten()[:2].float()) - torch.as_tensor(scale)
+
+    jitted = jit(program)
+    for call in range(5):
+        x, scale = numpy.random.rand(2, 3).T if call % 2 else numpy.random.rand(3, 2), numpy.array(call, numpy.float32)
+        assert_same(jitted(x, scale=scale), program(x, scale=scale))
+    assert jitted.statistics().replays == 3
+    assert jitted.statistics().recordings == 2  # two layouts
+
+
+def test_an_array_that_the_program_writes_to_is_written() -> None:
+    def program(x: Any) -> torch.Tensor:
+        return torch.from_numpy(x).mul_(2).sub_(1)
+
+    jitted = jit(program)
+    for call in range(4):
+        x = numpy.full(3, float(call))
+        found = jitted(x)
+        assert x.tolist() == [call * 2.0 - 1] * 3
+        x[0] = 7.0
+        assert found[0] == 7  # it is the array's memory, as in eager
+
+
+@pytest.mark.parametrize(
+    "read", [lambda x: x.mean(), lambda x: x / 2, lambda x: x[0], lambda x: numpy.asarray(x), lambda x: x < 2]
+)
+def test_numpys_own_arithmetic_is_refused_at_its_line(read: Callable[[Any], Any]) -> None:
+    def program(x: Any) -> torch.Tensor:
+        return torch.as_tensor(read(x)) * 2
+
+    jitted = jit(program)
+    jitted(numpy.ones(3))
+    with pytest.raises(treeplay.Refusal, match="NumPy computes with an argument") as caught:
+        jitted(numpy.ones(3))
+    assert caught.value.where is not None
+    eager = jit(program, on_refusal="eager")
+    for call in range(4):
+        assert_same(eager(numpy.full(3, call)), program(numpy.full(3, call)))
+
+
+def test_a_program_that_the_caller_differentiates_takes_tensors() -> None:
+    layer = nn.Linear(3, 2)
+    jitted = jit(lambda x: layer(torch.as_tensor(x)).sum(), on_refusal="eager")
+    with pytest.warns(UserWarning, match="from_numpy"):
+        for _ in range(3):
+            jitted(numpy.ones(3, numpy.float32)).backward()
+    assert layer.weight.grad.tolist() == [[3.0] * 3] * 2
+
+
+class Keeper:
+    last: Any = None
+
+
+def asked(x: Any) -> torch.Tensor:
+    if type(x) is numpy.ndarray:
+        return torch.as_tensor(x) * 2
+    return torch.as_tensor(x) + 1
+
+
+def stored(x: Any) -> torch.Tensor:
+    Keeper.last = x
+    return torch.as_tensor(x) * 2
+
+
+def returned(x: Any) -> Any:
+    return torch.as_tensor(x) * 2, x
+
+
+@pytest.mark.parametrize("program", [asked, stored, returned])
+def test_what_would_see_that_it_is_no_array_runs_eagerly(program: Callable[[Any], Any]) -> None:
+    jitted = jit(program, on_refusal="eager")
+    for call in range(4):
+        x = numpy.full(3, float(call))
+        found, expected = jitted(x), program(x)
+        assert type(found) is type(expected)
+        assert_same(found[0], expected[0])
+        assert program is not returned or found[1] is x
+    assert jitted.statistics().replays == 0
+
+
+def test_an_audit_makes_arrays_again() -> None:
+    layer = nn.Linear(3, 2).requires_grad_(False)
+    jitted = jit(lambda x: layer(torch.as_tensor(x, dtype=torch.float32)))
+    for call in range(13):
+        x = numpy.full(3, float(call))
+        assert_same(jitted(x), layer(torch.as_tensor(x, dtype=torch.float32)))
+    assert jitted.statistics().replays == 12

@@ -119,3 +119,13 @@ def test_an_audit_makes_arrays_again() -> None:
         x = numpy.full(3, float(call))
         assert_same(jitted(x), layer(torch.as_tensor(x, dtype=torch.float32)))
     assert jitted.statistics().replays == 12
+
+
+@pytest.mark.gpu
+def test_a_program_on_a_gpu_takes_tensors() -> None:
+    layer = nn.Linear(3, 2, device="cuda").requires_grad_(False)
+    jitted = jit(lambda x: layer(torch.as_tensor(x, device="cuda")), on_refusal="eager")
+    with pytest.warns(UserWarning, match="on the CPU in a program that computes on a GPU"):
+        for call in range(4):
+            x = numpy.full(3, float(call), numpy.float32)
+            torch.testing.assert_close(jitted(x), layer(torch.as_tensor(x, device="cuda")))

@@ -184,12 +184,14 @@ class Cache:
         return True
 
     def look_around(self, entry: Entry, key: Key, call: Call) -> None:
-        """Note which mode keeps a new entry's calls eager, or what keeps them apart from the nearest that are recorded."""
+        """Note which mode keeps a new entry's calls eager."""
         mode = key.ambience.only_eagerly
         if mode is not None or has_fakes(call):
             entry.phase, entry.reason = KeyPhase.EAGER, under_mode(mode) if mode is not None else OF_FAKES
             self._enter(entry, key, call)
-            return
+
+    def compare(self, entry: Entry, key: Key, call: Call) -> None:
+        """Note what keeps a new entry's calls apart from the nearest that are recorded."""
         others = [(other, at) for other, at in self.table.items() if isinstance(other, Key) and at.recordings]
         differing = [
             key_mismatches(other.ambience, at.recordings[-1].signature, key.ambience, call) for other, at in others

@@ -173,6 +173,8 @@ class Manager:
                     return self.answers.refused(entry, Refusal(passing_object(self.program, call)), call)
                 if not self.cache.table.holds(entry) and not self.cache.admit(entry, key, call):
                     return self.answers.left_alone(entry, call, OVER_BUDGET)
+                if entry.phase is KeyPhase.NEW:
+                    self.cache.compare(entry, key, call)
             return self._with_entry(entry, call)
 
     def _at_a_glance(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -136,11 +136,10 @@ class EntryTable:
     """Entries by key, the least recently used first."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[Hashable, Entry] = OrderedDict()
+        self._entries: dict[Hashable, Entry] = {}
         self._uses = 0
         self.plain_calls: Counter[str] = Counter()  # of recordings that are gone
 
-    @uninterrupted  # an ordered dictionary that is left in the middle of a step raises at every later one
     def get(self, key: Hashable) -> Entry | None:
         """The entry of `key`, now the most recently used."""
         found = self._entries.get(key)
@@ -165,22 +164,14 @@ class EntryTable:
 
     def holds(self, entry: Entry) -> bool:
         """Whether an entry is still in it."""
-        return any(known is entry for known in self)
+        return any(known is entry for known in self._entries.values())
 
-    def items(self) -> Iterator[tuple[Hashable, Entry]]:
+    def items(self) -> list[tuple[Hashable, Entry]]:
         """Keys and entries, the most recently used last."""
-        return iter(self._in_order().items())
+        return sorted(self._entries.items(), key=lambda item: item[1].last_use)
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(self._in_order().values())
-
-    @uninterrupted
-    def _in_order(self) -> OrderedDict[Hashable, Entry]:
-        uses = [entry.last_use for entry in self._entries.values()]
-        if uses != sorted(uses):
-            for key, _ in sorted(self._entries.items(), key=lambda item: item[1].last_use):
-                self._entries.move_to_end(key)
-        return self._entries
+        return iter(sorted(self._entries.values(), key=lambda entry: entry.last_use))
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -188,7 +179,7 @@ class EntryTable:
     @property
     def recordings(self) -> int:
         """How many recordings there are in all."""
-        return sum(len(entry.recordings) for entry in self)
+        return sum(len(entry.recordings) for entry in self._entries.values())
 
     def let_go(self, why: Callable[[Recording], str]) -> list[Recording]:
         """Drop recordings whose guards alone keep something alive that the program would find to be gone. `why` says what else
@@ -209,12 +200,14 @@ class EntryTable:
     def evict(self, most: int) -> list[Entry]:
         """Drop entries, least recently used first, until at most `most` keys and `most` recordings are left."""
         dropped = []
-        self._in_order()
-        while len(self._entries) > 1 and (len(self._entries) > most or self.recordings > most):
-            _, entry = self._entries.popitem(last=False)
+        in_order = self.items()
+        newest = in_order[-1][1] if in_order else None
+        for key, entry in in_order[:-1]:
+            if len(self._entries) <= most and self.recordings <= most:
+                break
+            del self._entries[key]
             self.free(entry.recordings)
             dropped.append(entry)
-        newest = next(reversed(self._entries.values()), None)
         if newest is not None and len(newest.recordings) > most:
             surplus = len(newest.recordings) - most
             self.free(newest.recordings[:surplus])

@@ -54,7 +54,8 @@ def reached(recording: Recording, error: BaseException) -> Reached:
     (_, line), *inner = steps
     files = [frame.f_code.co_filename for frame, _ in inner]
     if line > recording.launched:
-        is_in_schedule = any(frame.f_locals.get("self") in recording.signature.schedules for frame, _ in inner[:1])
+        called = inner[0][0].f_locals.get("self") if inner else None
+        is_in_schedule = any(called is schedule for schedule in recording.signature.schedules)
         return Reached.USERS_CODE if is_in_schedule or any(map(is_users, files)) else Reached.RESULTS
     if recording.lowering == "capture":
         return _reached_by_capture([frame.f_code.co_qualname for frame, _ in inner])

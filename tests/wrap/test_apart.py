@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support import jit
 from treeplay.values.overlap import overlapping, overlaps_itself
 from treeplay.wrap.apart import ApartArguments, SharingCheck
 
@@ -109,3 +110,21 @@ def test_arguments_made_of_one_array_are_not_apart():
     assert not apart((one, other), (one, other))
     far = torch.from_numpy(array[4:])
     assert apart((one, far), (one, far)) and not apart((one, other), (one, other))
+
+
+def test_a_slice_of_state_is_found_there_again_by_addresses_alone(monkeypatch):
+    table, cache = torch.arange(9.0), torch.zeros(3)
+
+    def step(position):
+        cache.add_(position * 2 - table.sum())
+        return cache - position
+
+    jitted = jit(step)
+    jitted(table[0:1])
+    jitted(table[1:2])
+    with monkeypatch.context() as patch:  # which costs more than anything else of such a call
+        patch.setattr("treeplay.values.overlap.interval", None)
+        found = [jitted(table[at : at + 1]) for at in (2, 7, 3)]
+    assert jitted.statistics().replays == 4
+    expected = torch.stack([torch.arange(9.0)[at] for at in (2, 7, 3)])
+    assert torch.equal(torch.stack(found)[1:, 0] - torch.stack(found)[:-1, 0], expected[1:] - 36 + expected[:-1])

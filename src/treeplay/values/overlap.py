@@ -23,12 +23,15 @@ def interval(tensor: torch.Tensor) -> Interval:
 
 def overlapping(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> list[tuple[int, int]]:
     """Pairs (i, j), i < j, of tensors that share bytes and of which at least one is in `written`."""
+    return overlapping_intervals([*map(interval, tensors)], written)
+
+
+def overlapping_intervals(spans: Sequence[Interval], written: Sequence[int]) -> list[tuple[int, int]]:
+    """The same of tensors whose elements lie in these intervals."""
     marks = set(written)
-    order = sorted(range(len(tensors)), key=lambda index: interval(tensors[index]))
-    spans = [interval(tensor) for tensor in tensors]
     pairs: list[tuple[int, int]] = []
     active: list[int] = []
-    for index in order:
+    for index in sorted(range(len(spans)), key=spans.__getitem__):
         start, end = spans[index]
         if start == end:
             continue

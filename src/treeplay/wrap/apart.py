@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from treeplay.torch_seam.tensors import is_alone, owns_memory
-from treeplay.values.overlap import overlapping
+from treeplay.values.overlap import interval, overlapping, overlapping_intervals
 from treeplay.values.signature import Argument, Signature, State
 
 _data_ptr = torch.Tensor.data_ptr
@@ -24,11 +24,18 @@ class SharingCheck:
     """Callable (arguments, inputs) -> bool: whether the pairs that share written memory are those recorded.
 
     `state` are indices of inputs that are no arguments, at least two, where some of them are written: `t.data = s.data` gives
-    two of them one memory."""
+    two of them one memory. `extents`: over how many bytes each input reaches, where that is the same in each call."""
 
-    def __init__(self, written: Sequence[int], shared: Sequence[tuple[int, int]], state: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        written: Sequence[int],
+        shared: Sequence[tuple[int, int]],
+        state: Sequence[int] = (),
+        extents: Sequence[int] | None = None,
+    ) -> None:
         self._written = tuple(written)
         self._shared = list(shared)
+        self._extents = extents
         self._known: Any = None
         self._state_of = itemgetter(*state) if state else None
         self._addresses: list[int] | None = None
@@ -38,7 +45,9 @@ class SharingCheck:
         """The question to ask on each call, or None where the answer does not matter."""
         if overlapping(inputs, range(len(inputs))):
             # A view among the results may be of either: of which one it is, the memory told that they shared.
-            return cls(range(len(inputs)), overlapping(inputs, range(len(inputs))))
+            # A slice lies elsewhere in each call, so this is asked in each call.
+            shared, spans = overlapping(inputs, range(len(inputs))), map(interval, inputs)
+            return cls(range(len(inputs)), shared, extents=[end - start for start, end in spans])
         given = any(isinstance(item.source, Argument) for item in signature.inputs)
         state = [index for index, item in enumerate(signature.inputs) if isinstance(item.source, State)]
         if len(state) < 2 or set(state).isdisjoint(signature.mutated):
@@ -49,7 +58,7 @@ class SharingCheck:
         if self._state_of is not None:
             addresses = [*map(_data_ptr, self._state_of(inputs))]
             if addresses != self._addresses:
-                if overlapping(inputs, self._written) != self._shared:
+                if self._pairs(inputs) != self._shared:
                     return False
                 self._addresses = addresses
         if not self._shared and all(map(is_alone, arguments)):
@@ -58,7 +67,7 @@ class SharingCheck:
         now = (storages, [_data_ptr(inputs[index]) for index in self._written])
         if now == self._known:
             return True
-        if overlapping(inputs, self._written) != self._shared:
+        if self._pairs(inputs) != self._shared:
             return False
         # Storages that hold an argument and nothing else stay apart whatever slice of them comes next.
         given = set(map(id, arguments))
@@ -66,6 +75,13 @@ class SharingCheck:
         if len(set(storages)) == len(storages) and others.isdisjoint(storages) and all(map(owns_memory, arguments)):
             self._known = now
         return True
+
+    def _pairs(self, inputs: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+        if self._extents is None:
+            return overlapping(inputs, self._written)
+        starts = map(_data_ptr, inputs)
+        spans = [(start, start + extent) for start, extent in zip(starts, self._extents, strict=True)]
+        return overlapping_intervals(spans, self._written)
 
 
 class ApartArguments:

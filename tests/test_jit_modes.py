@@ -321,3 +321,17 @@ def test_reset_of_all_programs_starts_anew() -> None:
     assert jitted.statistics().keys == ()
     jitted(torch.ones(2))
     assert jitted.statistics().eager_calls == 2
+
+
+def test_dropout_that_drops_nothing_gives_its_argument_under_inference_mode() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        scaled = x * 2
+        kept = torch.nn.functional.dropout(scaled, 0.1, training=False)
+        return kept - ((x + 1) * 3 - x)  # which must not lie where `scaled` was
+
+    jitted = jit(program)
+    with torch.inference_mode():
+        for _ in range(4):
+            x = torch.randn(500)
+            assert torch.equal(jitted(x), program(x))
+    assert jitted.statistics().replays == 3

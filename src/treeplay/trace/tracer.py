@@ -49,6 +49,10 @@ _HOST_READS = frozenset(
 # What `make_dual` asks first; neither can run on fakes.
 _FORWARD_MODE = frozenset({aten.is_same_size.default, aten._make_dual.default})
 # Operators that may change a shape in place, and may leave it as it is.
+_DROPOUTS = frozenset(
+    getattr(aten, name).default for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+)
+"""Give their argument itself where nothing is dropped, which their schemas do not say."""
 _SHAPES = frozenset(
     (
         *(aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims, aten.t_.default, aten.transpose_.default),
@@ -108,6 +112,8 @@ class Tracer(TorchDispatchMode):
         if func in _HOST_READS:
             return self._read_on_host(func, args, where)
         args = settled(func, args, self.recurrent_piece)
+        if func in _DROPOUTS and (not args[2] or args[1] == 0 or not args[0].numel()):
+            return args[0]  # as under inference mode, where they come whole
         self.tape.log.append(LoggedCall.of(func, where, args, kwargs, call_site()))
         if is_random(func):
             self._draw(func, (*args, *kwargs.values()), where)

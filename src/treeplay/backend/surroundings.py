@@ -10,6 +10,7 @@ import torch
 
 from treeplay.sandbox.generators import unmoved
 from treeplay.torch_seam import modes
+from treeplay.torch_seam.dynamo import traced_in_this_thread
 from treeplay.torch_seam.flags import autocast_state, set_autocast_state
 
 MIN_RECURSION_LIMIT = 2000
@@ -22,6 +23,7 @@ def undisturbed() -> Iterator[None]:
     raise_recursion_limit()
     with contextlib.ExitStack() as stack:
         stack.enter_context(unmoved())
+        stack.enter_context(traced_in_this_thread())
         stack.callback(torch.set_grad_enabled, torch.is_grad_enabled())
         stack.callback(set_autocast_state, autocast_state())
         if torch.cuda.is_initialized():

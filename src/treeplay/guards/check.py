@@ -178,7 +178,7 @@ class Guards:
             self._quick.__globals__.clear()
         self._reach.forget()
         self._quick, self._facts, self._holders = None, [], {}
-        self.places_of_inputs, self.kept, self.holds = (), None, _never
+        self.places_of_inputs, self._read_anew, self.kept, self.holds = (), (), None, _never
 
     def _own_containers(self) -> Iterator[Any]:
         """Whatever of ours may hold an object that was guarded."""

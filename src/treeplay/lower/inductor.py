@@ -21,6 +21,7 @@ from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.numbers import Numbers, Vector, split_numbers
 from treeplay.lower.shared_lists import with_shared_lists_apart
 from treeplay.lower.written_out import WRITTEN_OUT
+from treeplay.torch_seam.dynamo import traced_in_this_thread
 from treeplay.torch_seam.schemas import KEEPS_FOR_BACKWARD
 from treeplay.values.spec import TensorSpec
 
@@ -42,7 +43,10 @@ def lower_inductor(
     numbers = split_numbers(graph)
     specs = _specs(graph, numbers, device)
     interpreter = TensorsForNumbers(graph, numbers.scalars, numbers.known, numbers.slots, formulas=WRITTEN_OUT)
-    with torch_artifact.compile_lock:  # one compilation at a time in the process, torch's own included
+    with (
+        torch_artifact.compile_lock,
+        traced_in_this_thread(),
+    ):  # one compilation at a time in the process, torch's own included
         module, fakes = make_functional(
             interpreter.with_vector, specs, torch_artifact.decompositions(eager_random=eager_random)
         )

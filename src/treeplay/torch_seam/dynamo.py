@@ -12,6 +12,7 @@ from types import CodeType, FunctionType
 from typing import Any, cast
 
 import torch
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from treeplay.torch_seam.patched import Shared
 
@@ -159,6 +160,24 @@ def random_states_left_alone() -> Iterator[None]:
             if name in _preserving:
                 stack.enter_context(_preserving[name].wanted())
         yield
+
+
+def _compiling(original: Callable[[], bool], is_wanted: Callable[[], bool]) -> Callable[[], bool]:
+    def is_compiling() -> bool:
+        if not is_wanted() and sys._getframe(1).f_code is is_fx_symbolic_tracing.__code__:
+            return True  # by which torch takes nobody to trace
+        return original()
+
+    return is_compiling
+
+
+_is_compiling = Shared(torch.compiler, "is_compiling", _compiling)
+
+
+def traced_in_this_thread() -> contextlib.AbstractContextManager[None]:
+    """What is traced inside of a block is traced by this thread alone. Torch notes for the whole process that somebody traces,
+    and what `torch.compile` has made then raises in each thread that calls it."""
+    return _is_compiling.wanted()
 
 
 def note_changing_sizes(tensor: torch.Tensor, dimensions: frozenset[int]) -> None:

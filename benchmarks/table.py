@@ -145,7 +145,37 @@ def all_tables(folder: Path = RESULTS) -> str:
             "On a CPU:",
             *tables,
         ]
-    return "\n\n".join(tables)
+    return "\n\n".join([*tables, *as_written(folder)])
+
+
+def as_written(folder: Path) -> list[str]:
+    """Everyday programs as their authors write them: each way beside eager in the same process, newest file of each device."""
+    parts = []
+    for device in ("cuda", "cpu"):
+        found = sorted((folder / "as_written").glob(f"{device}-*.json"))
+        if not found:
+            continue
+        result = json.loads(found[-1].read_text())
+        ways = list(next(iter(result["programs"].values())))
+        rows = [(name, *(_beside_eager(by_way[way]) for way in ways)) for name, by_way in result["programs"].items()]
+        where = result["environment"]
+        note = (
+            "Time of a call as a share of eager's in the same process, once the first calls are over; in brackets, the seconds "
+            "that the first calls take, with empty caches. Above 1 a way is slower than eager. "
+            f"{where['processor']}, {where['threads']} thread; torch {where['torch']}, Python {where['python']}, "
+            f"treeplay {where['treeplay']}, {where['date']:.10}. `python -m benchmarks.as_written` repeats it."
+        )
+        parts += [
+            f"Everyday programs as their authors write them, on a {'GPU' if device == 'cuda' else 'CPU'}:",
+            for_readme(("program", *(f"`{way}`" for way in ways)), rows, [note]),
+        ]
+    return parts
+
+
+def _beside_eager(found: Result) -> str:
+    if "of eager" not in found:
+        return "raises"
+    return f"{found['of eager']:.2f} ({found['first, s']:.1f} s)"
 
 
 def summary(folder: Path = RESULTS) -> str:

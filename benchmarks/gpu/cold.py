@@ -129,17 +129,13 @@ def main() -> None:
         print(json.dumps(measure(by_name[words.work[0]], words.work[1])))
         return
     tasks = [(name, variant) for name in words.only for variant in VARIANTS]
-    with ThreadPoolExecutor(words.jobs) as pool:
-        found = list(pool.map(lambda task: _apart(*task), tasks))
     result: dict[str, Any] = {"environment": facts(torch.device("cuda")), "jobs": words.jobs}
-    for (name, variant), one in zip(tasks, found, strict=True):
-        result.setdefault(name, {"title": by_name[name].title})[variant] = one
-        print(name, variant, one, flush=True)
-    out = (
-        words.json
-        or machine.ROOT / f"benchmarks/results/first_calls/cuda-{str(result['environment']['date'])[:10]}.json"
-    )
-    machine.write_whole(result, out)
+    named = f"benchmarks/results/first_calls/cuda-{str(result['environment']['date'])[:10]}.json"
+    with ThreadPoolExecutor(words.jobs) as pool:
+        for (name, variant), one in zip(tasks, pool.map(lambda task: _apart(*task), tasks), strict=True):
+            result.setdefault(name, {"title": by_name[name].title})[variant] = one
+            print(name, variant, one, flush=True)
+            machine.write_whole(result, words.json or machine.ROOT / named)  # after each: a run may be ended early
 
 
 if __name__ == "__main__":

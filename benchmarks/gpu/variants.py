@@ -97,9 +97,9 @@ def make_backend(program: Program, device: torch.device) -> Variant:
 
 def make_treeplay(program: Program, device: torch.device) -> Variant:
     """The whole program under `treeplay.jit`; raises `Refusal` rather than run eagerly."""
+    treeplay.settings.tiers = "exact"  # what is timed is what stays
     model = make_model(program, device)
     if not program.is_training:
-        treeplay.settings.tiers = "exact"  # what is timed is what stays
         jitted: Any = treeplay.jit(model, on_refusal="raise")
         return Variant(jitted, jitted, {"program": jitted})
     optimizer, loss_of = plain_optimizer(program, model.parameters()), program.loss
@@ -111,7 +111,6 @@ def make_treeplay(program: Program, device: torch.device) -> Variant:
         optimizer.step()
         return loss
 
-    treeplay.settings.tiers = "exact"  # what is timed is what stays
     jitted = treeplay.jit(step, on_refusal="raise")
     return Variant(jitted, jitted, {"program": jitted})
 

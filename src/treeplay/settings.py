@@ -7,9 +7,11 @@ with treeplay.settings.changed(max_recordings_per_program=4): ...
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from time import perf_counter
 from typing import Any
 
 from treeplay.errors import ArgumentError, ArgumentTypeError
@@ -45,8 +47,8 @@ class Settings:
     recorded. Calls beyond that run as they are; `math.inf` is no limit."""
 
     tiers: str = "background"
-    """`"background"`: the first recording of a program runs its operators one by one, within a second as a rule, while
-    Inductor compiles in a thread of its own; what it compiled takes over between two calls once it is ready and measured to be
+    """`"background"`: the first recording of a program runs its operators one by one, which is there at once, while Inductor
+    compiles in a thread of its own; what it compiled takes over between two calls once it is ready and measured to be
     faster. Its results differ from those before by rounding, as compiled ones do. `"exact"`: one recording, compiled before it
     serves its first call, for results that depend on no clock; so it is, too, under `torch.use_deterministic_algorithms`."""
 
@@ -97,3 +99,29 @@ class Settings:
 
 
 settings = Settings()
+
+FREE_KINDS = 3
+"""How many kinds of calls of a program, or sets of sizes of a graph, are compiled whatever that takes."""
+
+
+class CompileTime:
+    """The seconds that compiling has taken, beside what `settings.compile_budget` allows. Its owner takes turns."""
+
+    def __init__(self) -> None:
+        self._spent = 0.0
+        self._since: float | None = None  # when the budget began to grow
+
+    def begin(self) -> None:
+        """Have the budget grow from now on."""
+        self._since = perf_counter()
+
+    def add(self, seconds: float) -> None:
+        """Note that so much time was spent."""
+        self._spent += seconds
+
+    def is_left(self) -> bool:
+        """Whether more may be spent. A budget that has not begun begins now."""
+        if self._since is None:
+            self.begin()
+        share = settings.compile_budget
+        return share == math.inf or self._spent <= share * (perf_counter() - (self._since or 0.0))

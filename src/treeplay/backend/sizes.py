@@ -8,7 +8,6 @@ with sizes beyond that, and those that come while another thread compiles, run t
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,11 +19,10 @@ import torch
 from treeplay.locks import shared_lock
 from treeplay.observe import counters
 from treeplay.observe.once import warn_here
-from treeplay.settings import settings
+from treeplay.settings import FREE_KINDS, CompileTime, settings
 from treeplay.torch_seam import dynamo, fakes, modes, tensors
 
 Function = Callable[..., Any]
-FREE_SIZES = 3
 CompileFor = Callable[[Sequence[Any]], Function]
 
 
@@ -94,19 +92,17 @@ def with_known_sizes(
     return call
 
 
-class _SizeBudget:
+class _SizeBudget(CompileTime):
     """Which sets of sizes of one graph are compiled. For a thread that holds its lock."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.is_told = False
         self._compiled = 0
-        self._spent = 0.0  # seconds, on sets that are not free
-        self._since = 0.0  # when the last free set was compiled
 
     def allows(self) -> bool:
         """Whether another set may be compiled."""
-        share = settings.compile_budget
-        return self._compiled < FREE_SIZES or share == math.inf or self._spent <= share * (perf_counter() - self._since)
+        return self._compiled < FREE_KINDS or self.is_left()
 
     @contextmanager
     def spending(self) -> Iterator[None]:
@@ -116,10 +112,10 @@ class _SizeBudget:
             yield
         finally:
             self._compiled += 1
-            if self._compiled <= FREE_SIZES:
-                self._since = perf_counter()
+            if self._compiled <= FREE_KINDS:
+                self.begin()
             else:
-                self._spent += perf_counter() - start
+                self.add(perf_counter() - start)
 
 
 def changing_sizes(program: Any) -> tuple[frozenset[int], ...]:

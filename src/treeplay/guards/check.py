@@ -75,9 +75,7 @@ class Guards:
         self._holders: dict[int, dict[Any, Any]] = {}  # dictionaries that are guarded, by their `id`
         self._loose: list[int] = []  # state that may be replaced without another guard telling of it
         self._read_anew: tuple[Binding, ...] = ()  # places of state that `holds` does not imply to be as they were
-        self._fixed: frozenset[int] = (
-            frozenset()
-        )  # the `id` of each tensor that stays where it is while `holds` says yes
+        self._fixed: frozenset[int] = frozenset()  # the `id` of each tensor that stays while `holds` says yes
         self._state: dict[int, int] = {}  # the `id` of the attributes of the tensor in each of these places
         self._quick: Any = None
         # Not a method, by which guards that are never asked would keep themselves.
@@ -222,19 +220,12 @@ class Guards:
     def keeps(self, place: Binding) -> bool:
         """Whether, as long as these guards hold, `place` may be found once for all calls: then `kept` and `may_keep` are
         for what is there too."""
-        if not place.may_be_kept:
-            return False
         if self._pinned is None:
             self._pinned = self._reach.pinned()
-        spots = {spot_of(step) for step in place.steps}
-        if not spots <= self._pinned:
+        if not _stays(place, self._pinned):
             return False
-        self._spots |= spots
+        self._spots |= {spot_of(step) for step in place.steps}
         return True
-
-    @staticmethod
-    def _stays(place: Binding, pinned: set[tuple[int, Any]]) -> bool:
-        return place.may_be_kept and {spot_of(step) for step in place.steps} <= pinned
 
     def places(self) -> Iterator[tuple[str, Any]]:
         """Each guarded value by its place."""
@@ -288,9 +279,14 @@ class Guards:
             if not {spot_of(step) for step in place.steps if step.how is not How.GRAD} <= pinned
         )
         self._loose = [*loose]
-        self._read_anew = tuple(place for place in self.places_of_inputs if not self._stays(place, pinned))
-        stays = (place.read_or(None) for place in self.places_of_inputs if self._stays(place, pinned))
-        self._fixed = frozenset(map(id, stays)) | self._reach.tensors.keys()
+        anew: list[Binding] = []
+        fixed = {*self._reach.tensors}
+        for place in self.places_of_inputs:
+            if _stays(place, pinned):
+                fixed.add(id(place.read_or(None)))
+            else:
+                anew.append(place)
+        self._read_anew, self._fixed = tuple(anew), frozenset(fixed)
         source = emit_check(
             self._reach, self._facts, self._steady_check, state_is_alike=self.state_is_alike, again=self.again
         )
@@ -336,6 +332,10 @@ _SHOWN = (bool, int, float, complex, str, bytes, type(None))
 
 def _is_within_python(place: str) -> bool:
     return "__" in place.removeprefix("__main__.") or place.startswith(("builtins.", "sys.modules."))
+
+
+def _stays(place: Binding, pinned: set[Any]) -> bool:
+    return place.may_be_kept and {spot_of(step) for step in place.steps} <= pinned
 
 
 _code_of = operator.attrgetter("__code__")

@@ -43,10 +43,8 @@ def lower_inductor(
     numbers = split_numbers(graph)
     specs = _specs(graph, numbers, device)
     interpreter = TensorsForNumbers(graph, numbers.scalars, numbers.known, numbers.slots, formulas=WRITTEN_OUT)
-    with (
-        torch_artifact.compile_lock,
-        traced_in_this_thread(),
-    ):  # one compilation at a time in the process, torch's own included
+    # One compilation at a time in the process, torch's own included.
+    with torch_artifact.compile_lock, traced_in_this_thread():
         module, fakes = make_functional(
             interpreter.with_vector, specs, torch_artifact.decompositions(eager_random=eager_random)
         )

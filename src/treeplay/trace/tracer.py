@@ -48,11 +48,11 @@ _HOST_READS = frozenset(
 )
 # What `make_dual` asks first; neither can run on fakes.
 _FORWARD_MODE = frozenset({aten.is_same_size.default, aten._make_dual.default})
-# Operators that may change a shape in place, and may leave it as it is.
 _DROPOUTS = frozenset(
     getattr(aten, name).default for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 )
 """Give their argument itself where nothing is dropped, which their schemas do not say."""
+# Operators that may change a shape in place, and may leave it as it is.
 _SHAPES = frozenset(
     (
         *(aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims, aten.t_.default, aten.transpose_.default),

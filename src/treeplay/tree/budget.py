@@ -13,36 +13,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-from treeplay.settings import settings
+from treeplay.settings import FREE_KINDS, CompileTime, settings
 from treeplay.tree.table import Entry
 
-FREE_KEYS = 3
 _LOOKS_BEFORE_PAUSE = 8
 _MOST_DOUBLINGS = 12
 _SHARE = 0.02  # of a call's time that looking at it may take, in the mean
 _LEAST_SECONDS = 2e-7  # which it may take in any case
 
 
-class Budget:
+class Budget(CompileTime):
     """Which keys of one program are observed and recorded. For a thread that holds the program's lock."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._admitted = 0
         self._recorded = 0
-        self._spent = 0.0  # seconds, on keys that are not free
-        self._since: float | None = None
 
     def admits(self, entry: Entry, times: int) -> bool:
         """Whether a new key may be observed that came so many times, this call included. Its entry is marked if it is free."""
         keys_come_again = 2 * self._recorded >= self._admitted or times > 1 or settings.compile_budget == math.inf
-        entry.is_free = self._admitted < FREE_KEYS
-        is_admitted = entry.is_free or (keys_come_again and self._is_left())
+        entry.is_free = self._admitted < FREE_KINDS
+        is_admitted = entry.is_free or (keys_come_again and self.is_left())
         self._admitted += is_admitted
         return is_admitted
 
     def allows(self, entry: Entry) -> bool:
         """Whether a call of an observed key may be recorded."""
-        return entry.is_free or self._is_left()
+        return entry.is_free or self.is_left()
 
     def took_back(self, keys: int) -> None:
         """Note that so many keys are gone that were admitted: their calls have other ones by now."""
@@ -64,14 +62,7 @@ class Budget:
     def spent(self, entry: Entry, seconds: float) -> None:
         """Note that a key took so long to compile, beside calls that went on."""
         if not entry.is_free:
-            self._spent += seconds
-
-    def _is_left(self) -> bool:
-        now = perf_counter()
-        if self._since is None:
-            self._since = now
-        budget = settings.compile_budget
-        return budget == math.inf or self._spent <= budget * (now - self._since)
+            self.add(seconds)
 
 
 class Pause:

@@ -8,7 +8,6 @@ One graph is compiled at a time. What its thread changes of the tree it changes 
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import statistics
 import threading
@@ -163,9 +162,8 @@ class CompileThread:
     def __init__(self) -> None:
         self._begin()
         after_fork(self._in_child)
-        threading._register_atexit(self._stop) if hasattr(threading, "_register_atexit") else atexit.register(
-            self._stop
-        )
+        # Before anything that `atexit` runs: that ends Inductor's own processes, for which the thread may wait.
+        threading._register_atexit(self._stop)  # type: ignore[attr-defined]
 
     def _in_child(self) -> None:
         """A forked child has no such thread, which may have held torch's lock."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +39,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         time.now += time.step
         return time.now
 
-    monkeypatch.setattr(budget, "perf_counter", perf_counter)
+    for module in (budget, sys.modules[Settings.__module__]):
+        monkeypatch.setattr(module, "perf_counter", perf_counter)
     return time
 
 

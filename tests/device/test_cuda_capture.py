@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from typing import Any
+
 import pytest
 import torch
 
@@ -57,6 +61,24 @@ def test_a_kept_graph_is_not_instantiated(x: torch.Tensor) -> None:
         torch.zeros(5, device=CUDA)
     assert len(driver.node_kinds(graph.raw_cuda_graph())) == 2
     graph.instantiate()
+    graph.replay()
+    assert y.sum().item() == 2000
+
+
+@pytest.mark.parametrize("error_mode", ["thread_local", "global"])
+def test_graphs_among_garbage_that_is_collected_meanwhile_break_nothing(x: torch.Tensor, error_mode: str) -> None:
+    dead = torch.cuda.CUDAGraph()
+    with capturing(dead, device=CUDA):
+        x + 2
+    cycle: list[Any] = [dead]
+    cycle.append(cycle)
+    alive, graph = weakref.ref(dead), torch.cuda.CUDAGraph()
+    del dead, cycle
+    with capturing(graph, device=CUDA, error_mode=error_mode):
+        y = x * 3
+        gc.collect()
+        assert alive() is None
+        y -= 1
     graph.replay()
     assert y.sum().item() == 2000
 

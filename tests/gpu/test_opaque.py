@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 from typing import Any
 
@@ -281,3 +282,28 @@ def test_kept_results_and_gradients_stay_what_they_were() -> None:
         kept.append((found, [tensor.clone() for tensor in found]))
     for found, copies in kept:
         assert all(map(torch.equal, found, copies))
+
+
+def test_a_program_may_collect_garbage_that_holds_graphs() -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself, self.graph = self, treeplay.jit(net().requires_grad_(False), lower="aten")
+            for _ in range(3):
+                self.graph(x())
+
+    module = net().requires_grad_(False)
+
+    def program(data: torch.Tensor) -> torch.Tensor:
+        out = module(data) * 3
+        gc.collect()
+        return out - data.sum()
+
+    jitted, data = treeplay.jit(program, lower="capture", on_refusal="raise"), x()
+    gc.disable()
+    try:
+        for _ in range(4):
+            Cycle()
+            torch.testing.assert_close(jitted(data), program(data))
+    finally:
+        gc.enable()
+    assert jitted.statistics().keys[0].recordings[0].launch.stage == "recorded"

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import dis
 import enum
-import gc
 import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from sys import _getframe  # by name: modules are watched while these are called
 from threading import get_ident
 from types import CodeType, ModuleType
@@ -27,6 +26,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from treeplay.guards.ran import noting
+from treeplay.sandbox.collection import without_callbacks
 from treeplay.sandbox.teardown import Teardown, each
 from treeplay.torch_seam.dynamo import skip_code, version_of_table
 from treeplay.torch_seam.modes import TorchDispatchMode
@@ -74,7 +74,7 @@ class Reads:
         self._modules: list[ModuleType] = []
         self._further = list(modules)  # which may be among those that are loaded
         self._watched_modules: set[int] = set()
-        self._callbacks: list[Any] = []
+        self._quiet = without_callbacks()  # which run at any moment, and are none of the program's
         self._ran = noting()
         self._thread = 0
         self._is_on = False
@@ -88,7 +88,7 @@ class Reads:
         except BaseException:
             self._put_back()
             raise
-        self._callbacks, gc.callbacks[:] = gc.callbacks[:], []  # run at any moment, and are none of the program's
+        self._quiet.__enter__()
         self._ran.start()
         self._is_on = True
         _watching.append(self)
@@ -101,7 +101,7 @@ class Reads:
         _innermost_notes()
         steps = Teardown()
         steps.add("putting classes and modules back", self._put_back)
-        steps.add("putting the collector's callbacks back", self._put_callbacks_back)
+        steps.add("putting the collector's callbacks back", partial(self._quiet.__exit__, None, None, None))
         steps.add("leaving the interpreter's events", self._ran.stop)
         error = steps.run()
         if error is not None:
@@ -212,9 +212,6 @@ class Reads:
         error = steps.run()
         if error is not None:
             raise error
-
-    def _put_callbacks_back(self) -> None:
-        gc.callbacks[:0] = self._callbacks
 
 
 @lru_cache(maxsize=1)

@@ -28,6 +28,7 @@ from treeplay.device.cuda.workspaces import Workspace, workspaces
 from treeplay.device.modes import check_error_mode
 from treeplay.device.turns import turns
 from treeplay.errors import UsageError
+from treeplay.sandbox.collection import collecting_within, no_collection
 from treeplay.sandbox.teardown import Teardown
 from treeplay.torch_seam import allocator
 from treeplay.torch_seam.allocator import Pool
@@ -62,9 +63,10 @@ def capturing(
             beginning.__enter__()
             undo.add("leaving what it began with", partial(beginning.__exit__, None, None, None))
         index = _make_current(device, stream, undo, collect_garbage, gives_back_caches)
-        if gc.isenabled():  # garbage may hold other recordings, and destroying one breaks a capture
-            undo.add("switching the garbage collector on", gc.enable)
-            gc.disable()
+        # Garbage may hold other recordings, and destroying one breaks a capture.
+        for collecting in (no_collection(), collecting_within(driver.relaxed)):
+            collecting.__enter__()
+            undo.add("collecting garbage as before", partial(collecting.__exit__, None, None, None))
         lends = gives_back_caches and pool is None
         capture = Capture(graph, index, pool=pool, error_mode=error_mode, lends_workspace=lends)
         capture.begin()

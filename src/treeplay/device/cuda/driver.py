@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 
 from treeplay.device.cuda.contexts import here
@@ -33,6 +35,17 @@ def end_capture(stream: int) -> None:
     if code == 0 and graph.value:
         call("cuGraphDestroy", graph)
     # Any other code tells that the capture was broken, and that it is over.
+
+
+@contextmanager
+def relaxed() -> Iterator[None]:
+    """For a block, this thread may make any call, as destroying a graph, without breaking a capture."""
+    mode = c_int(_RELAXED)
+    call("cuThreadExchangeStreamCaptureMode", byref(mode))
+    try:
+        yield
+    finally:
+        call("cuThreadExchangeStreamCaptureMode", byref(mode))
 
 
 def captured_graph(stream: int) -> int | None:

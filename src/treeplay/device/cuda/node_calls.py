@@ -125,6 +125,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuStreamBeginCapture_v2": (c_void_p, c_int),
     "cuStreamEndCapture": (c_void_p, POINTER(c_void_p)),
     "cuStreamGetCaptureInfo_v2": (c_void_p, POINTER(c_int), POINTER(c_uint64), POINTER(c_void_p), c_void_p, c_void_p),
+    "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
     "cuGraphDestroy": (c_void_p,),
     "cuGraphDebugDotPrint": (c_void_p, c_char_p, c_uint),
 }

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from support import assert_same, jit, training
@@ -328,6 +331,62 @@ def test_T39_threads_meet_at_a_barrier_inside_a_refused_program(device: str) -> 
 
     jitted, x = jit(program, on_refusal="eager"), torch.ones(3, device=device)
     assert both(lambda _: [jitted(x) for _ in range(4)]) == [[6.0] * 4] * 2
+
+
+@on_both
+@pytest.mark.parametrize(
+    "waits", ["for an event", "in a step that is scaled", "in a step", "in a module", "for an attribute"]
+)
+def test_a_thread_that_waits_since_then_holds_nothing_of_the_trace(waits: str, device: str) -> None:
+    is_over, has_begun = threading.Event(), threading.Event()
+
+    def wait_here(*_: Any) -> None:
+        has_begun.set()
+        is_over.wait(60)
+
+    class Slow(torch.optim.SGD):
+        step = wait_here  # type: ignore[assignment]
+
+    class SlowModule(nn.Module):
+        forward = wait_here
+        answer = property(wait_here)
+
+    slow, scaler = Slow([nn.Parameter(torch.ones(2))], lr=0.1), torch.amp.GradScaler("cpu")
+    scaler.scale(slow.param_groups[0]["params"][0].sum()).backward()  # type: ignore[no-untyped-call]
+    work: Callable[[], Any] = {
+        "for an event": lambda: is_over.wait(60),
+        "in a step that is scaled": lambda: scaler.step(slow),
+        "in a step": slow.step,
+        "in a module": SlowModule(),
+        "for an attribute": lambda: SlowModule().answer,
+    }[waits]
+    waiting = threading.Thread(target=work, daemon=True)
+
+    def wait() -> None:
+        waiting.start()
+        if waits != "for an event":
+            assert has_begun.wait(20)
+
+    net = nn.Linear(3, 3).to(device).requires_grad_(False)
+
+    def program(x: torch.Tensor, net: nn.Module = net) -> torch.Tensor:
+        return net(meet(x)) - x  # type: ignore[no-any-return]
+
+    jitted, x = jit(program), torch.ones(3, device=device)
+    try:
+        second_call(jitted, wait, x)
+        assert waiting.is_alive()
+        for _ in range(3):
+            assert_same(jitted(x), net(x) - x)
+        assert_recorded(jitted, device)
+        weight = weakref.ref(net.weight)
+        gc.disable()
+        del jitted, net, program
+        assert weight() is None
+    finally:
+        gc.enable()
+        is_over.set()
+        waiting.join()
 
 
 @pytest.mark.filterwarnings("ignore:treeplay runs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from treeplay.torch_seam import allocator
 
@@ -11,6 +12,23 @@ from treeplay.torch_seam import allocator
 def test_builds_are_told_apart() -> None:
     assert allocator.is_built() is (torch.version.cuda is not None)
     assert allocator.is_built() or not allocator.has_context(0)
+
+
+def test_what_nothing_observes_runs_on_data_wherever_it_begins() -> None:
+    x, seen = torch.ones(3), []
+    library = torch.library.Library("treeplay_test_unobserved", "DEF")
+    library.define("op(Tensor x) -> Tensor")
+
+    def on_meta(fake: torch.Tensor) -> torch.Tensor:
+        with allocator.unobserved():
+            seen.append(x * 3 - 1)
+        return torch.empty_like(fake)
+
+    library.impl("op", on_meta, "Meta")
+    with FakeTensorMode() as mode, torch.device("meta"):
+        made = torch.ops.treeplay_test_unobserved.op(mode.from_tensor(x))
+    assert type(seen[0]) is torch.Tensor and seen[0].tolist() == [2, 2, 2]
+    assert isinstance(made, FakeTensor) and (x + 1).tolist() == [2, 2, 2]
 
 
 @pytest.mark.gpu

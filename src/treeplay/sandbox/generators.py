@@ -20,6 +20,7 @@ import torch
 from treeplay.locks import shared_lock
 from treeplay.observe.progress import own_threads
 from treeplay.observe.rng import default_generators
+from treeplay.sandbox.collection import no_collection
 from treeplay.torch_seam.dynamo import random_states_left_alone
 from treeplay.torch_seam.modes import is_dispatched
 from treeplay.torch_seam.patched import Shared
@@ -30,7 +31,10 @@ moving = shared_lock()
 
 def has_company() -> bool:
     """Whether another thread of this process runs Python: it may draw, too."""
-    return bool(sys._current_frames().keys() - own_threads - {get_ident()})
+    # Python 3.11 lists them under a lock that it takes again if it collects a `threading.local` meanwhile: it would hang.
+    with no_collection():
+        threads = {*sys._current_frames()}  # no frame is kept: this one would keep itself
+    return bool(threads - own_threads - {get_ident()})
 
 
 @contextmanager

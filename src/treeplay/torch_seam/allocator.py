@@ -27,8 +27,12 @@ def is_built() -> bool:
 
 @contextmanager
 def unobserved() -> Iterator[None]:
-    """For a block, no mode of this thread sees what operators are called."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+    """For a block, no mode of this thread sees what operators are called, and none redirects them.
+
+    It may begin anywhere, since something may be dropped anywhere: in the midst of an operator on fakes, say, where torch
+    sends all operators to those that have no data."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch._C._PreserveDispatchKeyGuard():
+        torch._C._set_meta_in_tls_dispatch_include(False)
         yield
 
 

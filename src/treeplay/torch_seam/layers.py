@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -46,11 +47,13 @@ def scaled_step_replaced(step: Callable[..., Any], is_meant: Callable[[], bool])
     """Where `GradScaler.step` would ask on the host whether an optimizer may step, `step(optimizer, found, args, kwargs)` is
     called instead, with the tensors that hold the answer, if `is_meant()`."""
     original = GradScaler._maybe_opt_step
+    replacing = weakref.ref(step)  # another thread may be in the midst of a step when the block is long over
 
     def maybe_step(self: Any, optimizer: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        if not is_meant():
+        instead = replacing() if is_meant() else None
+        if instead is None:
             return original(self, optimizer, state, *args, **kwargs)
-        return step(optimizer, state["found_inf_per_device"].values(), args, kwargs)
+        return instead(optimizer, state["found_inf_per_device"].values(), args, kwargs)
 
     stand_in(maybe_step, original)
     GradScaler._maybe_opt_step = maybe_step  # type: ignore[assignment, method-assign]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from threading import get_ident
@@ -339,15 +340,23 @@ def _make_numbers_symbolic(run: TracedRun) -> list[Number]:
 
 @contextlib.contextmanager
 def _noticing(run: TracedRun) -> Iterator[None]:
-    """Note which modules are called and which optimizers step. The hooks are global: other threads run them too."""
-    thread = get_ident()
+    """Note which modules are called and which optimizers step.
+
+    The hooks are global: other threads run them too, and torch's frames hold the last one for as long as a module or an
+    optimizer then takes."""
+    thread, running = get_ident(), weakref.ref(run)
+
+    def here() -> TracedRun | None:
+        return running() if get_ident() == thread else None
 
     def on_call(module: torch.nn.Module, _: Any) -> None:
-        if get_ident() == thread:
+        run = here()
+        if run is not None:
             run.called[id(module)] = module
 
     def on_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if get_ident() != thread:
+        run = here()
+        if run is None:
             return
         run.stepped[id(optimizer)] = optimizer
         if not any(optimizer is known for known in run.found.optimizers):

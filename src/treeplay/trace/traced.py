@@ -29,7 +29,7 @@ class Trace:
     effects: tuple[Reason, ...] = ()  # that its Python has, and no replay: what it prints, logs and writes
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class TracedRun:
     """What one traced run came across, besides its operators."""
 

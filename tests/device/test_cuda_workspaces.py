@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -143,3 +145,28 @@ def test_what_cannot_be_read_counts_as_held(
 
     monkeypatch.setattr("treeplay.device.cuda.workspaces.read_nodes", read)
     assert Workspace(0, 0, (0, 0), 1 << 40, 1 << 41).is_held_by(1) == is_held
+
+
+FIRST_PRODUCT = """
+import threading
+import torch
+from treeplay.graphs import Graph, graph
+
+def capture():
+    a, recording = torch.full((8, 8), 2.0, device="cuda"), Graph()
+    with graph(recording):
+        b = a @ a - 1
+    recording.replay()
+    print(b.sum().item())
+
+capture()
+thread = threading.Thread(target=capture)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.gpu
+def test_the_first_product_of_a_thread_may_be_inside_of_a_capture() -> None:
+    ran = subprocess.run([sys.executable, "-c", FIRST_PRODUCT], capture_output=True, text=True, timeout=120, check=True)
+    assert ran.stdout.split() == ["1984.0"] * 2

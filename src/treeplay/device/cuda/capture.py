@@ -263,6 +263,7 @@ def _make_current(
     if collect_garbage:
         gc.collect()
     if gives_back_caches:
+        workspaces.make_handle(index)
         workspaces.clear(index)
         torch.cuda.empty_cache()
         allocator.give_back_pinned_memory()

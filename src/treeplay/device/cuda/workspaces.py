@@ -12,6 +12,7 @@ of this is needed: there the workspace is allocated, and reused, like any other 
 
 from __future__ import annotations
 
+import threading
 import weakref
 from dataclasses import dataclass
 
@@ -64,6 +65,17 @@ class Workspaces:
     def __init__(self) -> None:
         self._spare: dict[tuple[int, int], Workspace] = {}
         self._busy: set[int] = set()  # devices on which cuBLAS has been used: on others nothing is lent
+        self._threads = threading.local()
+
+    def make_handle(self, index: int) -> None:
+        """Have cuBLAS make this thread's handle for the current device, which cannot be done inside of a capture."""
+        made: set[int] = self._threads.__dict__.setdefault("made", set())
+        if index in made:
+            return
+        self.clear(index)
+        torch.cuda.current_blas_handle()
+        allocator.clear_library_workspaces()
+        made.add(index)
 
     def clear(self, index: int) -> None:
         """Free all workspaces that cuBLAS holds, and note whether it has any on this device."""

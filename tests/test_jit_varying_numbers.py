@@ -1,4 +1,4 @@
-"""Floats among the arguments that differ from call to call are inputs of one recording, where the program computes with them.
+"""Numbers among the arguments that differ from call to call are inputs of one recording, where the program computes with them.
 
 Otherwise they are part of the key.
 """
@@ -42,6 +42,53 @@ def test_a_number_by_keyword_and_with_a_default() -> None:
     for _ in range(3):
         assert_same(jitted(x), program(x))
     assert jitted.statistics().recordings == 2
+
+
+INTEGERS = [1, 2, 2, 7, 0, 3, 100_000, -3, 2, 5]
+COMPUTED: dict[str, Callable[..., Any]] = {
+    "times": lambda x, n: x * n - 1,
+    "a power of it": lambda x, n: x / (1 - 0.9 ** (abs(n) + 1)) - n,
+    "divided": lambda x, n: x * (n / 10) + n // 3 - n % 4,
+    "on both sides": lambda x, n: (n - x, n * x, x - n, x**2 * n),
+    "beside a tensor": lambda x, n: (x % (n * n + 1), x > n, torch.where(x > 0, x - n, x * n)),
+    "of an integer tensor": lambda x, n: ((x * 9).int() * n - n, (x * 9).long() // (abs(n) + 1), (x > 0) * n),
+    "a tensor full of it": lambda x, n: (x * torch.full((4,), n, dtype=torch.float32), torch.full((2,), n), n - x),
+    "in place": lambda x, n: x.clone().mul_(n).sub_(1).clamp_(min=-n if n > 0 else n),
+    "compared": lambda x, n: x - 1 if n > 50 else x * n,
+}
+
+
+@pytest.mark.parametrize("what", COMPUTED)
+def test_an_integer_that_varies_needs_one_recording_for_each_way(what: str) -> None:
+    found = followed(COMPUTED[what], values=INTEGERS * 2, lower="aten").statistics()
+    ways = 2 if what in ("in place", "compared") else 1
+    assert found.recordings == ways and found.replays >= 2 * len(INTEGERS) - 1 - 2 * ways
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("lower", ["aten", "inductor"])
+def test_integers_beyond_what_a_float_holds_are_exact(lower: str) -> None:
+    def program(x: Tensor, n: int) -> Tensor:
+        return x * n - n // 3 + (n * 5) % 7
+
+    jitted, x = jit(program, on_refusal="eager", lower=lower), torch.arange(1, 4)
+    for value in (3, 4, 5, 2**53, 2**53 + 1, -(2**53) - 1, 2**62 + 1, -(2**63), 2**63 - 1, 7):
+        assert_same(jitted(x, value), program(x, value))
+    assert (jitted.statistics().recordings, jitted.statistics().replays) == (1, 8)
+    for value in (2**63, 8, 9):  # the first is none of 64 bits, which eager takes for a float
+        assert_same(jitted(x, value), program(x, value))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    "what", ["divided", "on both sides", "beside a tensor", "of an integer tensor", "a tensor full of it"]
+)
+def test_a_compiled_recording_takes_integers(what: str) -> None:
+    program, x = COMPUTED[what], torch.randn(4)
+    jitted = jit(program, lower="inductor")
+    for value in INTEGERS:
+        torch.testing.assert_close(jitted(x, value), program(x, value))
+    assert jitted.statistics().recordings == 1
 
 
 def test_a_step_whose_loss_is_weighted_anew_in_each_call() -> None:
@@ -107,6 +154,41 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
 }
 
 
+OF_INTEGERS: dict[str, Callable[..., Any]] = {
+    "an index": lambda x, n: x[n % 4] * 2,
+    "a size": lambda x, n: x[: n % 4 + 1] * 2,
+    "a shape": lambda x, n: x.new_ones(abs(n) % 5, 2) - 1,
+    "how often": lambda x, n: sum((x * i for i in range(abs(n) % 5)), x),
+    "looked up": lambda x, n: x * {1: 3, 2: 4}.get(n, 5),
+    "in a set": lambda x, n: x * 2 if n in {1, 2} else x - 1,
+    "in a list": lambda x, n: x * 2 if n in [1, 2] else x - 1,
+    "asked for its type": lambda x, n: x * n if type(n) is int else x - 1,
+    "asked for its class": lambda x, n: x * n if isinstance(n, int) else x - 1,
+    "returned": lambda x, n: (x + 1, n),
+    "returned, computed": lambda x, n: (x + 1, n * 2),
+    "as text": lambda x, n: x * len(f"{n}"),
+    "as text with a format": lambda x, n: x * len(f"{n:04d}"),
+    "as text, the old way": lambda x, n: x * len("%d" % n),  # noqa: UP031
+    "bits": lambda x, n: x * (n & 1) + (n << 1),
+    "read by math": lambda x, n: x * math.sqrt(abs(n)),
+    "a float of it": lambda x, n: x * float(n),
+    "divmod": lambda x, n: x * divmod(n, 3)[1],
+    "a tensor of it": lambda x, n: x * torch.tensor(n),
+    "a dimension": lambda x, n: x.view(2, 2).sum(abs(n) % 2),
+    "a seed": lambda x, n: x * torch.rand(4, generator=torch.Generator().manual_seed(abs(n))),
+    "a name": lambda x, n: x * {"a0": 2, "a1": 3}["a" + str(n % 2)],
+    "compared and computed": lambda x, n: x * n if n == 2 else x - n,
+    "rounded": lambda x, n: x * round(n / 4),
+    "a bool of it": lambda x, n: x * (not n) - int(bool(n)),
+    "in a complex number": lambda x, n: x * complex(n, 1),
+}
+
+
+@pytest.mark.parametrize("what", OF_INTEGERS)
+def test_an_integer_whose_value_counts_is_never_stale(what: str) -> None:
+    followed(OF_INTEGERS[what], values=INTEGERS * 2, lower="aten")
+
+
 @pytest.mark.parametrize("what", PROGRAMS)
 def test_a_number_whose_value_counts_is_never_stale(what: str) -> None:
     followed(PROGRAMS[what], values=[*VALUES, *VALUES])
@@ -115,7 +197,7 @@ def test_a_number_whose_value_counts_is_never_stale(what: str) -> None:
 def test_a_number_that_is_kept_is_kept_by_each_call() -> None:
     ours, theirs, x = Keeper(), Keeper(), torch.randn(3)
     jitted = jit(ours, on_refusal="eager")
-    for value in [*VALUES, *VALUES]:
+    for value in [*VALUES, *VALUES, *INTEGERS, *INTEGERS]:
         assert_same(jitted(x, value), theirs(x, value))
         assert ours.last == theirs.last
 

@@ -563,7 +563,7 @@ def _is_of_the_run(noted: ObjectReads) -> bool:
     values = list(table.values())
     values += [item for value in values if is_a(value, dict) for item in value.values()]
     values += [item for value in values if is_a(value, (list, tuple)) for item in value]
-    return any(is_a(value, (FakeTensor, torch.SymFloat)) for value in values)
+    return any(is_a(value, (FakeTensor, torch.SymFloat, torch.SymInt)) for value in values)
 
 
 _KINDS: tuple[tuple[Any, Callable[..., None]], ...] = (

@@ -20,7 +20,6 @@ from treeplay.errors import LoweringError
 from treeplay.lower.aten.memory import empty_like_spec
 from treeplay.lower.births import tell_results
 from treeplay.torch_seam.fakes import FakeTensorMode
-from treeplay.torch_seam.operators import OpOverload
 from treeplay.torch_seam.schemas import is_random
 from treeplay.trace.scalar_ops import FORMULAS
 from treeplay.values.spec import TensorSpec
@@ -44,7 +43,7 @@ apart: Any = torch.ops.treeplay.apart.default
 
 
 class TensorsForNumbers(torch.fx.Interpreter):
-    """Runs a traced graph with 0-dim float64 tensors in the places of symbolic numbers.
+    """Runs a traced graph with 0-dim tensors in the places of symbolic numbers: float64, or int64 for integers.
 
     `known` numbers are not computed here: those in `slots` are elements of a vector, given after the other inputs.
     `formulas` stand for operators, whatever they are given. With `forgets`, values are dropped after their last use.
@@ -66,6 +65,7 @@ class TensorsForNumbers(torch.fx.Interpreter):
         self.scalars = {node.name for node in scalars}
         self.known = {node.name for node in known}
         self.slots = {node.name: index for node, index in slots.items()}
+        self._integers = {index for node, index in slots.items() if node.meta.get("is_integer")}
         self.formulas = formulas or {}
         self.vector: torch.Tensor | None = None
         self.births: Births | None = None
@@ -107,7 +107,11 @@ class TensorsForNumbers(torch.fx.Interpreter):
 
     def _element(self, index: int) -> torch.Tensor:
         if index not in self._elements:
-            self._elements[index] = self.vector[index]  # type: ignore[index]
+            element = self.vector[index]  # type: ignore[index]
+            if index in self._integers:
+                low = self.vector[index + 1].to(torch.int64)  # type: ignore[index]
+                element = element.to(torch.int64) * 2**32 + low
+            self._elements[index] = element
         return self._elements[index]
 
     def _number(self, n: torch.fx.Node, args: Sequence[Any]) -> torch.Tensor:
@@ -115,23 +119,6 @@ class TensorsForNumbers(torch.fx.Interpreter):
         value = args[0].to(torch.float64).reshape(()) if is_read else n.target(*args)  # type: ignore[operator]
         feeds_tensors = any(user.name not in self.scalars for user in n.users)
         return settled(value) if feeds_tensors else value  # type: ignore[no-any-return]
-
-
-def scalar_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """The nodes whose value is a number: numbers that came in, host scalars, and arithmetic on them."""
-    found: set[torch.fx.Node] = set()
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            is_number = "spec" not in node.meta
-        elif node.op == "call_function":
-            is_number = node.target is aten._local_scalar_dense.default or (
-                not isinstance(node.target, OpOverload) and any(argument in found for argument in node.all_input_nodes)
-            )
-        else:
-            is_number = False
-        if is_number:
-            found.add(node)
-    return found
 
 
 def draws_often(graph: torch.fx.Graph) -> bool:

@@ -1,7 +1,7 @@
 """Splits the numbers of a graph: those known before a call (computed on the host) and those that live in tensors.
 
-Every expression of hyper-parameters that an operator uses becomes one slot of a float64 vector, computed in Python only
-when a hyper-parameter has changed; kernels read the slot.
+Every expression of hyper-parameters that an operator uses becomes one slot of a float64 vector (two, if it is an integer),
+computed in Python only when a hyper-parameter has changed; kernels read the slot.
 
     s0 = lr, s1 = beta1      ->   vector [-s0, 1.0 - s1]      "steps[0].item()" stays in the graph
 """
@@ -17,7 +17,7 @@ import torch
 import torch.fx
 
 from treeplay.codegen import Writer, list_of, load_source
-from treeplay.lower.functional import scalar_nodes
+from treeplay.torch_seam.operators import OpOverload
 
 _SIGNS: dict[Any, str] = {
     operator.add: "+",
@@ -25,6 +25,8 @@ _SIGNS: dict[Any, str] = {
     operator.mul: "*",
     operator.truediv: "/",
     operator.pow: "**",
+    operator.floordiv: "//",
+    operator.mod: "%",
 }
 
 
@@ -62,6 +64,23 @@ class Vector:
                 self._last = values
 
 
+def scalar_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The nodes whose value is a number: numbers that came in, host scalars, and arithmetic on them."""
+    found: set[torch.fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            is_number = "spec" not in node.meta
+        elif node.op == "call_function":
+            is_number = node.target is torch.ops.aten._local_scalar_dense.default or (
+                not isinstance(node.target, OpOverload) and any(argument in found for argument in node.all_input_nodes)
+            )
+        else:
+            is_number = False
+        if is_number:
+            found.add(node)
+    return found
+
+
 def split_numbers(graph: torch.fx.Graph) -> Numbers:
     """Tell the numbers of a traced graph apart and make the function that computes the known ones."""
     scalars = scalar_nodes(graph)
@@ -76,9 +95,17 @@ def split_numbers(graph: torch.fx.Graph) -> Numbers:
         elif all(argument in known for argument in node.all_input_nodes) and node.all_input_nodes:
             known[node] = _expression(node, known)
     read = [node for node in known if any(user not in known for user in node.users)]
-    # Every parameter of a group repeats the same expressions: one slot each.
-    expressions = list(dict.fromkeys(known[node] for node in read))
-    slots = {node: expressions.index(known[node]) for node in read}
+    # Every parameter of a group repeats the same expressions: one slot each. An integer has two, of halves that are exact.
+    expressions: list[str] = []
+    places: dict[tuple[str, bool], int] = {}
+    slots: dict[torch.fx.Node, int] = {}
+    for node in read:
+        is_integer = bool(node.meta.get("is_integer"))
+        if (known[node], is_integer) not in places:
+            places[known[node], is_integer] = len(expressions)
+            whole = known[node]
+            expressions += [f"({whole}) >> 32", f"({whole}) & {2**32 - 1}"] if is_integer else [whole]
+        slots[node] = places[known[node], is_integer]
     return Numbers(frozenset(scalars), frozenset(known), slots, len(expressions), _compute(arguments, expressions))
 
 
@@ -86,8 +113,8 @@ def _expression(node: torch.fx.Node, known: dict[torch.fx.Node, str]) -> str:
     parts = [known[part] if isinstance(part, torch.fx.Node) else repr(part) for part in node.args]
     if node.target is operator.neg:
         return f"(-{parts[0]})"
-    if node.target is abs:
-        return f"abs({parts[0]})"
+    if node.target in (abs, float):
+        return f"{node.target.__name__}({parts[0]})"
     return f"({parts[0]} {_SIGNS[node.target]} {parts[1]})"
 
 

@@ -36,7 +36,7 @@ from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import DICTS, Leaf, Structure, paths
 
 _CONTAINERS = (dict, list, tuple)
-_VALUES = (torch.Tensor, torch.SymFloat, int, float, complex, str, bytes, type(None))
+_VALUES = (torch.Tensor, torch.SymFloat, torch.SymInt, int, float, complex, str, bytes, type(None))
 
 
 def make_signature(

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from treeplay.trace.layouts import Answer, Question
+from treeplay.trace.scalars import SYMBOLS
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
 from treeplay.values.structure import flatten
@@ -76,7 +77,7 @@ class LoggedCall:
 def result_entry(result: Any) -> LoggedCall:
     """The plain values among a run's results, as if the last operator were given them."""
     leaves, _ = flatten(result)
-    values = (SYMBOLIC if isinstance(leaf, (torch.SymFloat, torch.SymBool)) else leaf for leaf in leaves)
+    values = (SYMBOLIC if isinstance(leaf, SYMBOLS) else leaf for leaf in leaves)
     return LoggedCall(
         "result", None, tuple(v for v in values if v is SYMBOLIC or isinstance(v, (int, float, complex, str)))
     )
@@ -84,7 +85,7 @@ def result_entry(result: Any) -> LoggedCall:
 
 def numbers_in(value: Any) -> Iterator[Any]:
     """The plain numbers in nested operator arguments, symbolic ones as `SYMBOLIC`."""
-    if isinstance(value, (torch.SymFloat, torch.SymBool)):
+    if isinstance(value, SYMBOLS):
         yield SYMBOLIC
     elif isinstance(value, (bool, int, float, complex)):
         yield value

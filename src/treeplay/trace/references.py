@@ -18,6 +18,7 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.trace.found import PLAIN, Survey
+from treeplay.trace.scalars import SYMBOLS
 from treeplay.values.memory import Extent, OutputMemory
 from treeplay.values.output import Fresh, Static, View
 from treeplay.values.place import Binding
@@ -48,7 +49,7 @@ class References:
         if not isinstance(leaf, torch.Tensor) and self._is_one(leaf):
             return self._one(leaf)
         if not isinstance(leaf, torch.Tensor):
-            if isinstance(leaf, (torch.SymFloat, torch.SymBool)):
+            if isinstance(leaf, SYMBOLS):
                 raise self.refuse("result", "returns a hyper-parameter as a number", "read it from the optimizer")
             return self._static(leaf)
         known = self._refs.get(id(leaf))

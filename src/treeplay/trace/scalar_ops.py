@@ -22,6 +22,8 @@ def like(scalar: Any, tensor: Tensor) -> Any:
     """`scalar` in the dtype that a Python number would take beside `tensor`."""
     if not isinstance(scalar, Tensor):
         return scalar
+    if scalar.dtype == torch.int64:
+        return scalar if tensor.dtype == torch.bool or tensor.is_complex() else scalar.to(tensor.dtype)
     return scalar.to(tensor.dtype if tensor.dtype.is_floating_point else torch.get_default_dtype())
 
 
@@ -69,7 +71,44 @@ def _clamp(a: Any, minimum: Any = None, maximum: Any = None) -> Any:
 
 
 def _fill(a: Any, value: Any) -> Any:
-    return torch.zeros_like(a) + like(value, a)
+    return torch.zeros_like(a) + like(value, a).to(a.dtype)
+
+
+def _rsub(a: Any, b: Any, alpha: Any = 1) -> Any:
+    is_one = isinstance(alpha, int) and alpha == 1
+    return like(b, a) - (a if is_one else a * like(alpha, a))
+
+
+def _beside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A formula of a tensor and a number."""
+
+    def run(a: Any, b: Any, **options: Any) -> Any:
+        return function(a, like(b, a), **options)
+
+    return run
+
+
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    return torch.where(condition, like(a, b), like(b, a))
+
+
+def _masked_fill(a: Any, mask: Any, value: Any) -> Any:
+    return torch.where(mask, like(value, a).to(a.dtype), a)
+
+
+def _power_of(base: Any, exponent: Any) -> Any:
+    return like(base, exponent) ** exponent
+
+
+def _full(size: Sequence[int], value: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
+    inferred = torch.int64 if value.dtype == torch.int64 else torch.get_default_dtype()
+    zeros = torch.zeros(size, dtype=dtype if dtype is not None else inferred, **options)
+    return zeros + value.to(zeros.dtype)
+
+
+def _full_like(a: Any, value: Any, **options: Any) -> Any:
+    zeros = torch.zeros_like(a, **options)
+    return zeros + value.to(zeros.dtype)
 
 
 _POINTWISE: dict[str, Callable[..., Any]] = {
@@ -86,6 +125,17 @@ _POINTWISE: dict[str, Callable[..., Any]] = {
     "addcdiv.default": _addcdiv,
     "lerp.Scalar": _lerp,
     "fill.Scalar": _fill,
+    "rsub.Scalar": _rsub,
+    "rsub.Tensor": _rsub,
+    "remainder.Scalar": _beside(torch.remainder),
+    "remainder.Tensor": _beside(torch.remainder),
+    "fmod.Scalar": _beside(torch.fmod),
+    "floor_divide.default": _beside(torch.floor_divide),
+    "floor_divide.Scalar": _beside(torch.floor_divide),
+    "div.Tensor_mode": _beside(torch.div),
+    "div.Scalar_mode": _beside(torch.div),
+    "masked_fill.Scalar": _masked_fill,
+    **{f"{name}.Scalar": _beside(getattr(torch, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
 }
 _FOREACH: dict[str, Callable[..., Any]] = {
     "mul": _mul,
@@ -155,6 +205,13 @@ def _table() -> dict[Any, Callable[..., Any]]:
         for overload in _FOREACH_OVERLOADS:
             table[_overload(f"_foreach_{packet}.{overload}")] = _for_each(formula, in_place=False)
             table[_overload(f"_foreach_{packet}_.{overload}")] = _for_each(formula, in_place=True)
+    for overload in ("self", "ScalarOther", "ScalarSelf"):
+        table[_overload(f"where.{overload}")] = _where
+    table[_overload("pow.Scalar")] = _power_of
+    table[_overload("clamp_min.default")] = _beside(torch.maximum)
+    table[_overload("clamp_max.default")] = _beside(torch.minimum)
+    table[_overload("full.default")] = _full
+    table[_overload("full_like.default")] = _full_like
     table[_overload("clamp.default")] = _clamp
     table[_overload("clamp_.default")] = _in_place(_clamp)
     for packet in FUSED:

@@ -1,6 +1,7 @@
-"""Numbers that stay numbers: symbolic floats for optimizer hyper-parameters and host scalars.
+"""Numbers that stay numbers: symbolic ones for optimizer hyper-parameters, host scalars, and floats and integers as arguments.
 
-While a program is traced, `group["lr"]` holds a `torch.SymFloat` whose node is a `Scalar`. Arithmetic on it builds an
+While a program is traced, `group["lr"]` holds a `torch.SymFloat` whose node is a `Scalar`, and an integer among the arguments
+may be a `torch.SymInt` with one. Arithmetic on it builds an
 expression; a comparison that Python branches on becomes a guard; and a place that insists on a plain float (such as
 `math.sqrt`) gets today's value and an equality guard. So a hyper-parameter can change between calls, and none freezes
 unnoticed.
@@ -25,6 +26,8 @@ from treeplay.guards.reads import Reads
 from treeplay.observe.lines import user_location
 from treeplay.sandbox.interrupts import asked_by_cpp
 from treeplay.values.refusal import Reason
+
+SYMBOLS = (torch.SymFloat, torch.SymInt, torch.SymBool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +91,25 @@ class Scalar:
         value: float | bool,
         node: torch.fx.Node | float | bool,
         boolean: bool = False,
+        integer: bool = False,
     ) -> None:
         self.world = world
         self.text = text
         self.value = value
         self.node = node
         self.boolean = boolean
+        self.integer = integer
+        if integer and isinstance(node, torch.fx.Node):
+            node.meta["is_integer"] = True
 
     # What torch asks of every symbolic number, also while it puts the arguments of an operator together.
     @asked_by_cpp
     def is_int(self) -> bool:
-        return False
+        return self.integer
 
     @asked_by_cpp
     def is_float(self) -> bool:
-        return not self.boolean
+        return not self.boolean and not self.integer
 
     @asked_by_cpp
     def is_bool(self) -> bool:
@@ -141,7 +148,7 @@ class Scalar:
         return self
 
     def wrap_int(self, number: int) -> Scalar:
-        return self._constant(float(number))
+        return self._constant(number, integer=True) if self.integer else self._constant(float(number))
 
     def wrap_float(self, number: float) -> Scalar:
         return self._constant(number)
@@ -149,8 +156,8 @@ class Scalar:
     def wrap_bool(self, number: bool) -> Scalar:
         return self._constant(number)
 
-    def _constant(self, number: float) -> Scalar:
-        return Scalar(self.world, text=repr(number), value=number, node=number)
+    def _constant(self, number: float, *, integer: bool = False) -> Scalar:
+        return Scalar(self.world, text=repr(number), value=number, node=number, integer=integer)
 
     # Where a plain value is needed.
     def guard_float(self, file: str, line: int) -> float:
@@ -163,7 +170,7 @@ class Scalar:
         if self.boolean:
             return bool(self._decide())
         # `if weight_decay:` asks whether it is zero, not what it is.
-        return bool(self._binary(self._constant(0.0), operator.ne, "!=")._decide())
+        return bool(self._binary(self.wrap_int(0), operator.ne, "!=")._decide())
 
     def expect_true(self, file: str, line: int) -> bool:
         # torch checks that the base of a power is not negative; for a number read from a tensor only the run can tell.
@@ -171,6 +178,12 @@ class Scalar:
 
     def guard_int(self, file: str, line: int) -> int:
         return int(self._decide())
+
+    def int_(self) -> int:
+        return int(self._decide())
+
+    def float_(self) -> float:
+        return float(self._decide())
 
     def _decide(self) -> float | bool:
         if not self.world.is_mine:
@@ -188,6 +201,8 @@ class Scalar:
     def __str__(self) -> str:
         if not self.world.is_mine:
             return repr(self.value)
+        if self.integer:  # as a name, say, of which the program makes an entry
+            return repr(self._decide())
         return f"<{self.text or 'number of a tensor'}>"
 
     __repr__ = __str__
@@ -197,24 +212,28 @@ class Scalar:
         known = self.text is not None and other.text is not None
         boolean = sign in _COMPARISONS
         value: float | bool = fn(self.value, other.value) if known else (False if boolean else 1.0)
+        integer = type(value) is int
         if not self.world.is_mine:
-            return Scalar(self.world, text=repr(value), value=value, node=value, boolean=boolean)
+            return Scalar(self.world, text=repr(value), value=value, node=value, boolean=boolean, integer=integer)
         return Scalar(
             self.world,
             text=f"({self.text} {sign} {other.text})" if known else None,
             value=value,
             node=self.world.call(fn, self.node, other.node),
             boolean=boolean,
+            integer=integer,
         )
 
     def _unary(self, fn: Callable[[Any], Any], text: str, value: float) -> Scalar:
+        integer = type(value) is int
         if not self.world.is_mine:
-            return self._constant(value)
+            return self._constant(value, integer=integer)
         return Scalar(
             self.world,
             text=text.format(self.text) if self.text is not None else None,
             value=value,
             node=self.world.call(fn, self.node),
+            integer=integer,
         )
 
     def neg(self) -> Scalar:
@@ -226,6 +245,9 @@ class Scalar:
     def abs(self) -> Scalar:
         return self._unary(abs, "abs({})", abs(self.value))
 
+    def sym_float(self) -> Scalar:
+        return self._unary(float, "float({})", float(self.value)) if self.integer else self
+
 
 _COMPARISONS = {"==", "!=", "<", "<=", ">", ">="}
 _BINARY: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
@@ -234,8 +256,12 @@ _BINARY: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "mul": (operator.mul, "*"),
     "truediv": (operator.truediv, "/"),
     "float_truediv": (operator.truediv, "/"),
+    "int_truediv": (operator.truediv, "/"),
+    "int_floordiv": (operator.floordiv, "//"),
+    "mod": (operator.mod, "%"),
     "pow": (operator.pow, "**"),
     "float_pow": (operator.pow, "**"),
+    "pow_by_natural": (operator.pow, "**"),
     "eq": (operator.eq, "=="),
     "ne": (operator.ne, "!="),
     "lt": (operator.lt, "<"),
@@ -318,14 +344,22 @@ def _met(why: str) -> Refusal:
     return Refusal(reason)
 
 
-def symbolic(scalar: Scalar) -> torch.SymFloat:
+def symbolic(scalar: Scalar) -> torch.SymFloat | torch.SymInt:
     """The number Python sees for `scalar`."""
-    return torch.SymFloat(scalar)
+    return torch.SymInt(scalar) if scalar.integer else torch.SymFloat(scalar)
+
+
+def plain(value: Any) -> Any:
+    """A symbolic number as it is in this call, which is guarded; anything else as it is."""
+    scalar = scalar_of(value)
+    if scalar is None:
+        return value
+    return int(value) if scalar.integer else float(value)
 
 
 def scalar_of(value: object) -> Scalar | None:
     """The node behind a symbolic number of ours, or None."""
-    if isinstance(value, (torch.SymFloat, torch.SymBool)):
+    if isinstance(value, SYMBOLS):
         node = value.node
         if isinstance(node, Scalar):
             return node

@@ -38,7 +38,7 @@ from treeplay.trace.outgrown import ADVICE, WHY, made_as, outgrown, outs_of
 from treeplay.trace.randomness import TrackedGenerators, generator_in
 from treeplay.trace.recurrent import TAKES_ONE_PIECE, asked_of, in_one_piece, settled
 from treeplay.trace.scalar_ops import takes_symbolic_number
-from treeplay.trace.scalars import Scalar, ScalarWorld, scalar_of, symbolic
+from treeplay.trace.scalars import Scalar, ScalarWorld, plain, scalar_of, symbolic
 from treeplay.trace.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, content, name_of
 from treeplay.values.location import Location
 
@@ -262,7 +262,7 @@ class Tracer(TorchDispatchMode):
         if isinstance(leaf, torch.Tensor):
             return self.tape.values[id(leaf)].fake
         scalar = scalar_of(leaf)
-        return leaf if scalar is None else float(scalar.value)
+        return leaf if scalar is None else scalar.value
 
     def _value(self, tensor: torch.Tensor, func: Any, where: Location | None) -> TracedValue:
         known = self.tape.values.get(id(tensor))
@@ -317,9 +317,10 @@ class Tracer(TorchDispatchMode):
 
     # --- numbers --------------------------------------------------------------------------------------------
 
-    def add_scalar(self, name: str, value: float) -> torch.SymFloat:
+    def add_scalar(self, name: str, value: float) -> torch.SymFloat | torch.SymInt:
         """A symbolic number that is an input of the graph, called `name`."""
-        return symbolic(Scalar(self.world, text=name, value=value, node=self.tape.placeholder(name)))
+        node = self.tape.placeholder(name)
+        return symbolic(Scalar(self.world, text=name, value=value, node=node, integer=type(value) is int))
 
     def _read_on_host(self, func: Any, args: Any, where: Location | None) -> Any:
         tensor = args[0]
@@ -349,7 +350,7 @@ Tracer.__torch_dispatch__ = inspect.unwrap(Tracer.__torch_dispatch__)  # type: i
 def _with_plain_numbers(value: Any) -> Any:
     if not any(scalar_of(leaf) is not None for leaf in leaves_of(value)):
         return value
-    return with_leaves(lambda leaf: float(leaf) if scalar_of(leaf) is not None else leaf, value)
+    return with_leaves(plain, value)
 
 
 def _device_of(arguments: Iterable[Any]) -> torch.device:

@@ -37,7 +37,7 @@ def make_key(call: Call) -> Key:
     leaves = tuple(
         TensorSpec.of(leaf)
         if _is_strided(leaf)
-        else _ANY_FLOAT
+        else (type(leaf), "any")
         if at in call.numbers
         else _static(leaf, at, call, is_of_object=at in of_objects)
         for at, leaf in enumerate(call.leaves)
@@ -45,7 +45,6 @@ def make_key(call: Call) -> Key:
     return Key((_exact(call.structure), leaves), Ambience.now())
 
 
-_ANY_FLOAT = (float, "any")
 _SEEN_AS_THEY_ARE = frozenset({int, float, bool, str, type(None)})
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 

@@ -89,7 +89,7 @@ class Number:
 
     name: str
     place: Binding
-    value: float
+    value: float  # or an integer
     is_input: bool = True  # whether the graph reads it; else only a guard does
 
 

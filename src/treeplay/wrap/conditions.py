@@ -219,23 +219,33 @@ class Begins(Condition):
 
 
 @dataclass(frozen=True, slots=True)
-class IsFloat(Condition):
-    """A number that is an input is a float; the code has it in a variable."""
+class IsNumber(Condition):
+    """A number that is an input is a float, or an integer if it was one; the code has it in a variable."""
 
     number: Number
 
     def write(self, text: CallText) -> None:
         name, convert = self.number.name, text.use("as_float", as_float)
         text.add(f"{name} = {text.value(self.number.place)}")
-        if self.number.place.how is How.ARGUMENT:
+        if type(self.number.value) is int:
+            text.require(f"type({name}) is int and {-(2**63)} <= {name} < {2**63}")
+        elif self.number.place.how is How.ARGUMENT:
             text.require(f"type({name}) is float")
         else:
             text.add(f"if type({name}) is not float: {name} = {convert}({name})")  # raises
 
     def difference(self, call: Call) -> Mismatch | None:
         found = current(self.number.place, call)
-        fits = type(found) is float if self.number.place.how is How.ARGUMENT else is_float(found)
-        return None if fits else Mismatch(str(self.number.place), "a float", shown(found))
+        if self.fits(found):
+            return None
+        wanted = "a float" if type(self.number.value) is float else "an integer of 64 bits"
+        return Mismatch(str(self.number.place), wanted, shown(found))
+
+    def fits(self, value: object) -> bool:
+        """Whether a value may be given for the number."""
+        if type(self.number.value) is int:
+            return type(value) is int and -(2**63) <= value < 2**63
+        return type(value) is float if self.number.place.how is How.ARGUMENT else is_float(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +264,9 @@ class Branches(Condition):
 
     def difference(self, call: Call) -> Mismatch | None:
         found = {number.name: current(number.place, call) for number in self.numbers}
-        if not all(map(is_float, found.values())):
+        if not all(IsNumber(number).fits(found[number.name]) for number in self.numbers):
             return None  # told already
-        values = {name: value if type(value) is float else as_float(value) for name, value in found.items()}
+        values = {name: value if type(value) in (int, float) else as_float(value) for name, value in found.items()}
         outcome = eval(self.guard.expression, {"abs": abs}, values)
         if outcome == self.guard.expected:
             return None
@@ -322,7 +332,7 @@ def of_tensors(signature: Signature) -> Iterator[Condition]:
 def of_numbers(signature: Signature) -> Iterator[Condition]:
     """Conditions on the numbers that are inputs, all of which come before the comparisons of them."""
     for number in signature.numbers:
-        yield IsFloat(number)
+        yield IsNumber(number)
     for guard in signature.guards:
         yield Branches(guard, signature.numbers)
 

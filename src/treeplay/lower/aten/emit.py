@@ -46,7 +46,7 @@ from treeplay.lower.aten.ops import (
 from treeplay.lower.aten.storage import Home, Node, Storage, StoragePlan, written_by
 from treeplay.lower.aten.text import GraphText, Meaning
 from treeplay.lower.aten.uses import endings, written_inputs
-from treeplay.lower.functional import scalar_nodes
+from treeplay.lower.numbers import scalar_nodes
 from treeplay.torch_seam.operators import ExcludeKeys, OpOverload, keys_above_operators, with_gradients_on
 from treeplay.torch_seam.tensors import empty_strided_host
 from treeplay.values.spec import TensorSpec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -203,10 +204,14 @@ def test_an_object_that_comes_again_counts_as_itself() -> None:
     assert jitted.statistics().replays == 3
 
 
-def test_a_numpy_array_in_a_container_is_refused_with_an_advice_that_works() -> None:
+def test_a_numpy_array_in_an_object_is_refused_with_an_advice_that_works() -> None:
+    @dataclasses.dataclass
+    class Batch:
+        x: Any
+
     arrays = [value.numpy() for value in tensors(0)]
     with pytest.raises(treeplay.Refusal, match=r"pass torch.from_numpy\(array\)"):
-        jit(lambda batch: torch.from_numpy(batch["x"]) * 2)({"x": arrays[0]})
+        jit(lambda batch: torch.from_numpy(batch.x) * 2)(Batch(arrays[0]))
     jitted = jit(lambda x: x * 2 - 1)
     for array in (*arrays, arrays[0]):
         assert_same(jitted(torch.from_numpy(array)), torch.from_numpy(array) * 2 - 1)

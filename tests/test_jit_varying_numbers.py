@@ -6,11 +6,14 @@ Otherwise they are part of the key.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from support import assert_same, jit
@@ -240,3 +243,66 @@ def test_a_compiled_recording_takes_numbers_too() -> None:
     for value in (0.5, 0.7, 0.7, 0.3, 0.2):
         torch.testing.assert_close(jitted(x, value), program(x, value))
     assert jitted.statistics().replays == 3
+
+
+WHOLE: dict[str, Callable[[Any, Any], Any]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "//": lambda a, b: a // (abs(b) + 1),
+    "%": lambda a, b: a % (abs(b) + 2),
+    "/": lambda a, b: a / (abs(b) + 1),
+    "**": lambda a, b: (a % 5) ** (abs(b) % 3),
+    "if": lambda a, b: a if a > b else b - a,
+    "max": max,
+    "even": lambda a, b: a * 2 if b % 2 == 0 else a - 1,
+    "0.5 **": lambda a, b: 0.5 ** (a % 7) - b,
+}
+TENSORS: dict[str, Callable[[Any, Any], Any]] = {
+    "x *": lambda x, k: x * k,
+    "k -": lambda x, k: k - x,
+    "x %": lambda x, k: x % (abs(k) + 1),
+    "where": lambda x, k: torch.where(x > k, x - k, x),
+    "full": lambda x, k: x - torch.full_like(x, k),
+    "x //": lambda x, k: x // (abs(k) + 1),
+    "in place": lambda x, k: x.clone().add_(k).mul_(3),
+    "masked": lambda x, k: x.masked_fill(x > 0, k),
+    "a row": lambda x, k: x[int(k) % 4] - x,
+}
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Callable[[Tensor, int], Tensor]:
+    """Arithmetic on a number, and a tensor that meets what comes out of it."""
+    steps = draw(st.lists(st.tuples(st.sampled_from([*WHOLE]), st.integers(-4, 9), st.booleans()), max_size=4))
+    meets = draw(st.lists(st.sampled_from([*TENSORS]), min_size=1, max_size=3))
+
+    def program(x: Tensor, n: int) -> Tensor:
+        k: Any = n
+        for name, constant, is_turned in steps:
+            k = WHOLE[name](constant, k) if is_turned else WHOLE[name](k, constant)
+        for name in meets:
+            x = TENSORS[name](x, k) + (n - 1)
+        return x
+
+    return program
+
+
+@given(
+    programs(), st.lists(st.integers(-40, 200), min_size=3, max_size=8), st.sampled_from([torch.float32, torch.int64])
+)
+@settings(max_examples=30, deadline=None)
+def test_random_arithmetic_on_integers_gives_what_eager_gives(
+    program: Callable[[Tensor, int], Tensor], values: list[int], dtype: torch.dtype
+) -> None:
+    x, jitted = torch.tensor([3, -7, 0, 12]).to(dtype), jit(program, on_refusal="eager", lower="aten")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for value in [1, 2, 3, *values]:
+            try:
+                wanted = program(x, value)
+            except (RuntimeError, ValueError, OverflowError) as error:
+                with pytest.raises(type(error)):
+                    jitted(x, value)
+            else:
+                assert_same(jitted(x, value), wanted)

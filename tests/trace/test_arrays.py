@@ -42,6 +42,61 @@ def test_each_call_reads_its_own_array(how: str) -> None:
     assert jitted.statistics().recordings == 2  # two layouts
 
 
+@pytest.mark.parametrize("kind", ["dict", "list", "tuple", "keyword", "deep"])
+def test_arrays_in_containers_are_read_by_each_call(kind: str) -> None:
+    make: dict[str, Callable[[Any, Any], tuple[tuple[Any, ...], dict[str, Any]]]] = {
+        "dict": lambda x, y: (({"x": x, "y": y},), {}),
+        "list": lambda x, y: (([x, y],), {}),
+        "tuple": lambda x, y: (((x, y),), {}),
+        "keyword": lambda x, y: ((), {"batch": {"x": x, "y": y}}),
+        "deep": lambda x, y: (({"x": [x], "y": (y, 3)},), {}),
+    }
+
+    def program(batch: Any) -> torch.Tensor:
+        x, y = (batch["x"], batch["y"]) if isinstance(batch, dict) else batch
+        x, y = (x[0], y[0]) if kind == "deep" else (x, y)
+        return torch.as_tensor(x, dtype=torch.float32) * 2 - torch.from_numpy(y)
+
+    jitted = jit(program)
+    for _ in range(5):
+        x, y = numpy.random.rand(3), numpy.random.rand(3)
+        args, kwargs = make[kind](x, y)
+        assert_same(jitted(*args, **kwargs), program(*args, **kwargs))
+        inside = [*args, *kwargs.values()][0]
+        inside = inside["x"] if isinstance(inside, dict) else inside[0]
+        assert (inside[0] if kind == "deep" else inside) is x  # as it was given
+    assert jitted.statistics().replays == 4
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda batch: (torch.as_tensor(batch["x"]) * 2, batch),
+        lambda batch: (torch.as_tensor(batch["x"]) * 2, batch["x"]),
+        lambda batch: (torch.as_tensor(batch.pop("x")) * 2, len(batch)),
+        lambda batch: torch.as_tensor(batch["x"]) * (batch["x"].sum() if "x" in batch else 0),
+        lambda batch: torch.as_tensor(next(iter(batch.values()))) - torch.as_tensor(numpy.stack([*batch.values()])[0]),
+        lambda batch: batch.update(z=torch.as_tensor(batch["x"]) * 3) or batch["z"] - 1,
+        lambda batch: batch.update(x=batch["x"] * 2) or torch.as_tensor(batch["x"]) - 1,
+    ],
+)
+def test_whatever_is_done_with_a_container_of_arrays_is_eagers(program: Callable[[Any], Any]) -> None:
+    jitted = jit(program, on_refusal="eager")
+    for _ in range(5):
+        x = numpy.random.rand(3)
+        ours, eager = {"x": x.copy()}, {"x": x.copy()}
+        assert_same(_plain(jitted(ours)), _plain(program(eager)))
+        assert _plain(list(ours.items())) == _plain(list(eager.items()))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value.tolist() if isinstance(value, (numpy.ndarray, torch.Tensor)) else value
+
+
 def test_an_array_that_the_program_writes_to_is_written() -> None:
     def program(x: Any) -> torch.Tensor:
         return torch.from_numpy(x).mul_(2).sub_(1)

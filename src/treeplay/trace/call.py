@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,33 +25,44 @@ class Call:
     kwargs: dict[str, Any]
     leaves: list[Any]
     structure: Leaf | Structure
-    numbers: frozenset[int] = frozenset()  # the leaves that are floats, and inputs of a recording
+    numbers: frozenset[int] = frozenset()  # the leaves that are floats or integers, and inputs of a recording
+    arrays: dict[int, Any] = field(default_factory=dict)  # the NumPy arrays, each by the leaf of its tensor
 
-    def with_leaves(self, others: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with others in the places of some leaves, which are no parts of containers."""
-        if not others or not isinstance(self.structure, Structure):
-            return self.args, self.kwargs
-        args, kwargs = self.structure.parts
+    @contextmanager
+    def with_leaves(self, others: Mapping[int, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """The arguments with others in the places of some leaves: also in the lists and dictionaries among them, as long as
+        the block lasts, and if the block puts nothing else there."""
+        undo: list[tuple[Any, Any, Any, Any]] = []
 
         def put(value: Any, part: Leaf | Structure) -> Any:
             if isinstance(part, Structure) and part.is_array:
                 part = part.parts[0]
-            return others.get(part.index, value) if isinstance(part, Leaf) else value
+            if isinstance(part, Leaf):
+                return others.get(part.index, value)
+            if others.keys().isdisjoint(_leaves_of(part)):
+                return value
+            if part.cls is tuple:
+                parts = tuple(map(put, value, part.parts))
+                return value if all(map(operator.is_, parts, value)) else parts
+            for key, below in _items(part):
+                before = value[key]
+                after = put(before, below)
+                if after is not before:
+                    undo.append((value, key, before, after))
+                    value[key] = after
+            return value
 
-        parts = args.parts if isinstance(args, Structure) else ()
-        named = kwargs.parts if isinstance(kwargs, Structure) else ()
-        given = tuple(map(put, self.args, parts))
-        return given, {key: put(value, part) for (key, value), part in zip(self.kwargs.items(), named, strict=True)}
-
-    @property
-    def arrays(self) -> dict[int, Any]:
-        """The NumPy arrays that are arguments, each by the leaf of its tensor."""
-        if not isinstance(self.structure, Structure):
-            return {}
-        values = zip(self.structure.parts, (self.args, self.kwargs.values()), strict=True)
-        given = [pair for part, found in values for pair in zip(getattr(part, "parts", ()), found, strict=False)]
-        found = [(part.parts[0], array) for part, array in given if isinstance(part, Structure) and part.is_array]
-        return {leaf.index: array for leaf, array in found if isinstance(leaf, Leaf)}
+        try:
+            if others and isinstance(self.structure, Structure):
+                args, kwargs = self.structure.parts
+                yield put(self.args, args), put({**self.kwargs}, kwargs)
+            else:
+                yield self.args, self.kwargs
+        finally:
+            for container, key, before, after in reversed(undo):
+                with suppress(LookupError):
+                    if container[key] is after:
+                        container[key] = before
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -65,25 +78,46 @@ def call_of(
     takes_arrays: bool = False,
 ) -> Call:
     """A call with these arguments. `opens` says which objects among them count as what they hold; with `takes_arrays`, a NumPy
-    array that is an argument itself counts as a tensor."""
+    array counts as a tensor, be it an argument or in a dictionary, list or tuple among them."""
     leaves, structure = flatten((args, kwargs), opens=opens)
-    if takes_arrays and any(map(can_be_a_tensor, leaves)) and isinstance(structure, Structure):
-        parts = tuple(_with_arrays(part, leaves) for part in structure.parts)
-        structure = replace(structure, parts=parts)
-    return Call(args, kwargs, leaves, structure)
+    found = {at: leaf for at, leaf in enumerate(leaves) if can_be_a_tensor(leaf)} if takes_arrays else {}
+    if not found:
+        return Call(args, kwargs, leaves, structure)
+    arrays: dict[int, Any] = {}
+    structure = _with_arrays(structure, found, arrays)
+    for at, array in arrays.items():
+        leaves[at] = torch.from_numpy(array)
+    return Call(args, kwargs, leaves, structure, arrays=arrays)
 
 
-def _with_arrays(part: Leaf | Structure, leaves: list[Any]) -> Leaf | Structure:
-    """Arguments, with the arrays among them as containers of a tensor, which takes their place among the leaves."""
+def _with_arrays(part: Leaf | Structure, found: Mapping[int, Any], taken: dict[int, Any]) -> Leaf | Structure:
+    """Arguments, with the arrays `found` in plain containers as containers of a tensor; those are `taken`."""
     if isinstance(part, Leaf):
+        if part.index not in found:
+            return part
+        taken[part.index] = found[part.index]
+        return Structure(type(found[part.index]), (), (part,))
+    if not _is_plain(part):
         return part
-    opened: list[Leaf | Structure] = []
-    for each in part.parts:
-        if isinstance(each, Leaf) and can_be_a_tensor(array := leaves[each.index]):
-            leaves[each.index] = torch.from_numpy(array)
-            each = Structure(type(array), (), (each,))
-        opened.append(each)
-    return replace(part, parts=tuple(opened))
+    return replace(part, parts=tuple(_with_arrays(below, found, taken) for below in part.parts))
+
+
+def _leaves_of(part: Leaf | Structure) -> Iterator[int]:
+    if isinstance(part, Leaf):
+        yield part.index
+    else:
+        for below in part.parts:
+            yield from _leaves_of(below)
+
+
+def _is_plain(part: Structure) -> bool:
+    return part.cls in (dict, list, tuple) and part.rest is None
+
+
+def _items(part: Structure) -> Iterator[tuple[Any, Leaf | Structure]]:
+    """The parts of a plain container, each by its key or index; none of another container."""
+    if _is_plain(part):
+        yield from zip(part.keys or range(len(part.parts)), part.parts, strict=True)
 
 
 def roots_of(program: Any, call: Call, unread: Collection[int] = ()) -> list[tuple[Any, str]]:

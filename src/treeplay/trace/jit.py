@@ -195,7 +195,6 @@ def _tell_apart(program: Callable[..., Any], call: Call, run: TracedRun, *, is_s
 
 def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_shared: bool = False) -> Trace:
     run.numbers = _make_numbers_symbolic(run)
-    args, kwargs = _with_symbols(run, call)
     # Modes belong to a thread: the backward of a GPU's tensors must not go to another one.
     one_thread = torch.autograd.set_multithreading_enabled(False)
     skipping = steps_may_be_skipped(run.tracer, run.snapshot)
@@ -203,6 +202,7 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
     aside = (autocast_cache_apart(), numpy_asks(meet_numpys), plain_functions())
     apart = run.snapshot.gradients.apart() if is_shared else contextlib.nullcontext()
     with (
+        _with_symbols(run, call) as (args, kwargs),
         no_waiting(run.tracer),
         _noticing(run),
         dynamo_off(),
@@ -277,7 +277,7 @@ def _run(program: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         raise program_raised(error) from error
 
 
-def _with_symbols(run: TracedRun, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _with_symbols(run: TracedRun, call: Call) -> contextlib.AbstractContextManager[tuple[Any, Any]]:
     """The arguments, with a symbolic number in the place of each float that is an input, and what stands for each array."""
     symbols: dict[int, Any] = {}
     for at in sorted(call.numbers):

@@ -56,6 +56,12 @@ COMPUTED: dict[str, Callable[..., Any]] = {
     "beside a tensor": lambda x, n: (x % (n * n + 1), x > n, torch.where(x > 0, x - n, x * n)),
     "of an integer tensor": lambda x, n: ((x * 9).int() * n - n, (x * 9).long() // (abs(n) + 1), (x > 0) * n),
     "a tensor full of it": lambda x, n: (x * torch.full((4,), n, dtype=torch.float32), torch.full((2,), n), n - x),
+    "a tensor of it": lambda x, n: (
+        x * torch.tensor(n),
+        torch.tensor([n, 2]) - 1,
+        torch.as_tensor(n * 2, dtype=torch.float64),
+    ),
+    "a tensor of it, written": lambda x, n: x - torch.tensor([n, n + 1, 3, -n], dtype=torch.float32).mul_(2),
     "in place": lambda x, n: x.clone().mul_(n).sub_(1).clamp_(min=-n if n > 0 else n),
     "compared": lambda x, n: x - 1 if n > 50 else x * n,
 }
@@ -148,6 +154,16 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
     "looked up": lambda x, eps: x * {0.5: 3, 0.7: 4}.get(eps, 5),
     "dropout": lambda x, eps: torch.nn.functional.dropout(x, min(max(eps, 0.0), 0.9), training=False),
     "unread": lambda x, eps: x * 3,
+    "its type gives another": lambda x, eps: (
+        x * torch.tensor(eps, dtype=torch.float32 if isinstance(eps, float) else torch.int64)
+    ),
+    "its type gives one to convert to": lambda x, eps: (x * eps).to(
+        torch.float64 if isinstance(eps, float) else torch.float16
+    ),
+    "its type gives a number": lambda x, eps: x * eps - (2 if isinstance(eps, float) else 3),
+    "its type gives a name": lambda x, eps: torch.div(
+        x * eps, 0.3, rounding_mode="floor" if isinstance(eps, float) else "trunc"
+    ),
     "is it None": lambda x, eps: x if eps is None else x * 2,
     "a tensor of it": lambda x, eps: x * torch.tensor(eps),
     "full of it": lambda x, eps: torch.full_like(x, eps) - x,
@@ -167,6 +183,10 @@ OF_INTEGERS: dict[str, Callable[..., Any]] = {
     "in a list": lambda x, n: x * 2 if n in [1, 2] else x - 1,
     "asked for its type": lambda x, n: x * n if type(n) is int else x - 1,
     "asked for its class": lambda x, n: x * n if isinstance(n, int) else x - 1,
+    "its class gives a type": lambda x, n: (
+        x * torch.tensor([n / 2], dtype=torch.int64 if isinstance(n, int) else torch.float32)
+    ),
+    "its class gives a number": lambda x, n: x * n - (2 if isinstance(n, int) else 3),
     "returned": lambda x, n: (x + 1, n),
     "returned, computed": lambda x, n: (x + 1, n * 2),
     "as text": lambda x, n: x * len(f"{n}"),

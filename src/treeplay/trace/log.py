@@ -40,6 +40,7 @@ class Symbolic:
 
 
 SYMBOLIC = Symbolic()
+_KINDS = (torch.dtype, torch.device, torch.layout, torch.memory_format, str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class LoggedCall:
 
     `given`: which arguments are tensors. A call with a mask is not the call without one, and its flags are its own: some
     libraries take another way where they see that they are traced. `layout`: how its results were laid out, and what that
-    follows from."""
+    follows from. `kinds`: the types, devices and names among its arguments."""
 
     op: str
     where: Location | None
@@ -57,6 +58,7 @@ class LoggedCall:
     site: tuple[str, int] = ("", 0)
     given: frozenset[int | str] = frozenset()
     layout: tuple[Question, Answer] | None = None
+    kinds: tuple[Any, ...] = ()
 
     @classmethod
     def of(
@@ -66,7 +68,14 @@ class LoggedCall:
         named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
         given = frozenset(name for name, value in named if isinstance(value, torch.Tensor))
         numbers = () if site[0] == _ENGINE else tuple(numbers_in((args, kwargs)))
-        return cls(str(func), where, numbers, site, given)
+        return cls(str(func), where, numbers, site, given, kinds=tuple(v for _, v in named if isinstance(v, _KINDS)))
+
+    @classmethod
+    def of_constant(
+        cls, tensor: torch.Tensor, numbers: tuple[Any, ...], where: Location | None, site: tuple[str, int]
+    ) -> LoggedCall:
+        """The entry of a tensor that is made of numbers now."""
+        return cls("constant", where, numbers, site, kinds=(tensor.dtype,))
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -124,11 +133,11 @@ def first_difference(
 def other_operators(before: Sequence[LoggedCall], after: Sequence[LoggedCall]) -> Reason | None:
     """The first operator that only one of two runs of a program calls, as a reason to refuse, or None."""
     for old, new in itertools.zip_longest(before, after):
-        if old is None or new is None or old.op != new.op:
+        if old is None or new is None or (old.op, old.kinds) != (new.op, new.kinds):
             found = new or old
             return Reason(
                 op=found.op,
-                why="is called or not by what a number among the arguments is",
+                why="is called or not, or with another type, by what a number among the arguments is",
                 advice="do not ask for its type",
                 where=found.where,
             )

@@ -60,7 +60,7 @@ class Observer(TorchDispatchMode):
         """Log an operator: what there is to ask of its results, and its place in the log."""
         where = user_location()
         if func in _LIFTS:
-            self.log.append(LoggedCall("constant", where, content(args[0]), call_site()))
+            self.log.append(LoggedCall.of_constant(args[0], content(args[0]), where, call_site()))
         entry = LoggedCall.of(func, where, args, kwargs, call_site())
         asked = question(func, asked_of(func, args), kwargs)
         self.log.append(entry)

@@ -349,6 +349,12 @@ def symbolic(scalar: Scalar) -> torch.SymFloat | torch.SymInt:
     return torch.SymInt(scalar) if scalar.integer else torch.SymFloat(scalar)
 
 
+def value_of(number: Any) -> Any:
+    """What a number is in this call, and nothing is guarded."""
+    scalar = scalar_of(number)
+    return number if scalar is None else scalar.value
+
+
 def plain(value: Any) -> Any:
     """A symbolic number as it is in this call, which is guarded; anything else as it is."""
     scalar = scalar_of(value)

@@ -12,7 +12,7 @@ twin, operators on the handle run on the twin, and the handle's memory is never 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from treeplay.trace.begins import BEGINS, from_start
 from treeplay.trace.fused import torchs_own
 from treeplay.trace.lasting import Lasting
 from treeplay.trace.layouts import Answer, Question, laid_out, question
-from treeplay.trace.log import LoggedCall
+from treeplay.trace.log import SYMBOLIC, LoggedCall
 from treeplay.trace.outgrown import ADVICE, WHY, made_as, outgrown, outs_of
 from treeplay.trace.randomness import TrackedGenerators, generator_in
 from treeplay.trace.recurrent import TAKES_ONE_PIECE, asked_of, in_one_piece, settled
@@ -82,6 +82,7 @@ class Tracer(TorchDispatchMode):
         self.on_write: Callable[[TracedValue], None] | None = None  # told of each tensor that an operator writes to
         self.recurrent_weights: list[torch.Tensor] = []  # of the layer that was called last, and a tensor over them
         self.recurrent_piece: torch.Tensor | None = None
+        self._numbers: tuple[Any, ...] = ()  # of which the next constant is made
         self.tape = TraceTape()
         self.refuse = self.tape.refuse
         self.world = ScalarWorld(self.tape.graph)
@@ -276,8 +277,10 @@ class Tracer(TorchDispatchMode):
                 where,
             )
         if func is aten.lift_fresh_copy.default:
-            self.tape.log.append(LoggedCall("constant", where, content(tensor), call_site()))
-            return self.tape.keep(tensor, self._constant(tensor))
+            numbers, self._numbers = self._numbers, ()
+            shown = (SYMBOLIC,) * tensor.numel() if numbers else content(tensor)
+            self.tape.log.append(LoggedCall.of_constant(tensor, shown, where, call_site()))
+            return self.tape.keep(tensor, self._made_of(tensor, numbers) if numbers else self._constant(tensor))
         if self.is_known(tensor):
             return self.tape.add_input(tensor)
         unknown = (
@@ -301,6 +304,34 @@ class Tracer(TorchDispatchMode):
             fake = aten.full.default(list(tensor.shape), 0, **options)
         given = (list(tensor.shape), tensor.item())
         self.tape.add_tensor(fake, self.tape.call(aten.full.default, given, options, where=user_location()), {})
+        return self.tape.values[id(fake)]
+
+    def tensor_of(self, make: Callable[..., Any], numbers: Sequence[Any], data: Any, kwargs: dict[str, Any]) -> Any:
+        """What `make(data)` gives, which is a constant of what `numbers` are in this call, as a function of them."""
+        self._numbers = tuple(numbers)
+        try:
+            return make(data, **kwargs)
+        finally:
+            self._numbers = ()
+
+    def _made_of(self, tensor: torch.Tensor, numbers: Sequence[Any]) -> TracedValue:
+        options: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
+
+        def full(shape: list[int], number: Any) -> TracedValue:
+            scalar = scalar_of(number)
+            with self.tape.fake_mode:
+                fake = aten.full.default(shape, 0, **options)
+            given = (shape, number if scalar is None else scalar.node)
+            self.tape.add_tensor(fake, self.tape.call(aten.full.default, given, options, where=user_location()), {})
+            return self.tape.values[id(fake)]
+
+        if tensor.numel() == 1:
+            return full(list(tensor.shape), numbers[0])
+        parts = [full([], number) for number in numbers]
+        with self.tape.fake_mode:
+            fake = aten.stack.default([part.fake for part in parts])
+        node = self.tape.call(aten.stack.default, ([part.node for part in parts],), {}, where=user_location())
+        self.tape.add_tensor(fake, node, {})
         return self.tape.values[id(fake)]
 
     def _note_writes(self, func: Any, args: Any, kwargs: Any) -> None:

@@ -25,6 +25,7 @@ from treeplay.trace.checks import checked_by_operators
 from treeplay.trace.fused import with_symbolic_rate
 from treeplay.trace.gradients import Gradients
 from treeplay.trace.recurrent import weights_of
+from treeplay.trace.scalars import scalar_of, value_of
 from treeplay.trace.tracer import Tracer
 from treeplay.values.location import Location
 
@@ -59,7 +60,13 @@ _HOOKS = {
 _ATTRIBUTES: Mapping[str, Any] = vars(TensorBase)
 _SETTERS = {_ATTRIBUTES[name].__set__: name for name in ("data", "requires_grad")}
 _BACKWARD = (torch.autograd.backward, torch.autograd.grad, _TENSOR.backward)
+_MAKES = (torch.tensor, torch.as_tensor)
+_MOST_NUMBERS = 64  # of a constant that a log shows
 READS_ON_THE_HOST = frozenset({*_READS.values(), *_PRINTS.values()})
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) or scalar_of(value) is not None
 
 
 class WatchFunctions(TorchFunctionMode):
@@ -120,6 +127,17 @@ class WatchFunctions(TorchFunctionMode):
             )
         elif func in _HOOKS.values():
             self.hooked = self.hooked or (func.__name__, user_location())
+        elif func in _MAKES:
+            data = args[0] if args else kwargs.get("data")
+            numbers = data if isinstance(data, (list, tuple)) else (data,)
+            if (
+                len(numbers) <= _MOST_NUMBERS
+                and any(scalar_of(number) is not None for number in numbers)
+                and all(map(_is_number, numbers))
+            ):
+                others = {name: value for name, value in kwargs.items() if name != "data"}
+                known = [value_of(number) for number in numbers]
+                return self.tracer.tensor_of(func, numbers, known if numbers is data else known[0], others), None
         elif func in _BACKWARD:
             self.tracer.tape.fills_gradients |= func is not torch.autograd.grad
             inputs = args[1] if func is torch.autograd.grad and len(args) > 1 else kwargs.get("inputs")

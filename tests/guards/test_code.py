@@ -6,11 +6,13 @@ import collections
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeplay.guards.check import Guards
+from treeplay.guards.conditions import Table
 from treeplay.guards.reach import Reach
 from treeplay.guards.reads import Reads
 
@@ -74,3 +76,37 @@ def test_the_code_says_yes_only_where_nothing_differs(attributes: dict[str, Any]
         differs = guards.first_difference() is not None
         assert not (says_yes and differs)
         assert guards.holds() is not differs
+
+
+class Named:
+    """A class whose dictionary is written to again and again, by others."""
+
+    factor = 2
+
+    def scaled(self, x: float) -> float:
+        return x * self.factor
+
+
+def test_the_entries_of_a_class_that_keeps_changing_are_compared_when_it_was_written_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    thing = Named()
+    with Reads((Named,)) as reads:
+        thing.scaled(3.0)
+    guards = Guards(Reach(reads).walk([(thing, "thing")]))
+    assert guards.first_difference() is None
+    for other in range(6):  # until its version is no sign any more
+        Named.other = other  # type: ignore[attr-defined]
+        assert guards.holds()
+    assert [table.label for table in guards._reach.tables if not table.is_steady] == ["Named."]
+
+    looks: list[str] = []
+    content = Table.content
+    monkeypatch.setattr(Table, "content", lambda self, holder: looks.append(self.label) or content(self, holder))
+    guards._write()  # code that calls the counting one
+    assert guards.holds() and looks == ["Named."]
+    assert all(guards.holds() for _ in range(5)) and looks == ["Named."]
+    Named.other = 7  # type: ignore[attr-defined]
+    assert guards.holds() and guards.holds() and looks == ["Named."] * 2
+    monkeypatch.setattr(Named, "factor", 3)
+    assert not guards.holds()

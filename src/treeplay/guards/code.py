@@ -38,7 +38,7 @@ from treeplay.guards.conditions import (
     is_like,
 )
 from treeplay.guards.reach import Reach
-from treeplay.torch_seam.dynamo import tensor_check
+from treeplay.torch_seam.dynamo import tensor_check, version_of_table
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import has_strides
 from treeplay.values.same import is_same
@@ -102,8 +102,7 @@ def _entries(text: Writer, guard: Table) -> Iterator[str]:
     holder, recorded = text.constant(guard.holder), guard.recorded
     if guard.matters is not None or guard.may_grow or type(guard.holder) is not dict:
         # A class's entries are chosen by name, and a subclass may do anything in `[]`.
-        now = f"{text.constant(guard.content)}({holder})"
-        yield f"{text.constant(_are_the_same)}({now}, {text.constant(recorded)})"
+        yield f"{text.constant(_SameEntries(guard, recorded))}()"
         return
     if guard.names is None:
         yield f"len({holder}) == {len(recorded)}"
@@ -119,6 +118,27 @@ def _entries(text: Writer, guard: Table) -> Iterator[str]:
             yield f"{holder}[{constant}] is {text.constant(value)}"
         elif guard.names is None:
             yield f"{constant} in {holder}"
+
+
+class _SameEntries:
+    """Whether a dictionary has the entries that were recorded, which are many: they are compared if it was written to."""
+
+    __slots__ = ("_compared", "_guard", "_recorded")
+
+    def __init__(self, guard: Table, recorded: dict[Any, Any]) -> None:
+        self._guard = guard
+        self._recorded = recorded
+        self._compared: tuple[int, int] | None = None  # its version and length, when they were the same
+
+    def __call__(self) -> bool:
+        holder = self._guard.holder
+        now = version_of_table(holder), dict.__len__(holder)  # first: what another thread writes meanwhile is compared again
+        if now == self._compared:
+            return True
+        if not _are_the_same(self._guard.content(holder), self._recorded):
+            return False
+        self._compared = now
+        return True
 
 
 def _orders(text: Writer, reach: Reach) -> Iterator[str]:

@@ -452,7 +452,7 @@ def _hide(code: CodeType) -> None:
 def _is_ours(code: CodeType) -> bool:
     """Whether code runs because a program is traced: of this package, or of torch's symbolic numbers, modes and graphs."""
     return is_machinery(code.co_filename) or (
-        code.co_qualname.startswith(("SymFloat.", "SymBool.", "SymInt.")) and code.co_filename == torch.__file__
+        code.co_qualname.startswith(("SymFloat.", "SymBool.", "SymInt.", "sym_")) and code.co_filename == torch.__file__
     )
 
 

@@ -170,7 +170,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Everyday programs as their authors write them, in four ways.")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", default="", help="programs whose name contains this; a file of today keeps the others")
+    parser.add_argument(
+        "--only", default="", help="programs whose name contains this; a file of today keeps the others"
+    )
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.work:

@@ -6,7 +6,6 @@ import gc
 import pathlib
 import subprocess
 import sys
-import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -154,15 +153,6 @@ class Settle:
         self._leaf.backward()
 
 
-def left_of(references: list[Any]) -> list[Any]:
-    """The references that still lead somewhere. A thread of torch's may hold the last of an object until it gets the
-    interpreter's lock: what is held for good is still there after seconds in which nothing else runs."""
-    until = time.monotonic() + 5.0
-    while any(reference() is not None for reference in references) and time.monotonic() < until:
-        time.sleep(0.001)
-    return [reference for reference in references if reference() is not None]
-
-
 def blocks() -> tuple[int, Counter[int]]:
     """Bytes that the allocator has from the GPU, and how many blocks of each size are in use."""
     torch.cuda.synchronize()
@@ -187,7 +177,7 @@ def test_T2_what_is_dropped_is_freed_without_the_garbage_collector(
     for _ in range(20 if device == "cuda" else 2):
         references = make_and_drop(make, device)
         settle()
-        assert left_of(references) == []
+        assert [reference for reference in references if reference() is not None] == []
         alive.append(held())
         in_use.append(blocks() if device == "cuda" else (0, {}))
     assert alive == alive[:1] * len(alive)

@@ -24,7 +24,6 @@ NOT_REPLAYED = {
     "40 sequence lengths": "each length comes once in forty calls",
 }
 ON_A_GPU = {
-    "PPO's update, with distributions": "its distributions check their arguments on the host",
     "batches that are NumPy arrays": "they lie in the host's memory",
 }
 

@@ -132,10 +132,8 @@ class _SameEntries:
 
     def __call__(self) -> bool:
         holder = self._guard.holder
-        now = (
-            version_of_table(holder),
-            dict.__len__(holder),
-        )  # first: what another thread writes meanwhile is compared again
+        # Asked for before the entries are: what another thread writes meanwhile is compared again.
+        now = (version_of_table(holder), dict.__len__(holder))
         if now == self._compared:
             return True
         if not _are_the_same(self._guard.content(holder), self._recorded):

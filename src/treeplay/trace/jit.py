@@ -278,7 +278,7 @@ def _run(program: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _with_symbols(run: TracedRun, call: Call) -> contextlib.AbstractContextManager[tuple[Any, Any]]:
-    """The arguments, with a symbolic number in the place of each float that is an input, and what stands for each array."""
+    """The arguments, with a symbolic number in the place of each number that is an input, and what stands for each array."""
     symbols: dict[int, Any] = {}
     for at in sorted(call.numbers):
         place = Binding(How.ARGUMENT, call.leaves[at], at, None, as_written(paths(call.structure)[at]))
@@ -295,7 +295,7 @@ def _refuse_arrays(call: Call, what: str) -> Refusal:
 
 
 def _check_given_numbers(run: TracedRun) -> None:
-    """A float among the arguments whose value the program needed while it ran is no input."""
+    """A number among the arguments whose value the program needed while it ran is no input."""
     for number in run.given:
         for guard in run.tracer.world.guards.values():
             if not isinstance(guard.expected, bool) and mentions(guard.expression, number.name):

@@ -20,6 +20,7 @@ from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
 from treeplay.values.spec import TensorSpec
 
+MOST_NUMBERS = 64  # of a constant that a log shows, or that is made of numbers which vary
 KEEP_ON_DEVICE = "return the tensor and read it after the call, or keep the computation in tensors (torch.where)"
 
 
@@ -203,5 +204,5 @@ def name_of(func: Any) -> str:
 
 def content(tensor: torch.Tensor) -> tuple[Any, ...]:
     """The values of a small constant, so that one which changes from call to call is seen."""
-    flat = tensor.detach().flatten()[:64]
+    flat = tensor.detach().flatten()[:MOST_NUMBERS]
     return tuple(flat.tolist())

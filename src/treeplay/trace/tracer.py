@@ -299,10 +299,14 @@ class Tracer(TorchDispatchMode):
         """A tensor made from Python numbers: one number becomes an operator, more become an input of their own."""
         if tensor.numel() != 1:
             return self.tape.add_input(tensor.clone(), is_constant=True)
-        options: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
+        return self._full(tensor, list(tensor.shape), tensor.item())
+
+    def _full(self, like: torch.Tensor, shape: list[int], number: Any) -> TracedValue:
+        options: dict[str, Any] = {"dtype": like.dtype, "device": like.device}
+        scalar = scalar_of(number)
         with self.tape.fake_mode:
-            fake = aten.full.default(list(tensor.shape), 0, **options)
-        given = (list(tensor.shape), tensor.item())
+            fake = aten.full.default(shape, 0, **options)
+        given = (shape, number if scalar is None else scalar.node)
         self.tape.add_tensor(fake, self.tape.call(aten.full.default, given, options, where=user_location()), {})
         return self.tape.values[id(fake)]
 
@@ -315,19 +319,9 @@ class Tracer(TorchDispatchMode):
             self._numbers = ()
 
     def _made_of(self, tensor: torch.Tensor, numbers: Sequence[Any]) -> TracedValue:
-        options: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
-
-        def full(shape: list[int], number: Any) -> TracedValue:
-            scalar = scalar_of(number)
-            with self.tape.fake_mode:
-                fake = aten.full.default(shape, 0, **options)
-            given = (shape, number if scalar is None else scalar.node)
-            self.tape.add_tensor(fake, self.tape.call(aten.full.default, given, options, where=user_location()), {})
-            return self.tape.values[id(fake)]
-
         if tensor.numel() == 1:
-            return full(list(tensor.shape), numbers[0])
-        parts = [full([], number) for number in numbers]
+            return self._full(tensor, list(tensor.shape), numbers[0])
+        parts = [self._full(tensor, [], number) for number in numbers]
         with self.tape.fake_mode:
             fake = aten.stack.default([part.fake for part in parts])
         node = self.tape.call(aten.stack.default, ([part.node for part in parts],), {}, where=user_location())

@@ -26,6 +26,7 @@ from treeplay.trace.fused import with_symbolic_rate
 from treeplay.trace.gradients import Gradients
 from treeplay.trace.recurrent import weights_of
 from treeplay.trace.scalars import scalar_of, value_of
+from treeplay.trace.tape import MOST_NUMBERS
 from treeplay.trace.tracer import Tracer
 from treeplay.values.location import Location
 
@@ -61,7 +62,6 @@ _ATTRIBUTES: Mapping[str, Any] = vars(TensorBase)
 _SETTERS = {_ATTRIBUTES[name].__set__: name for name in ("data", "requires_grad")}
 _BACKWARD = (torch.autograd.backward, torch.autograd.grad, _TENSOR.backward)
 _MAKES = (torch.tensor, torch.as_tensor)
-_MOST_NUMBERS = 64  # of a constant that a log shows
 READS_ON_THE_HOST = frozenset({*_READS.values(), *_PRINTS.values()})
 
 
@@ -131,7 +131,7 @@ class WatchFunctions(TorchFunctionMode):
             data = args[0] if args else kwargs.get("data")
             numbers = data if isinstance(data, (list, tuple)) else (data,)
             if (
-                len(numbers) <= _MOST_NUMBERS
+                len(numbers) <= MOST_NUMBERS
                 and any(scalar_of(number) is not None for number in numbers)
                 and all(map(_is_number, numbers))
             ):

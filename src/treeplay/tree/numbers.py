@@ -15,7 +15,7 @@ from typing import Any, cast
 from treeplay.trace.call import Call
 from treeplay.tree.key import Key
 from treeplay.values.place import How
-from treeplay.values.signature import Signature
+from treeplay.values.signature import Signature, is_integer_of_64_bits
 from treeplay.values.structure import Leaf, Structure
 
 _TYPES = (float, int)
@@ -71,7 +71,7 @@ def _numbers(call: Call) -> Iterator[tuple[Name, int]]:
 
 
 def _may_vary(value: object) -> bool:
-    return type(value) is float or (type(value) is int and -(2**63) <= value < 2**63)
+    return type(value) is float or is_integer_of_64_bits(value)
 
 
 def _differing(key: Key, other: Key) -> set[int]:
@@ -81,8 +81,8 @@ def _differing(key: Key, other: Key) -> set[int]:
     if structure != others_structure or key.ambience != other.ambience or len(leaves) != len(others_leaves):
         return set()
     differing = {at for at, (one, two) in enumerate(zip(leaves, others_leaves, strict=True)) if one != two}
-    are_numbers = all(_type_of(leaves[at]) is _type_of(others_leaves[at]) in _TYPES for at in differing)
-    return differing if are_numbers else set()
+    types = {(_type_of(leaves[at]), _type_of(others_leaves[at])) for at in differing}
+    return differing if all(one is two and one in _TYPES for one, two in types) else set()
 
 
 def _parts(key: Key) -> tuple[Hashable, tuple[Hashable, ...]]:

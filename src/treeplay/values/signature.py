@@ -93,6 +93,11 @@ class Number:
     is_input: bool = True  # whether the graph reads it; else only a guard does
 
 
+def is_integer_of_64_bits(value: object) -> bool:
+    """Whether a value is an integer that a graph can be given: neither a bool nor beyond what a device computes with."""
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
 @dataclass(frozen=True, slots=True)
 class GivenContainer:
     """The very container among the call's arguments that a call function has in the variable `name`."""

@@ -34,6 +34,7 @@ from treeplay.values.signature import (
     State,
     Unread,
     Watch,
+    is_integer_of_64_bits,
 )
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import as_written, given_containers, paths
@@ -228,7 +229,7 @@ class IsNumber(Condition):
         name, convert = self.number.name, text.use("as_float", as_float)
         text.add(f"{name} = {text.value(self.number.place)}")
         if type(self.number.value) is int:
-            text.require(f"type({name}) is int and {-(2**63)} <= {name} < {2**63}")
+            text.require(f"{text.use('is_integer_of_64_bits', is_integer_of_64_bits)}({name})")
         elif self.number.place.how is How.ARGUMENT:
             text.require(f"type({name}) is float")
         else:
@@ -244,7 +245,7 @@ class IsNumber(Condition):
     def fits(self, value: object) -> bool:
         """Whether a value may be given for the number."""
         if type(self.number.value) is int:
-            return type(value) is int and -(2**63) <= value < 2**63
+            return is_integer_of_64_bits(value)
         return type(value) is float if self.number.place.how is How.ARGUMENT else is_float(value)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -99,6 +101,30 @@ def test_a_capture_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch
     assert log == ["run", "captured", "run", "run", "run"]
     facts = one.facts()
     assert facts.stage == "not recorded" and "reads on the host" in str(facts.why)
+
+
+def test_a_capture_that_fails_in_a_thread_that_has_not_run_the_work_is_tried_again_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failure = CaptureFailed(Reason(op="matmul", why="makes a library's handle", advice="run it before"))
+    one, log, _ = made(monkeypatch, [failure])
+    one([], ())
+    with ThreadPoolExecutor(1) as elsewhere:
+        for _ in range(3):
+            elsewhere.submit(one, [], ()).result()
+    assert log == ["run", "captured", "run", "captured", "launched", "launched"]
+    assert one.plain_calls == {"warm-up": 2}
+
+
+def test_a_capture_that_fails_in_each_thread_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = CaptureFailed(Reason(op="item", why="reads on the host", advice="do not"))
+    one, log, _ = made(monkeypatch, [failure] * 9, has_run=True)
+    with pytest.warns(UserWarning, match="unrecorded"):
+        for _ in range(9):
+            thread = Thread(target=one, args=([], ()))
+            thread.start()
+            thread.join()
+    assert log.count("run") == 9 and log.count("captured") <= 4
 
 
 def test_out_of_memory_is_tried_again_when_others_have_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -237,3 +239,39 @@ def test_T38_a_fresh_thread_stays_on_its_device() -> None:
 
     in_fresh_threads(replay)
     assert set(devices) == {torch.cuda.current_device()} == {0}
+
+
+WORK = {
+    "cuBLAS": "x @ x.T - 2 * x",
+    "cuDNN": "torch.nn.functional.conv2d(x[None, None], x[None, None, :3, :3]) - 2",
+    "cuSOLVER": "torch.linalg.cholesky_ex(x @ x.T + 64 * torch.eye(32, device='cuda'))[0]",
+    "cuFFT": "torch.fft.rfft(x).real - 2",
+}
+ELSEWHERE = """
+from concurrent.futures import ThreadPoolExecutor
+import torch
+import treeplay
+
+@treeplay.jit(lower="aten")
+def program(x):
+    return {work}
+
+x = torch.randint(-2, 3, (32, 32), device="cuda").float()
+with torch.no_grad():
+    expected = {work}
+    for _ in range(2):
+        program(x)
+pool = ThreadPoolExecutor(1)
+for _ in range(4):
+    assert torch.equal(pool.submit(torch.no_grad()(program), x).result(), expected), program.explain()
+made = program.statistics()
+assert made.keys[0].recordings[0].launch.stage == "recorded" and made.replays >= 2, program.explain()
+"""
+
+
+@pytest.mark.parametrize("library", WORK)
+def test_T38_what_ran_in_one_thread_is_captured_in_another(library: str) -> None:
+    """The first calls make a library's handle in this thread; the capture comes in one that has none."""
+    code = ELSEWHERE.format(work=WORK[library])
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr

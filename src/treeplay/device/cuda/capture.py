@@ -262,8 +262,8 @@ def _make_current(
         torch.cuda.synchronize(index)
     if collect_garbage:
         gc.collect()
+    workspaces.make_handle(index)
     if gives_back_caches:
-        workspaces.make_handle(index)
         workspaces.clear(index)
         torch.cuda.empty_cache()
         allocator.give_back_pinned_memory()

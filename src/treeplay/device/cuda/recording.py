@@ -5,12 +5,14 @@
                                                                      │  └─────────────────────┘
                                                                      └── cannot be captured ──▶ GivenUp: runs as it is
 
-Work that has run already begins as Waiting. Each call's effects happen once whichever way it goes: a capture executes nothing,
-and what follows it does.
+Work that has run already begins as Waiting. Libraries make handles for each thread, which captures forbid: one that fails in
+a thread in which the work has not run yet is tried again after it ran there. Each call's effects happen once whichever way it
+goes: a capture executes nothing, and what follows it does.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +25,7 @@ from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.launch import weakly
 from treeplay.device.cuda.poisoned import differences
 from treeplay.device.protocol import ReplayListener, Work
-from treeplay.errors import Explained, InternalError, UsageError
+from treeplay.errors import CaptureFailed, Explained, InternalError, UsageError
 from treeplay.observe import counters, warn_once
 from treeplay.observe.events import log_event
 from treeplay.observe.internal import tell_internal
@@ -35,6 +37,7 @@ from treeplay.values.launch import LaunchFacts
 Tensors = list[torch.Tensor]
 UNPLACED = "a tensor lies where the graph cannot read it"
 _CAPTURING = "inside of a capture"
+_MOST_THREADS = 4  # in which a capture may fail before it is the work's fault
 _EVICTED = "its graph was let go to make room; the next call captures it again"
 
 
@@ -71,6 +74,7 @@ class CudaRecording:
         self._state: Warming | Waiting | Ready | GivenUp = Waiting() if work.has_run else Warming()
         self._listener: ReplayListener = lambda replay, is_boxed: None
         self._unplaced_calls = 0
+        self._ran_in = {threading.get_ident()} if work.has_run else set()
         self._past = LaunchFacts(str(lane.device), "warming")  # counts of captured graphs that are gone
         self.plain_calls: Counter[str] = Counter()
 
@@ -78,6 +82,7 @@ class CudaRecording:
         match self._state:
             case Warming():
                 out = self._as_it_is("warm-up", tensors, numbers)
+                self._ran_in.add(threading.get_ident())
                 self._state = Waiting()
                 return out
             case Waiting():
@@ -162,6 +167,8 @@ class CudaRecording:
         except UsageError:  # a capture is under way in this thread: the next call may find none
             return self._as_it_is(_CAPTURING, tensors, numbers)
         except (Explained, torch.OutOfMemoryError) as reason:  # nothing has run
+            if isinstance(reason, CaptureFailed) and self._is_new_here():
+                return self._as_it_is("warm-up", tensors, numbers)
             self._give_up(reason)
             return self(tensors, numbers)
         except Exception as error:
@@ -170,6 +177,13 @@ class CudaRecording:
         log_event("recordings", f"{self._work.name}: captured on {self._lane.device}")
         self._listener(graph.launch, self._work.boxing is not None)
         return graph.replay(tensors, numbers)
+
+    def _is_new_here(self) -> bool:
+        """Whether the work has not run in this thread, so that its libraries may lack their handles. It is going to now."""
+        thread = threading.get_ident()
+        is_new = thread not in self._ran_in and len(self._ran_in) < _MOST_THREADS
+        self._ran_in.add(thread)
+        return is_new
 
     def _broken(self, error: Exception, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         """No graph came of a capture or a launch, and nothing has run: the work as it is. If that raises too, the exception is

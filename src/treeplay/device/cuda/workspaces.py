@@ -12,6 +12,7 @@ of this is needed: there the workspace is allocated, and reused, like any other 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from dataclasses import dataclass
@@ -73,7 +74,8 @@ class Workspaces:
         if index in made:
             return
         self.clear(index)
-        torch.cuda.current_blas_handle()
+        with contextlib.suppress(torch.OutOfMemoryError):  # no room for its workspace, which is wanted after the handle
+            torch.cuda.current_blas_handle()
         allocator.clear_library_workspaces()
         made.add(index)
 

@@ -33,6 +33,8 @@ def raised(error: BaseException, call: object = None) -> BaseException:
         ("Attempt to increase offset for a CUDA generator not in capture mode.", "generator `generator`, which is not"),
         ("Something new that is forbidden during CUDA graph capture", "does what a capture forbids"),
         ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", "makes a library's handle"),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", "makes a library's handle"),
+        ("cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate(handle)`", "library's handle"),
     ],
 )
 def test_cudas_texts_are_put_into_the_users_terms(text: str, why: str) -> None:

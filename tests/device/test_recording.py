@@ -103,10 +103,16 @@ def test_a_capture_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch
     assert facts.stage == "not recorded" and "reads on the host" in str(facts.why)
 
 
+@pytest.mark.parametrize(
+    "failure",
+    [
+        CaptureFailed(Reason(op="matmul", why="makes a library's handle", advice="run it before")),
+        RuntimeError("some library: not initialized"),
+    ],
+)
 def test_a_capture_that_fails_in_a_thread_that_has_not_run_the_work_is_tried_again_there(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, failure: RuntimeError
 ) -> None:
-    failure = CaptureFailed(Reason(op="matmul", why="makes a library's handle", advice="run it before"))
     one, log, _ = made(monkeypatch, [failure])
     one([], ())
     with ThreadPoolExecutor(1) as elsewhere:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.recordings import record
+from support.recordings import another_stream, record
 from treeplay import UsageError
 from treeplay.graphs import Graph, graph
 
@@ -20,7 +20,7 @@ from treeplay.graphs import Graph, graph
 def forks(x: torch.Tensor) -> torch.Tensor:
     a = x * 2
     if x.is_cuda:
-        main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        main, side = torch.cuda.current_stream(), another_stream()
         side.wait_stream(main)
         with torch.cuda.stream(side):
             b = x - 1

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from support.recordings import record, reserved
+from support.recordings import another_stream, record, reserved
 from treeplay import CaptureFailed, UsageError
 from treeplay.device.cuda import capture, driver
 from treeplay.device.host import recorder
@@ -111,7 +111,7 @@ def test_G13_the_memory_of_a_failed_capture_goes(cuda: str, failure: str) -> Non
             y[0].sum().item()
         if failure == "memory":
             torch.zeros(2**40, device=cuda)
-        side = next(stream for _ in range(2) if (stream := torch.cuda.Stream()) != torch.cuda.current_stream())
+        side = another_stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             y[0] + 1

@@ -10,7 +10,7 @@ import torch
 
 import treeplay
 from support.interpreters import FreshPython
-from support.recordings import record
+from support.recordings import another_stream, record
 from treeplay.graphs import Graph, graph, is_current_stream_capturing
 
 WITHOUT_CUDA = """
@@ -89,11 +89,11 @@ def test_G2_another_thread_is_not_capturing(dev: str, x: torch.Tensor) -> None:
 
 
 def test_G2_another_stream_is_not_capturing(cuda: str) -> None:
-    x, other = torch.ones(3, device=cuda), torch.cuda.Stream()
+    x = torch.ones(3, device=cuda)
 
     def body() -> bool:
         x + 1
-        with torch.cuda.stream(other):
+        with torch.cuda.stream(another_stream()):
             return is_current_stream_capturing()
 
     assert record(cuda, body)[1] is False

@@ -13,7 +13,7 @@ import torch
 
 import treeplay
 from support.interpreters import run_python
-from support.recordings import record, ten_times
+from support.recordings import another_stream, record, ten_times
 from treeplay import ArgumentError, CaptureFailed, UsageError
 from treeplay.graphs import Graph, graph
 from treeplay.torch_seam import allocator
@@ -53,9 +53,7 @@ def test_G5_a_capture_ends_on_the_stream_of_its_begin(cuda: str) -> None:
 
 
 def forked(x: torch.Tensor, *, joins: bool) -> torch.Tensor:
-    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
-    while side == main:  # torch hands out the same few streams in turn
-        side = torch.cuda.Stream()
+    main, side = torch.cuda.current_stream(), another_stream()
     y = x * 2
     side.wait_stream(main)
     with torch.cuda.stream(side):

@@ -16,6 +16,7 @@ from torch.optim import optimizer as optimizer_hooks
 import treeplay
 from treeplay.device.turns import turns
 from treeplay.torch_seam.modes import ThreadModes
+from treeplay.trace import turn as trace_turn
 
 _TEXT = (
     "def fault(*args, **kwargs):\n    if errors:\n        raise errors.pop()\n    return original(*args, **kwargs)\n"
@@ -54,5 +55,5 @@ def surroundings() -> dict[str, Any]:
         "patched": [torch.overrides._pop_mode_temporarily.__qualname__, vars(torch.autograd.Function)["apply"]],
         "profiler": sys.getprofile(),
         "collector": [gc.isenabled(), len(gc.callbacks)],
-        "locks": [treeplay.trace.turn._turns.locked(), turns.is_mine],
+        "locks": [trace_turn._turns.locked(), turns.is_mine],
     }

@@ -24,6 +24,12 @@ def record(dev: str, body: Callable[[], Any], **options: Any) -> tuple[Graph, An
     return recording, result
 
 
+def another_stream() -> torch.cuda.Stream:
+    """A stream other than the current one: torch hands out the same few in turn."""
+    streams = (torch.cuda.Stream() for _ in range(2))
+    return next(stream for stream in streams if stream != torch.cuda.current_stream())
+
+
 def ten_times(x: torch.Tensor) -> torch.Tensor:
     """`x + 10`, by ten additions."""
     for _ in range(10):

@@ -43,6 +43,9 @@ _TEXTS: tuple[tuple[str, str, str], ...] = (
     ),
     ("CUBLAS_STATUS_NOT_INITIALIZED", "makes a library's handle, which a capture forbids", _WARM),
     ("CUBLAS_STATUS_ALLOC_FAILED", "makes a library's handle, which a capture forbids", _WARM),
+    ("DEVICE_ALLOCATION_FAILED", "makes a library's handle, which a capture forbids", _WARM),  # cuDNN
+    ("cusolverDnCreate", "makes a library's handle, which a capture forbids", _WARM),
+    ("cusparseCreate", "makes a library's handle, which a capture forbids", _WARM),
     ("stream is capturing", "does what a capture forbids", _ANY),
     ("graph capture", "does what a capture forbids", _ANY),
 )

@@ -25,7 +25,7 @@ from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.launch import weakly
 from treeplay.device.cuda.poisoned import differences
 from treeplay.device.protocol import ReplayListener, Work
-from treeplay.errors import CaptureFailed, Explained, InternalError, UsageError
+from treeplay.errors import Explained, InternalError, UsageError
 from treeplay.observe import counters, warn_once
 from treeplay.observe.events import log_event
 from treeplay.observe.internal import tell_internal
@@ -166,20 +166,22 @@ class CudaRecording:
                 graph = self._capture(tensors, numbers)
         except UsageError:  # a capture is under way in this thread: the next call may find none
             return self._as_it_is(_CAPTURING, tensors, numbers)
-        except (Explained, torch.OutOfMemoryError) as reason:  # nothing has run
-            if isinstance(reason, CaptureFailed) and self._is_new_here():
+        except Exception as error:  # nothing has run
+            if self._lacks_handles(error):
                 return self._as_it_is("warm-up", tensors, numbers)
-            self._give_up(reason)
+            if not isinstance(error, (Explained, torch.OutOfMemoryError)):
+                return self._broken(error, tensors, numbers)
+            self._give_up(error)
             return self(tensors, numbers)
-        except Exception as error:
-            return self._broken(error, tensors, numbers)
         self._state = Ready(graph)
         log_event("recordings", f"{self._work.name}: captured on {self._lane.device}")
         self._listener(graph.launch, self._work.boxing is not None)
         return graph.replay(tensors, numbers)
 
-    def _is_new_here(self) -> bool:
-        """Whether the work has not run in this thread, so that its libraries may lack their handles. It is going to now."""
+    def _lacks_handles(self, error: Exception) -> bool:
+        """Whether a capture may have raised because the work has not run in this thread, which it is going to now."""
+        if isinstance(error, (InternalError, torch.OutOfMemoryError)) or not isinstance(error, RuntimeError):
+            return False
         thread = threading.get_ident()
         is_new = thread not in self._ran_in and len(self._ran_in) < _MOST_THREADS
         self._ran_in.add(thread)

@@ -1,19 +1,23 @@
 """Everyday programs as their authors write them, in four ways: `python -m benchmarks.as_written [--device cuda]`.
 
 Each way of each program runs in a process of its own: first with empty caches and a clock that starts at its first call, then
-in rounds, in turn with eager. A way that raises, ends the process or takes too long is a result like any other.
+in rounds, in turn with eager. A way that raises, ends the process or takes too long is a result like any other. With
+`--jobs` several compile at once; the rounds of one never run beside another's.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -100,7 +104,12 @@ def _steady(calls: dict[str, Call], way: str, device: Any, *, start: int) -> dic
             call(warming)
         if perf_counter() - begun > MOST_SECONDS:
             break
-    begun, number = perf_counter(), number + WARM
+    with _alone():
+        return _rounds(calls, way, device, start=number + WARM)
+
+
+def _rounds(calls: dict[str, Call], way: str, device: Any, *, start: int) -> dict[str, Any]:
+    begun, number = perf_counter(), start
     per_call = {each: _round(call, device, number, 5, most_seconds=MOST_SECONDS / 10) for each, call in calls.items()}
     count = max(1, min(1000, int(ROUND_SECONDS / max(per_call.values()))))
     times: dict[str, list[float]] = {each: [] for each in calls}
@@ -114,6 +123,14 @@ def _steady(calls: dict[str, Call], way: str, device: Any, *, start: int) -> dic
     ratio = round(late[way] / late["eager"], 3)
     rounds = len(times[way])
     return {"eager, us": round(late["eager"], 1), "us": round(late[way], 1), "of eager": ratio, "calls": count * rounds}
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Beside nobody else's rounds."""
+    with (Path(tempfile.gettempdir()) / "treeplay-as-written.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _round(call: Call, device: Any, start: int, count: int, *, most_seconds: float) -> float:
@@ -173,6 +190,7 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", help="programs whose name contains this; a file of today keeps the others"
     )
+    parser.add_argument("--jobs", type=int, default=1, help="processes at once; one on a machine of two cores")
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.work:
@@ -183,7 +201,7 @@ def main() -> None:
     from benchmarks.everyday import PROGRAMS
     from benchmarks.gpu.machine import facts
 
-    environment = facts(torch.device(chosen.device)) | {"threads": 1}
+    environment = facts(torch.device(chosen.device)) | {"threads": 1, "processes at once": chosen.jobs}
     result: dict[str, Any] = {
         "environment": environment,
         "unit": f"us per call, median of rounds in turn with eager; s for the first {FIRST} calls with empty caches",
@@ -192,9 +210,11 @@ def main() -> None:
     out = chosen.out or RESULTS / f"{chosen.device}-{str(environment['date'])[:10]}.json"
     if chosen.only and out.exists():
         result["programs"] = json.loads(out.read_text())["programs"]
-    for name in PROGRAMS:
-        if chosen.only in name:
-            result["programs"][name] = {way: apart(name, way, chosen.device) for way in WAYS}
+    names = [name for name in PROGRAMS if chosen.only in name]
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        rows = {(name, way): pool.submit(apart, name, way, chosen.device) for name in names for way in WAYS}
+        for name in names:
+            result["programs"][name] = {way: rows[name, way].result() for way in WAYS}
             print(name, *(f"{way}: {row}" for way, row in result["programs"][name].items()), sep="\n  ", flush=True)
             machine.write_whole(result, out)
 

@@ -25,6 +25,9 @@ DisableTorchFunctionSubclass: Any = torch._C.DisableTorchFunctionSubclass
 """A context in which `__torch_function__` of tensor subclasses is not called."""
 innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 
+# By names of their own, since each call asks: looking them up takes longer than they do.
+_dispatch_modes_around = torch._C._len_torch_dispatch_stack
+_function_modes_around = torch._C._len_torch_function_stack
 
 _c: Any = torch._C  # of which some functions are told to no type checker
 
@@ -125,9 +128,9 @@ def is_mode_active() -> bool:
     A default device is a function mode too: see `foreign_mode`.
     """
     return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._len_torch_function_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        _dispatch_modes_around() > 0
+        or _function_modes_around() > 0
+        or innermost_transform() is not None
         or saving_hooks(False) is not None
     )
 

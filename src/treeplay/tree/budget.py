@@ -18,7 +18,8 @@ from treeplay.tree.table import Entry
 
 _LOOKS_BEFORE_PAUSE = 8
 _MOST_DOUBLINGS = 12
-_SHARE = 0.02  # of a call's time that looking at it may take, in the mean
+_GROWTH = 1.2  # from look to look, of what a call takes at least
+_SHARE = 0.005  # of a call's time that looking at it may take, in the mean
 _LEAST_SECONDS = 2e-7  # which it may take in any case
 
 
@@ -71,16 +72,25 @@ class Pause:
     def __init__(self) -> None:
         self.left = 0
         self.entry, self.why = Entry({}), ""  # of the last look, for which these calls count
-        self._looks = 0
+        self._counted = 0  # what was left when they were counted
+        self._looks = 0.0  # that nothing has paid for
         self._served = 0
+        self._runs = (
+            math.inf
+        )  # seconds of a call; one that was looked at takes longer, since caches hold other things then
 
     def looked(self, entry: Entry, why: str, *, cost: float, ran: float, served: int) -> None:
         """A look at a call found that it runs eagerly, which took `cost` seconds, and the call `ran`. `served`: the calls
-        that went to recordings so far; where there are new ones, the program gains."""
-        if served != self._served:
-            self._looks, self._served = 0, served
-        self._looks += 1
+        that went to recordings so far: they took half as long as this one, say, and pay for looks with what they saved."""
+        paid, self._served = max(0, served - self._served) * ran / (2 * cost), served
+        self._looks = min(max(0.0, self._looks - paid) + 1, _LOOKS_BEFORE_PAUSE + _MOST_DOUBLINGS)
+        self._runs = min(ran, _GROWTH * self._runs)
         if self._looks >= _LOOKS_BEFORE_PAUSE:
-            enough = int(cost / max(_SHARE * ran, _LEAST_SECONDS))
-            self.left = min(enough, 1 << min(self._looks - _LOOKS_BEFORE_PAUSE, _MOST_DOUBLINGS))
-            self.entry, self.why = entry, why
+            enough = int((cost + ran - self._runs) / max(_SHARE * self._runs, _LEAST_SECONDS))
+            self.left = min(enough, 1 << int(self._looks) - _LOOKS_BEFORE_PAUSE)
+            self.entry, self.why, self._counted = entry, why, self.left
+
+    def taken(self) -> int:
+        """The calls that were left alone and not counted yet."""
+        taken, self._counted = self._counted - self.left, self.left
+        return taken

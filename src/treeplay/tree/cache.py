@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,13 +22,13 @@ from treeplay.tree.key import Key, describe, has_fakes, kind_of, make_key, varyi
 from treeplay.tree.mismatch import key_mismatches, nearest_mismatches
 from treeplay.tree.numbers import VaryingNumbers
 from treeplay.tree.reasons import OF_FAKES, under_mode
+from treeplay.tree.strangers import Stranger, Strangers
 from treeplay.tree.table import MOST_TRIES, Entry, EntryTable, Observation, Recording
 from treeplay.values.structure import holds_tensors, is_unhashable, may_open
 from treeplay.wrap.emit import MISS
 
 CallFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 _NEVER = 2**62
-_MOST_STRANGERS = 256
 
 
 def no_recording(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -58,8 +59,7 @@ class Cache:
         self.may_free_numbers = may_free_numbers
         self.tally = Tally()
         self.table = EntryTable()
-        # How often keys came that have no entry, by hash: they hold no object of the user's. Keys of one class share a number.
-        self.strangers: OrderedDict[int, int] = OrderedDict()
+        self.strangers = Strangers()
         self.passing_object: set[Hashable] = set()  # keys by class, of calls with objects that do not come again
         self.numbers = VaryingNumbers()
         self.glances = Glances()
@@ -79,8 +79,6 @@ class Cache:
     def use(self, recording: Recording | None) -> None:
         """Have the next call try this recording first; with None, each call comes to the gate."""
         self.settle()
-        if recording is None:
-            self.glances.forget_gone(self.table)
         self.device = default_device()
         self.last = recording
         self.warm = recording.call if recording is not None else no_recording
@@ -88,7 +86,11 @@ class Cache:
         self.due = recording.audit.due - recording.calls if is_audited else _NEVER  # type: ignore[union-attr]
 
     def settle(self) -> None:
-        """Credit warm calls to the recording that served them."""
+        """Credit warm calls to the recording that served them, and calls that were left alone to their reason."""
+        alone = self.pause.taken()
+        if alone:
+            self.pause.entry.eager_calls[self.pause.why] += alone
+            self.tally.eager[self.pause.why] += alone
         if self.last is not None:
             self.last.calls += self.warm_calls
         self.tally.went += self.warm_calls
@@ -103,8 +105,11 @@ class Cache:
     def leave_alone(self, entry: Entry, call: Call, why: str, *, cost: float, ran: float) -> None:
         """Note that a look at a call, which took `cost` seconds, found that it runs eagerly, and `ran` so long. All calls are
         left alone for a while if none is replayed, else those with such arguments."""
-        self.pause.looked(entry, why, cost=cost, ran=ran, served=self.tally.went + self.warm_calls)
-        if not self.pause.left:
+        self.settle()
+        self.pause.looked(entry, why, cost=cost, ran=ran, served=self.tally.went)
+        if self.pause.left:
+            self.use(None)  # a call that is left alone does not ask whether the last recording fits either
+        else:
             self.glances.leave_alone(entry, call, why, cost=cost, ran=ran)
 
     # --- keys -----------------------------------------------------------------------------------------------
@@ -117,26 +122,37 @@ class Cache:
         return key, self.table.get(key) or Entry({})
 
     def admit(self, entry: Entry, key: Key, call: Call) -> bool:
-        """Have a new entry in the table, if the budget is for it. A key that is not admitted is told from the others, once."""
+        """Have a new entry in the table, if there is a place and the budget is for it. A key that is not admitted is told from
+        the others, once."""
         kind = kind_of(key)
         mark = hash(key if kind is None else kind)
-        times = self.strangers.get(mark, 0) + 1
-        if self.budget.admits(entry, times if kind is None else 1):
+        stranger = self.strangers.of(mark)
+        has_place = self._has_place(stranger)
+        if has_place and self.budget.admits(entry, stranger.times + 1 if kind is None else 1):
             self._enter(entry, key, call)
             return True
-        self.strangers[mark] = times
-        self.strangers.move_to_end(mark)
-        if len(self.strangers) > _MOST_STRANGERS:
-            self.strangers.popitem(last=False)
+        self.strangers.came(mark, self.table.uses)
         if not self._has_told_of_strangers:
             self._has_told_of_strangers = True
             calls = [*(other.arguments for other in self.table), describe(call)]
+            why, setting = (
+                (f"recording each would take more than {settings.compile_budget:.0%} of the time", "compile_budget")
+                if has_place
+                else (f"there are more of them than {len(self.table)}", "max_recordings_per_program")
+            )
             warn_once(
                 f"treeplay runs calls of {self.name} as they are that no recording fits: what varies from call to call is "
-                f"{varying(calls)}, and recording each would take more than {settings.compile_budget:.0%} of the time. Keep "
-                "it constant (pad shapes, pass numbers as tensors), or raise treeplay.settings.compile_budget."
+                f"{varying(calls)}, and {why}. Keep it constant (pad shapes, pass numbers as tensors), or raise "
+                f"treeplay.settings.{setting}."
             )
         return False
+
+    def _has_place(self, stranger: Stranger) -> bool:
+        """Whether a key may have an entry: there are few, or one was not used since the key came the last time. So keys that
+        come in turn, more than are kept, do not drive each other out."""
+        kept = max(len(self.table), self.table.recordings)
+        is_full = kept >= settings.max_recordings_per_program and settings.compile_budget != math.inf
+        return not is_full or self.table.oldest <= stranger.when
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """A call with these arguments, taken apart."""
@@ -205,7 +221,7 @@ class Cache:
 
         Then its calls share the new entry, from now on."""
         kind = kind_of(key)
-        if kind is None or len(self.table) + self.strangers.get(hash(kind), 0) < settings.max_recordings_per_program:
+        if kind is None or len(self.table) + self.strangers.of(hash(kind)).times < settings.max_recordings_per_program:
             return False
         if any(at.phase is not KeyPhase.OBSERVED or kind_of(other) != kind for other, at in self.table.items()):  # type: ignore[arg-type]
             return False
@@ -283,6 +299,7 @@ class Cache:
 
     def reset(self) -> None:
         """Forget every recording and every refusal."""
+        self.settle()
         self.passing_object.clear()
         self.strangers.clear()
         self.glances.clear()

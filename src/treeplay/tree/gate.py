@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import get_ident
@@ -36,7 +35,7 @@ class Gate:
     def __init__(self, lock: Any = None, *, is_opaque: bool = False) -> None:
         self.lock = shared_lock() if lock is None else lock
         self._changed = threading.Condition(self.lock)
-        self._inside: Counter[int] = Counter()  # by thread; one that calls itself is inside more than once
+        self._inside: dict[int, int] = {}  # by thread; one that calls itself is inside more than once
         self._is_draining = False
         self.is_opaque = is_opaque
         self.closer: int | None = None  # the thread that records
@@ -73,19 +72,21 @@ class Gate:
         self.entered += 1
 
     def leave(self, thread: int) -> None:
-        """The end of such a call."""
+        """The end of such a call, in its thread; it needs no lock. Who closes the gate asks after that who is inside; this asks
+        after it has left whether the gate is closed: one of them sees the other."""
         left = self._inside[thread] - 1
         if left > 0:
             self._inside[thread] = left
         else:
             del self._inside[thread]
         if self.closer is not None:
-            self._changed.notify_all()
+            with self.lock:
+                self._changed.notify_all()
 
     def wait(self) -> None:
         """Wait while another thread traces the program. Not from inside: that thread may wait for this one."""
         me = get_ident()
-        if self._inside[me]:
+        if me in self._inside:
             return
         end = time.monotonic() + MOST_SECONDS_WAITED
         while self.closer not in (None, me) and self._is_shut() and time.monotonic() < end:
@@ -113,14 +114,14 @@ class Gate:
         """Wait until no other thread is inside, letting none in; not for long."""
         self._is_draining = True
         try:
-            self._changed.wait_for(lambda: self._inside.total() == self._inside[get_ident()], MOST_SECONDS_WAITED)
+            self._changed.wait_for(lambda: not self._inside.keys() - {get_ident()}, MOST_SECONDS_WAITED)
         finally:
             self._is_draining = False
 
     def renew(self) -> None:
         """Forget the threads that are not in a forked child."""
         me = get_ident()
-        self._inside = Counter({me: self._inside[me]} if self._inside[me] else {})
+        self._inside = {thread: count for thread, count in self._inside.items() if thread == me}
         self._changed = threading.Condition(self.lock)
         if self.closer != me:
             self.closer, self._is_draining = None, False

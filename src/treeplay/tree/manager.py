@@ -81,6 +81,8 @@ class Manager:
         its graph here."""
         if is_dynamo_watching():
             return without_dynamo(Manager.call)(self, args, kwargs)
+        if self.cache.pause.left and (is_in_range or not profiler._is_profiler_enabled):
+            return self._left_alone(args, kwargs)
         has_modes = is_mode_active()
         if has_modes and (mode := foreign_mode()) is not None:
             return self._under(mode, args, kwargs)
@@ -103,24 +105,22 @@ class Manager:
                 if cache.warm_calls >= cache.due:
                     cache.warm = no_recording  # an audit is a step of the next call, which is a cold one
                 return out
-            if not cache.pause.left or self.gate.closer is not None:
-                return self._cold(args, kwargs)
-        return self._left_alone(args, kwargs)
+            return self._cold(args, kwargs)
 
     hide_from_dynamo(call)
 
     def _left_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call that is not looked at: the program as it is."""
-        me, gate, cache = get_ident(), self.gate, self.cache
+        me, gate, pause = get_ident(), self.gate, self.cache.pause
+        with self._lock:
+            if not pause.left or gate.closer is not None:
+                return self._cold(args, kwargs)
+            pause.left -= 1
+            gate.enter(me)
         try:
-            with self._lock:
-                gate.enter(me)
-                cache.pause.left -= 1
-                self.answers.count(cache.pause.entry, cache.pause.why)
             return self.program(*args, **kwargs)
         finally:
-            with self._lock:
-                gate.leave(me)
+            gate.leave(me)
 
     hide_from_dynamo(_left_alone)
 

@@ -137,7 +137,7 @@ class EntryTable:
 
     def __init__(self) -> None:
         self._entries: dict[Hashable, Entry] = {}
-        self._uses = 0
+        self.uses = 0
         self.plain_calls: Counter[str] = Counter()  # of recordings that are gone
 
     def get(self, key: Hashable) -> Entry | None:
@@ -149,8 +149,8 @@ class EntryTable:
 
     def used(self, entry: Entry) -> None:
         """Have an entry be the most recently used, without its key, whose hash takes longer than a replay may."""
-        self._uses += 1
-        entry.last_use = self._uses
+        self.uses += 1
+        entry.last_use = self.uses
 
     @uninterrupted
     def put(self, key: Hashable, entry: Entry) -> None:
@@ -175,6 +175,11 @@ class EntryTable:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def oldest(self) -> int:
+        """The last use of the entry that was not used for the longest time."""
+        return min((entry.last_use for entry in self._entries.values()), default=0)
 
     @property
     def recordings(self) -> int:

@@ -83,7 +83,7 @@ def row(result: Result) -> tuple[str, ...]:
         f"{speedup['median']:.2f} × ({speedup['low']:.2f} to {speedup['high']:.2f})",
         f"{result['own_share_us']['median']:.0f}",
         _third_call(result["third_call_seconds"]),
-        f"{result['last_tier_seconds']:.1f} s" if "last_tier_seconds" in result else "–",
+        _compiled_after(result),
     )
 
 
@@ -93,6 +93,14 @@ def _third_call(seconds: dict[str, float]) -> str:
         return "–"
     peers = [value for name, value in seconds.items() if name != "treeplay"]
     return " / ".join(f"{value:.1f} s" for value in (seconds["treeplay"], *peers))
+
+
+def _compiled_after(result: Result) -> str:
+    """Seconds until the last tier serves, with empty caches and with those of an earlier process."""
+    if "last_tier_seconds" not in result:
+        return "–"
+    again = f" ({result['last_tier_again_seconds']:.1f} s)" if "last_tier_again_seconds" in result else ""
+    return f"{result['last_tier_seconds']:.1f} s{again}"
 
 
 def as_rich(results: list[Result]) -> Table:
@@ -116,6 +124,7 @@ def notes(results: list[Result]) -> list[str]:
         "\"vs best peer\": the fastest peer's time divided by treeplay's, with the middle half of the rounds.",
         '"third call after": from a cold start with empty caches, treeplay / the peer that compiles most.',
         *([_COMPILED_AFTER] if any("last_tier_seconds" in result for result in results) else []),
+        *([_IN_BRACKETS] if any("last_tier_again_seconds" in result for result in results) else []),
         '"own share": of a warm call, what treeplay spends around the compiled artifact.',
         f"The process grows by at most {max(grown, 0):,} KiB over {calls:,} warm calls.",
         f"{where['processor']}, {where['cores']} cores, {where['threads']} threads; torch {where['torch']},",
@@ -124,6 +133,7 @@ def notes(results: list[Result]) -> list[str]:
 
 
 _COMPILED_AFTER = '"compiled after": until code of Inductor\'s serves; operators are replayed while it is compiled.'
+_IN_BRACKETS = "In brackets, with the caches of an earlier process."
 
 
 def with_table(text: str, table: str) -> str:

@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 import torch
 
+from treeplay.guards import reads as reads_module
 from treeplay.guards.reads import WHOLE, ReadHooks, Reads, classes_of, entry_of, hooks_of_modules, is_machinery
 from treeplay.torch_seam.patched import without_stand_in
+from treeplay.trace import jit as tracing
 
 
 class Plain:
@@ -461,5 +463,30 @@ def test_an_entry_is_looked_up_without_asking_the_class() -> None:
 
 
 def test_our_own_files_are_machinery_and_a_users_are_not() -> None:
-    assert is_machinery(sys.modules["treeplay.trace.jit"].__file__ or "") and is_machinery(torch._ops.__file__)
+    assert is_machinery(tracing.__file__ or "") and is_machinery(torch._ops.__file__)
     assert not is_machinery(__file__) and not is_machinery(torch.nn.modules.linear.__file__)
+
+
+@pytest.mark.parametrize("lists", ["_compilers_modules", "_classes_in_modules"])
+def test_modules_are_listed_while_others_are_imported(lists: str) -> None:
+    """A collection may begin at each object that is made, and let another thread import."""
+    loaded: list[str] = []
+
+    def load(phase: str, info: Any) -> None:
+        loaded.append(f"loaded_meanwhile_{len(loaded)}")
+        sys.modules[loaded[-1]] = ModuleType(loaded[-1])
+
+    function = getattr(reads_module, lists)
+    function = getattr(function, "__wrapped__", function)
+    given = (0,) * function.__code__.co_argcount
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(load)
+    gc.set_threshold(1)
+    try:
+        function(*given)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(load)
+        for name in loaded:
+            del sys.modules[name]
+    assert loaded

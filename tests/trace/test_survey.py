@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 import torch
 from torch import nn
 
+from treeplay.trace.call import call_of
 from treeplay.trace.found import Survey
+from treeplay.trace.recordable import survey_call
 from treeplay.trace.survey import survey
 from treeplay.values.place import Binding, How
 
@@ -252,3 +255,26 @@ def test_the_globals_that_an_object_keeps_are_not_entered() -> None:
     kernel = Kernel()
     found = survey(lambda x: x * kernel.weight)
     assert id(kernel.weight) in found.tensors and id(globals()) not in found.containers
+
+
+def test_attributes_are_listed_while_others_write_them() -> None:
+    """A collection may begin at each object that is made, and let another thread write."""
+    held = SimpleNamespace(**{f"a{number}": number for number in range(3000)})
+    written: list[str] = []
+
+    def write(phase: str, info: Any) -> None:
+        written.append(f"b{len(written)}")
+        vars(held)[written[-1]] = 1
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * held.a7
+
+    call, thresholds = call_of((torch.ones(2),), {}), gc.get_threshold()
+    gc.callbacks.append(write)
+    gc.set_threshold(1)
+    try:
+        survey_call(program, call)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(write)
+    assert written

@@ -226,7 +226,13 @@ def _class_of_watched_modules() -> type[ModuleType]:
 
 @lru_cache(maxsize=1)
 def _compilers_modules(_: int) -> frozenset[int]:
-    return frozenset(id(module) for name, module in list(sys.modules.items()) if name.startswith(_COMPILERS))
+    return frozenset(id(module) for name, module in _loaded().items() if name.startswith(_COMPILERS))
+
+
+def _loaded() -> dict[str, ModuleType]:
+    """The loaded modules by name. Other threads import meanwhile: a list of the items makes objects, by which a collection may
+    begin and run Python code; a copy makes one."""
+    return sys.modules.copy()
 
 
 def _put_modules_back(modules: list[ModuleType]) -> None:
@@ -351,8 +357,7 @@ def classes_of(objects: Iterable[Any]) -> list[type]:
 
 def _classes_in_modules() -> tuple[type, ...]:
     """Classes whose instances loaded modules hold, or their instances hold, three steps deep."""
-    loaded = list(sys.modules.items())
-    modules = [module for name, module in loaded if isinstance(module, ModuleType) and not _is_unread(name)]
+    modules = [module for name, module in _loaded().items() if isinstance(module, ModuleType) and not _is_unread(name)]
     layer: list[Any] = [value for module in modules for value in (module, *vars(module).values())]
     found: dict[type, None] = {torch.nn.Module: None, torch.optim.Optimizer: None}
     for _step in range(3):

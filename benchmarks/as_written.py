@@ -104,6 +104,7 @@ def _steady(calls: dict[str, Call], way: str, device: Any, *, start: int) -> dic
             call(warming)
         if perf_counter() - begun > MOST_SECONDS:
             break
+    compile_thread.wait(3 * MOST_SECONDS)  # a backward is compiled after its forward
     with _alone():
         return _rounds(calls, way, device, start=number + WARM)
 

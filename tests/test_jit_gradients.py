@@ -30,6 +30,7 @@ from support.gradients import (
     three,
     train,
 )
+from treeplay.tree.tiers import compile_thread
 
 
 @pytest.mark.parametrize("needs_grad", [False, True], ids=["data", "argument that needs a gradient"])
@@ -62,6 +63,22 @@ def test_a_compiled_program_and_its_gradients_are_eagers(name: str) -> None:
     for a, b in zip(tree_leaves(list(state(pair.owners))), tree_leaves(list(state(pair.eager_owners))), strict=True):
         torch.testing.assert_close(a, b)
     assert pair.jitted.statistics().replays == 2
+
+
+@pytest.mark.compile
+def test_operators_serve_until_inductor_has_compiled_both_directions() -> None:
+    torch.manual_seed(1)
+    make, owners = PROGRAMS["batch norm"]
+    pair = Pair(make, *owners(), lower="auto")
+    with treeplay.settings.changed(tiers="background"):
+        for _ in range(6):
+            pair.act(train, torch.randn(4, 3, requires_grad=True))
+            if pair.jitted.statistics().replays > 2:
+                assert compile_thread.wait(120)
+    (key,) = pair.jitted.statistics().keys
+    (recording,) = key.recordings
+    assert recording.lowering == "inductor" and "took the place" in recording.tier
+    assert pair.jitted.statistics().replays == 5
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.backend.job import Job
+from treeplay.backend.job import Job, surrounded
 from treeplay.backend.keeping import keep_for_backward
 from treeplay.backend.options import Options
 from treeplay.backend.partition import decompositions, splitter
@@ -24,8 +25,12 @@ from treeplay.values.signature import Argument, Input
 from treeplay.wrap.aot import Compilers, wrap_function
 
 
-class _Differentiable(Job):
+class Differentiable(Job):
     """The compile of a program whose results the caller differentiates."""
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """One compiler at a time in the process; operators as they are need none, and do not wait for one in the background."""
+        return surrounded() if self.options.inner == "aten" else super().alone()
 
     def forward_options(self, module: torch.fx.GraphModule) -> Options:
         """The options to compile a forward under: one with operators that have to be told what to keep runs as it is."""
@@ -40,10 +45,19 @@ def wrap_flat(
     That is "inductor" or "aten". The callable's `.launch_facts` tell how a device launches it, its `.plain_calls` which calls
     launched nothing. Raises `Refusal`.
     """
+    return wrap_by(Differentiable(*task_of(lowering, inputs)), function, samples, lowering)
+
+
+def task_of(lowering: str, inputs: Sequence[Input]) -> tuple[Options, list[Role], list[str]]:
+    """What a job is made of: options, the roles of the inputs and their names."""
     split = least_memory if lowering == "inductor" else partition.keep_all
     options = Options(inner=lowering, partition=split, eager_random=settings.eager_random)
     roles = [Role.ORDINARY if isinstance(item.source, Argument) else Role.STATIC for item in inputs]
-    job = _Differentiable(options, roles, [str(item) for item in inputs])
+    return options, roles, [str(item) for item in inputs]
+
+
+def wrap_by(job: Differentiable, function: Callable[..., Any], samples: Sequence[torch.Tensor], lowering: str) -> Any:
+    """`function` behind its wrapper, whose graphs `job` compiles: see `wrap_flat`."""
     compilers = dataclasses.replace(job.compilers(), is_guarded=False)
     with undisturbed():
         repeat = function.repeated(is_exact=lowering == "aten") if isinstance(function, Rerun) else None

@@ -70,7 +70,14 @@ def plain_compilers(drawing: Options | None = None) -> Compilers:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    with dynamo.compile_lock(), undisturbed(), without_function_modes():
+    with dynamo.compile_lock(), surrounded():
+        yield
+
+
+@contextlib.contextmanager
+def surrounded() -> Iterator[None]:
+    """Leave no mark on the caller, whose function modes see nothing."""
+    with undisturbed(), without_function_modes():
         yield
 
 
@@ -107,14 +114,18 @@ class Job:
             plain=functools.partial(plain_compilers, self.options),
         )
 
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """For a block that compiles: one at a time in the process."""
+        return _alone()
+
     def compile_forward(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         """Compile the forward of a graph whose backward may be needed."""
-        with _alone():
+        with self.alone():
             return self._compile(module, inputs, "forward", self._visible(module), self.forward_options(module))
 
     def compile_inference(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         """Compile a graph that has no backward."""
-        with _alone():
+        with self.alone():
             visible = self._visible(module)
             module = run_joint(module, inputs, self.options.joint)
             if self.options.inner == "inductor":
@@ -123,7 +134,7 @@ class Job:
 
     def compile_backward(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         """Compile the backward, for inputs that lie in memory as they do when it is first called."""
-        with _alone():
+        with self.alone():
             spare = copy_of(module)  # what compiles it rewrites it
             try:
                 with Boundary("compiling a backward", reasons=(TreeplayError,)):

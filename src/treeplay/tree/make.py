@@ -134,7 +134,7 @@ def make_recording(
     source = emit_call(signature, ambience, parts, name=f"call {name}")
     call_function = load_source(source)
     run_of = weakref.ref(call_function)  # which holds what is recorded
-    recorded.tell(lambda replay, _: _set_run(run_of(), replay))
+    recorded.tell(lambda replay, _: set_run(run_of(), replay))
     return Recording(
         call=call_function,
         signature=signature,
@@ -149,10 +149,11 @@ def make_recording(
         seconds=seconds,
         details=lowered.details,
         plain_calls=lambda: recorded.plain_calls,
-        set_run=lambda replay: _set_run(run_of(), replay),
+        set_run=lambda replay: set_run(run_of(), replay),
     )
 
 
-def _set_run(call_function: Callable[..., Any] | None, replay: Replay) -> None:
+def set_run(call_function: Callable[..., Any] | None, replay: Callable[..., Any]) -> None:
+    """Have a call function, if it is still there, launch something else that does the same."""
     if call_function is not None:
         call_function.__globals__.update(run=replay)

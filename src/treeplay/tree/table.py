@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from treeplay.device.protocol import Recorded, Replay, Stopwatch
+from treeplay.device.protocol import Recorded, Stopwatch
 from treeplay.lower.lowered import Lowered
 from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.trace.found import Survey
@@ -38,6 +38,17 @@ class NextTier:
     watch: Callable[[], Stopwatch]
 
 
+@dataclass(frozen=True, slots=True)
+class NextWrapper:
+    """How to compile what takes the place of a recording that the caller differentiates.
+
+    `compile` is for any thread, holds no tensor of a call, and raises `LoweringError`. `adopt` has calls go to it from then on.
+    """
+
+    compile: Callable[[], None]
+    adopt: Callable[[Recording], None]
+
+
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Recording:
     """One recording: its call function, and what is worth showing of it. Owned by its entry."""
@@ -59,8 +70,8 @@ class Recording:
     draws: bool = True  # whether it may draw random numbers
     effects: tuple[Reason, ...] = ()  # of the program's Python, which no replay has
     audit: Audit | None = None  # None: nothing was traced that could be traced again
-    set_run: Callable[[Replay], None] | None = None  # has its call function launch something else that does the same
-    next_tier: NextTier | None = None  # what may take its place, and is not compiled yet
+    set_run: Callable[[Any], None] | None = None  # has its call function launch something else that does the same
+    next_tier: NextTier | NextWrapper | None = None  # what may take its place, and is not compiled yet
     tier: str = ""  # what became of that, as text
     is_dropped: bool = False
 

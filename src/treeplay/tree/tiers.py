@@ -31,7 +31,7 @@ from treeplay.observe.progress import own_threads
 from treeplay.sandbox.boundary import Boundary
 from treeplay.torch_seam.dynamo import compile_lock
 from treeplay.tree.recorders import recorders
-from treeplay.tree.table import NextTier, Recording
+from treeplay.tree.table import NextTier, NextWrapper, Recording
 
 _WARM_UPS = 3  # launches of something new that are not timed; on a GPU the first two are no replays yet
 _TIMED = 8  # launches of each of the two
@@ -47,16 +47,23 @@ def promote(recording: Recording, name: str, lock: Any, spent: Callable[[float],
         compile_thread.add(partial(_compile, weakref.ref(recording), tier, name, lock, spent))
 
 
-def _compile(of: weakref.ref[Recording], tier: NextTier, name: str, lock: Any, spent: Callable[[float], None]) -> None:
+def _compile(
+    of: weakref.ref[Recording], tier: NextTier | NextWrapper, name: str, lock: Any, spent: Callable[[float], None]
+) -> None:
     recording = of()
     if recording is None or recording.is_dropped:
         return
     del recording  # a program that is dropped meanwhile goes at once
     start = perf_counter()
-    failed, made = "", None
+    failed, begin, free = "", None, _nothing
     try:
         with recorders, Boundary("compiling in the background", reasons=(LoweringError,)):
-            made = tier.compile()
+            if isinstance(tier, NextWrapper):
+                tier.compile()
+                begin = tier.adopt
+            else:
+                lowered, made = tier.compile()
+                begin, free = partial(_try, tier, lowered, made), made.free
     except LoweringError as error:
         failed = f"inductor: {error}"
         counters.add("lowering failed", "inductor")
@@ -68,16 +75,23 @@ def _compile(of: weakref.ref[Recording], tier: NextTier, name: str, lock: Any, s
         spent(seconds)
         recording = of()
         if recording is None or recording.is_dropped:
-            if made is not None:
-                made[1].free()
+            free()
             return
         recording.seconds["lower in the background"] = seconds
-        if made is None:
+        if begin is None:
             recording.tier = "its operators run one by one: it could not be compiled"
             recording.details = {**recording.details, "passed over": (failed,)}
             return
         log_event("recordings", f"{name}: compiled in the background in {seconds:.2f} s")
-        Trial(recording, tier, *made).begin()
+        begin(recording)
+
+
+def _try(tier: NextTier, lowered: Lowered, made: Recorded, recording: Recording) -> None:
+    Trial(recording, tier, lowered, made).begin()
+
+
+def _nothing() -> None:
+    """There is nothing to free."""
 
 
 class Trial:

@@ -43,6 +43,7 @@ class Wrapped:
     backward: Callable[[], str]
     launch: Callable[[], LaunchFacts | None]
     plain_calls: Callable[[], Counter[str]]
+    compile: Callable[[], None] | None = None  # before which nobody may call it, if there is one
 
 
 def of_tensors_only(
@@ -95,7 +96,7 @@ def wrap_program(
             raise
         raise Refusal(_at_home(refusal.reason, program)) from refusal
     launch, plain_calls = getattr(run, "launch_facts", lambda: None), getattr(run, "plain_calls", Counter)
-    return Wrapped(run, run.sources, lambda: _account(run), launch, plain_calls)
+    return Wrapped(run, run.sources, lambda: _account(run), launch, plain_calls, getattr(run, "compile", None))
 
 
 def emit_around(

@@ -51,6 +51,7 @@ INTEGERS = [1, 2, 2, 7, 0, 3, 100_000, -3, 2, 5]
 COMPUTED: dict[str, Callable[..., Any]] = {
     "times": lambda x, n: x * n - 1,
     "a power of it": lambda x, n: x / (1 - 0.9 ** (abs(n) + 1)) - n,
+    "a negative number to a power of it": lambda x, n: x * (-1) ** abs(n) - (-2) ** (n % 5 + 1),
     "divided": lambda x, n: x * (n / 10) + n // 3 - n % 4,
     "on both sides": lambda x, n: (n - x, n * x, x - n, x**2 * n),
     "beside a tensor": lambda x, n: (x % (n * n + 1), x > n, torch.where(x > 0, x - n, x * n)),
@@ -90,7 +91,15 @@ def test_integers_beyond_what_a_float_holds_are_exact(lower: str) -> None:
 
 @pytest.mark.compile
 @pytest.mark.parametrize(
-    "what", ["divided", "on both sides", "beside a tensor", "of an integer tensor", "a tensor full of it"]
+    "what",
+    [
+        "a negative number to a power of it",
+        "divided",
+        "on both sides",
+        "beside a tensor",
+        "of an integer tensor",
+        "a tensor full of it",
+    ],
 )
 def test_a_compiled_recording_takes_integers(what: str) -> None:
     program, x = COMPUTED[what], torch.randn(4)

@@ -19,15 +19,25 @@ import torch.fx
 from treeplay.codegen import Writer, list_of, load_source
 from treeplay.torch_seam.operators import OpOverload
 
-_SIGNS: dict[Any, str] = {
-    operator.add: "+",
-    operator.sub: "-",
-    operator.mul: "*",
-    operator.truediv: "/",
-    operator.pow: "**",
-    operator.floordiv: "//",
-    operator.mod: "%",
+FORMS: dict[Any, str] = {
+    operator.add: "{} + {}",
+    operator.sub: "{} - {}",
+    operator.mul: "{} * {}",
+    operator.truediv: "{} / {}",
+    operator.pow: "{} ** {}",
+    operator.floordiv: "{} // {}",
+    operator.mod: "{} % {}",
+    operator.neg: "-{}",
+    abs: "abs({})",
+    float: "float({})",
+    operator.eq: "{} == {}",
+    operator.ne: "{} != {}",
+    operator.lt: "{} < {}",
+    operator.le: "{} <= {}",
+    operator.gt: "{} > {}",
+    operator.ge: "{} >= {}",
 }
+"""What is computed with numbers, as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +121,12 @@ def split_numbers(graph: torch.fx.Graph) -> Numbers:
 
 def _expression(node: torch.fx.Node, known: dict[torch.fx.Node, str]) -> str:
     parts = [known[part] if isinstance(part, torch.fx.Node) else repr(part) for part in node.args]
-    if node.target is operator.neg:
-        return f"(-{parts[0]})"
-    if node.target in (abs, float):
-        return f"{node.target.__name__}({parts[0]})"
-    return f"({parts[0]} {_SIGNS[node.target]} {parts[1]})"
+    return f"({FORMS[node.target].format(*map(operand, parts))})"
+
+
+def operand(words: str) -> str:
+    """A part of an expression: a minus sign binds less tightly than a power."""
+    return f"({words})" if words.startswith("-") else words
 
 
 def _compute(arguments: list[str], expressions: list[str]) -> Callable[[Sequence[float]], Sequence[float]]:

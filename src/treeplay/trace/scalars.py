@@ -157,7 +157,10 @@ class Scalar:
         return self._constant(number)
 
     def _constant(self, number: float, *, integer: bool = False) -> Scalar:
-        return Scalar(self.world, text=repr(number), value=number, node=number, integer=integer)
+        text = (
+            f"({number!r})" if repr(number).startswith("-") else repr(number)
+        )  # which binds less tightly than a power
+        return Scalar(self.world, text=text, value=number, node=number, integer=integer)
 
     # Where a plain value is needed.
     def guard_float(self, file: str, line: int) -> float:

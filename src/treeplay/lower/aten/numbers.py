@@ -5,7 +5,6 @@ group["lr"], a step tensor   ─▶   item = step.item(); pow = s1 ** item; floa
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,26 +15,9 @@ from treeplay.errors import LoweringError
 from treeplay.lower.aten.memory import Cells, takes_cells
 from treeplay.lower.aten.ops import CELLS, aten
 from treeplay.lower.aten.text import GraphText, Meaning, Node
+from treeplay.lower.numbers import FORMS, operand
 from treeplay.torch_seam.operators import OpOverload
 
-_SIGNS: dict[Any, str] = {
-    operator.add: "{} + {}",
-    operator.sub: "{} - {}",
-    operator.mul: "{} * {}",
-    operator.truediv: "{} / {}",
-    operator.pow: "{} ** {}",
-    operator.floordiv: "{} // {}",
-    operator.mod: "{} % {}",
-    operator.neg: "-{}",
-    abs: "abs({})",
-    float: "float({})",
-    operator.eq: "{} == {}",
-    operator.ne: "{} != {}",
-    operator.lt: "{} < {}",
-    operator.le: "{} <= {}",
-    operator.gt: "{} > {}",
-    operator.ge: "{} >= {}",
-}
 # Whole numbers up to here are the same in the type, so that which way they are converted cannot matter.
 _EXACT = {torch.float32: 2**24, torch.float64: 2**53}
 
@@ -54,7 +36,7 @@ class NumberText:
         if node.target is aten._local_scalar_dense.default:
             self._assign(node, f"{self.text.expression(node.args[0])}.item()")
             return
-        form = _SIGNS.get(node.target)
+        form = FORMS.get(node.target)
         if form is None:
             raise LoweringError(f"{node.target} of a number is not known")
         words = form.format(*(self._operand(argument) for argument in node.args))
@@ -70,9 +52,7 @@ class NumberText:
         self.text.add(f"{node.name} = {words}")
 
     def _operand(self, item: Any) -> str:
-        words = self.text.expression(item)
-        # A minus sign binds less tightly than a power.
-        return f"({words})" if words.startswith("-") else words
+        return operand(self.text.expression(item))
 
     def with_cell(self, op: OpOverload, args: tuple[Any, ...]) -> tuple[OpOverload, tuple[Any, ...]]:
         """The same operation with a cell in the place of its number, where that changes nothing but the price."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import treeplay
 from support import assert_same, jit
@@ -177,6 +178,24 @@ def test_calls_that_are_not_looked_at_raise_what_eager_raises_and_end_with_a_res
     jitted.reset()
     jitted(x)
     assert jitted.statistics().not_replayed["observed"] == 2
+
+
+def test_a_call_under_a_mode_counts_as_that_also_where_calls_are_left_alone() -> None:
+    def read(x: torch.Tensor) -> torch.Tensor:
+        return x * x.sum().item()
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    jitted, x = jit(read, on_refusal="eager"), torch.ones(2)
+    for _ in range(200):
+        jitted(x)
+    left = jitted._manager.cache.pause.left
+    with Mode():
+        assert_same(jitted(x), read(x))
+    assert jitted._manager.cache.pause.left == left > 0
+    assert jitted.statistics().not_replayed["refused"] == 199 and jitted.statistics().calls == 201
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def run_back(
     """The stages from the plan on."""
     if front.traced.signature.kind is Kind.DIFFERENTIABLE:
         return run_differentiable(program, call, front, seconds, name=name)
-    has_tiers = front.plan.lowerings == ("inductor", "aten") and keeps_tiers()
+    has_tiers = keeps_tiers(front)
     device = device_for(front.device)
     with _timed("lower", seconds), without_function_modes():
         lowered = _lower("aten", front, eager_random=True) if has_tiers else make_lowered(front)
@@ -133,9 +133,10 @@ def run_back(
         return recording
 
 
-def keeps_tiers() -> bool:
+def keeps_tiers(front: Front) -> bool:
     """Whether what is recorded now is compiled later, in the background."""
-    return settings.tiers == "background" and not torch.are_deterministic_algorithms_enabled()
+    is_allowed = settings.tiers == "background" and not torch.are_deterministic_algorithms_enabled()
+    return is_allowed and front.plan.lowerings == ("inductor", "aten")
 
 
 def compile_later(front: Front, name: str, *, eager_random: bool) -> tuple[Lowered, Recorded]:
@@ -149,7 +150,7 @@ def run_differentiable(
     program: Callable[..., Any], call: Call, front: Front, seconds: dict[str, float], *, name: str
 ) -> Recording:
     """The stages after the plan for a program that the caller differentiates: it is run again, and wrapped."""
-    has_tiers = front.plan.lowerings == ("inductor", "aten") and keeps_tiers() and front.device == CPU
+    has_tiers = keeps_tiers(front) and front.device == CPU
     lowering = "aten" if has_tiers else front.plan.lowerings[0]
     with _timed("lower", seconds):
         signature, tensors, wrapped = run_wrap(program, call, front, lowering=lowering)

@@ -128,3 +128,10 @@ class Twins:
     def statistics(self) -> Any:
         """Of the jitted side."""
         return self.step.statistics()
+
+
+def the_recording(jitted: Any) -> Any:
+    """The facts of the one recording that a jitted program has."""
+    (key,) = jitted.statistics().keys
+    (recording,) = key.recordings
+    return recording

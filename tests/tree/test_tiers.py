@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import treeplay
-from support import assert_same, training
+from support import assert_same, the_recording, training
 from treeplay import driver
 from treeplay.errors import LoweringError
 from treeplay.lower.aten import lower_aten
@@ -95,12 +95,6 @@ def a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     found = type("Compiler", (), {"path": "somewhere"})()
     monkeypatch.setattr(driver, "find_compiler", lambda: found)
     monkeypatch.setattr(driver, "find_gpu_compiler", lambda: found)
-
-
-def the_recording(jitted: Any) -> Any:
-    (key,) = jitted.statistics().keys
-    (recording,) = key.recordings
-    return recording
 
 
 def a_step(device: str) -> tuple[Any, nn.Module]:

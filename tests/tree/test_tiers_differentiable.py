@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import treeplay
+from support import the_recording
 from support.gradients import PROGRAMS, Pair, state
 from support.gradients import train as train_once
 from treeplay import driver
@@ -76,12 +77,6 @@ def train(model: Any, twin: nn.Module, number: int) -> None:
         (y * torch.randn(3, 2)).sum().backward()
         found.append([y.detach(), x.grad, *(p.grad for p in run.parameters())])
     torch.testing.assert_close(*found)
-
-
-def the_recording(jitted: Any) -> Any:
-    (key,) = jitted.statistics().keys
-    (recording,) = key.recordings
-    return recording
 
 
 def test_operators_serve_until_each_graph_is_compiled(inductor: Inductor) -> None:

@@ -17,9 +17,9 @@ from treeplay.backend.differentiable import Differentiable, task_of, wrap_by
 from treeplay.backend.inner import boxed, without_views
 from treeplay.backend.options import Options
 from treeplay.backend.passes import copy_of
-from treeplay.errors import InternalError, TreeplayError
+from treeplay.errors import InternalError
 from treeplay.observe.internal import tell_internal
-from treeplay.sandbox.boundary import Boundary
+from treeplay.sandbox.boundary import internal
 from treeplay.torch_seam import flags
 from treeplay.values.captured import Role
 from treeplay.values.signature import Input
@@ -114,10 +114,9 @@ class CompiledInTheBackground(Differentiable):
 
         def compile_in_its_turn() -> None:
             try:
-                with Boundary("compiling a backward in the background", reasons=(TreeplayError,)):
-                    later.compile()
-            except TreeplayError as error:
-                tell_internal(error if isinstance(error, InternalError) else InternalError(str(error)), "a backward")
+                later.compile()
+            except Exception as error:  # nobody waits for it
+                tell_internal(internal(error, "compiling a backward in the background"), "a backward")
 
         self._add(compile_in_its_turn)
         return later

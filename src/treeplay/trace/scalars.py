@@ -1,10 +1,9 @@
 """Numbers that stay numbers: symbolic ones for optimizer hyper-parameters, host scalars, and floats and integers as arguments.
 
 While a program is traced, `group["lr"]` holds a `torch.SymFloat` whose node is a `Scalar`, and an integer among the arguments
-may be a `torch.SymInt` with one. Arithmetic on it builds an
-expression; a comparison that Python branches on becomes a guard; and a place that insists on a plain float (such as
-`math.sqrt`) gets today's value and an equality guard. So a hyper-parameter can change between calls, and none freezes
-unnoticed.
+may be a `torch.SymInt` with one. Arithmetic on it builds an expression; a comparison that Python branches on becomes a guard;
+and a place that insists on a plain float (such as `math.sqrt`) gets today's value and an equality guard. So a hyper-parameter
+can change between calls, and none freezes unnoticed.
 
     group["lr"] -> Scalar("s0")   -lr -> Scalar("(-s0)")   if lr != 0: -> guard "(s0 != 0.0)" is True
 """

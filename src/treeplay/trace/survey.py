@@ -241,9 +241,8 @@ class _SurveyWalk:
         if table is None:
             return
         self._keep(table, place)
-        for name, entry in dict.copy(
-            table
-        ).items():  # a list of the items makes objects: a collection may begin, and write
+        # A copy: a list of the items makes objects, by which a collection may begin and write.
+        for name, entry in dict.copy(table).items():
             if name not in skip:
                 self.enter(entry, place.child(How.ITEM, table, name, f"{place}.{name}"), needs | {name})
         self._of_class(value, place)

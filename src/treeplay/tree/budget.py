@@ -75,9 +75,8 @@ class Pause:
         self._counted = 0  # what was left when they were counted
         self._looks = 0.0  # that nothing has paid for
         self._served = 0
-        self._runs = (
-            math.inf
-        )  # seconds of a call; one that was looked at takes longer, since caches hold other things then
+        # Seconds of a call. One that was looked at takes longer: the processor's caches hold other things then.
+        self._runs = math.inf
 
     def looked(self, entry: Entry, why: str, *, cost: float, ran: float, served: int) -> None:
         """A look at a call found that it runs eagerly, which took `cost` seconds, and the call `ran`. `served`: the calls

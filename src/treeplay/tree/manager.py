@@ -81,14 +81,14 @@ class Manager:
         its graph here."""
         if is_dynamo_watching():
             return without_dynamo(Manager.call)(self, args, kwargs)
-        if self.cache.pause.left and (is_in_range or not profiler._is_profiler_enabled):
-            return self._left_alone(args, kwargs)
         has_modes = is_mode_active()
         if has_modes and (mode := foreign_mode()) is not None:
             return self._under(mode, args, kwargs)
         if profiler._is_profiler_enabled and not is_in_range:
             with record_function(f"treeplay: {self.cache.name}"):
                 return self.call(args, kwargs, is_in_range=True)
+        if self.cache.pause.left:
+            return self._left_alone(args, kwargs)
         with self._lock:
             cache = self.cache
             if has_modes and default_device() != cache.device:  # one recorded without any does not ask for it

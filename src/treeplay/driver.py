@@ -150,7 +150,7 @@ def run_differentiable(
     program: Callable[..., Any], call: Call, front: Front, seconds: dict[str, float], *, name: str
 ) -> Recording:
     """The stages after the plan for a program that the caller differentiates: it is run again, and wrapped."""
-    has_tiers = keeps_tiers(front) and front.device == CPU
+    has_tiers = keeps_tiers(front)
     lowering = "aten" if has_tiers else front.plan.lowerings[0]
     with _timed("lower", seconds):
         signature, tensors, wrapped = run_wrap(program, call, front, lowering=lowering)

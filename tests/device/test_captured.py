@@ -1,4 +1,4 @@
-"""State that moves between launches, and tensors that share a storage: decided without a GPU."""
+"""State that moves between launches, decided without a GPU."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from treeplay.device.cuda import captured as module
 from treeplay.device.cuda.attempt import kept_in_place
-from treeplay.device.cuda.captured import CapturedGraph, CaptureFindings, capture_work, lodgers
+from treeplay.device.cuda.captured import CapturedGraph
 from treeplay.device.cuda.lane import Unplaced
+from treeplay.device.cuda.rounds import CaptureFindings
 from treeplay.device.protocol import Work
 from treeplay.errors import CaptureFailed
-from treeplay.relocate.table import Relocation, Row, Site
+from treeplay.relocate.table import Row, Site
 
 NOTHING: Any = None
 
@@ -87,12 +87,6 @@ def test_tensors_of_one_storage_that_part_are_captured_anew(which: str) -> None:
     assert made.patcher.moved == []  # type: ignore[union-attr]
 
 
-def test_tensors_that_share_a_storage_are_told() -> None:
-    flat = torch.zeros(16)
-    assert lodgers([flat[:8], torch.zeros(3), flat[8:]], [0, 1, 2]) == [0, 2]
-    assert lodgers([flat[:8], torch.zeros(3), flat[8:]], [1, 2]) == [2]
-
-
 def test_a_body_that_gives_a_tensor_other_memory_is_refused_and_undone() -> None:
     weight = torch.arange(4.0)
     address = weight.data_ptr()
@@ -107,42 +101,3 @@ def test_an_exception_of_the_body_stays_the_first() -> None:
         weight.data = torch.zeros(4)
         raise KeyError("mine")
     assert weight.tolist() == [0, 1, 2, 3]
-
-
-class Shown:
-    """Captures that each show one more result that cannot move, `restless` of them; stands for the stages around."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, restless: int) -> None:
-        self.left, self.dropped, self.buffered = restless, 0, [set[int]()]
-        self.outputs = [torch.zeros(1) for _ in range(100)]
-        monkeypatch.setattr(module, "_capture_and_prove", self.capture)
-        monkeypatch.setattr(module, "_ask_nodes", lambda made, found: None)
-        monkeypatch.setattr(module, "movable_of", lambda work, tensors, buffers: [0, 1, 2])
-        monkeypatch.setattr(module, "_instantiated", lambda *args: args[3])
-
-    def capture(self, work: Any, tensors: Any, lane: Any, found: CaptureFindings, buffers: Any, seconds: Any) -> Shown:
-        self.buffered.append(set(buffers))
-        rows = [Row("output", at, 0, 1, (), reason="moves oddly") for at in range(100) if at not in found.cloned]
-        found.table = Relocation((), tuple(rows[:1] if self.left else ()), 0)
-        self.left -= bool(self.left)
-        return self
-
-    def drop(self) -> None:
-        self.dropped += 1
-
-
-def work_of_three(state: set[int]) -> Work:
-    return Work("work", NOTHING, NOTHING, names=("a", "b", "c"), state=frozenset(state))
-
-
-def test_what_cannot_move_is_copied_and_the_rest_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = Shown(monkeypatch, restless=2)
-    found: Any = capture_work(work_of_three({0}), [torch.zeros(1)] * 3, NOTHING, NOTHING, NOTHING)
-    assert found.cloned == {0: "moves oddly", 1: "moves oddly"} and not found.buffered and shown.dropped == 2
-
-
-def test_what_never_settles_is_captured_with_copies_of_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = Shown(monkeypatch, restless=7)
-    found: Any = capture_work(work_of_three({0}), [torch.zeros(1)] * 3, NOTHING, NOTHING, NOTHING)
-    assert set(found.cloned) == set(range(100)) and set(found.buffered) == {1, 2} == shown.buffered[-1]
-    assert found.cloned[0] == "moves oddly" and "went on showing" in found.cloned[99] and shown.dropped == 7

@@ -87,17 +87,33 @@ def little_memory() -> Iterator[Any]:
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def test_out_of_memory_while_recording(little_memory: Any) -> None:
+def test_a_step_whose_tensors_fill_the_memory_is_recorded(little_memory: Any) -> None:
     program: Any = treeplay.jit(lambda x: x.sum() * 2 - 1, on_refusal="raise")
     x = torch.ones(2**26, device="cuda")
     wanted = float(x.sum() * 2 - 1)
     for _ in range(2):
         assert float(program(x)) == wanted
-    little_memory(2**24)  # the decoys of a proof are as large as the largest tensor
-    with pytest.warns(UserWarning, match="unrecorded"):
+    little_memory(2**24)  # a sixteenth of the tensor
+    for _ in range(3):
+        assert float(program(x)) == wanted
+    assert launch_of(program).stage == "recorded"
+
+
+def test_out_of_memory_while_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    program: Any = treeplay.jit(lambda x: (x * 2 - 1).sum(), lower="aten", on_refusal="raise")
+    x = torch.ones(2**20, device="cuda")
+    wanted = float((x * 2 - 1).sum())
+    for _ in range(2):
+        assert float(program(x)) == wanted
+
+    def nothing_left(*_: Any) -> int:
+        raise torch.OutOfMemoryError("told to")
+
+    with monkeypatch.context() as patched, pytest.warns(UserWarning, match="unrecorded"):
+        patched.setattr("treeplay.device.cuda.memory.mapping.make_memory", nothing_left)
         assert float(program(x)) == wanted
     assert float(program(x)) == wanted
-    little_memory(2**30)
+    assert "told to" in launch_of(program).why
     program.reset()
     for _ in range(4):
         assert float(program(x)) == wanted

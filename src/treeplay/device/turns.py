@@ -7,7 +7,7 @@ workspaces are shared, so that each would see the other's.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import get_ident
 
 from treeplay.errors import UsageError
@@ -34,6 +34,10 @@ class Turns:
             )
         self._lock.acquire()
 
+    def take_if_free(self) -> bool:
+        """Take the turn unless somebody has it, this thread included; whether that was so."""
+        return self._lock.acquire(timeout=0)
+
     def give_back(self) -> None:
         """Let the next thread capture. Whoever ends a capture may do so, in whichever thread it began."""
         self._lock.release()
@@ -46,6 +50,12 @@ class Turns:
             yield
         finally:
             self.give_back()
+
+    @contextmanager
+    def taken_once(self) -> Iterator[None]:
+        """Have the turn for a block, which may be inside of another one of this thread's."""
+        with nullcontext() if self.is_mine else self.taken():
+            yield
 
 
 turns = Turns()

@@ -14,6 +14,7 @@ import torch
 import torch.fx
 
 from treeplay.device.protocol import Births
+from treeplay.device.turns import turns
 from treeplay.errors import LoweringError
 from treeplay.lower import late, masked, memory, scaled, signs
 from treeplay.lower.births import ResultsTold
@@ -35,6 +36,7 @@ from treeplay.torch_seam.inductor import (
     CustomGraphPass,
     GraphLowering,
     V,
+    benchmarking,
     compile_fx_inner,
     fake_tensor_prop,
     fallback_handler,
@@ -191,6 +193,7 @@ def compile_graph(
     with (
         unmoved(),  # padding and tuning are measured on random inputs
         keeping_order(),
+        _measuring_apart(),
         inductor_config.patch(options),
         V.set_fake_mode(mode),
         tracing(context),
@@ -223,6 +226,10 @@ def _emptying(run: ArtifactCall) -> ArtifactCall:
         return results
 
     return call
+
+
+_measuring_apart = benchmarking(turns.taken_once)
+"""Measuring waits for the device, which breaks a capture that another thread has begun."""
 
 
 @contextlib.contextmanager

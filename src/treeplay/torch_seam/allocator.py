@@ -72,6 +72,23 @@ def release_pool(index: int, pool: Pool) -> None:
     torch._C._cuda_releasePool(index, pool)
 
 
+def has_pools_of_ours() -> bool:
+    """Whether this torch has pools whose memory somebody else provides."""
+    return is_built() and hasattr(torch._C, "_cuda_customAllocator") and hasattr(torch.cuda, "MemPool")
+
+
+def allocator_of(take: int, give_back: int) -> Any:
+    """An allocator made of two native functions, by their addresses: `void *take(size_t, int device, stream)` and
+    `void give_back(void *, size_t, int device, stream)`. Torch calls them with the lock of its own allocator in its hands."""
+    return torch._C._cuda_customAllocator(take, give_back)
+
+
+def pool_of(pool: torch.cuda.MemPool) -> Pool:
+    """The token of a pool."""
+    first, second = pool.id
+    return int(first), int(second)
+
+
 def has_context(index: int) -> bool:
     """Whether this process has a CUDA context on a device, without making one."""
     return is_built() and bool(torch._C._cuda_hasPrimaryContext(index))  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch._higher_order_ops.effects
@@ -19,6 +20,7 @@ from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.graph import GraphLowering
 from torch._inductor.inductor_prims import force_stride_order as force_stride_order
 from torch._inductor.lowering import fallback_handler, fallbacks, lowerings, register_lowering
+from torch._inductor.runtime.benchmarking import benchmarker
 from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
@@ -29,6 +31,7 @@ __all__ = [
     "CustomGraphPass",
     "GraphLowering",
     "V",
+    "benchmarking",
     "compile_fx_inner",
     "compile_lock",
     "fake_tensor_prop",
@@ -60,3 +63,16 @@ def _recompute(original: Callable[..., None], is_wanted: Callable[[], bool]) -> 
 keeping_order = Shared(SchedulerNode, "recompute_size_and_body", _recompute).wanted
 """A context in which a kernel that gets other loops, to become part of another, keeps its place behind those that read what it
 overwrites. In torch 2.11 it comes to stand anywhere, since its dependencies are then read off its body alone."""
+
+
+def benchmarking(apart: Callable[[], AbstractContextManager[None]]) -> Callable[[], AbstractContextManager[None]]:
+    """For a block, whatever this thread's compile measures on a GPU, it measures inside of `apart()`."""
+
+    def make(original: Callable[..., Any], is_wanted: Callable[[], bool]) -> Callable[..., Any]:
+        def benchmark_gpu(*args: Any, **kwargs: Any) -> Any:
+            with apart() if is_wanted() else nullcontext():
+                return original(*args, **kwargs)
+
+        return benchmark_gpu
+
+    return Shared(type(benchmarker), "benchmark_gpu", make).wanted

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,21 +15,27 @@ from treeplay.device.cuda.capture import capturing
 from treeplay.device.cuda.history import AllocationHistory, allocations
 from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.marks import Marks
+from treeplay.device.cuda.memory.space import AddressSpace
 from treeplay.device.cuda.nodes import Shapes, read_nodes
 from treeplay.device.protocol import Work
 from treeplay.errors import CaptureFailed
 from treeplay.sandbox.generators import moving
+from treeplay.torch_seam.allocator import Pool
 from treeplay.values.nodes import CaptureNotes, Placed
 from treeplay.values.spec import TensorSpec
 
 
 @dataclass(eq=False)
 class Attempt:
-    """A captured graph, not yet instantiated, and its outputs in pool memory. `leave` gives its claim on the pool back."""
+    """A captured graph, not yet instantiated, and its outputs in pool memory. `leave` gives its claim on the pool back.
+
+    `space`: the addresses that all of it has, if they are its own.
+    """
 
     graph: torch.cuda.CUDAGraph
     outputs: list[torch.Tensor]
     leave: Callable[[], Any]
+    space: AddressSpace | None = None
     births: dict[int, int] = field(default_factory=dict)  # of outputs by index: nodes before belong to others
     captured: CaptureNotes | None = None  # None where nodes cannot be read
 
@@ -48,18 +55,20 @@ def attempt(
     movable: Sequence[int] | None = None,
     shapes: Shapes | None = None,
     is_apart: bool = False,
+    space: AddressSpace | None = None,
 ) -> Attempt:
     """Capture the body over `tensors`; executes nothing.
 
     Outputs at `cloned` are copied as the last thing that is captured, so that they lie in memory of their own. With
     `movable`, the indices of the tensors that may move, the nodes are read; `shapes` is what that has told before.
-    One that `is_apart` gets a pool of its own, so that all that it allocates lies elsewhere than in any other capture; the
-    memory goes when it is dropped. Raises `CaptureFailed`, or what the body raises.
+    What it allocates gets addresses from `space`, which is closed when it is dropped. Without one, memory comes from the pool
+    that recordings share; one that `is_apart` gets a pool of its own then, so that all that it allocates lies elsewhere than
+    in any other capture. Raises `CaptureFailed`, or what the body raises.
     """
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     for generator in work.generators:
         graph.register_generator_state(generator)
-    pool, leave = (torch.cuda.graph_pool_handle(), _nothing) if is_apart else (lane.enter(), lane.leave)
+    pool, leave = _pool(lane, space, is_apart=is_apart)
     made = None
     spared = SparedGenerator(lane.device, is_drawn_from=work.draws)
     seen = AllocationHistory()
@@ -67,7 +76,7 @@ def attempt(
     @contextmanager
     def beginning() -> Iterator[None]:  # of the whole process, so in this thread's turn
         nonlocal seen
-        with allocations(lane.device, pool) as seen, spared:
+        with allocations(lane.device, pool) as seen, spared, space.in_use() if space is not None else nullcontext():
             yield
 
     try:
@@ -83,8 +92,9 @@ def attempt(
                 before = births.now()
                 outputs[index] = outputs[index].clone()
                 births.born(outputs[index], before)
-        made = Attempt(graph, outputs, leave, births.of(outputs, seen.blocks, seen.notes))
+        made = Attempt(graph, outputs, leave, space, births.of(outputs, seen.blocks, seen.notes))
         made.leave = weakref.finalize(made, leave)  # once, also if nobody drops it
+        made.leave.atexit = False  # the process's end gives all back
         if movable is not None:
             made.captured = CaptureNotes(
                 read_nodes(graph.raw_cuda_graph(), shapes),
@@ -99,6 +109,13 @@ def attempt(
             made.drop()
         raise
     return made
+
+
+def _pool(lane: Lane, space: AddressSpace | None, *, is_apart: bool) -> tuple[Pool, Callable[[], Any]]:
+    """Where a capture allocates, and how to leave that."""
+    if space is not None:
+        return space.pool.token, partial(lane.close, space)
+    return (torch.cuda.graph_pool_handle(), _nothing) if is_apart else (lane.enter(), lane.leave)
 
 
 def _nothing() -> None:

@@ -1,24 +1,20 @@
 """From a body and its tensors to a graph that can be launched with other tensors.
 
-capture (tensors where they are) ─▶ capture (decoys) ─▶ capture (other decoys) ─▶ table of what can move
-   └─ something cannot: it gets a buffer, or a captured copy, and all is captured again
-─▶ instantiate ─▶ patcher ─▶ the launch function
+captures in rounds ─▶ memory behind what it uses while it runs ─▶ instantiate ─▶ patcher ─▶ the launch function
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from treeplay.codegen import load_source
-from treeplay.device.cuda.attempt import Attempt, attempt
-from treeplay.device.cuda.decoys import make_decoys
-from treeplay.device.cuda.history import device_ranges
+from treeplay.device.cuda.attempt import Attempt
+from treeplay.device.cuda.decoys import unowned
 from treeplay.device.cuda.lane import Lane, Unplaced, union_bytes
 from treeplay.device.cuda.launch import (
     Copied,
@@ -33,38 +29,18 @@ from treeplay.device.cuda.launch import (
     launches_of,
     weakly,
 )
-from treeplay.device.cuda.node_calls import is_available
-from treeplay.device.cuda.nodes import Shapes
 from treeplay.device.cuda.patch import Patcher, build_patcher, own_nodes_of
-from treeplay.device.cuda.verify import unfaithful_nodes
+from treeplay.device.cuda.rounds import CaptureFindings, Rounds, capture_in_rounds
 from treeplay.device.protocol import Replay, Work
 from treeplay.errors import InternalError
-from treeplay.relocate import Relocation, Row, relocate
+from treeplay.observe.events import log_event
+from treeplay.relocate import Row
 from treeplay.torch_seam import allocator
 from treeplay.values.launch import LaunchFacts
-from treeplay.values.nodes import Allocation
+from treeplay.values.nodes import Allocation, Memcpy, Memset
 from treeplay.values.spec import TensorSpec
 
-_MOST_ROUNDS = 8  # each shows what cannot move; the last is made with a copy of everything
 _BYTES_PER_NODE = 2048
-_MOST_BYTES_KEPT = 16 << 20
-_NEVER_SETTLED = "captures went on showing other inputs and outputs that cannot move"
-
-
-@dataclass(slots=True)
-class CaptureFindings:
-    """What captures have shown: inputs that need a `buffer` and outputs that need a captured copy, each with the reason."""
-
-    buffered: dict[int, str] = field(default_factory=dict)
-    cloned: dict[int, str] = field(default_factory=dict)
-    table: Relocation | None = None
-    why_fixed: str | None = None  # why nothing at all can move
-    unfaithful: dict[int, str] = field(default_factory=dict)  # nodes that cannot be set, each with what went wrong
-
-    def copy_everything(self, inputs: Iterable[int], outputs: Iterable[int]) -> None:
-        """Move none of these: for a program of which each capture shows something new that cannot move."""
-        self.buffered = dict.fromkeys(inputs, _NEVER_SETTLED) | self.buffered
-        self.cloned = dict.fromkeys(outputs, _NEVER_SETTLED) | self.cloned
 
 
 @dataclass(eq=False)
@@ -108,8 +84,8 @@ class CapturedGraph:
 
     @property
     def blocks(self) -> tuple[Allocation, ...]:
-        """The scratch memory that it uses while it runs."""
-        captured = self.made.captured
+        """The scratch memory that it uses while it runs, where that lies in the shared pool."""
+        captured = self.made.captured if self.made.space is None else None
         return (captured.blocks or ()) if captured is not None else ()
 
     @property
@@ -130,7 +106,7 @@ class CapturedGraph:
             "recorded",
             why=self.found.why_fixed,
             nodes=len(captured.nodes) if captured is not None else 0,
-            scratch_bytes=union_bytes(self.blocks),
+            scratch_bytes=self.made.space.scratch_bytes if self.made.space is not None else union_bytes(self.blocks),
             exec_bytes=self.exec_bytes,
             copied_bytes_per_call=self.copied_bytes_per_call,
             launches=launches,
@@ -196,126 +172,94 @@ def capture_work(
     `plain` runs the work as it is; it is called where a tensor lies so that the graph cannot read it. `not_launched` is
     called where a launch raised before the graph was launched.
     """
-    seconds: dict[str, float] = {}
-    found = CaptureFindings()
-    buffers: dict[int, torch.Tensor] = {}
-    for number in range(_MOST_ROUNDS):
-        buffers = {at: buffers.get(at, _buffer(tensors[at])) for at in found.buffered}
-        made = _capture_and_prove(work, tensors, lane, found, buffers, seconds)
-        _ask_nodes(made, found)
-        if not _learned(work, found):
-            break
-        if number == _MOST_ROUNDS - 2:
-            arguments = set(movable_of(work, tensors, found.buffered) or ()) - work.state
-            found.copy_everything(arguments, range(len(made.outputs)))
-        made.drop()
-    else:
-        raise InternalError("captures went on showing other things that cannot move")
-    try:
-        return _instantiated(work, tensors, lane, found, buffers, made, Otherwise(plain, not_launched), seconds)
-    except BaseException:
-        made.drop()
-        raise
+    for in_space in (True, False):
+        captured = capture_in_rounds(work, tensors, lane, in_space=in_space)
+        try:
+            results = _results(captured)
+            if _settle(captured, results):
+                return _instantiated(work, tensors, lane, captured, results, Otherwise(plain, not_launched))
+        except BaseException:
+            captured.made.drop()
+            raise
+        captured.made.drop()
+        log_event(
+            "recordings", f"{work.name}: something it made in a capture is still there: captured in the shared pool"
+        )
+    raise InternalError("memory of the shared pool cannot be had")
 
 
-def _capture_and_prove(
-    work: Work,
-    tensors: Sequence[torch.Tensor],
-    lane: Lane,
-    found: CaptureFindings,
-    buffers: dict[int, torch.Tensor],
-    seconds: dict[str, float],
-) -> Attempt:
-    """The capture to be replayed, after two more with every movable tensor elsewhere; notes the table in `found`."""
-    own = [work.vector.tensor] if work.vector is not None else []
-    movable = movable_of(work, tensors, buffers)
-    given = [buffers.get(at, tensor) for at, tensor in enumerate(tensors)]
-    for at in lodgers(tensors, movable or ()):
-        if at not in work.state:
-            (given[at],) = make_decoys([tensors[at]], seed=0)
-    before = time.perf_counter()
-    shapes: Shapes = {}
-    made = attempt(work, [*given, *own], lane, cloned=found.cloned, movable=movable, shapes=shapes)
-    seconds["capture"] = time.perf_counter() - before
-    if movable is None:
-        found.why_fixed = "the driver's library is not found, so addresses cannot be changed"
-        return made
-    captures = [made.captured]
-    held_before = torch.cuda.memory_reserved(lane.device)
-    try:
-        for seed in (1, 2):
-            decoys = make_decoys([given[at] for at in movable], seed=seed)
-            elsewhere = list(given)
-            for at, decoy in zip(movable, decoys, strict=True):
-                elsewhere[at] = decoy
-            other = attempt(
-                work, [*elsewhere, *own], lane, cloned=found.cloned, movable=movable, shapes=shapes, is_apart=True
-            )
-            captures.append(other.captured)
-            other.drop()
-        ranges = device_ranges()
-        found.table = relocate([one for one in captures if one is not None], ranges=ranges)
-    except BaseException:
-        made.drop()
-        raise
-    lane.kept_bytes += max(0, torch.cuda.memory_reserved(lane.device) - held_before)
-    if lane.kept_bytes > _MOST_BYTES_KEPT:
-        torch.cuda.empty_cache()  # what proofs have used is of no use to anybody else
-        lane.kept_bytes = 0
-    seconds["proof"] = time.perf_counter() - before - seconds["capture"]
-    return made
+@dataclass(frozen=True, slots=True)
+class CapturedOutput:
+    """An output of a capture, which is let go: what it is, how it moves, and where it stays if it does not."""
+
+    spec: TensorSpec
+    row: Row | None
+    held: torch.Tensor | None
 
 
-def movable_of(work: Work, tensors: Sequence[torch.Tensor], buffers: Collection[int]) -> list[int] | None:
-    """The inputs whose address may go into the graph; None where graphs cannot be read."""
-    if not is_available():
-        return None
-    return [at for at, tensor in enumerate(tensors) if at not in buffers and at not in work.fixed and tensor.numel()]
+def _results(captured: Rounds) -> list[CapturedOutput]:
+    """The outputs of the capture to be replayed, none of which is kept alive in addresses of its own."""
+    made, table = captured.made, captured.found.table
+    rows = {row.index: row for row in table.outputs if row.is_patchable} if table is not None else {}
+    found = []
+    for at, output in enumerate(made.outputs):
+        is_held = at not in rows and output.numel()
+        is_inside = made.space is not None and output.untyped_storage().data_ptr() in made.space
+        held = unowned(output) if is_inside else output
+        found.append(CapturedOutput(TensorSpec.of(output), rows.get(at), held if is_held else None))
+    made.outputs.clear()  # what a result moves away from is nobody's
+    return found
 
 
-def lodgers(tensors: Sequence[torch.Tensor], among: Collection[int]) -> list[int]:
-    """The tensors that share their storage with another one. Arguments that do may lie apart, or differently, next time."""
-    users = Counter(tensor.untyped_storage()._cdata for tensor in tensors)
-    return [at for at in among if users[tensors[at].untyped_storage()._cdata] > 1]
+def _settle(captured: Rounds, results: Sequence[CapturedOutput]) -> bool:
+    """Put memory behind the addresses that the graph uses while it runs. False: somebody keeps a tensor that lies there."""
+    made = captured.made
+    if made.space is None:
+        return True
+    if made.captured is None or made.captured.blocks is None:
+        return made.space.settle(None)
+    blocks = made.captured.blocks
+    newest = {block.address: at for at, block in enumerate(blocks)}
+    moved = {newest.get(result.row.address) for result in results if result.row is not None}
+    return made.space.settle([(block.address, block.end) for at, block in enumerate(blocks) if at not in moved])
 
 
-def _ask_nodes(made: Attempt, found: CaptureFindings) -> None:
-    """What lies in nodes that do not take their parameters back as they are cannot move."""
-    if found.table is None:
+def _place_copies(captured: Rounds, tensors: Sequence[torch.Tensor], results: Sequence[CapturedOutput]) -> None:
+    """Have copies and fills of the graph write to memory of torch's before it is instantiated.
+
+    An instantiated one keeps to the kind of memory that it had then, and tensors of later calls are torch's. For outputs any
+    memory does: each launch moves them before it runs.
+    """
+    made, table = captured.made, captured.found.table
+    if made.space is None or made.captured is None or table is None:
         return
-    graph = made.graph.raw_cuda_graph()
-    found.unfaithful |= unfaithful_nodes(own_nodes_of(graph, found.table))
-    if found.unfaithful:
-        found.table = found.table.without(found.unfaithful)
-
-
-def _learned(work: Work, found: CaptureFindings) -> bool:
-    """Note what cannot move and needs another way; whether there is something new."""
-    known = (len(found.buffered), len(found.cloned))
-    if found.table is None:
-        arguments = set(range(len(work.names))) - work.state
-        found.buffered |= dict.fromkeys(arguments, str(found.why_fixed))
-        return known[0] != len(found.buffered)
-    for row in found.table.tensors:
-        if not row.is_patchable and row.index not in work.state:
-            found.buffered[row.index] = str(row.reason)
-    for row in found.table.outputs:
-        if not row.is_patchable and row.index not in found.cloned:
-            found.cloned[row.index] = str(row.reason)
-    return known != (len(found.buffered), len(found.cloned))
+    graph_nodes = made.captured.nodes
+    rows = [row for row in (*table.tensors, *(result.row for result in results)) if row is not None]
+    rows = [row for row in rows if row.address in made.space]
+    sites = [(row, site) for row in rows for site in row.sites if isinstance(graph_nodes[site.node], (Memcpy, Memset))]
+    if not sites:
+        return
+    largest = max((results[row.index].spec.nbytes for row, _ in sites if row.role == "output"), default=0)
+    anywhere = torch.empty(largest, dtype=torch.uint8, device=tensors[0].device if tensors else torch.device("cuda"))
+    nodes = own_nodes_of(made.graph.raw_cuda_graph(), table)
+    for row, site in sites:
+        memory = anywhere if row.role == "output" else tensors[row.index]
+        nodes[site.node].word(site.buffer, site.offset).value = memory.data_ptr() + site.addend
+    for index in {site.node for _, site in sites}:
+        nodes[index].set_template()
 
 
 def _instantiated(
     work: Work,
     tensors: Sequence[torch.Tensor],
     lane: Lane,
-    found: CaptureFindings,
-    buffers: dict[int, torch.Tensor],
-    made: Attempt,
+    rounds: Rounds,
+    results: Sequence[CapturedOutput],
     otherwise: Otherwise,
-    seconds: dict[str, float],
 ) -> CapturedGraph:
     before = time.perf_counter()
+    made, found, seconds = rounds.made, rounds.found, rounds.seconds
+    _place_copies(rounds, tensors, results)
     free_before = torch.cuda.mem_get_info(lane.device)[0]
     made.graph.instantiate()
     taken = free_before - torch.cuda.mem_get_info(lane.device)[0]
@@ -324,27 +268,24 @@ def _instantiated(
     exec_bytes = max(taken, nodes * _BYTES_PER_NODE)
     patcher = None
     rows: dict[int, Row] = {}
-    out_rows: dict[int, Row] = {}
     if found.table is not None:
         patcher = build_patcher(made.graph.raw_cuda_graph(), made.graph.raw_cuda_graph_exec(), found.table)
         rows = {row.index: row for row in found.table.tensors if row.is_patchable}
-        out_rows = {row.index: row for row in found.table.outputs if row.is_patchable}
     seconds["instantiate"] = time.perf_counter() - before
     addresses = [tensor.data_ptr() for tensor in tensors]
     captured = CapturedGraph(
-        work, made, lane, found, buffers, rows, patcher, addresses, otherwise.plain, exec_bytes, seconds
+        work, made, lane, found, rounds.buffers, rows, patcher, addresses, otherwise.plain, exec_bytes, seconds
     )
-    parts = _parts(captured, tensors, out_rows, otherwise)
+    parts = _parts(captured, tensors, results, otherwise)
     captured.copied_bytes_per_call = _copied_bytes(parts, found)
     captured.launch = load_source(emit_launch(parts, work.name))
-    made.outputs.clear()  # what a result moves away from is nobody's; the others are held by the launch function
     seconds["emit"] = time.perf_counter() - before - seconds["instantiate"]
     lane.hold(captured)
     return captured
 
 
 def _parts(
-    captured: CapturedGraph, tensors: Sequence[torch.Tensor], out_rows: dict[int, Row], otherwise: Otherwise
+    captured: CapturedGraph, tensors: Sequence[torch.Tensor], results: Sequence[CapturedOutput], otherwise: Otherwise
 ) -> LaunchParts:
     work, rows, patcher = captured.work, captured.rows, captured.patcher
     steady = tuple(at for at, tensor in enumerate(tensors) if at in work.state and tensor.numel())
@@ -354,13 +295,13 @@ def _parts(
             raise InternalError("nothing can be moved without a patcher")
         return patcher.mover(row)
 
-    def result(at: int, output: torch.Tensor) -> LaunchOutput:
-        row, spec = out_rows.get(at), TensorSpec.of(output)
-        if row is not None:
-            # Most gradients are never moved: writing their movers would take longer than the captures.
-            move = lazily(lambda: mover(row)) if at in work.slots else mover(row)
-            return LaunchOutput(spec, row.address, move, leaf=work.slots.get(at))
-        return LaunchOutput(spec, 0, None, output if output.numel() else None)
+    def output(at: int, result: CapturedOutput) -> LaunchOutput:
+        row = result.row
+        if row is None:
+            return LaunchOutput(result.spec, 0, None, result.held)
+        # Most gradients are never moved: writing their movers would take longer than the captures.
+        move = lazily(lambda: mover(row)) if at in work.slots else mover(row)
+        return LaunchOutput(result.spec, row.address, move, leaf=work.slots.get(at))
 
     return LaunchParts(
         lane=captured.lane,
@@ -376,7 +317,7 @@ def _parts(
             if at not in work.state and row.sites
         ),
         copied=tuple(Copied(at, buffer, at in work.mutated) for at, buffer in captured.buffers.items()),
-        results=tuple(result(at, output) for at, output in enumerate(captured.made.outputs)),
+        results=tuple(output(at, result) for at, result in enumerate(results)),
         align=aligned,
         boxing=work.boxing,
     )
@@ -403,10 +344,6 @@ def lazily(make: Callable[[], Move]) -> Move:
         made(address)
 
     return move
-
-
-def _buffer(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
 def aligned(tensor: torch.Tensor, residue: int, modulus: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ a number of its own (so that a word that moved tells which tensor it belongs to)
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -21,21 +21,32 @@ _ROOM = 16  # places to choose from, for each tensor
 
 
 def make_decoys(
-    tensors: Sequence[torch.Tensor], *, seed: int, congruent_bytes: int = CONGRUENT_BYTES
+    tensors: Sequence[torch.Tensor],
+    *,
+    seed: int,
+    room: Callable[[int], int] | None = None,
+    congruent_bytes: int = CONGRUENT_BYTES,
 ) -> list[torch.Tensor]:
     """A decoy for each tensor, with its shape, strides, dtype, storage offset and size of storage.
 
-    Tensors of one storage get decoys in one place, so that they stay as far apart as they are.
-    They own their memory together, and it goes with the last of them. Address and real address are equal modulo
-    `congruent_bytes` and, if that is less than 512, not modulo the next power of two. Values are undefined.
+    Tensors of one storage get decoys in one place, so that they stay as far apart as they are. `room` gives the first of so
+    many addresses, which the caller has as long as the decoys are used; without it they own their memory together, and it
+    goes with the last of them. Address and real address are equal modulo `congruent_bytes` and, if that is less than 512, not
+    modulo the next power of two. Values are undefined.
     """
     if not tensors:
         return []
     starts = list(dict.fromkeys(tensor.untyped_storage().data_ptr() for tensor in tensors))
     largest = max(tensor.untyped_storage().nbytes() for tensor in tensors)
-    room = (_ROOM * len(starts) + _ROOM) * CONGRUENT_BYTES
-    block = torch.empty(largest + room + 2 * CONGRUENT_BYTES, dtype=torch.uint8, device=tensors[0].device)
-    places = place_decoys(starts, block.data_ptr(), room, seed=seed, congruent_bytes=congruent_bytes)
+    spread = (_ROOM * len(starts) + _ROOM) * CONGRUENT_BYTES
+    nbytes = largest + spread + 2 * CONGRUENT_BYTES
+    block = None
+    if room is None:
+        block = torch.empty(nbytes, dtype=torch.uint8, device=tensors[0].device)
+        base = block.data_ptr()
+    else:
+        base = room(nbytes)
+    places = place_decoys(starts, base, spread, seed=seed, congruent_bytes=congruent_bytes)
     at = dict(zip(starts, places, strict=True))
     return [_decoy(tensor, at[tensor.untyped_storage().data_ptr()], block) for tensor in tensors]
 
@@ -60,7 +71,12 @@ def place_decoys(
     return places
 
 
-def _decoy(tensor: torch.Tensor, start: int, block: torch.Tensor) -> torch.Tensor:
+def unowned(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor, which does not keep its memory alive."""
+    return _decoy(tensor, tensor.untyped_storage().data_ptr(), None)
+
+
+def _decoy(tensor: torch.Tensor, start: int, block: torch.Tensor | None) -> torch.Tensor:
     storage = allocator.storage_at(start, tensor.device, tensor.untyped_storage().nbytes())
     decoy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     decoy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())

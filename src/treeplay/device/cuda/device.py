@@ -37,7 +37,8 @@ class CudaDevice:
 
     def rehearse(self, body: Capturable, tensors: Sequence[torch.Tensor]) -> None:
         """Capture `body` and drop the graph: what its Python does has been seen, and nothing has run."""
-        attempt(Work("rehearsal", _never, body), tensors, lane_of(self.device)).drop()
+        lane = lane_of(self.device)
+        attempt(Work("rehearsal", _never, body), tensors, lane, space=lane.address_space()).drop()
 
     def facts(self) -> dict[str, Any]:
         """Name, memory and compute capability."""

@@ -12,6 +12,9 @@ from typing import Protocol
 
 import torch
 
+from treeplay.device.cuda import driver
+from treeplay.device.cuda.memory.scratch import Scratch
+from treeplay.device.cuda.memory.space import AddressSpace, can_be_made
 from treeplay.locks import shared_lock
 from treeplay.observe import counters
 from treeplay.settings import settings
@@ -19,6 +22,7 @@ from treeplay.torch_seam import allocator
 from treeplay.values.nodes import Allocation
 
 Token = tuple[int, int]
+_Closing = list[tuple[torch.cuda.Event | None, AddressSpace]]
 
 
 class Unplaced(Exception):
@@ -33,7 +37,8 @@ class LaneMember(Protocol):
     is_held: bool
 
     @property
-    def blocks(self) -> Sequence[Allocation]: ...
+    def blocks(self) -> Sequence[Allocation]:
+        """Its scratch in the pool, if it lies there."""
 
     @property
     def own_bytes(self) -> int: ...
@@ -48,10 +53,11 @@ class Lane:
         self.device = device
         self.lock = shared_lock()
         self.stream: int | None = None  # of the last replay, as the driver's handle
-        self.kept_bytes = 0  # what the allocator keeps of pools that proofs of recordings have used
         self._token: Token | None = None
         self._users = 0
         self._held: list[weakref.ref[LaneMember]] = []
+        self.scratch = Scratch(device.index)
+        self._closing: _Closing = []  # each as soon as its event is done
 
     def enter(self) -> Token:
         """The pool for one more graph. An emptied pool is not used again: its memory is on its way back."""
@@ -67,6 +73,40 @@ class Lane:
             self._users -= 1
             if self._users == 0:
                 self._token = None
+
+    def address_space(self) -> AddressSpace | None:
+        """Addresses for one more capture; None where there is no such thing."""
+        self._close_what_is_done()
+        return AddressSpace(self.scratch) if can_be_made(self.scratch.index) else None
+
+    def close(self, space: AddressSpace) -> None:
+        """Close addresses when the last replay is done, and what was captured with them is gone."""
+        with self.lock:
+            self._closing.append((self._event(), space))
+        self._close_what_is_done()
+
+    def _event(self) -> torch.cuda.Event | None:
+        """What is done when the last replay is; None if its stream is being captured. Whoever captures does not notice."""
+        with driver.relaxed():
+            if self.stream is not None and driver.is_capturing(self.stream):
+                return None
+            event = torch.cuda.Event()
+            if self.stream is not None:  # else it is done at once
+                event.record(stream_at(self.stream, self.device))
+            return event
+
+    def _close_what_is_done(self) -> None:
+        with self.lock:
+            waiting = self._closing
+            self._closing = []
+            for begun, space in waiting:
+                event = begun or self._event()
+                if event is None or not self._is_done(event) or not space.close():
+                    self._closing.append((event, space))
+
+    def _is_done(self, event: torch.cuda.Event) -> bool:
+        with driver.relaxed():
+            return bool(event.query())
 
     def hold(self, newest: LaneMember) -> None:
         """Keep count of a recording, and let the least used go while all together hold more than they may."""
@@ -88,12 +128,16 @@ class Lane:
             for one in held:
                 one.free()
                 counters.add("recordings dropped", "memory")
+        if self._closing:
+            torch.cuda.synchronize(self.device)
+            self._close_what_is_done()
         return bool(held)
 
     def held_bytes(self) -> int:
         """What recordings hold now: the scratch memory that any of them uses counts once."""
         held = self._least_used()
-        return union_bytes(block for one in held for block in one.blocks) + sum(one.own_bytes for one in held)
+        blocks = union_bytes(block for one in held for block in one.blocks)
+        return self.scratch.nbytes + blocks + sum(one.own_bytes for one in held)
 
     def _least_used(self) -> list[LaneMember]:
         alive = [held for ref in self._held if (held := ref()) is not None and held.is_held]

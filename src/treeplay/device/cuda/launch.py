@@ -40,12 +40,15 @@ _FEW = 4  # addresses that are compared one by one
 
 
 def disable(launch: Callable[..., Any]) -> None:
-    """Make a launch function fall back for good: its graph goes. The caller holds the lane's lock."""
+    """Make a launch function fall back for good, and keep no result: its graph goes. The caller holds the lane's lock."""
 
     def gone(index: int) -> int:
         raise Unplaced
 
     launch.__globals__["current_stream"] = gone  # the first thing it asks with the lock in its hands
+    for name in launch.__globals__:
+        if name.startswith(("kept", "storage")):
+            launch.__globals__[name] = None
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -138,7 +138,7 @@ def function(name: str) -> Any:
     The library is one that keeps the interpreter's lock: these calls last about a microsecond, and giving the lock away
     for so short a time costs more.
     """
-    found = getattr(_library(), name)
+    found = getattr(library(), name)
     found.argtypes = _SIGNATURES[name]
     found.restype = c_int
     return found
@@ -160,6 +160,11 @@ def call(name: str, *args: object) -> None:
         raise failed(name, code)
 
 
+def function_address(name: str) -> int:
+    """Where the driver has one of these functions, for code that is not Python's."""
+    return int(ctypes.cast(function(name), c_void_p).value or 0)
+
+
 def failed(name: str, code: int) -> InternalError:
     """The error of a call that has to succeed and did not."""
     return InternalError(f"{name} failed with CUDA driver code {code}")
@@ -173,5 +178,6 @@ def current_context() -> int:
 
 
 @cache
-def _library() -> ctypes.PyDLL:
+def library() -> ctypes.PyDLL:
+    """The driver's library. Raises OSError if there is none."""
     return ctypes.PyDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")

@@ -5,9 +5,9 @@
                                                                      │  └─────────────────────┘
                                                                      └── cannot be captured ──▶ GivenUp: runs as it is
 
-Work that has run already begins as Waiting. Libraries make handles for each thread, which captures forbid: one that fails in
-a thread in which the work has not run yet is tried again after it ran there. Each call's effects happen once whichever way it
-goes: a capture executes nothing, and what follows it does.
+Work that has run already begins as Waiting. Libraries make handles for each thread, which captures forbid, and another thread
+that waits for the whole device breaks a capture: one that fails without an explanation is tried again by later calls. Each
+call's effects happen once whichever way it goes: a capture executes nothing, and what follows it does.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ Tensors = list[torch.Tensor]
 UNPLACED = "a tensor lies where the graph cannot read it"
 _CAPTURING = "inside of a capture"
 _MOST_THREADS = 4  # in which a capture may fail before it is the work's fault
+_MOST_FAILED_CAPTURES = 3  # of work that has run in the thread
 _EVICTED = "its graph was let go to make room; the next call captures it again"
 
 
@@ -74,6 +75,7 @@ class CudaRecording:
         self._state: Warming | Waiting | Ready | GivenUp = Waiting() if work.has_run else Warming()
         self._listener: ReplayListener = lambda replay, is_boxed: None
         self._unplaced_calls = 0
+        self._failed_captures = 0
         self._ran_in = {threading.get_ident()} if work.has_run else set()
         self._past = LaunchFacts(str(lane.device), "warming")  # counts of captured graphs that are gone
         self.plain_calls: Counter[str] = Counter()
@@ -167,7 +169,7 @@ class CudaRecording:
         except UsageError:  # a capture is under way in this thread: the next call may find none
             return self._as_it_is(_CAPTURING, tensors, numbers)
         except Exception as error:  # nothing has run
-            if self._lacks_handles(error):
+            if self._may_succeed_later(error):
                 return self._as_it_is("warm-up", tensors, numbers)
             if not isinstance(error, (Explained, torch.OutOfMemoryError)):
                 return self._broken(error, tensors, numbers)
@@ -178,14 +180,16 @@ class CudaRecording:
         self._listener(graph.launch, self._work.boxing is not None)
         return graph.replay(tensors, numbers)
 
-    def _lacks_handles(self, error: Exception) -> bool:
-        """Whether a capture may have raised because the work has not run in this thread, which it is going to now."""
+    def _may_succeed_later(self, error: Exception) -> bool:
+        """Whether a capture may have raised for no fault of the work: it has not run in this thread, which it is going to now,
+        or another thread has broken the capture, as whoever waits for the whole device does."""
         if isinstance(error, (InternalError, torch.OutOfMemoryError)) or not isinstance(error, RuntimeError):
             return False
+        self._failed_captures += "CUDA error" in str(error)
         thread = threading.get_ident()
         is_new = thread not in self._ran_in and len(self._ran_in) < _MOST_THREADS
         self._ran_in.add(thread)
-        return is_new
+        return is_new or 0 < self._failed_captures < _MOST_FAILED_CAPTURES
 
     def _broken(self, error: Exception, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         """No graph came of a capture or a launch, and nothing has run: the work as it is. If that raises too, the exception is

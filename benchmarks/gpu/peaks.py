@@ -1,0 +1,167 @@
+"""The memory of training steps while they are recorded, and when they are warm: each program and way in a process of its own.
+
+`python -m benchmarks.gpu.peaks --json FILE --jobs N`. A step is forward, backward and SGD. Ways:
+
+    eager, reduce-overhead      the peers
+    jit                         `treeplay.jit` of the whole step
+    backend                     `torch.compile(model, backend="treeplay")`, eager optimizer
+
+"peak": the most that was reserved over the first six calls. "warm": what is reserved after twenty more, caches emptied. Both
+count torch's memory and the scratch of recordings, which is not torch's. With `--limit 1.3`, each way but eager gets 1.3 x what
+eager reserved at most, and it is told whether the step was recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import treeplay
+from benchmarks import machine
+from benchmarks.backend.zoo import find_model
+from benchmarks.gpu.machine import facts
+from treeplay.device.cuda.lane import lane_of
+from treeplay.torch_compile import backend
+from treeplay.tree.tiers import compile_thread
+
+WAYS = ("eager", "reduce-overhead", "jit", "backend")
+PROGRAMS = ("resnet50", "gpt2", "vit", "t5", "bert", "mlp12x4096")
+FIRST, MORE = 6, 20
+_MOST_SECONDS = 400
+_MOST_SECONDS_WAITED = 100.0
+_MIB = 1 << 20
+
+
+def step_of(name: str, way: str) -> tuple[Callable[..., torch.Tensor], list[tuple[dict[str, Any], torch.Tensor]]]:
+    """A training step in one way, and what it is called with, in turn."""
+    torch.manual_seed(0)
+    device = torch.device("cuda")
+    if name == "mlp12x4096":
+        model: nn.Module = nn.Sequential(
+            *(layer for _ in range(12) for layer in (nn.Linear(4096, 4096), nn.GELU()))
+        ).cuda()
+        feeds = [({"input": torch.randn(4096, 4096, device=device)}, torch.randn(4096, 4096, device=device))]
+        loss_of: Callable[..., torch.Tensor] = nn.functional.mse_loss
+    else:
+        found = find_model(name)
+        model = found.make("published", device, training=True)
+        feeds = [(feed.inputs, feed.target) for feed in found.feeds("published", device, FIRST)]
+        loss_of = found.loss
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    run: Any = model
+    if way == "backend":
+        run = torch.compile(model, backend=backend)
+    elif way == "reduce-overhead":
+        run = torch.compile(model, mode="reduce-overhead")
+
+    def step(inputs: dict[str, Any], target: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(run(**inputs), target)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return treeplay.jit(step) if way == "jit" else step, feeds
+
+
+def measure(name: str, way: str, limit: float) -> dict[str, Any]:
+    """One measurement, in this process; `limit` in bytes, 0 for none."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    device = torch.device("cuda", 0)
+    if limit:
+        torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
+    step, feeds = step_of(name, way)
+    scratch = lane_of(device).scratch
+    peak = 0
+
+    def call(number: int) -> None:
+        nonlocal peak
+        inputs, target = feeds[number % len(feeds)]
+        torch.cuda.reset_peak_memory_stats()
+        before = scratch.nbytes
+        step(inputs, target)
+        # Scratch is made when torch has forgotten what the captures wrote down.
+        peak = max(peak, torch.cuda.max_memory_reserved() + before, torch.cuda.memory_reserved() + scratch.nbytes)
+
+    for number in range(FIRST):
+        call(number)
+    torch.cuda.synchronize()
+    found: dict[str, Any] = {"peak_mib": peak // _MIB}
+    for number in range(MORE):
+        if way in ("jit", "backend"):
+            compile_thread.wait(_MOST_SECONDS_WAITED)
+        call(number)
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    found["peak_of_all_calls_mib"] = peak // _MIB
+    found["warm_mib"] = (torch.cuda.memory_reserved() + scratch.nbytes) // _MIB
+    found["scratch_mib"] = scratch.nbytes // _MIB
+    if way == "jit":
+        program: Any = step
+        recording = program.statistics().keys[0].recordings[0]
+        found |= {"stages": [recording.launch.stage], "lowering": recording.lowering}
+        found["seconds"] = {stage: round(seconds, 3) for stage, seconds in recording.launch.seconds.items()}
+    if way == "backend":
+        launches = [report.launch for report in treeplay.graph_reports()]
+        found["stages"] = [launch.stage for launch in launches if launch is not None]
+        found["seconds"] = [
+            {stage: round(seconds, 3) for stage, seconds in launch.seconds.items()} for launch in launches if launch
+        ]
+    return found
+
+
+def _apart(name: str, way: str, limit: float = 0.0) -> dict[str, Any]:
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.gpu.peaks", "--work", name, way, str(limit)]
+    done = subprocess.run(
+        command, env=dict(os.environ), capture_output=True, text=True, timeout=_MOST_SECONDS, check=False
+    )
+    if done.returncode:
+        return {"failed": done.stderr[-600:]}
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.peaks", description="Memory on one NVIDIA GPU.")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", nargs="*", default=list(PROGRAMS))
+    parser.add_argument("--ways", nargs="*", default=list(WAYS))
+    parser.add_argument("--limit", type=float, default=0.0)
+    parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
+    words = parser.parse_args()
+    if words.work:
+        print(json.dumps(measure(words.work[0], words.work[1], float(words.work[2]))))
+        return
+    result: dict[str, Any] = {"environment": facts(torch.device("cuda")), "programs": {}}
+    programs: dict[str, Any] = result["programs"]
+    named = f"benchmarks/results/memory/cuda-{str(result['environment']['date'])[:10]}.json"
+    with ThreadPoolExecutor(words.jobs) as pool:
+        begun = {pool.submit(_apart, name, way): (name, way) for name in words.only for way in words.ways}
+        while begun:
+            done = next(as_completed(begun))
+            (name, way), one = begun.pop(done), done.result()
+            programs.setdefault(name, {})[way] = one
+            print(name, way, one, flush=True)
+            machine.write_whole(result, words.json or machine.ROOT / named)  # after each: a run may be ended early
+            if words.limit and way == "eager" and "peak_mib" in one:
+                limit = words.limit * one["peak_mib"] * _MIB
+                begun |= {
+                    pool.submit(_apart, name, other, limit): (name, f"{other}, limited") for other in ("jit", "backend")
+                }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Addresses for captures, and the memory that the scratch of recordings shares."""

@@ -1,0 +1,77 @@
+/* Gives torch's allocator addresses of one range, front to back. Every piece of the range is mapped to the same memory.
+ *
+ * Torch calls `take` while it holds the lock of its allocator. A function of Python's would wait there for the interpreter's
+ * lock, whose holder may wait for the allocator's: that is why this is C.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int (*map_function)(uint64_t address, size_t size, size_t offset, uint64_t memory, unsigned long long flags);
+typedef int (*access_function)(uint64_t address, size_t size, const void *access, size_t count);
+typedef int (*mode_function)(int *mode);
+
+static struct {
+    uint64_t next, end;  /* what is left of the range */
+    size_t sizes[2];     /* of the two pieces of memory, a large one and a small one; a mapping is of a whole piece */
+    uint64_t pieces[2];
+    map_function map;
+    access_function allow;
+    const void *access;
+    mode_function exchange; /* of how strict this thread is while it captures */
+} range;
+
+void use_range(uint64_t start, uint64_t end, size_t large, uint64_t large_piece, size_t small, uint64_t small_piece,
+               map_function map, access_function allow, const void *access, mode_function exchange)
+{
+    range.next = start;
+    range.end = end;
+    range.sizes[0] = large;
+    range.pieces[0] = large_piece;
+    range.sizes[1] = small;
+    range.pieces[1] = small_piece;
+    range.map = map;
+    range.allow = allow;
+    range.access = access;
+    range.exchange = exchange;
+}
+
+/* The first address that nobody has: what lies before it is mapped. */
+uint64_t range_next(void) { return range.next; }
+
+static int map_all(uint64_t start, size_t size)
+{
+    while (size > 0) {
+        int which = size < range.sizes[0];
+        if (range.map(range.next, range.sizes[which], 0, range.pieces[which], 0) != 0)
+            return 1;
+        range.next += range.sizes[which];
+        size -= range.sizes[which];
+    }
+    return range.allow(start, (size_t)(range.next - start), range.access, 1);
+}
+
+/* `size` bytes of addresses; NULL if there are none left, or if it is no multiple of the small piece. */
+void *take(size_t size, int device, void *stream)
+{
+    uint64_t start = range.next;
+    int mode = 2; /* relaxed: to map memory is no work for a graph */
+    int failed;
+    (void)device;
+    (void)stream;
+    if (size > range.end - start || size % range.sizes[1] != 0)
+        return NULL;
+    range.exchange(&mode);
+    failed = map_all(start, size);
+    range.exchange(&mode);
+    return failed ? NULL : (void *)(uintptr_t)start;
+}
+
+/* The whole range is given back at once, by whoever has it. */
+void give_back(void *address, size_t size, int device, void *stream)
+{
+    (void)address;
+    (void)size;
+    (void)device;
+    (void)stream;
+}

@@ -1,0 +1,155 @@
+"""The driver's calls that keep addresses apart from memory: a range of addresses is reserved, memory is put behind any part
+of it, taken away, and put behind another.
+
+The same memory may lie behind several addresses. Nothing here waits for the device: whoever takes memory away knows that
+nothing runs any more that uses it.
+"""
+
+from __future__ import annotations
+
+from ctypes import (
+    POINTER,
+    Structure,
+    byref,
+    c_int,
+    c_size_t,
+    c_ubyte,
+    c_uint64,
+    c_ulonglong,
+    c_ushort,
+    c_void_p,
+    cast,
+)
+from functools import cache
+
+import torch
+
+from treeplay.device.cuda.contexts import here
+from treeplay.device.cuda.node_calls import failed, library
+
+_OUT_OF_MEMORY = 2
+_PINNED, _ON_DEVICE, _READ_AND_WRITE = 1, 1, 3
+
+
+class _MemoryLocation(Structure):
+    """CUmemLocation."""
+
+    _fields_ = [("kind", c_int), ("index", c_int)]
+
+
+class _MemoryProperties(Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = [
+        ("kind", c_int),
+        ("handle_kinds", c_int),
+        ("location", _MemoryLocation),
+        ("windows", c_void_p),
+        ("compression", c_ubyte),
+        ("remote", c_ubyte),
+        ("usage", c_ushort),
+        ("reserved", c_ubyte * 4),
+    ]
+
+
+class Access(Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = [("location", _MemoryLocation), ("flags", c_int)]
+
+
+_SIGNATURES = {
+    "cuMemGetAllocationGranularity": (POINTER(c_size_t), POINTER(_MemoryProperties), c_int),
+    "cuMemAddressReserve": (POINTER(c_uint64), c_size_t, c_size_t, c_uint64, c_ulonglong),
+    "cuMemAddressFree": (c_uint64, c_size_t),
+    "cuMemCreate": (POINTER(c_uint64), c_size_t, POINTER(_MemoryProperties), c_ulonglong),
+    "cuMemRelease": (c_uint64,),
+    "cuMemMap": (c_uint64, c_size_t, c_size_t, c_uint64, c_ulonglong),
+    "cuMemUnmap": (c_uint64, c_size_t),
+    "cuMemSetAccess": (c_uint64, c_size_t, POINTER(Access), c_size_t),
+}
+
+
+@cache
+def _function(name: str) -> object:
+    found = getattr(library(), name)
+    found.argtypes, found.restype = _SIGNATURES[name], c_int
+    return found
+
+
+def is_available() -> bool:
+    """Whether this machine's driver can do it."""
+    try:
+        return all(_function(name) is not None for name in _SIGNATURES)
+    except (OSError, AttributeError):
+        return False
+
+
+def _call(name: str, *args: object) -> None:
+    _ = here.has_context
+    code = _function(name)(*args)  # type: ignore[operator]
+    if code == _OUT_OF_MEMORY:
+        raise torch.OutOfMemoryError(f"{name}: the GPU has no memory left for the scratch of recordings")
+    if code:
+        raise failed(name, code)
+
+
+def access_to(index: int) -> Access:
+    """That a device may read and write."""
+    return Access(_MemoryLocation(_ON_DEVICE, index), _READ_AND_WRITE)
+
+
+@cache
+def granularity(index: int) -> int:
+    """Bytes that are mapped in one, on a device."""
+    found = c_size_t()
+    _call("cuMemGetAllocationGranularity", byref(found), byref(_properties(index)), 0)
+    return found.value
+
+
+def reserve(nbytes: int) -> int:
+    """The first of `nbytes` addresses that nobody else in the process gets."""
+    found = c_uint64()
+    _call("cuMemAddressReserve", byref(found), nbytes, 0, 0, 0)
+    return found.value
+
+
+def release_addresses(start: int, nbytes: int) -> None:
+    """Give such addresses back; nothing is mapped there any more."""
+    _call("cuMemAddressFree", start, nbytes)
+
+
+def make_memory(index: int, nbytes: int) -> int:
+    """Memory of a device without an address, as the driver's handle. Raises `torch.OutOfMemoryError`."""
+    found = c_uint64()
+    _call("cuMemCreate", byref(found), nbytes, byref(_properties(index)), 0)
+    return found.value
+
+
+def release_memory(memory: int) -> None:
+    """Give memory back; it goes when it is mapped nowhere."""
+    _call("cuMemRelease", memory)
+
+
+def map_memory(address: int, nbytes: int, memory: int) -> None:
+    """Put `memory`, which has so many bytes, behind addresses; nobody may use them before `allow`."""
+    _call("cuMemMap", address, nbytes, 0, memory, 0)
+
+
+def allow(address: int, nbytes: int, index: int) -> None:
+    """Let a device read and write what is mapped there."""
+    _call("cuMemSetAccess", address, nbytes, byref(access_to(index)), 1)
+
+
+def unmap(address: int, nbytes: int) -> None:
+    """Take away the memory behind addresses: of whole mappings."""
+    _call("cuMemUnmap", address, nbytes)
+
+
+def address_of_function(name: str) -> int:
+    """Where the driver has one of these functions, for code that is not Python's."""
+    return int(cast(_function(name), c_void_p).value or 0)  # type: ignore[arg-type]
+
+
+def _properties(index: int) -> _MemoryProperties:
+    return _MemoryProperties(kind=_PINNED, location=_MemoryLocation(_ON_DEVICE, index))

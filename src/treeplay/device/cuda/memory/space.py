@@ -1,0 +1,152 @@
+"""A range of addresses for one capture, with next to no memory behind them.
+
+A capture executes nothing: it writes addresses down. So what is allocated while it lasts needs addresses that the driver
+takes for memory of the device, and no more. The whole range is mapped to two small pieces of memory, over and over.
+
+    range    | segment of torch's | segment | segment |        never used        |   decoys   |
+    mapped   |  large  | s | s | s | s | s |  large  |                          | large  | s |
+
+The range is a pool of torch's as long as the capture has tensors. When they have gone, torch forgets the pool, so that it does
+not count as memory in use, and the addresses stay in the graph. What the graph needs memory for while it runs gets it then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from ctypes import addressof
+from functools import cache
+
+import torch
+
+from treeplay.device.cuda.memory import mapping, native
+from treeplay.device.cuda.memory.pages import Run, pieces_of, runs
+from treeplay.device.cuda.memory.pool import AddressPool
+from treeplay.device.cuda.memory.scratch import FILLER_PAGES, Scratch, Share
+from treeplay.device.cuda.node_calls import function_address
+from treeplay.errors import InternalError
+from treeplay.torch_seam import allocator
+
+
+class AddressSpace:
+    """Addresses of one device. Its owner calls `close`, after which none may be used."""
+
+    def __init__(self, scratch: Scratch) -> None:
+        index, unit = scratch.index, mapping.granularity(scratch.index)
+        library = native.functions()
+        if library is None:
+            raise InternalError("an address space was asked for where none can be made")
+        self._library, self._scratch, self._unit = library, scratch, unit
+        # As many as the device has memory, and once more for decoys: addresses cost nothing.
+        self._room = -(-torch.cuda.get_device_properties(index).total_memory // unit) * unit
+        self._nbytes = 2 * self._room
+        self._filler = scratch.filler()
+        self.start = mapping.reserve(self._nbytes)
+        self._mapped = self.start  # up to here
+        self._decoys = self.start + self._nbytes  # from here on
+        self._access = mapping.access_to(index)
+        self._share: Share | None = None
+        take, give_back = (native.address_of(library, name) for name in ("take", "give_back"))
+        self.pool = AddressPool(index, take, give_back)
+        self._is_open = True
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """For a block, in the turn to capture, torch's allocator takes the addresses of its pool from here."""
+        self._library.use_range(
+            self._mapped,
+            self.start + self._room,
+            *(word for pages in FILLER_PAGES for word in (pages * self._unit, self._filler[pages])),
+            mapping.address_of_function("cuMemMap"),
+            mapping.address_of_function("cuMemSetAccess"),
+            addressof(self._access),
+            function_address("cuThreadExchangeStreamCaptureMode"),
+        )
+        try:
+            yield
+        finally:
+            self._mapped = int(self._library.range_next())
+
+    def room(self, nbytes: int) -> int:
+        """The first of `nbytes` addresses that nothing else of the range has, for decoys."""
+        size = -(-nbytes // self._unit) * self._unit
+        start = self._decoys - size
+        self._fill(start, size // self._unit)
+        mapping.allow(start, size, self._scratch.index)
+        self._decoys = start
+        return start
+
+    def __contains__(self, address: int) -> bool:
+        return self.start <= address < self.start + self._nbytes
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory behind it that recordings share."""
+        return self._share.nbytes if self._share is not None else 0
+
+    def settle(self, spans: Iterable[tuple[int, int]] | None) -> bool:
+        """Have torch forget the pool, and put shared memory behind `spans` of addresses; None: behind all of them.
+
+        False, and nothing is done: a tensor lies there that somebody keeps. What no span reaches stays mapped as it was:
+        nothing that runs means it, and if something does after all it does no harm. Raises `torch.OutOfMemoryError`, and
+        `InternalError` if torch does not forget it for a long time.
+        """
+        if self.pool.holds_tensors():
+            return False
+        self.pool.forget_with_graph()
+        spans = [(self.start, self._mapped)] if spans is None else spans
+        found = runs(self.start, self._mapped - self.start, spans, self._unit)
+        if not found:
+            return True
+        self._share = self._scratch.share(run.pages for run in found if run.is_used)
+        self._unmap_pool()
+        for run in found:
+            self._map(run)
+        mapping.allow(self.start, self._mapped - self.start, self._scratch.index)
+        return True
+
+    def close(self) -> bool:
+        """Give addresses and memory back, when nothing that uses them runs any more, and the graph is gone. False: it has to be
+        called once more.
+
+        Addresses of a tensor that somebody still keeps are not given back: torch would know two tensors by one address.
+        """
+        if not self._is_open:
+            return True
+        if not self.pool.is_forgotten and (self.pool.holds_tensors() or not self.pool.forget()):
+            return False
+        self._is_open = False
+        self._unmap_pool()
+        if self._decoys < self.start + self._nbytes:
+            mapping.unmap(self._decoys, self.start + self._nbytes - self._decoys)
+        mapping.release_addresses(self.start, self._nbytes)
+        if self._share is not None:
+            self._scratch.give_back(self._share)
+        self._scratch.give_back_filler()
+        return True
+
+    def _unmap_pool(self) -> None:
+        if self._mapped > self.start:
+            mapping.unmap(self.start, self._mapped - self.start)
+        self._mapped = self.start
+
+    def _map(self, run: Run) -> None:
+        if run.is_used and self._share is not None:
+            for at, nbytes, memory in self._share.pieces(run.start, run.pages):
+                mapping.map_memory(at, nbytes, memory)
+                self._mapped = at + nbytes
+            return
+        self._fill(run.start, run.pages)
+        self._mapped = run.end
+
+    def _fill(self, start: int, pages: int) -> None:
+        """Map what is only written down."""
+        for size in pieces_of(pages, FILLER_PAGES):
+            mapping.map_memory(start, size * self._unit, self._filler[size])
+            start += size * self._unit
+
+
+@cache
+def can_be_made(index: int) -> bool:
+    """Whether a device has address spaces: its driver maps memory, and there is a C compiler."""
+    return mapping.is_available() and allocator.has_pools_of_ours() and native.functions() is not None

@@ -1,0 +1,83 @@
+"""Memory that recordings share: as much as the largest of them takes, decided without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from treeplay.device.cuda.memory import mapping, scratch
+from treeplay.device.cuda.memory.scratch import Scratch
+
+PAGE = 2 << 20
+
+
+class Driver:
+    """Makes memory, up to `most` bytes of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most: int = 1 << 40) -> None:
+        self.alive: dict[int, int] = {}
+        self.made = self.emptied = 0
+        self.most = most
+        monkeypatch.setattr(mapping, "granularity", lambda index: PAGE)
+        monkeypatch.setattr(mapping, "make_memory", self.make)
+        monkeypatch.setattr(mapping, "release_memory", self.alive.pop)
+        monkeypatch.setattr(scratch, "emptied", self.empty)
+
+    def make(self, index: int, nbytes: int) -> int:
+        if sum(self.alive.values()) + nbytes > self.most:
+            raise torch.OutOfMemoryError
+        self.made += 1
+        self.alive[self.made] = nbytes
+        return self.made
+
+    def empty(self) -> None:
+        self.emptied += 1
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    return Driver(monkeypatch)
+
+
+def test_T35_programs_take_the_memory_of_the_largest(driver: Driver) -> None:
+    shared = Scratch(0)
+    shares = [shared.share(runs) for runs in ([70, 3], [70], [2, 70, 3])]
+    assert sum(driver.alive.values()) == shared.nbytes == 75 * PAGE  # one of 64, one of 4, seven of one page
+    assert [share.nbytes for share in shares] == [73 * PAGE, 70 * PAGE, 75 * PAGE]
+    for share, left in zip(reversed(shares), (73, 73, 0), strict=True):
+        shared.give_back(share)
+        assert sum(driver.alive.values()) == left * PAGE
+    assert not driver.alive and shared.nbytes == 0
+
+
+def test_no_recording_has_a_piece_twice_and_runs_are_whole(driver: Driver) -> None:
+    shared = Scratch(0)
+    share = shared.share([70, 3])
+    pieces = [*share.pieces(1 << 30, 70), *share.pieces(1 << 40, 3)]
+    assert len({memory for _, _, memory in pieces}) == len(pieces)
+    assert all(driver.alive[memory] == nbytes for _, nbytes, memory in pieces)
+    at = 1 << 30
+    for address, nbytes, _ in pieces[:4]:
+        assert address == at
+        at += nbytes
+    assert at == (1 << 30) + 70 * PAGE
+
+
+def test_memory_that_cannot_be_had_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, most=80 * PAGE)
+    shared = Scratch(0)
+    first = shared.share([64])
+    with pytest.raises(torch.OutOfMemoryError):
+        shared.share([64, 64])
+    assert shared.nbytes == 64 * PAGE == sum(driver.alive.values()) and driver.emptied
+    shared.give_back(first)
+    assert not driver.alive
+
+
+def test_the_filler_goes_with_its_last_user(driver: Driver) -> None:
+    shared = Scratch(0)
+    assert shared.filler() == shared.filler() and len(driver.alive) == 2
+    shared.give_back_filler()
+    assert driver.alive
+    shared.give_back_filler()
+    assert not driver.alive

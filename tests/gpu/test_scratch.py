@@ -1,0 +1,186 @@
+"""Captures take addresses and no memory, and what recordings need while they run is shared."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import treeplay
+from support import the_recording
+from treeplay.device.cuda.lane import lane_of
+from treeplay.device.cuda.memory.space import can_be_made
+
+pytestmark = pytest.mark.gpu
+
+MIB = 1 << 20
+DEVICE = torch.device("cuda", 0)
+
+
+def temporaries(count: int, mib: int) -> Any:
+    """A program with so many temporary tensors at once."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        made = [x * (number + 2) - number for number in range(count)]
+        total = made[0] * 0
+        for number, one in enumerate(made):
+            total = total * 0.5 + one * (number + 1)
+        return total[:8] - 3
+
+    return program, torch.arange(mib * MIB // 4, device="cuda", dtype=torch.float32) / 1e6
+
+
+def recorded(program: Any, x: torch.Tensor, *, lower: str = "aten") -> Any:
+    jitted: Any = treeplay.jit(program, lower=lower, on_refusal="raise")
+    for number in range(5):
+        given = x + number
+        torch.testing.assert_close(jitted(given), program(given))
+    assert the_recording(jitted).launch.stage == "recorded", jitted.explain()
+    return jitted
+
+
+def test_a_device_here_has_address_spaces() -> None:
+    assert can_be_made(0)
+
+
+def test_T7_captures_take_no_memory() -> None:
+    program, x = temporaries(8, 64)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    program(x + 1)
+    eager = torch.cuda.max_memory_reserved()
+    torch.cuda.empty_cache()
+    jitted: Any = treeplay.jit(program, lower="aten", on_refusal="raise")
+    for number in range(2):
+        jitted(x + number)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    jitted(x + 3)
+    assert torch.cuda.max_memory_reserved() <= 1.15 * eager
+    assert the_recording(jitted).launch.stage == "recorded"
+    torch.cuda.empty_cache()
+    scratch = lane_of(DEVICE).scratch.nbytes
+    assert torch.cuda.memory_reserved() + scratch <= 1.15 * eager
+    assert the_recording(jitted).launch.scratch_bytes <= scratch
+
+
+def test_T35_programs_in_turn_take_the_memory_of_the_largest() -> None:
+    gc.collect()
+    lane = lane_of(DEVICE)
+    before = lane.scratch.nbytes
+    programs = []
+    largest = 0
+    for count, mib in ((3, 64), (5, 40), (3, 66)):
+        program, x = temporaries(count, mib)
+        programs.append((recorded(program, x), program, x))
+        largest = max(largest, the_recording(programs[-1][0]).launch.scratch_bytes)
+    assert largest > 190 * MIB
+    assert lane.scratch.nbytes <= max(before, 1.3 * largest)
+    for number in range(4):
+        for jitted, program, x in programs:
+            torch.testing.assert_close(jitted(x - number), program(x - number))
+
+
+def test_T2_scratch_goes_with_the_recordings() -> None:
+    gc.collect()
+    torch.cuda.synchronize()
+    lane = lane_of(DEVICE)
+    lane.address_space()  # what is done is closed by whoever comes next
+    before = lane.scratch.nbytes, torch.cuda.memory_reserved()
+    program, x = temporaries(4, 64)
+    jitted = recorded(program, x)
+    assert lane.scratch.nbytes > before[0]
+    del jitted, program, x
+    gc.collect()
+    torch.cuda.synchronize()
+    lane.close(lane.address_space())  # type: ignore[arg-type]
+    torch.cuda.empty_cache()
+    assert lane.scratch.nbytes == before[0] and torch.cuda.memory_reserved() <= before[1]
+
+
+def test_a_result_that_is_copied_out_of_scratch_is_right() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 3 - 1
+        return y[1:], y[:-1] * 2  # a view of what is larger: its memory is not its own
+
+    recorded(lambda x: program(x)[0] - 1, torch.arange(1 << 16, device="cuda", dtype=torch.float32))
+    jitted: Any = treeplay.jit(program, lower="aten", on_refusal="raise")
+    for number in range(5):
+        x = torch.arange(1 << 16, device="cuda", dtype=torch.float32) - number
+        torch.testing.assert_close(jitted(x), program(x))
+    assert the_recording(jitted).launch.stage == "recorded"
+
+
+def test_copies_and_fills_write_to_results() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.zeros_like(x), x.clone(), x.t().contiguous() - 1, torch.full_like(x, 2)
+
+    x = torch.randn(300, 200, device="cuda")
+    jitted: Any = treeplay.jit(program, lower="aten", on_refusal="raise")
+    for number in range(6):
+        results = jitted(x - number)
+        for found, expected in zip(results, program(x - number), strict=True):
+            assert torch.equal(found, expected)
+    assert the_recording(jitted).launch.stage == "recorded"
+
+
+KEPT: list[torch.Tensor] = []
+
+
+def test_T15_a_tensor_that_a_body_keeps_makes_it_lie_in_the_pool() -> None:
+    KEPT.clear()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2 - 1
+        if torch.cuda.is_current_stream_capturing():
+            KEPT.append(y)
+        return y - x
+
+    jitted: Any = treeplay.jit(program, lower="capture")
+    for number in range(5):
+        x = torch.full((1 << 10,), float(number), device="cuda")
+        assert torch.equal(jitted(x), x - 1)
+    KEPT.clear()
+
+
+def test_dropped_in_the_midst_of_work_that_uses_it() -> None:
+    program, x = temporaries(6, 64)
+    for number in range(4):
+        jitted = recorded(program, x)
+        results = [jitted(x + at) for at in range(20)]
+        del jitted  # its last launch is on its way
+        for at, result in enumerate(results):
+            torch.testing.assert_close(result, program(x + at))
+        assert number >= 0
+
+
+def test_a_model_and_its_optimizer_while_scratch_grows() -> None:
+    torch.manual_seed(0)
+    small, large = (nn.Sequential(nn.Linear(64, width), nn.GELU(), nn.Linear(width, 8)).cuda() for width in (64, 4096))
+
+    def step_of(model: nn.Module) -> Any:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    import copy
+
+    pairs = []
+    for model in (small, large):
+        pairs.append((treeplay.jit(step_of(copy.deepcopy(model)), lower="aten", on_refusal="raise"), step_of(model)))
+    for _ in range(8):
+        x, y = torch.randn(512, 64, device="cuda"), torch.randn(512, 8, device="cuda")
+        for jitted, eager in pairs:
+            torch.testing.assert_close(jitted(x, y), eager(x, y), rtol=1e-4, atol=1e-5)
+    for jitted, _ in pairs:
+        assert the_recording(jitted).launch.stage == "recorded"

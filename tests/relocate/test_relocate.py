@@ -136,6 +136,18 @@ def test_half_a_stale_address_in_padding_does_not_matter():
     assert not solve(world).demoted()
 
 
+@pytest.mark.parametrize(("of", "is_kept"), [("scratch", False), ("output", True)])
+def test_half_an_address_of_scratch_does_not_keep_an_output_that_moved_alike(of: str, is_kept: bool) -> None:
+    world = World(24, tensors=1, scratch=1, outputs=1, nodes=0)
+    (temporary,), (output,) = world.scratch, world.outputs
+    temporary.addresses[:] = [address + (1 << 20) for address in output.addresses]
+    temporary.nbytes = output.nbytes = 4096
+    world.add_kernel([world.pointer(output, 8), world.pointer(temporary)])
+    meant = temporary if of == "scratch" else output
+    world.add_words(lambda k: (meant.at(k) + 16) % (1 << 32) | 0x3F80_0000 << 32)
+    assert (reason(solve(world), "output", 0) is not None) is is_kept
+
+
 def test_a_pointer_from_outside_is_patched_like_any_other():
     world = World(3, nodes=0)
     tensor = world.tensors[1]

@@ -6,6 +6,7 @@ workspaces are shared, so that each would see the other's.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from threading import get_ident
@@ -13,12 +14,15 @@ from threading import get_ident
 from treeplay.errors import UsageError
 from treeplay.locks import TimedLock
 
+_SECONDS_BETWEEN = 0.001
+
 
 class Turns:
     """Who may capture: at most one thread, once. Others wait."""
 
     def __init__(self) -> None:
         self._lock = TimedLock()
+        self._waiting = 0  # threads, for a capture
 
     @property
     def is_mine(self) -> bool:
@@ -32,7 +36,11 @@ class Turns:
                 "a capture was begun inside of a capture: this thread is capturing already, and captures do not nest. "
                 "End the outer one first, or put the work of both into one"
             )
-        self._lock.acquire()
+        self._waiting += 1
+        try:
+            self._lock.acquire()
+        finally:
+            self._waiting -= 1
 
     def take_if_free(self) -> bool:
         """Take the turn unless somebody has it, this thread included; whether that was so."""
@@ -55,6 +63,14 @@ class Turns:
     def taken_once(self) -> Iterator[None]:
         """Have the turn for a block, which may be inside of another one of this thread's."""
         with nullcontext() if self.is_mine else self.taken():
+            yield
+
+    @contextmanager
+    def taken_last(self) -> Iterator[None]:
+        """The same, after everybody who waits for a capture: for what comes again and again."""
+        while self._waiting and not self.is_mine:
+            time.sleep(_SECONDS_BETWEEN)
+        with self.taken_once():
             yield
 
 

@@ -228,7 +228,7 @@ def _emptying(run: ArtifactCall) -> ArtifactCall:
     return call
 
 
-_measuring_apart = benchmarking(turns.taken_once)
+_measuring_apart = benchmarking(turns.taken_last)
 """Measuring waits for the device, which breaks a capture that another thread has begun."""
 
 

@@ -43,8 +43,18 @@ class Relations:
         if not halves:
             return found
         for half in ([value % _HALF for value in word.values], [value // _HALF for value in word.values]):
-            found |= self._of_values(half, _HALF, around)
+            found |= {
+                who for who in self._of_values(half, _HALF, around) if not self._is_of_scratch(half, self._movers[who])
+            }
         return found
+
+    def _is_of_scratch(self, half: Sequence[int], mover: Mover) -> bool:
+        """Whether half an address that moved as an output did is an intermediate's, which moved alike: it lies outside."""
+        is_itself = all(
+            (value - half[0] - delta) % _HALF == 0 for value, delta in zip(half[1:], mover.deltas, strict=True)
+        )
+        start, end = mover.span
+        return mover.deltas in self._scratch and is_itself and (half[0] - start) % _HALF >= end - start
 
     def _of_values(self, values: Sequence[int], modulus: int, around: Sequence[Mover]) -> set[Who]:
         moved = tuple((value - values[0]) % modulus for value in values[1:])

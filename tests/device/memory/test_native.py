@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from ctypes import CFUNCTYPE, c_int, c_size_t, c_uint64, c_ulonglong, c_void_p, cast
 from typing import Any
@@ -13,6 +14,7 @@ from treeplay.device.cuda.memory import native
 pytestmark = pytest.mark.compile
 
 MIB = 1 << 20
+NO_GAPS = 453  # four times in a row
 _Map = CFUNCTYPE(c_int, c_uint64, c_size_t, c_size_t, c_uint64, c_ulonglong)
 _Allow = CFUNCTYPE(c_int, c_uint64, c_size_t, c_void_p, c_size_t)
 _Mode = CFUNCTYPE(c_int, c_void_p)
@@ -42,11 +44,11 @@ class Driver:
 
         self.functions = (_Map(map_memory), _Allow(allow), _Mode(exchange))
 
-    def use(self, start: int, end: int) -> Callable[[int], int | None]:
+    def use(self, start: int, end: int, seed: int = NO_GAPS) -> Callable[[int], int | None]:
         library = native.functions()
         assert library is not None
         map_memory, allow, exchange = (cast(one, c_void_p) for one in self.functions)
-        library.use_range(start, end, 16 * MIB, 77, 2 * MIB, 78, map_memory, allow, None, exchange)
+        library.use_range(start, end, 16 * MIB, 77, 2 * MIB, 78, map_memory, allow, None, exchange, seed)
         return lambda size: library.take(size, 0, None)
 
     def next(self) -> int:
@@ -67,6 +69,18 @@ def test_addresses_follow_one_another_and_pieces_are_mapped_behind_them() -> Non
     ]
     assert driver.allowed == [(100 * MIB, 2 * MIB), (102 * MIB, 40 * MIB)]
     assert driver.next() == 142 * MIB and driver.modes == 4
+
+
+def test_segments_lie_at_other_distances_in_each_range() -> None:
+    distances = set()
+    for seed in (1, 2):
+        driver = Driver()
+        take = driver.use(100 * MIB, 900 * MIB, seed)
+        found = [take(20 * MIB) or 0 for _ in range(6)]
+        assert all(b - a >= 20 * MIB for a, b in itertools.pairwise(found))
+        assert sum(size for _, size, _ in driver.mapped) == driver.next() - 100 * MIB  # no hole is left
+        distances.add(tuple(b - a for a, b in itertools.pairwise(found)))
+    assert len(distances) == 2
 
 
 def test_there_is_an_end_to_them() -> None:

@@ -154,7 +154,8 @@ def _other(
     """What a capture shows whose tensors and memory lie elsewhere. It is dropped before the next one begins."""
     made = attempt(work, tensors, lane, cloned=found.cloned, movable=movable, shapes=shapes, is_apart=True, space=space)
     notes = made.captured
-    made.drop()
+    with turns.taken_once():  # so that what it wrote down is gone before the next one begins
+        made.drop()
     if space is None:
         _give_back_cache(lane.device)
     if notes is None:

@@ -19,10 +19,13 @@ static struct {
     access_function allow;
     const void *access;
     mode_function exchange; /* of how strict this thread is while it captures */
+    uint32_t chance;
 } range;
 
+enum { MOST_GAPS = 4 };
+
 void use_range(uint64_t start, uint64_t end, size_t large, uint64_t large_piece, size_t small, uint64_t small_piece,
-               map_function map, access_function allow, const void *access, mode_function exchange)
+               map_function map, access_function allow, const void *access, mode_function exchange, uint32_t seed)
 {
     range.next = start;
     range.end = end;
@@ -34,6 +37,7 @@ void use_range(uint64_t start, uint64_t end, size_t large, uint64_t large_piece,
     range.allow = allow;
     range.access = access;
     range.exchange = exchange;
+    range.chance = seed;
 }
 
 /* The first address that nobody has: what lies before it is mapped. */
@@ -51,20 +55,29 @@ static int map_all(uint64_t start, size_t size)
     return range.allow(start, (size_t)(range.next - start), range.access, 1);
 }
 
+/* Small pieces that nobody gets. Their number differs from range to range: so segments lie at other distances in each, and
+ * what moved from one range to another shows by how far in which segment it was. */
+static size_t gap(void)
+{
+    range.chance = range.chance * 1664525u + 1013904223u;
+    return (range.chance >> 16) % MOST_GAPS * range.sizes[1];
+}
+
 /* `size` bytes of addresses; NULL if there are none left, or if it is no multiple of the small piece. */
 void *take(size_t size, int device, void *stream)
 {
     uint64_t start = range.next;
+    size_t before = gap();
     int mode = 2; /* relaxed: to map memory is no work for a graph */
     int failed;
     (void)device;
     (void)stream;
-    if (size > range.end - start || size % range.sizes[1] != 0)
+    if (size + before > range.end - start || size % range.sizes[1] != 0)
         return NULL;
     range.exchange(&mode);
-    failed = map_all(start, size);
+    failed = map_all(start, before + size);
     range.exchange(&mode);
-    return failed ? NULL : (void *)(uintptr_t)start;
+    return failed ? NULL : (void *)(uintptr_t)(start + before);
 }
 
 /* The whole range is given back at once, by whoever has it. */

@@ -107,10 +107,10 @@ def granularity(index: int) -> int:
     return found.value
 
 
-def reserve(nbytes: int) -> int:
-    """The first of `nbytes` addresses that nobody else in the process gets."""
+def reserve(nbytes: int, where: int = 0) -> int:
+    """The first of `nbytes` addresses that nobody else in the process gets: `where` it is asked for, if that is free."""
     found = c_uint64()
-    _call("cuMemAddressReserve", byref(found), nbytes, 0, 0, 0)
+    _call("cuMemAddressReserve", byref(found), nbytes, 0, where, 0)
     return found.value
 
 

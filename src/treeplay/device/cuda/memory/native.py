@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from ctypes import CDLL, c_int, c_size_t, c_uint64, c_void_p, cast
+from ctypes import CDLL, c_int, c_size_t, c_uint32, c_uint64, c_void_p, cast
 from functools import cache
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def functions() -> CDLL | None:
             log_event("recordings", f"captures take memory of their own: {compiler} does not compile: {error}")
             return None
     pieces = (c_size_t, c_uint64) * 2
-    library.use_range.argtypes = (c_uint64, c_uint64, *pieces, c_void_p, c_void_p, c_void_p, c_void_p)
+    library.use_range.argtypes = (c_uint64, c_uint64, *pieces, *(c_void_p,) * 4, c_uint32)
     library.use_range.restype = None
     library.range_next.restype = c_uint64
     library.take.argtypes = (c_size_t, c_int, c_void_p)

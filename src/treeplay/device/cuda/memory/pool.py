@@ -53,12 +53,14 @@ class AddressPool:
 
     def forget(self) -> bool:
         """The same when the graph is gone, without waiting: whether it was possible now."""
-        if not self.is_forgotten and turns.take_if_free():
+        is_mine = turns.is_mine
+        if not self.is_forgotten and (is_mine or turns.take_if_free()):
             try:
                 self._release(claims=1)
                 self.is_forgotten = emptied()
             finally:
-                turns.give_back()
+                if not is_mine:
+                    turns.give_back()
         return self.is_forgotten
 
     def _release(self, *, claims: int) -> None:

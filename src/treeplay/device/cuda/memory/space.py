@@ -12,6 +12,7 @@ not count as memory in use, and the addresses stay in the graph. What the graph 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from ctypes import addressof
@@ -27,6 +28,9 @@ from treeplay.device.cuda.node_calls import function_address
 from treeplay.errors import InternalError
 from treeplay.torch_seam import allocator
 
+_FIRST, _SPAN = 0x2000_0000_0000, 0x3000_0000_0000  # below where systems put programs and libraries
+_chance = random.Random(0x7EE)
+
 
 class AddressSpace:
     """Addresses of one device. Its owner calls `close`, after which none may be used."""
@@ -41,7 +45,7 @@ class AddressSpace:
         self._room = -(-torch.cuda.get_device_properties(index).total_memory // unit) * unit
         self._nbytes = 2 * self._room
         self._filler = scratch.filler()
-        self.start = mapping.reserve(self._nbytes)
+        self.start = mapping.reserve(self._nbytes, _somewhere(unit))
         self._mapped = self.start  # up to here
         self._decoys = self.start + self._nbytes  # from here on
         self._access = mapping.access_to(index)
@@ -61,6 +65,7 @@ class AddressSpace:
             mapping.address_of_function("cuMemSetAccess"),
             addressof(self._access),
             function_address("cuThreadExchangeStreamCaptureMode"),
+            _chance.getrandbits(32),
         )
         try:
             yield
@@ -144,6 +149,11 @@ class AddressSpace:
         for size in pieces_of(pages, FILLER_PAGES):
             mapping.map_memory(start, size * self._unit, self._filler[size])
             start += size * self._unit
+
+
+def _somewhere(unit: int) -> int:
+    """An address far from all others. Small ones, which the driver gives, have halves that look like any number."""
+    return _FIRST + _chance.randrange(_SPAN // unit) * unit
 
 
 @cache

@@ -9,8 +9,8 @@
 
 "peak": the most that was reserved over the first six calls. "running": over the last six of many more, caches emptied before.
 "warm": what is reserved after them, caches emptied. All count torch's memory and the scratch of recordings, which is not
-torch's; addresses without memory behind them, which torch counts while a capture lasts, are among it. With `--limit 1.3`, each way but eager gets 1.3 x what
-eager reserved at most, and it is told whether the step was recorded.
+torch's; addresses without memory behind them, which torch counts while a capture lasts, are among it. With `--limit 1.3`, jit
+and backend get 1.3 x what eager reserved at most, and it is told whether the step was recorded.
 """
 
 from __future__ import annotations

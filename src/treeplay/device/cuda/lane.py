@@ -80,9 +80,13 @@ class Lane:
         return AddressSpace(self.scratch) if can_be_made(self.scratch.index) else None
 
     def close(self, space: AddressSpace) -> None:
-        """Close addresses when the last replay is done, and what was captured with them is gone."""
+        """Close addresses when the last replay is done, which is waited for, and what was captured with them is gone."""
         with self.lock:
-            self._closing.append((self._event(), space))
+            event = self._event()
+            self._closing.append((event, space))
+            if event is not None:
+                with driver.relaxed():
+                    event.synchronize()
         self._close_what_is_done()
 
     def _event(self) -> torch.cuda.Event | None:

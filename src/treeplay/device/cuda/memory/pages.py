@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-PIECE_PAGES = (64, 16, 4, 1)
+PIECE_PAGES = (16, 4, 1)
 """How many pages one piece of memory has: few pieces for long runs, which take long to map otherwise."""
 
 

@@ -3,15 +3,16 @@
 Scratch is dead between two launches, and launches of a device follow one another. So each recording has addresses of its own
 for it, and the same memory lies behind the addresses of all: as much as the recording takes that takes most.
 
-    memory         [128 MiB] [32 MiB] [32 MiB] [8 MiB] [2 MiB] [2 MiB]
-    recording A     used      used     used     used    used    used
-    recording B               used                      used
+    memory         [32 MiB] [32 MiB] [8 MiB] [8 MiB] [2 MiB] [2 MiB]
+    recording A     used     used     used            used    used
+    recording B     used              used    used
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -23,24 +24,33 @@ from treeplay.locks import shared_lock
 FILLER_PAGES = (8, 1)
 
 
-class Share:
-    """What one recording uses of it: `memory` by pages of a piece, in the order in which it is handed out."""
+@dataclass(eq=False, slots=True)
+class Piece:
+    """Memory of so many pages, and how many recordings use it."""
 
-    def __init__(self, memory: dict[int, list[int]], page_bytes: int) -> None:
-        self.counts = Counter({pages: len(handles) for pages, handles in memory.items()})
-        self._left = {pages: iter(handles) for pages, handles in memory.items()}
+    memory: int
+    pages: int
+    users: int = 0
+
+
+class Share:
+    """What one recording uses of it: for each run of its pages, pieces that make it up."""
+
+    def __init__(self, runs: Sequence[Sequence[Piece]], page_bytes: int) -> None:
+        self.runs = runs
+        self._left = iter(runs)
         self._page_bytes = page_bytes
 
     @property
     def nbytes(self) -> int:
         """All of it."""
-        return sum(pages * count for pages, count in self.counts.items()) * self._page_bytes
+        return sum(piece.pages for run in self.runs for piece in run) * self._page_bytes
 
-    def pieces(self, start: int, pages: int) -> Iterator[tuple[int, int, int]]:
+    def pieces(self, start: int) -> Iterator[tuple[int, int, int]]:
         """For the next run, which begins at `start`: address, bytes and memory of each piece."""
-        for size in pieces_of(pages):
-            nbytes = size * self._page_bytes
-            yield start, nbytes, next(self._left[size])
+        for piece in next(self._left):
+            nbytes = piece.pages * self._page_bytes
+            yield start, nbytes, piece.memory
             start += nbytes
 
 
@@ -49,8 +59,7 @@ class Scratch:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self._memory: dict[int, list[int]] = {}  # pieces by how many pages they have
-        self._shares: list[Share] = []
+        self._pieces: list[Piece] = []  # the largest first
         self._filler: dict[int, int] = {}
         self._fillers = 0  # who uses it
         self._lock = shared_lock()
@@ -58,30 +67,42 @@ class Scratch:
     @property
     def nbytes(self) -> int:
         """All the memory that there is by now."""
-        pages = sum(size * len(handles) for size, handles in self._memory.items())
+        pages = sum(piece.pages for piece in self._pieces)
         return pages * mapping.granularity(self.index) if pages else 0
 
     def share(self, runs: Iterable[int]) -> Share:
-        """Memory for runs of so many pages each, in order. Raises `torch.OutOfMemoryError`."""
-        counts = Counter(size for pages in runs for size in pieces_of(pages))
-        unit = mapping.granularity(self.index)
+        """Memory for runs of so many pages each, in order: what is there already before any is made. Raises
+        `torch.OutOfMemoryError`."""
         with self._lock:
+            free = list(self._pieces)
             try:
-                for size, count in counts.items():
-                    there = self._memory.setdefault(size, [])
-                    while len(there) < count:
-                        there.append(_made(self.index, size * unit))
+                share = Share([self._run(pages, free) for pages in runs], mapping.granularity(self.index))
             except BaseException:
                 self._trim()
                 raise
-            share = Share({size: self._memory[size][:count] for size, count in counts.items()}, unit)
-            self._shares.append(share)
+            for piece in (piece for run in share.runs for piece in run):
+                piece.users += 1
             return share
+
+    def _run(self, pages: int, free: list[Piece]) -> list[Piece]:
+        """Pieces that make up a run: of those that are free as long as they fit, then new ones."""
+        found: list[Piece] = []
+        for piece in list(free):
+            if piece.pages <= pages:
+                found.append(piece)
+                free.remove(piece)
+                pages -= piece.pages
+        for size in pieces_of(pages):
+            made = Piece(_made(self.index, size * mapping.granularity(self.index)), size)
+            insort(self._pieces, made, key=lambda piece: -piece.pages)
+            found.append(made)
+        return found
 
     def give_back(self, share: Share) -> None:
         """A recording has gone; memory that only it used goes."""
         with self._lock:
-            self._shares.remove(share)
+            for piece in (piece for run in share.runs for piece in run):
+                piece.users -= 1
             self._trim()
 
     def filler(self) -> dict[int, int]:
@@ -103,11 +124,9 @@ class Scratch:
                 self._filler.clear()
 
     def _trim(self) -> None:
-        """Let go what no share reaches."""
-        for size, there in self._memory.items():
-            most = max((share.counts[size] for share in self._shares), default=0)
-            _release(there[most:])
-            del there[most:]
+        """Let go what nobody uses."""
+        _release([piece.memory for piece in self._pieces if not piece.users])
+        self._pieces = [piece for piece in self._pieces if piece.users]
 
 
 def _made(index: int, nbytes: int) -> int:

@@ -137,7 +137,7 @@ class AddressSpace:
 
     def _map(self, run: Run) -> None:
         if run.is_used and self._share is not None:
-            for at, nbytes, memory in self._share.pieces(run.start, run.pages):
+            for at, nbytes, memory in self._share.pieces(run.start):
                 mapping.map_memory(at, nbytes, memory)
                 self._mapped = at + nbytes
             return

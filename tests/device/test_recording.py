@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import treeplay
 from treeplay.device.cuda import recording
 from treeplay.device.cuda.recording import CudaRecording
 from treeplay.device.protocol import Replay, Work
@@ -259,3 +260,18 @@ def test_a_launch_without_memory_for_its_results_is_no_error_of_ours(monkeypatch
     one._not_launched(torch.OutOfMemoryError("no room"), [], ())
     one([], ())
     assert log == ["captured", "launched", "run", "launched"] and one.facts().stage == "recorded"
+
+
+def test_what_cannot_be_read_elsewhere_is_not_captured_anew_to_prove_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, log, _ = made(monkeypatch, has_run=True)
+
+    def differences(work: Work, launch: Replay, tensors: list[torch.Tensor], numbers: Sequence[float]) -> list[str]:
+        one._unplaced(tensors, numbers)  # as the launch function does
+        return []
+
+    monkeypatch.setattr(recording, "differences", differences)
+    monkeypatch.setattr(Captured, "count_anew", lambda self: None, raising=False)
+    with treeplay.settings.changed(verify=True):
+        for _ in range(3):
+            one([], ())
+    assert log == ["captured", "run", "launched", "launched", "launched"] and one.facts().stage == "recorded"

@@ -76,6 +76,7 @@ class CudaRecording:
         self._listener: ReplayListener = lambda replay, is_boxed: None
         self._unplaced_calls = 0
         self._failed_captures = 0
+        self._is_tried = False
         self._ran_in = {threading.get_ident()} if work.has_run else set()
         self._past = LaunchFacts(str(lane.device), "warming")  # counts of captured graphs that are gone
         self.plain_calls: Counter[str] = Counter()
@@ -222,11 +223,14 @@ class CudaRecording:
                     raise
                 captured = capture_work(self._work, tensors, self._lane, unplaced, not_launched)
         if settings.verify:
+            self._is_tried = True
             try:
                 wrong = differences(self._work, captured.replay, tensors, numbers)
             except BaseException:
                 captured.free()
                 raise
+            finally:
+                self._is_tried = False
             if wrong:
                 captured.free()
                 raise InternalError(f"a launch with its tensors elsewhere gives another {', '.join(wrong)}")
@@ -238,6 +242,10 @@ class CudaRecording:
         """A tensor lies where the graph cannot read it: captured anew a few times, then such calls run as they are."""
         if is_capturing():
             return self._as_it_is(_CAPTURING, tensors, numbers)
+        if (
+            self._is_tried
+        ):  # with tensors elsewhere, before the graph is trusted: it says itself that it cannot read them
+            return self._plain(tensors, numbers)
         if isinstance(self._state, Ready) and not self._state.graph.is_held:  # it was let go to make room
             self._leave(Waiting())
         if not isinstance(self._state, Ready):  # the launch function of a graph that is gone was called

@@ -77,7 +77,7 @@ def step_of(name: str, way: str) -> tuple[Callable[..., torch.Tensor], list[tupl
     return treeplay.jit(step) if way.startswith("jit") else step, feeds
 
 
-def measure(name: str, way: str, limit: float) -> dict[str, Any]:
+def measure(name: str, way: str, limit: float, *, only_first: bool) -> dict[str, Any]:
     """One measurement, in this process; `limit` in bytes, 0 for none."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     device = torch.device("cuda", 0)
@@ -101,7 +101,7 @@ def measure(name: str, way: str, limit: float) -> dict[str, Any]:
         call(number)
     torch.cuda.synchronize()
     found: dict[str, Any] = {"peak_mib": peak // _MIB}
-    for number in range(MORE):
+    for number in range(0 if only_first else MORE):
         compile_thread.wait(_MOST_SECONDS_WAITED)
         call(number)
     found["peak_of_all_calls_mib"] = peak // _MIB
@@ -156,10 +156,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(PROGRAMS))
     parser.add_argument("--ways", nargs="*", default=list(WAYS))
     parser.add_argument("--limit", type=float, default=0.0)
+    parser.add_argument("--first", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     words = parser.parse_args()
     if words.work:
-        print(json.dumps(measure(words.work[0], words.work[1], float(words.work[2]))))
+        print(json.dumps(measure(words.work[0], words.work[1], float(words.work[2]), only_first=words.first)))
         return
     result: dict[str, Any] = {"environment": facts(torch.device("cuda")), "programs": {}}
     programs: dict[str, Any] = result["programs"]

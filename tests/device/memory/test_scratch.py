@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +27,11 @@ class Driver:
         monkeypatch.setattr(mapping, "make_memory", self.make)
         monkeypatch.setattr(mapping, "release_memory", self.alive.pop)
         monkeypatch.setattr(scratch, "emptied", self.empty)
+        self.fraction = 1.0
+        monkeypatch.setattr(scratch.torch.cuda, "get_per_process_memory_fraction", lambda index: self.fraction)
+        monkeypatch.setattr(scratch.torch.cuda, "memory_reserved", lambda index: 10 * PAGE)
+        gpu = SimpleNamespace(total_memory=200 * PAGE)
+        monkeypatch.setattr(scratch.torch.cuda, "get_device_properties", lambda index: gpu)
 
     def make(self, index: int, nbytes: int) -> int:
         if sum(self.alive.values()) + nbytes > self.most:
@@ -91,6 +97,19 @@ def test_memory_that_cannot_be_had_leaves_all_as_it_was(monkeypatch: pytest.Monk
     assert shared.nbytes == 64 * PAGE == sum(driver.alive.values()) and driver.emptied
     shared.give_back(first)
     assert not driver.alive
+
+
+def test_T7_a_limit_of_the_process_holds_for_scratch_too(driver: Driver) -> None:
+    shared = Scratch(0)
+    driver.fraction = 0.25  # 50 pages, 10 of which torch has
+    share = shared.share([40])
+    with pytest.raises(torch.OutOfMemoryError, match="may use of the GPU"):
+        shared.share([40, 1])
+    assert shared.nbytes == 40 * PAGE == sum(driver.alive.values())
+    driver.fraction = 1.0
+    shared.share([40, 1])
+    shared.give_back(share)
+    assert shared.nbytes == 41 * PAGE
 
 
 def test_the_filler_goes_with_its_last_user(driver: Driver) -> None:

@@ -93,10 +93,22 @@ class Scratch:
                 free.remove(piece)
                 pages -= piece.pages
         for size in pieces_of(pages):
-            made = Piece(_made(self.index, size * mapping.granularity(self.index)), size)
+            nbytes = size * mapping.granularity(self.index)
+            self._check_limit(nbytes)
+            made = Piece(_made(self.index, nbytes), size)
             insort(self._pieces, made, key=lambda piece: -piece.pages)
             found.append(made)
         return found
+
+    def _check_limit(self, nbytes: int) -> None:
+        """Raise `torch.OutOfMemoryError` if so much more is beyond what the process allows torch, which counts this as well."""
+        fraction = torch.cuda.get_per_process_memory_fraction(self.index)
+        if fraction < 1.0:
+            allowed = fraction * torch.cuda.get_device_properties(self.index).total_memory
+            if self.nbytes + nbytes + torch.cuda.memory_reserved(self.index) > allowed:
+                raise torch.OutOfMemoryError(
+                    "the scratch of recordings is beyond the share of the GPU that the process may use"
+                )
 
     def give_back(self, share: Share) -> None:
         """A recording has gone; memory that only it used goes."""

@@ -9,11 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import treeplay
 from support import assert_same, jit
 from support.compiled import compiled, new_reports
 from support.recordings import on_a_tape
+from treeplay.torch_seam.patched import without_stand_in
 
 ITERATIONS, JOINS = 9, 4  # the latter: the iteration in which another function is called first
 Program = Callable[[torch.Tensor], torch.Tensor]
@@ -80,6 +82,27 @@ def test_T10_so_are_graphs_of_torch_compile(device: str, monkeypatch: pytest.Mon
     iterate(programs, device, after)
     launches = [report.launch for report in new_reports()]
     assert [(launch.stage, launch.captures) for launch in launches if launch is not None] == [("recorded", 1)] * 3
+
+
+def test_T10_a_module_is_replayed_on_when_dynamo_compiles_its_first_function(
+    device: str, monkeypatch: pytest.MonkeyPatch, fresh_dynamo: None
+) -> None:
+    """Dynamo wraps methods of `nn.Module` then, once in a process."""
+    for name in ("__init__", "__setstate__"):
+        monkeypatch.setattr(nn.Module, name, without_stand_in(vars(nn.Module)[name]))
+    monkeypatch.setattr(nn.Module, "___needs_generation_tag_patch", True, raising=False)
+    net = nn.Sequential(nn.Linear(3, 3), nn.Tanh()).to(device)
+    jitted = jit(net)
+    x = torch.ones(3, 3, device=device)
+    for _ in range(4):
+        assert_same(jitted(x), net(x))
+    before, method = jitted.statistics(), vars(nn.Module)["__init__"]
+    torch.compile(double, backend="eager")(x)
+    assert vars(nn.Module)["__init__"] is not method
+    for _ in range(3):
+        assert_same(jitted(x), net(x))
+    after = jitted.statistics()
+    assert (after.replays, after.recordings) == (before.replays + 3, 1), jitted.explain()
 
 
 WAYS = ("as it is", "in two columns", "to be differentiated", "in inference mode", "as an integer", "by another number")
@@ -161,8 +184,8 @@ class Layers:
 
     def __init__(self, device: str) -> None:
         torch.manual_seed(3)
-        self.layers = [torch.nn.Linear(3, 3, bias=False, device=device).requires_grad_(False) for _ in range(2)]
-        self.spare = torch.nn.Linear(3, 3, bias=False, device=device).requires_grad_(False)
+        self.layers = [nn.Linear(3, 3, bias=False, device=device).requires_grad_(False) for _ in range(2)]
+        self.spare = nn.Linear(3, 3, bias=False, device=device).requires_grad_(False)
         self.flag = False
 
     def exchange(self) -> None:

@@ -238,6 +238,21 @@ def test_a_weak_reference_to_what_a_guarded_list_held(others: int) -> Story:
 
 
 @follows()
+def test_a_weak_reference_to_what_an_object_in_a_guarded_list_held() -> Story:
+    """Both the object and what holds it are guarded, and are gone together."""
+    holders = [Holder(Holder(Node(2.0))), Holder(Holder(Node(3.0)))]
+    reference = weakref.ref(holders[0].value.value)
+
+    def program(x: Tensor) -> Tensor:
+        node = reference()
+        return x * sum(each.value.value.gain for each in holders) - (1.0 if node is None else node.gain)
+
+    yield program
+    holders.pop(0)
+    yield
+
+
+@follows()
 def test_a_new_weak_reference_to_what_a_guarded_list_held() -> Story:
     nodes = [Node(2.0), Node(3.0)]
     holder = Holder(weakref.ref(nodes[0]))

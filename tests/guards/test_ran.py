@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from torch.profiler import ProfilerActivity, profile
 
 from treeplay.guards.ran import RanCode, function_of, noting
 
@@ -129,6 +130,20 @@ def test_a_profile_of_the_users_is_set_aside_and_goes_on() -> None:
         profile.disable()
     timed = {name for _, _, name in pstats.Stats(profile).stats}  # type: ignore[attr-defined]
     assert is_back and "other" in timed and {"outer", "inner"} <= names(ran)
+
+
+def test_a_profiler_in_c_that_is_none_of_pythons_stays_on() -> None:
+    """As torch's, which notes stacks: nobody could put it back."""
+    with profile(activities=[ProfilerActivity.CPU], with_stack=True):
+        theirs = sys.getprofile()
+        ran = noting()
+        ran.start()
+        ran.pause()
+        ran.resume()
+        outer()
+        ran.stop()
+        assert sys.getprofile() is theirs is not None
+    assert ran.is_complete is ("outer" in names(ran))
 
 
 def test_nothing_is_left_on() -> None:

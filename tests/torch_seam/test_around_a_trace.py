@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy
@@ -76,6 +77,33 @@ def test_dynamo_is_off_for_a_while() -> None:
     with pytest.raises(ValueError, match="as told"), dynamo.dynamo_off():
         raise ValueError("as told")
     assert not dynamo.is_dynamo_watching()
+
+
+def test_dynamo_is_on_again_when_the_last_of_two_threads_has_left() -> None:
+    """Whoever entered first leaves first."""
+    ran: list[bool] = []
+
+    @torch.compile(backend="eager")
+    def part(x: torch.Tensor) -> torch.Tensor:
+        ran.append(torch.compiler.is_compiling())
+        return x + 1
+
+    has_entered, may_leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with dynamo.dynamo_off():
+            has_entered.set()
+            may_leave.wait(30)
+
+    thread = threading.Thread(target=other)
+    with dynamo.dynamo_off():
+        thread.start()
+        has_entered.wait(30)
+    part(torch.ones(1))  # the other thread is in it still
+    may_leave.set()
+    thread.join()
+    part(torch.ones(1))
+    assert ran == [False, True]
 
 
 def test_dynamo_looks_away_where_it_is_told_to() -> None:

@@ -6,30 +6,57 @@ import pytest
 
 from treeplay.tree.decide import Action, CallFacts, KeyPhase, decide
 
+NEW, OBSERVED, RECORDED, REFUSED, EAGER = KeyPhase
+OBSERVE, RECORD, RUN_EAGERLY, REFUSE = Action
+
 TABLE = [
-    #  phase           observed  rerecordings  action
-    (KeyPhase.NEW, False, 0, Action.OBSERVE),
-    (KeyPhase.NEW, False, 8, Action.OBSERVE),
-    (KeyPhase.NEW, True, 0, Action.OBSERVE),
-    (KeyPhase.OBSERVED, True, 0, Action.RECORD),
-    (KeyPhase.OBSERVED, True, 8, Action.RECORD),
-    (KeyPhase.OBSERVED, False, 7, Action.OBSERVE),
-    (KeyPhase.OBSERVED, False, 8, Action.REFUSE),
-    (KeyPhase.RECORDED, True, 0, Action.RECORD),
-    (KeyPhase.RECORDED, True, 9, Action.RECORD),
-    (KeyPhase.RECORDED, False, 7, Action.OBSERVE),
-    (KeyPhase.RECORDED, False, 8, Action.REFUSE),
-    (KeyPhase.REFUSED, False, 0, Action.RUN_EAGERLY),
-    (KeyPhase.REFUSED, True, 9, Action.RUN_EAGERLY),
-    (KeyPhase.EAGER, False, 0, Action.RUN_EAGERLY),
+    # phase   observed rerecordings action        of 8 that are allowed
+    (NEW, False, 0, OBSERVE),
+    (NEW, False, 7, OBSERVE),
+    (NEW, False, 8, OBSERVE),
+    (NEW, False, 9, OBSERVE),
+    (NEW, True, 0, OBSERVE),
+    (NEW, True, 7, OBSERVE),
+    (NEW, True, 8, OBSERVE),
+    (NEW, True, 9, OBSERVE),
+    (OBSERVED, False, 0, OBSERVE),
+    (OBSERVED, False, 7, OBSERVE),
+    (OBSERVED, False, 8, REFUSE),
+    (OBSERVED, False, 9, REFUSE),
+    (OBSERVED, True, 0, RECORD),
+    (OBSERVED, True, 7, RECORD),
+    (OBSERVED, True, 8, RECORD),
+    (OBSERVED, True, 9, RECORD),
+    (RECORDED, False, 0, OBSERVE),
+    (RECORDED, False, 7, OBSERVE),
+    (RECORDED, False, 8, REFUSE),
+    (RECORDED, False, 9, REFUSE),
+    (RECORDED, True, 0, RECORD),
+    (RECORDED, True, 7, RECORD),
+    (RECORDED, True, 8, RECORD),
+    (RECORDED, True, 9, RECORD),
+    (REFUSED, False, 0, RUN_EAGERLY),
+    (REFUSED, False, 8, RUN_EAGERLY),
+    (REFUSED, False, 9, RUN_EAGERLY),
+    (REFUSED, True, 0, RUN_EAGERLY),
+    (REFUSED, True, 8, RUN_EAGERLY),
+    (REFUSED, True, 9, RUN_EAGERLY),
+    (EAGER, False, 0, RUN_EAGERLY),
+    (EAGER, False, 8, RUN_EAGERLY),
+    (EAGER, False, 9, RUN_EAGERLY),
+    (EAGER, True, 0, RUN_EAGERLY),
+    (EAGER, True, 8, RUN_EAGERLY),
+    (EAGER, True, 9, RUN_EAGERLY),
 ]
 
 
 @pytest.mark.parametrize(("phase", "is_observed", "rerecordings", "action"), TABLE)
-def test_the_decision(phase: KeyPhase, is_observed: bool, rerecordings: int, action: Action) -> None:
-    assert decide(CallFacts(phase, is_observed, rerecordings, most_rerecordings=8)) is action
+def test_T10_the_decision(phase: KeyPhase, is_observed: bool, rerecordings: int, action: Action) -> None:
+    facts = CallFacts(phase, is_observed, rerecordings, most_rerecordings=8)
+    assert decide(facts) is decide(facts) is action
 
 
 def test_every_phase_is_in_the_table() -> None:
-    assert {row[0] for row in TABLE} == set(KeyPhase)
-    assert {row[3] for row in TABLE} == set(Action)
+    combinations = {row[:2] for row in TABLE}
+    assert combinations == {(phase, is_observed) for phase in KeyPhase for is_observed in (False, True)}
+    assert {row[3] for row in TABLE} == set(Action) and len(TABLE) == len({row[:3] for row in TABLE}) >= 30

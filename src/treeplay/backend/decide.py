@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from treeplay.values.captured import GraphFacts, InputFacts, Role, Skip
+from treeplay.values.captured import GraphFacts, InputFacts, Skip
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
 
@@ -57,10 +57,6 @@ def _of_input(item: InputFacts) -> Iterator[Skip]:
     if item.is_rebound:
         why = f"the storage of input `{item.name}` is replaced"
         yield _skip("rebound_storage", "set_", why, "write into the tensor with copy_", item.written)
-    elif item.is_written and item.role is Role.ORDINARY:
-        why = f"input `{item.name}` is written, and lies elsewhere on each call"
-        advice = "return the new value, or mark the tensor with torch._dynamo.mark_static_address"
-        yield _skip("mutated_input", "write", why, advice, item.written)
     if item.spec is None and item.kind not in _KINDS:
         why = f"input `{item.name}` is of type {item.kind}"
         yield _skip("input_kind", "input", why, "give it tensors, numbers and generators alone")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from treeplay.codegen import hide_from_dynamo
 from treeplay.errors import InternalError, Refusal, TreeplayError, Unrecorded
 from treeplay.observe import counters
 from treeplay.sandbox.boundary import Boundary
+from treeplay.torch_seam.autograd import ends_recomputation
 from treeplay.torch_seam.dynamo import GUARDS_FROZEN_PARAMETERS
 from treeplay.values.refusal import Reason
 from treeplay.wrap.aot import wrap_function
@@ -39,7 +41,7 @@ def wrapped(
     job = Job(options, roles, names, is_dynamic=is_dynamic)
     as_it_is = program.forward if isinstance(program, torch.fx.GraphModule) else program  # it prints what fails
     frozen = () if GUARDS_FROZEN_PARAMETERS or not torch.is_grad_enabled() else frozen_parameters(inputs)
-    direct = DirectCall(tuple(source.held), as_it_is, lambda: job.can_be_taken_back, frozen)
+    direct = DirectCall(tuple(source.held), as_it_is, lambda: _may_run_again(job), frozen)
     compilers = dataclasses.replace(job.compilers(), direct=direct)
     if has_custom_functions(program):
         why = "Dynamo's form of a custom autograd function leaves out what its backward depends on"
@@ -63,6 +65,11 @@ def wrapped(
     counters.add("traces", "ok")
     compiled.others, compiled.for_others = direct.others, direct.for_others
     return _owning(job, compiled, fits_every_call=compiled.plan.fits_every_call and not frozen)
+
+
+def _may_run_again(job: Job) -> bool:
+    """Whether a call that has just raised may run as it is: not where what is around it was told enough and ends it."""
+    return job.can_be_taken_back and not ends_recomputation(sys.exc_info()[1])
 
 
 def frozen_parameters(inputs: Sequence[Any]) -> tuple[int, ...]:

@@ -164,11 +164,19 @@ class Guards:
         found = [value for value in met if value is not None]
         if not found:
             return False
-        own = {*map(id, (met, found, *self._own_containers()))}
+        # What is guarded itself is the program's, unless it would be gone too.
+        guarded = {id(guard.holder) for guard in (*reach.tables, *reach.items, *reach.members)}
+        own = {*map(id, (met, found, *self._own_containers()))} - guarded
+        guarded |= {id(value) for value, _, _ in reach.kinds}
         # One walk over the heap for all of them: each takes tens of milliseconds.
-        others = [referrer for referrer in gc.get_referrers(*found) if id(referrer) not in own]
+        others = [referrer for referrer in gc.get_referrers(*found) if id(referrer) not in own | guarded]
         held = {*map(id, gc.get_referents(*others))} if others else set()
-        return any(id(value) not in held for value in found)
+        doubtful = [value for value in found if id(value) not in held]
+        own |= {id(others), id(doubtful)}
+        while doubtful:  # here and below, a generator or a tuple of arguments would hold what is asked for
+            if not _is_held(doubtful.pop(), own, guarded):
+                return True
+        return False
 
     def forget(self) -> None:
         """Hold nothing any more, and no call."""
@@ -181,10 +189,11 @@ class Guards:
     def _own_containers(self) -> Iterator[Any]:
         """Whatever of ours may hold an object that was guarded."""
         reach = self._reach
+        yield self._holders
         for table in reach.tables:
-            yield from (table.recorded, table.compared)
+            yield from (table, table.recorded, table.compared)
         for guard in (*reach.items, *reach.members):
-            yield guard.recorded
+            yield from (guard, guard.recorded)
         yield from reach.kinds
         yield from reach.asked
         names = self._quick.__globals__ if self._quick is not None else {}
@@ -336,6 +345,19 @@ def _is_within_python(place: str) -> bool:
 
 def _stays(place: Binding, pinned: set[Any]) -> bool:
     return place.may_be_kept and {spot_of(step) for step in place.steps} <= pinned
+
+
+def _is_held(value: Any, own: set[int], guarded: set[int]) -> bool:
+    """Whether something holds `value` that is neither in `own` nor, of what is in `guarded`, held by that alone."""
+    found = gc.get_referrers(value)
+    others = [referrer for referrer in found if id(referrer) not in own]
+    if not guarded.issuperset(map(id, others)):
+        return True
+    own = own | {id(found), id(others), id(value)}
+    while others:
+        if _is_held(others.pop(), own, guarded):
+            return True
+    return False
 
 
 _code_of = operator.attrgetter("__code__")

@@ -67,6 +67,9 @@ class _Profiled:
 
     def start(self) -> None:
         self._theirs = sys.getprofile()
+        if self._theirs is not None and not callable(self._theirs) and not isinstance(self._theirs, _Profiler):
+            self._theirs, self.is_complete = None, False  # in C, as torch's is: nobody could put it back
+            return
         if isinstance(self._theirs, _Profiler):
             self._theirs.disable()
         elif self._theirs is not None:
@@ -88,7 +91,7 @@ class _Profiled:
             self._is_on = False
 
     def resume(self) -> None:
-        if not self._is_on:
+        if not self._is_on and self.is_complete:
             self._profile.enable()
             self._is_on = True
 

@@ -135,3 +135,9 @@ def in_callers_context(function: Callable[..., Any], *inputs: Any) -> Any:
         if context is not None:
             return context.copy().run(function, *inputs)
     return function(*inputs)
+
+
+def ends_recomputation(error: BaseException | None) -> bool:
+    """Whether an exception is how a checkpoint breaks off what it recomputes, once all is there that its backward needs."""
+    kind = getattr(torch.utils.checkpoint, "_StopRecomputationError", None)
+    return kind is not None and isinstance(error, kind)

@@ -6,14 +6,17 @@ import contextlib
 import functools
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from threading import get_ident
 from types import CodeType, FunctionType
 from typing import Any, cast
 
 import torch
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
+from treeplay.locks import after_fork, shared_lock
 from treeplay.torch_seam.patched import Shared
 
 _guards: Any = torch._C._dynamo.guards
@@ -125,10 +128,47 @@ def dynamo_off() -> Iterator[None]:
     set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
     callback = set_eval_frame(None)  # first: a stance may not be set inside of a compiled region
     try:
-        with torch.compiler.set_stance("force_eager"):
+        with _as_plain_python:
             yield
     finally:
         set_eval_frame(callback)
+
+
+class _Stance:
+    """A context in which compiled functions run as they were written. That is torch's for the whole process: whoever enters
+    first, in any thread, sets it, and whoever leaves last puts back what was there."""
+
+    def __init__(self) -> None:
+        self._lock = shared_lock()
+        self._threads: Counter[int] = Counter()
+        self._ours: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._ours is None:
+                self._ours = torch.compiler.set_stance("force_eager")
+            self._threads[get_ident()] += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._threads[get_ident()] -= 1
+            self._put_back()
+
+    def _put_back(self) -> None:
+        self._threads += Counter()  # without threads that are not in it any more
+        if not self._threads and self._ours is not None:
+            ours, self._ours = self._ours, None
+            ours.__exit__(None, None, None)
+
+    def renew(self) -> None:
+        """Forget the threads that are not in a forked child."""
+        me = get_ident()
+        self._threads = Counter({me: self._threads[me]})
+        self._put_back()
+
+
+_as_plain_python = _Stance()
+after_fork(_as_plain_python.renew)
 
 
 def compile_lock() -> contextlib.AbstractContextManager[Any]:

@@ -67,8 +67,15 @@ def stand_in(function: Any, original: Any = ABSENT) -> None:
 
 
 def without_stand_in(value: Any) -> Any:
-    """A value as it is while nothing is traced: what a function of ours stands for, `ABSENT` for nothing, else itself."""
+    """A value as it is while nothing is traced: what a function of ours stands for, `ABSENT` for nothing, else itself. So it
+    is with what Dynamo puts around methods of `nn.Module` when it first compiles, which notes that they were called."""
     function = value.__func__ if type(value) is classmethod else value.fget if type(value) is property else value
-    if type(function) is FunctionType and hasattr(function, "is_treeplays"):
-        return getattr(function, "stands_for", ABSENT)
+    if type(function) is FunctionType:
+        if hasattr(function, "is_treeplays"):
+            return getattr(function, "stands_for", ABSENT)
+        if function.__module__ == _NOTES_MODULES and len(function.__closure__ or ()) == 1:
+            return function.__closure__[0].cell_contents  # type: ignore[index]
     return value
+
+
+_NOTES_MODULES = "torch._dynamo.mutation_guard"

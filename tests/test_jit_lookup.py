@@ -1,0 +1,167 @@
+"""A call finds its recording by key: how many others there are makes no difference."""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import pytest
+import torch
+
+import treeplay
+from support import assert_same, jit
+from support.compiled import compiled, new_reports
+from support.recordings import on_a_tape
+
+BESIDE = 100
+ROUNDS, CALLS = 40, 40
+Calls = Callable[[], None]
+
+
+def program(x: torch.Tensor, mode: str = "") -> torch.Tensor:
+    return (x * 2).tanh() - x
+
+
+def with_recordings(count: int, device: str) -> Any:
+    """A program with a recording for each of `count` + 1 kinds of calls."""
+    jitted = jit(program)
+    x = torch.linspace(-1, 1, 4, device=device)
+    with treeplay.settings.changed(compile_budget=math.inf, max_recordings_per_program=BESIDE + 20):
+        for number in range(count + 1):
+            for _ in range(2 if device == "cpu" else 3):
+                assert_same(jitted(x, f"mode {number}"), program(x))
+    found = jitted.statistics()
+    stages = {recording.launch.stage for key in found.keys for recording in key.recordings}
+    assert found.recordings == count + 1 and stages == {"bound" if device == "cpu" else "recorded"}
+    return jitted
+
+
+def alternating(jitted: Any, device: str) -> Calls:
+    """Calls of two kinds in turn, so that the last recording never serves."""
+    x = torch.linspace(-1, 1, 4, device=device)
+
+    def calls() -> None:
+        for _ in range(CALLS // 2):
+            jitted(x, "mode 0")
+            jitted(x, "mode 1")
+
+    return calls
+
+
+def like_the_last(jitted: Any, device: str) -> Calls:
+    x = torch.linspace(-1, 1, 4, device=device)
+
+    def calls() -> None:
+        for _ in range(CALLS):
+            jitted(x, "mode 0")
+
+    return calls
+
+
+def by_a_new_key(jitted: Any, device: str) -> Calls:
+    """Calls of two kinds in turn, whose keys are made: nothing is known of what their arguments look like."""
+    x, glances = torch.linspace(-1, 1, 4, device=device), jitted._manager.cache.glances
+
+    def calls() -> None:
+        for _ in range(CALLS // 2):
+            glances.clear()
+            jitted(x, "mode 0")
+            glances.clear()
+            jitted(x, "mode 1")
+
+    return calls
+
+
+def events(calls: Calls) -> int:
+    """How many functions are called meanwhile, Python's and C's."""
+    counted = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal counted
+        counted += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        calls()
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
+def best_seconds(*several: Calls) -> list[float]:
+    """The shortest of many rounds of each, in turn: what else the machine does makes a round longer, never shorter."""
+    best = [math.inf] * len(several)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(ROUNDS):
+            for at, calls in enumerate(several):
+                start = perf_counter()
+                calls()
+                best[at] = min(best[at], perf_counter() - start)
+    finally:
+        gc.enable()
+    return best
+
+
+def check_costs(few: Calls, many: Calls) -> None:
+    for calls in (few, many):
+        calls()  # what comes once
+    assert events(many) <= 1.02 * events(few)
+    ratios = []
+    for _ in range(3):  # what disturbs one measurement is over in the next
+        one, hundred = best_seconds(few, many)
+        ratios.append(hundred / one)
+        if ratios[-1] <= 1.1:
+            return
+    pytest.fail(f"a call with {BESIDE} recordings beside it takes {ratios} × as long as one with 1")
+
+
+def sized(x: torch.Tensor) -> torch.Tensor:
+    return (x * x.shape[0]).tanh() - x
+
+
+def sized_too(x: torch.Tensor) -> torch.Tensor:
+    """Of its own code, under which Dynamo keeps what it compiles."""
+    return (x * x.shape[0]).tanh() - x
+
+
+def test_Tplus16_a_call_with_a_hundred_recordings_beside_it_costs_what_one_with_one_costs(device: str) -> None:
+    few, many = with_recordings(1, device), with_recordings(BESIDE, device)
+    for kind in (like_the_last, alternating, by_a_new_key):
+        replays = many.statistics().replays
+        check_costs(kind(few, device), kind(many, device))
+        assert many.statistics().replays - replays >= CALLS * ROUNDS
+    assert many.statistics().recordings == BESIDE + 1
+
+
+def test_Tplus16_so_does_a_call_of_a_compiled_function(
+    device: str, monkeypatch: pytest.MonkeyPatch, fresh_dynamo: None
+) -> None:
+    on_a_tape(device, monkeypatch)
+    made = []
+    for count, body in ((1, sized), (BESIDE, sized_too)):
+        run = compiled(body, dynamic=True, most_sizes=BESIDE + 1)
+        with treeplay.settings.changed(compile_budget=math.inf, max_recordings_per_program=BESIDE + 1):
+            for rows in range(3, 4 + count):
+                for _ in range(3):
+                    x = torch.linspace(-1, 1, rows, device=device)
+                    assert_same(run(x), (x * rows).tanh() - x)
+        made.append(run)
+    inputs = [torch.linspace(-1, 1, rows, device=device) for rows in (3, 4)]
+
+    def calls_of(run: Any) -> Calls:
+        def calls() -> None:
+            for _ in range(CALLS // 2):
+                for x in inputs:
+                    run(x)
+
+        return calls
+
+    launches = [report.launch for report in new_reports() if report.launch is not None]
+    assert len(launches) == BESIDE + 3 and {launch.stage for launch in launches} == {"recorded"}
+    check_costs(*map(calls_of, made))

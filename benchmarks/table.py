@@ -155,7 +155,35 @@ def all_tables(folder: Path = RESULTS) -> str:
             "On a CPU:",
             *tables,
         ]
-    return "\n\n".join([*tables, *as_written(folder)])
+    return "\n\n".join([*tables, *as_written(folder), *memory(folder)])
+
+
+def memory(folder: Path) -> list[str]:
+    """What training steps take of a GPU's memory, each way in a process of its own, from the newest file."""
+    found = sorted((folder / "memory").glob("cuda-*.json"))
+    if not found:
+        return []
+    result = json.loads(found[-1].read_text())
+    ways = list(dict.fromkeys(way for by_way in result["programs"].values() for way in by_way))
+    rows = [
+        (name, *(_mib(by_way.get(way, {})) for way in ways)) for name, by_way in sorted(result["programs"].items())
+    ]
+    where = result["environment"]
+    note = (
+        "MiB reserved at most over the first six calls, in which steps are recorded / over six warm calls / between warm calls "
+        f'with caches emptied; "-": not measured. Scratch of recordings is counted. {result.get("note", "")}. '
+        f"{where['gpu']}, torch {where['torch']}, treeplay {where['treeplay']}, {where['date']:.10}. "
+        "`python -m benchmarks.gpu.peaks` repeats it."
+    )
+    return ["## Memory of training steps", for_readme(("program", *(f"`{way}`" for way in ways)), rows, [note])]
+
+
+def _mib(found: Result) -> str:
+    if not found:
+        return "-"
+    if "failed" in found:
+        return "failed"
+    return " / ".join(f"{found[key]:,}" if key in found else "-" for key in ("peak_mib", "running_mib", "warm_mib"))
 
 
 def as_written(folder: Path) -> list[str]:

@@ -165,9 +165,7 @@ def memory(folder: Path) -> list[str]:
         return []
     result = json.loads(found[-1].read_text())
     ways = list(dict.fromkeys(way for by_way in result["programs"].values() for way in by_way))
-    rows = [
-        (name, *(_mib(by_way.get(way, {})) for way in ways)) for name, by_way in sorted(result["programs"].items())
-    ]
+    rows = [(name, *(_mib(by_way.get(way, {})) for way in ways)) for name, by_way in sorted(result["programs"].items())]
     where = result["environment"]
     note = (
         "MiB reserved at most over the first six calls, in which steps are recorded / over six warm calls / between warm calls "

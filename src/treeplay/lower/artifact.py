@@ -188,6 +188,8 @@ def compile_graph(
     mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None) or FakeTensorMode()
     context = TracingContext(mode)
     context.output_strides = strides
+    # So torch tells the strides as symbols, where it would tell those of the example alone. There is no first call in here.
+    context.fakify_first_call = any(isinstance(fake, torch.SymInt) for fake in fakes)
     with (
         unmoved(),  # padding and tuning are measured on random inputs
         keeping_order(),

@@ -39,6 +39,7 @@ from treeplay.torch_seam.inductor import (
     fake_tensor_prop,
     fallback_handler,
     fallbacks,
+    first_vector_instructions,
     get_hash_for_files,
     inductor_config,
     joint_graph_passes,
@@ -193,6 +194,7 @@ def compile_graph(
     with (
         unmoved(),  # padding and tuning are measured on random inputs
         keeping_order(),
+        first_vector_instructions(),
         inductor_config.patch(options),
         V.set_fake_mode(mode),
         tracing(context),

@@ -90,7 +90,7 @@ def test_what_is_compiled_once_is_right_for_all_sizes(recwarn):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_each_program_is_right_for_all_sizes(name):
     check(PROGRAMS[name], compiled(PROGRAMS[name]))
-    assert counters["sizes"]["compiled for all"] == 1
+    assert set(counters["sizes"]) == {"compiled for all"}  # more than once where a part comes to have size 0 or 1
 
 
 def test_equal_results_do_not_share_memory_with_each_other_or_with_arguments():

@@ -225,6 +225,20 @@ def test_nothing_is_asked_of_symbols_of_which_nobody_makes_guards():
     assert counters["sizes"] == {"compiled": 2}
 
 
+def test_what_the_compiler_asks_of_sizes_is_guarded(monkeypatch):
+    original, program, asked = artifact.compile_graph, PROGRAMS["a mean over rows"], []
+
+    def asking(module, fakes, **options):
+        (x,) = (value for value in fakes if isinstance(value, torch.Tensor))
+        asked.append(bool(x.shape[0] < 10))
+        return original(module, fakes, **options)
+
+    monkeypatch.setattr(artifact, "compile_graph", asking)
+    run, before = compiled(program), graphs()
+    check(program, run, (3, 5, 20, 9, 11))
+    assert counters["sizes"] == {"compiled for all": 2} and graphs() == before + 2 and asked == [True, False]
+
+
 def test_marked_sizes_stay_free():
     program, before = PROGRAMS["a mean over rows"], graphs()
     run = torch.compile(program, backend=backend)

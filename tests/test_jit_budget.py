@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
 
@@ -196,6 +199,106 @@ def test_a_call_under_a_mode_counts_as_that_also_where_calls_are_left_alone() ->
         assert_same(jitted(x), read(x))
     assert jitted._manager.cache.pause.left == left > 0
     assert jitted.statistics().not_replayed["refused"] == 199 and jitted.statistics().calls == 201
+
+
+def read_and_doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 * bool(x.sum().item())
+
+
+def left_alone(program: Any) -> Any:
+    """A program whose calls are not looked at for a while."""
+    jitted = jit(program, on_refusal="eager")
+    for _ in range(200):
+        jitted(torch.ones(2))
+    assert jitted._manager.cache.pause.left > 8
+    return jitted
+
+
+def test_calls_of_several_threads_that_are_not_looked_at_are_all_counted() -> None:
+    jitted, before = left_alone(read_and_doubled), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for _ in pool.map(lambda _: [jitted(torch.ones(2)) for _ in range(250)], range(4)):
+                pass
+    finally:
+        sys.setswitchinterval(before)
+    assert jitted.statistics().calls == 1200 and not jitted._manager.gate.threads
+
+
+def test_a_program_that_calls_itself_is_inside_until_it_returns() -> None:
+    def program(x: torch.Tensor, deeper: int = 2) -> torch.Tensor:
+        seen.append(jitted._manager.gate.threads.get(get_ident()))
+        return jitted(x, deeper - 1) if deeper and x.sum().item() else x * 2
+
+    seen: list[int | None] = []
+    jitted = jit(program, on_refusal="eager")
+    for _ in range(200):
+        jitted(torch.ones(2))
+    pause = jitted._manager.cache.pause
+    pause.left = max(pause.left, 9)
+    pause._counted = pause.left
+    del seen[:]
+    assert_same(jitted(torch.ones(2)), torch.ones(2) * 2)
+    assert seen == [1, 2, 3] and not jitted._manager.gate.threads
+
+
+def test_who_records_waits_for_a_call_that_is_not_looked_at() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        if blocks:
+            begun.set()
+            assert goes_on.wait(30)
+            ended.append("the call")
+        return read_and_doubled(x)
+
+    blocks, ended = False, list[str]()
+    begun, goes_on = threading.Event(), threading.Event()
+    jitted = left_alone(program)
+    gate, blocks = jitted._manager.gate, True
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(jitted, torch.ones(2))
+        assert begun.wait(30)
+        with gate.lock:
+            gate.closer = get_ident()
+            goes_on.set()
+            gate.drain()
+            ended.append("the wait")
+            gate.closer = None
+        assert_same(call.result(), torch.ones(2) * 2)
+    assert ended == ["the call", "the wait"] and not gate.threads
+
+
+def test_a_call_that_is_not_looked_at_waits_its_turn_while_another_thread_records() -> None:
+    jitted = left_alone(read_and_doubled)
+    gate, left = jitted._manager.gate, jitted._manager.cache.pause.left
+    gate.closer = -1
+    assert_same(jitted(torch.ones(2)), torch.ones(2) * 2)
+    gate.closer = None
+    assert jitted._manager.cache.pause.left >= left and jitted.statistics().calls == 201
+
+
+def test_the_last_call_of_a_pause_tells_what_a_call_takes() -> None:
+    pause = budget.Pause()
+    for _ in range(30):
+        pause.looked(budget.Entry({}), "refused", cost=1e-4, ran=1e-3, served=0)
+    assert pause.left == 20
+    pause.last = 1e-4
+    pause.looked(budget.Entry({}), "refused", cost=1e-4, ran=1e-3, served=0)
+    assert pause.left == pytest.approx(
+        2000, abs=1
+    )  # the rest of what the call that was looked at took belongs to the look
+    pause.looked(budget.Entry({}), "refused", cost=1e-4, ran=1e-4, served=0)
+    assert pause.left == pytest.approx(200, abs=1)
+
+
+def test_the_last_call_of_a_pause_is_timed() -> None:
+    jitted = left_alone(read_and_doubled)
+    pause = jitted._manager.cache.pause
+    for _ in range(pause.left - 1):
+        jitted(torch.ones(2))
+    assert pause.left == 1 and pause.last == math.inf
+    jitted(torch.ones(2))
+    assert pause.left == 0 and 0 < pause.last < math.inf
 
 
 @pytest.mark.parametrize(

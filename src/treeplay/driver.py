@@ -263,10 +263,11 @@ def compile_captured(program: Program, inputs: Sequence[Any], options: Options) 
 def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     """The stages of a program with flat inputs and a flat tuple of results."""
     from treeplay.backend.acting import acting_in, kept
+    from treeplay.backend.any_size import for_any_size
     from treeplay.backend.inference_mode import in_inference_mode, leave_inference_mode
     from treeplay.backend.passes import run_before_autograd
     from treeplay.backend.patterns import with_patterns
-    from treeplay.backend.sizes import changing_sizes, has_symbols, with_known_sizes
+    from treeplay.backend.sizes import changing_sizes, has_symbols, with_known_sizes, with_marks
     from treeplay.backend.surroundings import undisturbed
     from treeplay.backend.wrapped import unwrapped, wrapped
 
@@ -279,6 +280,13 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     is_dynamic = has_symbols(inputs)
     # It is compiled for each of their values.
     numbers = [at for at, value in enumerate(inputs) if has_symbols([value]) and not isinstance(value, torch.Tensor)]
+
+    changing = changing_sizes(program)
+    if is_dynamic:
+        with compile_lock(), undisturbed(), kept(acting):
+            compiled = for_any_size(program, inputs, options)
+        if compiled is not None:
+            return with_marks(in_inference_mode(compiled) if gives_inference else compiled, changing)
 
     def compile_sized(inputs: Sequence[Any]) -> Callable[..., Any]:
         # Sizes that are new are compiled in a call, while Dynamo may trace in another thread: not beside each other, since
@@ -300,7 +308,7 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
         compile_patterns,
         lambda *args: program(*args),
         most=options.most_sizes,
-        changing=changing_sizes(program),
+        changing=changing,
     )
 
 

@@ -76,7 +76,7 @@ def test_dynamo_is_off_for_a_while() -> None:
     assert ran == [False]
     with pytest.raises(ValueError, match="as told"), dynamo.dynamo_off():
         raise ValueError("as told")
-    assert not dynamo.is_dynamo_watching()
+    assert dynamo.watching() is None
 
 
 def test_dynamo_is_on_again_when_the_last_of_two_threads_has_left() -> None:
@@ -110,7 +110,7 @@ def test_dynamo_looks_away_where_it_is_told_to() -> None:
     seen: list[tuple[bool, bool]] = []
 
     def look() -> None:
-        seen.append((dynamo.is_dynamo_watching(), torch.compiler.is_compiling()))
+        seen.append((dynamo.watching() is not None, torch.compiler.is_compiling()))
 
     def program(x: torch.Tensor) -> torch.Tensor:
         dynamo.without_dynamo(look)()

@@ -11,15 +11,16 @@ from typing import Any
 import torch
 import torch.fx
 
+from treeplay.backend.metadata import example_spec
 from treeplay.device.host.rules import refusal_of_operator
 from treeplay.errors import Refusal
 from treeplay.observe.lines import location_in
 from treeplay.torch_seam import trees as pytree
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
+from treeplay.torch_seam.symbols import example_of
 from treeplay.values.captured import DeviceUse, InputFacts, Role
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
-from treeplay.values.spec import TensorSpec
 
 MARK = "treeplay"
 """`torch.fx.traceback.annotate({"treeplay": "unrecorded"})` around a part of a program keeps its graph from being recorded."""
@@ -53,18 +54,12 @@ def _input(node: torch.fx.Node, value: Any, role: Role, name: str) -> InputFacts
     return InputFacts(
         name=name,
         role=role,
-        spec=_spec(value) if is_strided else None,
-        offset=int(value.storage_offset()) if is_strided else 0,
+        spec=example_spec(value) if is_strided else None,
+        offset=example_of(value.storage_offset()) if is_strided else 0,
         kind=_kind(value),
         is_written=bool(writes),
         is_rebound=any(_name(user) in _REBINDS for user in writes),
         written=_line_of_write(writes[0]) if writes else None,
-    )
-
-
-def _spec(value: torch.Tensor) -> TensorSpec:
-    return TensorSpec(
-        tuple(map(int, value.size())), tuple(map(int, value.stride())), value.dtype, value.device, value.requires_grad
     )
 
 

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 import torch.fx
 
+from treeplay.backend.metadata import example_spec
 from treeplay.backend.options import Options
 from treeplay.plan.failing import MOST_BYTES, bytes_to_keep, called, to_keep
 from treeplay.torch_seam.operators import HigherOrderOperator
 from treeplay.trace.prune import TORCHS_OWN
 from treeplay.values.failing import ToKeep
-from treeplay.values.spec import TensorSpec
 from treeplay.wrap.aot.compilers import Boxed
 from treeplay.wrap.take_back import TakeBack
 
@@ -46,7 +46,7 @@ def _described(module: torch.fx.GraphModule) -> torch.fx.Graph:
     for node in graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-            node.meta["spec"], node.meta["storage"] = TensorSpec.of(value), value.untyped_storage()._cdata
+            node.meta["spec"], node.meta["storage"] = example_spec(value), value.untyped_storage()._cdata
     return graph
 
 

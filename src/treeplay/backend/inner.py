@@ -14,7 +14,7 @@ import torch.fx
 
 from treeplay.backend.metadata import mode_of
 from treeplay.backend.options import Options
-from treeplay.backend.strides import noted_strides, visible_strides, with_strides
+from treeplay.backend.strides import check_symbolic_strides, noted_strides, visible_strides, with_strides
 from treeplay.errors import InternalError, LoweringError
 from treeplay.graph_check import check_module
 from treeplay.lower.compiler import find_compiler, find_gpu_compiler
@@ -35,12 +35,14 @@ class GraphRoles:
     """What an inner compiler may want to know of a graph beside its inputs.
 
     `visible`: positions of the results whose strides are eager's; None for all. `static`: inputs that stay where they are.
+    `is_for_any_size`: where Inductor cannot compile it, that is an error, and the graph is compiled for known sizes.
     """
 
     direction: Direction = "inference"
     visible: tuple[int, ...] | None = None
     static: tuple[int, ...] = ()
     graph_id: int = 0
+    is_for_any_size: bool = False
 
     def as_keywords(self) -> dict[str, Any]:
         """As a user's own inner compiler is told."""
@@ -84,7 +86,7 @@ def _report(strides: Sequence[Any]) -> None:
         return
     if asked:
         raise InternalError(f"strides were reported already: {asked}")
-    asked.extend(stride if stride is None else tuple(map(int, stride)) for stride in strides)
+    asked.extend(stride if stride is None else tuple(stride) for stride in strides)
 
 
 def is_empty(module: torch.fx.GraphModule) -> bool:
@@ -196,8 +198,12 @@ def _inductor(
             visible=flat.visible,
             strides=strides,
         )
+        if flat.is_for_any_size:
+            check_symbolic_strides(strides, noted, flat.visible)
     except Exception as error:  # Inductor raises anything
         why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        if flat.is_for_any_size:
+            raise LoweringError(why) from error  # for known sizes it may do better
         counters.add("lowering failed", "inductor")
         warn_once(f"treeplay runs a graph of torch.compile's uncompiled, operator by operator: Inductor raised {why}")
         return boxed(module), noted

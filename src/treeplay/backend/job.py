@@ -87,12 +87,19 @@ class Job:
     Owned by the wrapped function; the backward, compiled later, finds here what became of its forward."""
 
     def __init__(
-        self, options: Options, roles: Sequence[Role], names: Sequence[str], *, is_dynamic: bool = False
+        self,
+        options: Options,
+        roles: Sequence[Role],
+        names: Sequence[str],
+        *,
+        is_dynamic: bool = False,
+        is_for_any_size: bool = False,
     ) -> None:
         self.options = options
         self.roles = dict(enumerate(roles))
         self.names = tuple(names)
         self.is_dynamic = is_dynamic
+        self.is_for_any_size = is_for_any_size
         self.graph_id = next_graph_id()
         self.may_record = True
         self.can_be_taken_back = False
@@ -213,7 +220,7 @@ class Job:
             self.saved = saved_roles(module, roles)
         facts = self._facts(module, inputs, roles, direction)  # before a compiler rewrites the graph
         static = tuple(at for at, role in enumerate(roles) if role is Role.STATIC)
-        flat = GraphRoles(direction, visible, static=static, graph_id=self.graph_id)
+        flat = GraphRoles(direction, visible, static, self.graph_id, is_for_any_size=self.is_for_any_size)
         keep = None
         if direction != "backward":
             self.can_be_taken_back = not facts.uses_accelerator and not acts_outside(module)

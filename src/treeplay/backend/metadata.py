@@ -12,6 +12,8 @@ import torch.fx
 from treeplay.torch_seam import fakes as torch_fakes
 from treeplay.torch_seam import trees as pytree
 from treeplay.torch_seam.fakes import FakeTensor, FakeTensorMode
+from treeplay.torch_seam.symbols import example_of
+from treeplay.values.spec import TensorSpec
 
 
 def refresh(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> FakeTensorMode:
@@ -80,6 +82,12 @@ def _fakes(mode: FakeTensorMode, inputs: Sequence[Any]) -> list[Any]:
 
     fakes: list[Any] = pytree.tree_map(fake, list(inputs))
     return fakes
+
+
+def example_spec(value: torch.Tensor) -> TensorSpec:
+    """What is known of a tensor, with what its symbolic sizes were in the call that its graph was captured with."""
+    shape, stride = (tuple(map(example_of, numbers)) for numbers in (value.size(), value.stride()))
+    return TensorSpec(shape, stride, value.dtype, value.device, value.requires_grad)
 
 
 class _Noting(torch.fx.Interpreter):

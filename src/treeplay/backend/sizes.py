@@ -1,4 +1,4 @@
-"""Graphs with symbolic sizes: compiled for the sizes of a call, when a call brings them.
+"""Graphs with symbolic sizes that are not compiled for all sizes: compiled for those of a call, when a call brings them.
 
 compile ─▶ nothing yet        call with sizes A ─▶ compile for A, run        call with sizes A again ─▶ run
 
@@ -44,7 +44,6 @@ def with_known_sizes(
     first. Above `most` sets, or where the budget for compiling is spent, one warning suggests to pad."""
     if not has_symbols(inputs):
         return compile_next(inputs)
-    marked = [(at, dimensions) for at, dimensions in enumerate(changing) if dimensions]
     symbolic = tuple(at for at, value in enumerate(inputs) if _is_symbolic(value))
     known: OrderedDict[tuple[Any, ...], Function] = OrderedDict()
     seen: set[tuple[Any, ...]] = set()
@@ -83,6 +82,18 @@ def with_known_sizes(
             with lock:
                 known[key] = compiled
                 known.move_to_end(key)
+        return compiled(*args)
+
+    return with_marks(call, changing)
+
+
+def with_marks(compiled: Function, changing: Sequence[frozenset[int]]) -> Function:
+    """`compiled`, with the dimensions of each result whose sizes change noted at the results."""
+    marked = [(at, dimensions) for at, dimensions in enumerate(changing) if dimensions]
+    if not marked:
+        return compiled
+
+    def call(*args: Any) -> Any:
         results = compiled(*args)
         for at, dimensions in marked:
             if isinstance(results[at], torch.Tensor):

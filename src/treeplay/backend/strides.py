@@ -10,6 +10,8 @@ import torch
 import torch.fx
 
 from treeplay.backend.copies import first_slices
+from treeplay.errors import LoweringError
+from treeplay.torch_seam import symbols
 from treeplay.values import layout
 from treeplay.wrap.aot.compilers import Boxed
 
@@ -30,6 +32,14 @@ def visible_strides(noted: Sequence[Strides], visible: Sequence[int] | None) -> 
     chosen = range(len(noted)) if visible is None else visible
     told = [(at, stride) for at in chosen if (stride := noted[at]) is not None]
     return [(at, stride) for at, stride in told if all(isinstance(step, int) for step in stride)]
+
+
+def check_symbolic_strides(made: Sequence[Strides], noted: Sequence[Strides], visible: Sequence[int] | None) -> None:
+    """Raise `LoweringError` unless visible results have the strides that they were traced with, whatever their symbols are."""
+    for at in range(len(noted)) if visible is None else visible:
+        wanted, found = noted[at], made[at]
+        if wanted is not None and not (found is not None and symbols.are_same(wanted, found)):
+            raise LoweringError(f"result {at} has the strides {found}, and was traced with {wanted}")
 
 
 def _is_token(node: torch.fx.Node) -> bool:

@@ -64,7 +64,7 @@ def wrapped(
         return uncompiled(job, program)
     counters.add("traces", "ok")
     compiled.others, compiled.for_others = direct.others, direct.for_others
-    return _owning(job, compiled, fits_every_call=compiled.plan.fits_every_call and not frozen)
+    return owning(job, compiled, fits_every_call=compiled.plan.fits_every_call and not frozen)
 
 
 def _may_run_again(job: Job) -> bool:
@@ -89,12 +89,12 @@ def unwrapped(program: Program, options: Options, reason: Reason, job: Job | Non
 
 def uncompiled(job: Job, program: Program) -> Callable[..., Any]:
     """The program as it is, in the place of what would have been compiled."""
-    call = _owning(job, lambda *args: program(*args), fits_every_call=True)
+    call = owning(job, lambda *args: program(*args), fits_every_call=True)
     call.is_uncompiled = True  # type: ignore[attr-defined]
     return call
 
 
-def _owning(job: Job, call: Callable[..., Any], *, fits_every_call: bool) -> Callable[..., Any]:
+def owning(job: Job, call: Callable[..., Any], *, fits_every_call: bool) -> Callable[..., Any]:
     """`call`, as long as which the accounts of its graphs live; Dynamo leaves it alone."""
     hide_from_dynamo(call, with_callees=True)
     call.job = job  # type: ignore[attr-defined]

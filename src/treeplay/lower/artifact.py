@@ -41,6 +41,7 @@ from treeplay.torch_seam.inductor import (
     fake_tensor_prop,
     fallback_handler,
     fallbacks,
+    first_vector_instructions,
     get_hash_for_files,
     inductor_config,
     joint_graph_passes,
@@ -190,10 +191,13 @@ def compile_graph(
     mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None) or FakeTensorMode()
     context = TracingContext(mode)
     context.output_strides = strides
+    # So torch tells the strides as symbols, where it would tell those of the example alone. There is no first call in here.
+    context.fakify_first_call = any(isinstance(fake, torch.SymInt) for fake in fakes)
     with (
         unmoved(),  # padding and tuning are measured on random inputs
         keeping_order(),
         _measuring_apart(),
+        first_vector_instructions(),
         inductor_config.patch(options),
         V.set_fake_mode(mode),
         tracing(context),

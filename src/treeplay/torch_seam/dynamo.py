@@ -104,12 +104,8 @@ def _add(add: Callable[..., None], value: Any) -> None:
         add(value, [""])
 
 
-_frame_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
-
-
-def is_dynamo_watching() -> bool:
-    """Whether `torch.compile` would look at each Python function that is called from here."""
-    return _frame_callback() is not None
+watching: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
+"""What of `torch.compile` looks at each Python function that is called from here; None for nothing."""
 
 
 def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:

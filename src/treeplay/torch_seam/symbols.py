@@ -1,14 +1,39 @@
-"""Symbolic numbers beside NumPy's."""
+"""Symbolic numbers: what they were in the example that they came from, and how they meet NumPy's."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from treeplay.torch_seam.patched import ABSENT, stand_in
+
+
+def example_of(number: Any) -> Any:
+    """What a number of a graph was in the call that the graph was captured with; itself, where it depends on what tensors hold.
+    Makes no guard of it."""
+    return number.node.hint if isinstance(number, torch.SymInt) and number.node.has_hint() else number
+
+
+def are_same(one: Sequence[int | torch.SymInt], other: Sequence[int | torch.SymInt]) -> bool:
+    """Whether numbers are the same for whatever their symbols stand for. Makes no guard of it."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # which imports sympy: half a second
+
+    return len(one) == len(other) and all(
+        statically_known_true(mine == others) for mine, others in zip(one, other, strict=True)
+    )
+
+
+def has_example(value: Any) -> bool:
+    """Whether that is known of a value: a tensor, for its sizes, or a whole number. It is not where a size depends on what
+    tensors hold."""
+    if isinstance(value, torch.Tensor):
+        return all(map(has_example, (*value.size(), *value.stride(), value.storage_offset())))
+    if isinstance(value, torch.SymInt):
+        return bool(value.node.has_hint())
+    return not isinstance(value, torch.SymFloat | torch.SymBool)
 
 
 @contextlib.contextmanager

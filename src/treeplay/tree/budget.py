@@ -67,7 +67,8 @@ class Budget(CompileTime):
 
 
 class Pause:
-    """How many calls are left to the program itself before one is looked at again. For a thread that holds the lock."""
+    """How many calls are left to the program itself before one is looked at again. For a thread that holds the lock, but for
+    `left` and `last`: a call that is not looked at changes them without it, in one step each."""
 
     def __init__(self) -> None:
         self.left = 0
@@ -75,15 +76,16 @@ class Pause:
         self._counted = 0  # what was left when they were counted
         self._looks = 0.0  # that nothing has paid for
         self._served = 0
-        # Seconds of a call. One that was looked at takes longer: the processor's caches hold other things then.
-        self._runs = math.inf
+        # Seconds of a call. One that was looked at takes longer, since the processor's caches hold other things then: the last
+        # one of a pause is timed too.
+        self._runs = self.last = math.inf
 
     def looked(self, entry: Entry, why: str, *, cost: float, ran: float, served: int) -> None:
         """A look at a call found that it runs eagerly, which took `cost` seconds, and the call `ran`. `served`: the calls
         that went to recordings so far: they took half as long as this one, say, and pay for looks with what they saved."""
         paid, self._served = max(0, served - self._served) * ran / (2 * cost), served
         self._looks = min(max(0.0, self._looks - paid) + 1, _LOOKS_BEFORE_PAUSE + _MOST_DOUBLINGS)
-        self._runs = min(ran, _GROWTH * self._runs)
+        self._runs, self.last = min(ran, self.last, _GROWTH * self._runs), math.inf
         if self._looks >= _LOOKS_BEFORE_PAUSE:
             enough = int((cost + ran - self._runs) / max(_SHARE * self._runs, _LEAST_SECONDS))
             self.left = min(enough, 1 << int(self._looks) - _LOOKS_BEFORE_PAUSE)

@@ -107,7 +107,7 @@ class Cache:
         left alone for a while if none is replayed, else those with such arguments."""
         self.settle()
         self.pause.looked(entry, why, cost=cost, ran=ran, served=self.tally.went)
-        if self.pause.left:
+        if self.pause.left > 0:
             self.use(None)  # a call that is left alone does not ask whether the last recording fits either
         else:
             self.glances.leave_alone(entry, call, why, cost=cost, ran=ran)

@@ -27,7 +27,7 @@ _gates: weakref.WeakSet[Gate] = weakref.WeakSet()
 
 
 class Gate:
-    """The gate of one program. All but `closer` is for a thread that holds its lock.
+    """The gate of one program. All but `closer` is for a thread that holds its lock, or its own entry of `threads`.
 
     `is_opaque`: recording runs the program itself, with its effects undone after, so that nobody may be inside meanwhile.
     """
@@ -35,7 +35,7 @@ class Gate:
     def __init__(self, lock: Any = None, *, is_opaque: bool = False) -> None:
         self.lock = shared_lock() if lock is None else lock
         self._changed = threading.Condition(self.lock)
-        self._inside: dict[int, int] = {}  # by thread; one that calls itself is inside more than once
+        self.threads: dict[int, int] = {}  # who is inside; one that calls itself is so more than once
         self._is_draining = False
         self.is_opaque = is_opaque
         self.closer: int | None = None  # the thread that records
@@ -68,25 +68,29 @@ class Gate:
 
     def enter(self, thread: int) -> None:
         """For a call that runs the program's own code without a block of `inside`, beside no thread that records."""
-        self._inside[thread] = self._inside.get(thread, 0) + 1
+        self.threads[thread] = self.threads.get(thread, 0) + 1
         self.entered += 1
 
     def leave(self, thread: int) -> None:
         """The end of such a call, in its thread; it needs no lock. Who closes the gate asks after that who is inside; this asks
         after it has left whether the gate is closed: one of them sees the other."""
-        left = self._inside[thread] - 1
+        left = self.threads[thread] - 1
         if left > 0:
-            self._inside[thread] = left
+            self.threads[thread] = left
         else:
-            del self._inside[thread]
+            del self.threads[thread]
         if self.closer is not None:
-            with self.lock:
-                self._changed.notify_all()
+            self.tell()
+
+    def tell(self) -> None:
+        """Have those who wait at the gate look again who is inside."""
+        with self.lock:
+            self._changed.notify_all()
 
     def wait(self) -> None:
         """Wait while another thread traces the program. Not from inside: that thread may wait for this one."""
         me = get_ident()
-        if me in self._inside:
+        if me in self.threads:
             return
         end = time.monotonic() + MOST_SECONDS_WAITED
         while self.closer not in (None, me) and self._is_shut() and time.monotonic() < end:
@@ -114,14 +118,14 @@ class Gate:
         """Wait until no other thread is inside, letting none in; not for long."""
         self._is_draining = True
         try:
-            self._changed.wait_for(lambda: not self._inside.keys() - {get_ident()}, MOST_SECONDS_WAITED)
+            self._changed.wait_for(lambda: not self.threads.keys() - {get_ident()}, MOST_SECONDS_WAITED)
         finally:
             self._is_draining = False
 
     def renew(self) -> None:
         """Forget the threads that are not in a forked child."""
         me = get_ident()
-        self._inside = {thread: count for thread, count in self._inside.items() if thread == me}
+        self.threads = {thread: count for thread, count in self.threads.items() if thread == me}
         self._changed = threading.Condition(self.lock)
         if self.closer != me:
             self.closer, self._is_draining = None, False

@@ -24,7 +24,7 @@ from treeplay.observe import counters
 from treeplay.observe.events import log_event
 from treeplay.sandbox.boundary import Boundary, UninterruptedBlock, internal
 from treeplay.settings import settings
-from treeplay.torch_seam.dynamo import is_dynamo_watching, without_dynamo
+from treeplay.torch_seam.dynamo import watching, without_dynamo
 from treeplay.torch_seam.flags import profiler
 from treeplay.torch_seam.modes import default_device, foreign_mode, is_mode_active, is_traced
 from treeplay.trace.call import Call
@@ -79,7 +79,7 @@ class Manager:
 
         Python frames of a warm call are a caller's, this one, the call function's and the launch's. `torch.compile` breaks
         its graph here."""
-        if is_dynamo_watching():
+        if watching() is not None:
             return without_dynamo(Manager.call)(self, args, kwargs)
         has_modes = is_mode_active()
         if has_modes and (mode := foreign_mode()) is not None:
@@ -87,7 +87,7 @@ class Manager:
         if profiler._is_profiler_enabled and not is_in_range:
             with record_function(f"treeplay: {self.cache.name}"):
                 return self.call(args, kwargs, is_in_range=True)
-        if self.cache.pause.left:
+        if self.cache.pause.left > 0:
             return self._left_alone(args, kwargs)
         with self._lock:
             cache = self.cache
@@ -110,19 +110,45 @@ class Manager:
     hide_from_dynamo(call)
 
     def _left_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call that is not looked at: the program as it is."""
+        """A call that is not looked at: the program as it is, without the lock, which would be most of what this takes.
+
+        It enters and then asks whether the gate is closed; who closes the gate asks after that who is inside. So one of the
+        two sees the other. Nothing in between lets another thread take part of a step."""
         me, gate, pause = get_ident(), self.gate, self.cache.pause
-        with self._lock:
-            if not pause.left or gate.closer is not None:
-                return self._cold(args, kwargs)
-            pause.left -= 1
-            gate.enter(me)
+        if me in gate.threads or gate.closer is not None or pause.left == 1:
+            return self._left_alone_in_turn(args, kwargs)
+        gate.threads[me] = 1
+        if gate.closer is not None:
+            gate.leave(me)
+            return self._left_alone_in_turn(args, kwargs)
+        gate.entered += 1
+        pause.left -= 1
         try:
             return self.program(*args, **kwargs)
         finally:
-            gate.leave(me)
+            del gate.threads[me]
+            if gate.closer is not None:
+                gate.tell()
 
     hide_from_dynamo(_left_alone)
+
+    def _left_alone_in_turn(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same for a program that calls itself, while another thread records, and for the last such call."""
+        me, gate, pause = get_ident(), self.gate, self.cache.pause
+        with self._lock:
+            if pause.left <= 0 or gate.closer is not None:
+                return self._cold(args, kwargs)
+            pause.left -= 1
+            gate.enter(me)
+        start = perf_counter()
+        try:
+            out = self.program(*args, **kwargs)
+            pause.last = perf_counter() - start
+            return out
+        finally:
+            gate.leave(me)
+
+    hide_from_dynamo(_left_alone_in_turn)
 
     def _under(self, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call under somebody's mode is the plain program, and counts as that. Inside of another program that is observed

@@ -74,7 +74,7 @@ def capture_on_tape(
     """What `capture_work` does on a GPU. State that moves has the graph captured anew."""
     graph = TapedGraph(work, tensors)
     addresses = [tensor.data_ptr() for tensor in tensors]
-    made: Any = SimpleNamespace(captured=None, outputs=[], drop=lambda: None)
+    made: Any = SimpleNamespace(captured=None, outputs=[], space=None, drop=lambda: None)
     captured = CapturedGraph(work, made, lane, CaptureFindings(), {}, {}, None, addresses, plain, 0, {})
     arguments = [at for at, tensor in enumerate(tensors) if at not in work.state and tensor.numel()]
     parts = LaunchParts(

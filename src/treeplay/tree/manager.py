@@ -117,18 +117,17 @@ class Manager:
         me, gate, pause = get_ident(), self.gate, self.cache.pause
         if me in gate.threads or gate.closer is not None or pause.left == 1:
             return self._left_alone_in_turn(args, kwargs)
-        gate.threads[me] = 1
-        if gate.closer is not None:
-            gate.leave(me)
-            return self._left_alone_in_turn(args, kwargs)
-        gate.entered += 1
-        pause.left -= 1
         try:
-            return self.program(*args, **kwargs)
+            gate.threads[me] = 1
+            if gate.closer is None:
+                gate.entered += 1
+                pause.left -= 1
+                return self.program(*args, **kwargs)
         finally:
-            del gate.threads[me]
+            gate.threads.pop(me, None)
             if gate.closer is not None:
                 gate.tell()
+        return self._left_alone_in_turn(args, kwargs)
 
     hide_from_dynamo(_left_alone)
 

@@ -106,9 +106,7 @@ class Scratch:
         if fraction < 1.0:
             allowed = fraction * torch.cuda.get_device_properties(self.index).total_memory
             if self.nbytes + nbytes + torch.cuda.memory_reserved(self.index) > allowed:
-                raise torch.OutOfMemoryError(
-                    "the scratch of recordings is beyond the share of the GPU that the process may use"
-                )
+                raise torch.OutOfMemoryError("the scratch of recordings is beyond what the process may use of the GPU")
 
     def give_back(self, share: Share) -> None:
         """A recording has gone; memory that only it used goes."""

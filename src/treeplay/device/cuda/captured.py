@@ -14,7 +14,6 @@ import torch
 
 from treeplay.codegen import load_source
 from treeplay.device.cuda.attempt import Attempt
-from treeplay.device.cuda.decoys import unowned
 from treeplay.device.cuda.lane import Lane, Unplaced, union_bytes
 from treeplay.device.cuda.launch import (
     Copied,
@@ -29,15 +28,16 @@ from treeplay.device.cuda.launch import (
     launches_of,
     weakly,
 )
-from treeplay.device.cuda.patch import Patcher, build_patcher, own_nodes_of
+from treeplay.device.cuda.patch import Patcher, build_patcher
 from treeplay.device.cuda.rounds import CaptureFindings, Rounds, capture_in_rounds
+from treeplay.device.cuda.settling import CapturedOutput, outputs_of, place_copies, settled
 from treeplay.device.protocol import Replay, Work
 from treeplay.errors import InternalError
 from treeplay.observe.events import log_event
 from treeplay.relocate import Row
 from treeplay.torch_seam import allocator
 from treeplay.values.launch import LaunchFacts
-from treeplay.values.nodes import Allocation, Memcpy, Memset
+from treeplay.values.nodes import Allocation
 from treeplay.values.spec import TensorSpec
 
 _BYTES_PER_NODE = 2048
@@ -175,8 +175,8 @@ def capture_work(
     for in_space in (True, False):
         captured = capture_in_rounds(work, tensors, lane, in_space=in_space)
         try:
-            results = _results(captured)
-            if _settle(captured, results):
+            results = outputs_of(captured)
+            if settled(captured, results):
                 return _instantiated(work, tensors, lane, captured, results, Otherwise(plain, not_launched))
         except BaseException:
             captured.made.drop()
@@ -186,67 +186,6 @@ def capture_work(
             "recordings", f"{work.name}: something it made in a capture is still there: captured in the shared pool"
         )
     raise InternalError("memory of the shared pool cannot be had")
-
-
-@dataclass(frozen=True, slots=True)
-class CapturedOutput:
-    """An output of a capture, which is let go: what it is, how it moves, and where it stays if it does not."""
-
-    spec: TensorSpec
-    row: Row | None
-    held: torch.Tensor | None
-
-
-def _results(captured: Rounds) -> list[CapturedOutput]:
-    """The outputs of the capture to be replayed, none of which is kept alive in addresses of its own."""
-    made, table = captured.made, captured.found.table
-    rows = {row.index: row for row in table.outputs if row.is_patchable} if table is not None else {}
-    found = []
-    for at, output in enumerate(made.outputs):
-        is_held = at not in rows and output.numel()
-        is_inside = made.space is not None and output.untyped_storage().data_ptr() in made.space
-        held = unowned(output) if is_inside else output
-        found.append(CapturedOutput(TensorSpec.of(output), rows.get(at), held if is_held else None))
-    made.outputs.clear()  # what a result moves away from is nobody's
-    return found
-
-
-def _settle(captured: Rounds, results: Sequence[CapturedOutput]) -> bool:
-    """Put memory behind the addresses that the graph uses while it runs. False: somebody keeps a tensor that lies there."""
-    made = captured.made
-    if made.space is None:
-        return True
-    if made.captured is None or made.captured.blocks is None:
-        return made.space.settle(None)
-    blocks = made.captured.blocks
-    newest = {block.address: at for at, block in enumerate(blocks)}
-    moved = {newest.get(result.row.address) for result in results if result.row is not None}
-    return made.space.settle([(block.address, block.end) for at, block in enumerate(blocks) if at not in moved])
-
-
-def _place_copies(captured: Rounds, tensors: Sequence[torch.Tensor], results: Sequence[CapturedOutput]) -> None:
-    """Have copies and fills of the graph write to memory of torch's before it is instantiated.
-
-    An instantiated one keeps to the kind of memory that it had then, and tensors of later calls are torch's. For outputs any
-    memory does: each launch moves them before it runs.
-    """
-    made, table = captured.made, captured.found.table
-    if made.space is None or made.captured is None or table is None:
-        return
-    graph_nodes = made.captured.nodes
-    rows = [row for row in (*table.tensors, *(result.row for result in results)) if row is not None]
-    rows = [row for row in rows if row.address in made.space]
-    sites = [(row, site) for row in rows for site in row.sites if isinstance(graph_nodes[site.node], (Memcpy, Memset))]
-    if not sites:
-        return
-    largest = max((results[row.index].spec.nbytes for row, _ in sites if row.role == "output"), default=0)
-    anywhere = torch.empty(largest, dtype=torch.uint8, device=tensors[0].device if tensors else torch.device("cuda"))
-    nodes = own_nodes_of(made.graph.raw_cuda_graph(), table)
-    for row, site in sites:
-        memory = anywhere if row.role == "output" else tensors[row.index]
-        nodes[site.node].word(site.buffer, site.offset).value = memory.data_ptr() + site.addend
-    for index in {site.node for _, site in sites}:
-        nodes[index].set_template()
 
 
 def _instantiated(
@@ -259,7 +198,7 @@ def _instantiated(
 ) -> CapturedGraph:
     before = time.perf_counter()
     made, found, seconds = rounds.made, rounds.found, rounds.seconds
-    _place_copies(rounds, tensors, results)
+    place_copies(rounds, tensors, results)
     free_before = torch.cuda.mem_get_info(lane.device)[0]
     made.graph.instantiate()
     taken = free_before - torch.cuda.mem_get_info(lane.device)[0]

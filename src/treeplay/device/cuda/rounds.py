@@ -106,9 +106,10 @@ def _capture_and_prove(
     given = [buffers.get(at, tensor) for at, tensor in enumerate(tensors)]
     shapes: Shapes = {}
     # Reserved together, so that no two have an address in common.
-    number = 3 if movable is not None else 1
-    spaces = [lane.address_space() if in_space else None for _ in range(number)]
+    spaces: list[AddressSpace | None] = []
     try:
+        for _ in range(3 if movable is not None else 1):
+            spaces.append(lane.address_space() if in_space else None)
         for at in lodgers(tensors, movable or ()):
             if at not in work.state:
                 (given[at],) = make_decoys([tensors[at]], seed=0, room=_room(spaces[0]))

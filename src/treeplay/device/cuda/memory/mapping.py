@@ -146,6 +146,22 @@ def unmap(address: int, nbytes: int) -> None:
     _call("cuMemUnmap", address, nbytes)
 
 
+def try_out(index: int) -> None:
+    """Map a page of a device's memory and take it away again. Raises `InternalError` on a device that cannot do that."""
+    unit = granularity(index)
+    address = reserve(unit)
+    try:
+        memory = make_memory(index, unit)
+        try:
+            map_memory(address, unit, memory)
+            allow(address, unit, index)
+            unmap(address, unit)
+        finally:
+            release_memory(memory)
+    finally:
+        release_addresses(address, unit)
+
+
 def address_of_function(name: str) -> int:
     """Where the driver has one of these functions, for code that is not Python's."""
     return int(cast(_function(name), c_void_p).value or 0)  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ from treeplay.device.cuda.memory.pool import AddressPool
 from treeplay.device.cuda.memory.scratch import FILLER_PAGES, Scratch, Share
 from treeplay.device.cuda.node_calls import function_address
 from treeplay.errors import InternalError
+from treeplay.observe.events import log_event
 from treeplay.torch_seam import allocator
 
 _FIRST, _SPAN = 0x2000_0000_0000, 0x3000_0000_0000  # below where systems put programs and libraries
@@ -158,5 +159,12 @@ def _somewhere(unit: int) -> int:
 
 @cache
 def can_be_made(index: int) -> bool:
-    """Whether a device has address spaces: its driver maps memory, and there is a C compiler."""
-    return mapping.is_available() and allocator.has_pools_of_ours() and native.functions() is not None
+    """Whether a device has address spaces: it and its driver map memory, and there is a C compiler."""
+    if not mapping.is_available() or not allocator.has_pools_of_ours() or native.functions() is None:
+        return False
+    try:
+        mapping.try_out(index)
+    except InternalError as error:
+        log_event("recordings", f"captures take memory of their own: {error}")
+        return False
+    return True

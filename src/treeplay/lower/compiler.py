@@ -8,6 +8,8 @@ import shutil
 import sys
 from dataclasses import dataclass
 
+from treeplay.device.cuda.memory.native import c_compiler
+
 _CANDIDATES = ("g++", "c++", "clang++", "gcc", "clang")
 
 
@@ -37,7 +39,5 @@ def find_gpu_compiler() -> Compiler:
     """Triton, which compiles for GPUs, and the C compiler that it needs for its launchers."""
     if importlib.util.find_spec("triton") is None:
         return Compiler(None, "Triton is not installed")
-    path = next(
-        (found for name in (os.environ.get("CC"), "gcc", "clang", "cc") if name and (found := shutil.which(name))), None
-    )
+    path = c_compiler()
     return Compiler(path and f"Triton and {path}", "Triton is installed" if path else "Triton needs a C compiler")

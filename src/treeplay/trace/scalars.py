@@ -156,9 +156,8 @@ class Scalar:
         return self._constant(number)
 
     def _constant(self, number: float, *, integer: bool = False) -> Scalar:
-        text = (
-            f"({number!r})" if repr(number).startswith("-") else repr(number)
-        )  # which binds less tightly than a power
+        # A minus sign binds less tightly than a power.
+        text = f"({number!r})" if repr(number).startswith("-") else repr(number)
         return Scalar(self.world, text=text, value=number, node=number, integer=integer)
 
     # Where a plain value is needed.

@@ -244,7 +244,7 @@ class CudaRecording:
             return self._as_it_is(_CAPTURING, tensors, numbers)
         if (
             self._is_tried
-        ):  # with tensors elsewhere, before the graph is trusted: it says itself that it cannot read them
+        ):  # with tensors elsewhere, before it is trusted: the graph says itself that it cannot read them
             return self._plain(tensors, numbers)
         if isinstance(self._state, Ready) and not self._state.graph.is_held:  # it was let go to make room
             self._leave(Waiting())

@@ -16,11 +16,16 @@ _SOURCE = Path(__file__).with_name("addresses.c")
 _MOST_SECONDS = 60
 
 
+def c_compiler() -> str | None:
+    """The path of the C compiler of `$CC` or on `$PATH`, which Triton takes too; None if there is none."""
+    named = (os.environ.get("CC"), "gcc", "clang", "cc")
+    return next((found for name in named if name and (found := shutil.which(name))), None)
+
+
 @cache
 def functions() -> CDLL | None:
     """`use_range`, `range_next`, `take` and `give_back`; None on a machine without a C compiler. Takes a tenth of a second."""
-    named = (os.environ.get("CC"), "gcc", "clang", "cc")
-    compiler = next((found for name in named if name and (found := shutil.which(name))), None)
+    compiler = c_compiler()
     if compiler is None or os.name != "posix":
         return None
     with tempfile.TemporaryDirectory(prefix="treeplay-") as folder:

@@ -7,7 +7,7 @@ import torch
 
 import treeplay
 from treeplay import driver
-from treeplay.lower.compiler import Compiler
+from treeplay.codegen.compiler import Compiler
 from treeplay.observe import compile_records, counters, records
 
 

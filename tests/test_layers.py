@@ -41,7 +41,7 @@ program        values errors settings locks device trace tree driver report
 module         errors settings program
 api            errors device plan program module
 treeplay       errors settings graphs observe backend report program api
-cli            values errors settings torch_seam observe device trace lower plan tree report program module treeplay
+cli            values errors settings torch_seam codegen observe device trace plan tree report program module treeplay
 """
 """Each stage (a folder, or a file beside them) and those it imports: they stand above it, and it needs each of them. `treeplay`
 is the package's face."""

@@ -79,7 +79,7 @@ def _why_no_gpu() -> str:
 
 @cache
 def _why_no_compiler() -> str:
-    from treeplay.lower.compiler import find_compiler
+    from treeplay.codegen.compiler import find_compiler
 
     found = find_compiler()
     return "" if found.path else f"needs a C++ compiler: {found.why}"

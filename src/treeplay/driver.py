@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from treeplay.codegen import load_source
+from treeplay.codegen.compiler import find_compiler, find_gpu_compiler
 from treeplay.device.host import HostDevice
 from treeplay.device.protocol import Device, Recorded
 from treeplay.errors import CaptureFailed, Differing, InternalError, LoweringError, Refusal, TooEarly, TreeplayError
 from treeplay.lower.aten import lower_aten
 from treeplay.lower.aten.storage import writes_folded
-from treeplay.lower.compiler import find_compiler, find_gpu_compiler
 from treeplay.lower.functional import draws_often
 from treeplay.lower.inductor import keeps_draws_in_order, lower_inductor
 from treeplay.lower.lowered import Lowered

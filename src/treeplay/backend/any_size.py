@@ -24,8 +24,8 @@ from treeplay.backend.recorded import draws_random_numbers
 from treeplay.backend.roles import argument_names, argument_roles
 from treeplay.backend.traceable import Traceable, traceable
 from treeplay.backend.wrapped import owning
+from treeplay.codegen.compiler import find_compiler
 from treeplay.errors import InternalError, LoweringError, Refusal, Unrecorded
-from treeplay.lower.compiler import find_compiler
 from treeplay.observe import counters
 from treeplay.observe.events import log_event
 from treeplay.observe.internal import tell_internal

@@ -15,9 +15,9 @@ import torch.fx
 from treeplay.backend.metadata import mode_of
 from treeplay.backend.options import Options
 from treeplay.backend.strides import check_symbolic_strides, noted_strides, visible_strides, with_strides
+from treeplay.codegen.compiler import find_compiler, find_gpu_compiler
 from treeplay.errors import InternalError, LoweringError
 from treeplay.graph_check import check_module
-from treeplay.lower.compiler import find_compiler, find_gpu_compiler
 from treeplay.observe import counters, warn_once
 from treeplay.sandbox.boundary import users_own
 from treeplay.torch_seam import context as torch_context

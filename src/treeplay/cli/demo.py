@@ -32,7 +32,7 @@ from treeplay.cli.training import (
     score,
     train,
 )
-from treeplay.lower.compiler import find_compiler, find_gpu_compiler
+from treeplay.codegen.compiler import find_compiler, find_gpu_compiler
 from treeplay.report.text import explanation
 from treeplay.settings import settings
 from treeplay.values.statistics import Statistics

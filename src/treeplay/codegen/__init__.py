@@ -4,7 +4,7 @@
 
 An emitter is pure: it runs nothing and returns a `Source`, a value. Each stays with what it writes for: the call function
 (`wrap/emit.py`), a compiled graph's call and node (`wrap/aot/`), the operators of a graph (`lower/aten/`), a launch and its
-moves (`device/cuda/`), the check of guards (`guards/`).
+moves (`device/cuda/`), the check of guards (`guards/`). `compiler.py` finds the compilers of C++, of C and for GPUs.
 """
 
 from treeplay.codegen.load import hide_from_dynamo, load_source

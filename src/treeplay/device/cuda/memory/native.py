@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tempfile
 from ctypes import CDLL, c_int, c_size_t, c_uint32, c_uint64, c_void_p, cast
 from functools import cache
 from pathlib import Path
 
+from treeplay.codegen.compiler import find_c_compiler
 from treeplay.observe.events import log_event
 
 _SOURCE = Path(__file__).with_name("addresses.c")
 _MOST_SECONDS = 60
 
 
-def c_compiler() -> str | None:
-    """The path of the C compiler of `$CC` or on `$PATH`, which Triton takes too; None if there is none."""
-    named = (os.environ.get("CC"), "gcc", "clang", "cc")
-    return next((found for name in named if name and (found := shutil.which(name))), None)
-
-
 @cache
 def functions() -> CDLL | None:
     """`use_range`, `range_next`, `take` and `give_back`; None on a machine without a C compiler. Takes a tenth of a second."""
-    compiler = c_compiler()
+    compiler = find_c_compiler()
     if compiler is None or os.name != "posix":
         return None
     with tempfile.TemporaryDirectory(prefix="treeplay-") as folder:

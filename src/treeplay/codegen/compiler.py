@@ -1,4 +1,4 @@
-"""Is there a C++ compiler that Inductor can use? Asked once, without importing Inductor."""
+"""The compilers of this machine: for C++ (Inductor), for C (what captures need of it) and for GPUs (Triton)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
-
-from treeplay.device.cuda.memory.native import c_compiler
 
 _CANDIDATES = ("g++", "c++", "clang++", "gcc", "clang")
 
@@ -35,9 +33,15 @@ def find_compiler() -> Compiler:
     return Compiler(None, f"none of {', '.join(candidates)} is on $PATH")
 
 
+def find_c_compiler() -> str | None:
+    """The path of the C compiler of `$CC` or on `$PATH`, which Triton takes too; None if there is none."""
+    named = (os.environ.get("CC"), "gcc", "clang", "cc")
+    return next((found for name in named if name and (found := shutil.which(name))), None)
+
+
 def find_gpu_compiler() -> Compiler:
     """Triton, which compiles for GPUs, and the C compiler that it needs for its launchers."""
     if importlib.util.find_spec("triton") is None:
         return Compiler(None, "Triton is not installed")
-    path = c_compiler()
+    path = find_c_compiler()
     return Compiler(path and f"Triton and {path}", "Triton is installed" if path else "Triton needs a C compiler")

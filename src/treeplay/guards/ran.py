@@ -222,8 +222,12 @@ def function_of(code: CodeType) -> FunctionType | None:
 
 def functions_with(wanted: Iterable[CodeType]) -> list[FunctionType]:
     """All functions there are with one of these codes."""
-    found = [value for value in gc.get_referrers(*wanted) if type(value) is FunctionType]
-    return [*found, *(function for code in wanted for function in _frozen.with_code(code))]
+    wanted = list(wanted)
+    mark = _frozen.mark
+    found = gc.get_referrers(*wanted, *mark)
+    _frozen.update(is_mark_found=any(value is mark for value in found))
+    shown = [value for value in found if type(value) is FunctionType]
+    return [*shown, *(function for code in wanted for function in _frozen.with_code(code))]
 
 
 class _FrozenFunctions:
@@ -232,12 +236,20 @@ class _FrozenFunctions:
 
     def __init__(self) -> None:
         self._functions: dict[int, list[weakref.ref[FunctionType]]] = {}
-        self._count = 0
+        self.mark: list[object] = []
+        """Made after the last listing. A freeze hides it too: who looks for what refers to its only element finds it, or there
+        was one. `gc.get_freeze_count` counts every object each time it is asked. Empty until somebody asked the first time."""
+
+    def update(self, *, is_mark_found: bool) -> None:
+        """List the functions if there was a freeze."""
+        if is_mark_found:
+            return
+        if self.mark or gc.get_freeze_count():
+            self._list()
+        self.mark = [object()]
 
     def with_code(self, code: CodeType) -> list[FunctionType]:
         """Those with this code."""
-        if gc.get_freeze_count() > self._count:
-            self._list()
         found = [reference() for reference in self._functions.get(id(code), ())]
         return [function for function in found if function is not None and function.__code__ is code]
 
@@ -246,7 +258,6 @@ class _FrozenFunctions:
         gc.unfreeze()
         everything = gc.get_objects()
         gc.freeze()
-        self._count = gc.get_freeze_count()
         self._functions = {}
         for value in everything:
             if type(value) is FunctionType and function_of(value.__code__) is not value:

@@ -54,6 +54,7 @@ from treeplay.torch_seam.inductor import (
 )
 from treeplay.torch_seam.inductor import compile_lock as compile_lock
 from treeplay.torch_seam.inductor import force_stride_order as force_stride_order
+from treeplay.torch_seam.inductor_store import key_in_store
 from treeplay.torch_seam.operators import OpOverload
 from treeplay.torch_seam.schemas import is_random
 
@@ -149,6 +150,7 @@ class _LastRewrite(CustomGraphPass):
 
 
 _GROUPS = "treeplay_groups"
+_LAST_PASS = "post_grad_custom_post_pass"
 
 
 def _last_rewrite() -> _LastRewrite:
@@ -168,13 +170,15 @@ def compile_graph(
     visible: Sequence[int] | None = None,
     strides: list[Any] | None = None,
     groups: Groups | None = None,
+    stored: list[tuple[str, dict[str, Any]]] | None = None,
 ) -> ArtifactCall:
     """Inductor's artifact for a functional graph, without the layers that torch puts around it.
 
     The results at `visible` (None: all) get the strides noted in the graph, others the strides that Inductor likes best.
     `groups` says which results may share memory; without it, those that do in the graph.
     A step of training, whole, is no inference. An empty list `strides` is filled with what each result has; None for one
-    that is no tensor.
+    that is no tensor. An empty list `stored` is given the key and the options by which Inductor finds the artifact again, if it
+    does.
     """
     if eager_random and not KEEPS_DRAWS_IN_ORDER and draws_often(module.graph):
         raise LoweringError("this release of Inductor changes the order in which random numbers are drawn")
@@ -183,7 +187,7 @@ def compile_graph(
     wanted = _OPTIONS | (_HOST_OPTIONS if in_cpp else {} if device.type == "cpu" else _GPU_OPTIONS)
     options = {name: value for name, value in wanted.items() if name in known}
     options["fallback_random"] = eager_random
-    options["post_grad_custom_post_pass"] = _last_rewrite()
+    options[_LAST_PASS] = _last_rewrite()
     if is_small:
         options["cpp.threads"] = 1
     if device.type == "cpu" and not is_backward and has_unchecked_scatter(module.graph):
@@ -218,6 +222,9 @@ def compile_graph(
                 module, fakes, cpp_wrapper=in_cpp, is_inference=is_inference, is_backward=is_backward
             )
     call: ArtifactCall | None = getattr(compiled, "current_callable", None)
+    key = key_in_store(compiled)
+    if stored is not None and call is not None and key is not None:
+        stored.append((key, {name: options[name] for name in options if name != _LAST_PASS}))
     return call or _emptying(compiled)
 
 

@@ -8,11 +8,16 @@ artifact is recorded. Either takes the state's own tensors and writes into them.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 import torch.fx
 
+from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
 from treeplay.graph_check import check_graph, check_module
 from treeplay.lower.functional import TensorsForNumbers, make_functional
@@ -20,10 +25,13 @@ from treeplay.lower.layouts import check_layouts, has_convolutions_both_ways, la
 from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.numbers import Numbers, Vector, split_numbers
 from treeplay.lower.shared_lists import with_shared_lists_apart
+from treeplay.lower.stored import Stored, find, keep, key_of, load
 from treeplay.lower.written_out import WRITTEN_OUT
 from treeplay.torch_seam.dynamo import traced_in_this_thread
 from treeplay.torch_seam.schemas import KEEPS_FOR_BACKWARD
 from treeplay.values.spec import TensorSpec
+
+ArtifactCall = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 def lower_inductor(
@@ -32,17 +40,55 @@ def lower_inductor(
     """Compile `graph` for `device`, on the CPU for one thread if it `is_small`.
 
     Raises `LoweringError` if torch's functionalization or Inductor cannot take it."""
-    from treeplay.lower import artifact as torch_artifact
-
     check_graph(graph, "the trace")
     _check_keeping(graph)
     check_layouts(graph)
     graph = with_shared_lists_apart(graph)
     check_graph(graph, "shared lists were taken apart")
-    results = [node.meta["spec"] for node in graph.output_node().args[0]]  # type: ignore[union-attr]
     numbers = split_numbers(graph)
+    key = key_of(graph, device, eager_random=eager_random, is_small=is_small)
+    artifact, operators = _loaded(key) or _compiled(
+        graph, numbers, key, device=device, eager_random=eager_random, is_small=is_small
+    )
+    vector = Vector(numbers, device) if numbers.size else None
+    return Lowered(
+        "inductor",
+        with_vector(artifact, vector),
+        body=artifact,
+        vector=vector,
+        tells=partial(_telling, artifact),
+        operators=operators,
+    )
+
+
+def _loaded(key: str | None) -> tuple[ArtifactCall, int] | None:
+    """What an earlier process has compiled for this key, and the nodes of its graph."""
+    stored = find(key) if key is not None else None
+    if stored is None:
+        return None
+    from treeplay.torch_seam.inductor_store import compile_lock
+
+    with compile_lock, traced_in_this_thread():
+        artifact = load(stored)
+    return (artifact, stored.operators) if artifact is not None else None
+
+
+def _compiled(
+    graph: torch.fx.Graph,
+    numbers: Numbers,
+    key: str | None,
+    *,
+    device: torch.device,
+    eager_random: bool,
+    is_small: bool,
+) -> tuple[ArtifactCall, int]:
+    """The artifact of a graph, which later processes find by `key`, and the nodes of its functional graph."""
+    from treeplay.lower import artifact as torch_artifact
+
+    results = [node.meta["spec"] for node in graph.output_node().args[0]]  # type: ignore[union-attr]
     specs = _specs(graph, numbers, device)
     interpreter = TensorsForNumbers(graph, numbers.scalars, numbers.known, numbers.slots, formulas=WRITTEN_OUT)
+    stored: list[tuple[str, dict[str, Any]]] = []
     # One compilation at a time in the process, torch's own included.
     with torch_artifact.compile_lock, traced_in_this_thread():
         module, fakes = make_functional(
@@ -62,18 +108,22 @@ def lower_inductor(
                     is_small=is_small,
                     is_inference=not has_convolutions_both_ways(module),
                     groups=tuple(range(len(results))),
+                    stored=stored,
                 )
         except Exception as error:
             raise LoweringError(f"Inductor could not compile the graph: {error}") from error
-    vector = Vector(numbers, device) if numbers.size else None
-    return Lowered(
-        "inductor",
-        with_vector(artifact, vector),
-        body=artifact,
-        vector=vector,
-        tells=lambda births: torch_artifact.telling(artifact, births),
-        operators=len(module.graph.nodes),
-    )
+    operators = len(module.graph.nodes)
+    if key is not None and stored:
+        keep(key, Stored(*stored[0], operators))
+    return artifact, operators
+
+
+@contextlib.contextmanager
+def _telling(artifact: ArtifactCall, births: Births) -> Iterator[None]:
+    from treeplay.lower.artifact import telling
+
+    with telling(artifact, births):
+        yield
 
 
 def keeps_draws_in_order() -> bool:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,7 +11,6 @@ import torch._inductor.config as inductor_config
 import torch._prims.rng_prims  # noqa: F401 - registers operators that graphs may hold
 from torch._dynamo.convert_frame import compile_lock as compile_lock
 from torch._dynamo.utils import counters as torchs_counters
-from torch._inductor import cpu_vec_isa
 from torch._inductor.compile_fx import compile_fx_inner, fake_tensor_prop
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.decomposition import select_decomp_table
@@ -30,6 +26,7 @@ from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
 from treeplay.torch_seam.patched import Shared
+from treeplay.torch_seam.vector_isa import first_vector_instructions as first_vector_instructions
 
 __all__ = [
     "CustomGraphPass",
@@ -81,28 +78,3 @@ def benchmarking(apart: Callable[[], AbstractContextManager[None]]) -> Callable[
         return benchmark_gpu
 
     return Shared(type(benchmarker), "benchmark_gpu", make).wanted
-
-
-def _valid_vector_instructions(
-    original: Callable[[], list[Any]], is_wanted: Callable[[], bool]
-) -> Callable[[], list[Any]]:
-    def valid_vec_isa_list() -> list[Any]:
-        if not is_wanted() or not _takes_the_first():
-            return original()
-        has = cpu_vec_isa.x86_isa_checker()
-        wanted = (isa for isa in cpu_vec_isa.supported_vec_isa_list if all(flag in has for flag in str(isa).split()))
-        return next(([isa] for isa in wanted if isa), [])  # asking one compiles and loads its library
-
-    return valid_vec_isa_list
-
-
-def _takes_the_first() -> bool:
-    """Whether Inductor compiles for the first set of vector instructions that works, and not for one that is asked for."""
-    is_asked_for = os.getenv("ATEN_CPU_CAPABILITY") or inductor_config.cpp.simdlen is not None
-    is_known = sys.platform == "linux" and platform.machine() == "x86_64"
-    return is_known and not is_asked_for and hasattr(cpu_vec_isa, "supported_vec_isa_list")
-
-
-first_vector_instructions = Shared(cpu_vec_isa, "valid_vec_isa_list", _valid_vector_instructions).wanted
-"""A context in which Inductor tries no more sets of vector instructions than it needs. It compiles and loads a library for
-each, which takes five to ten seconds for all of them, or one once they are compiled, and then takes the first that works."""

@@ -44,3 +44,12 @@ def test_the_list_of_verbs_says_what_each_says_of_itself() -> None:
 def test_importing_treeplay_waits_with_torch_until_something_is_used(fresh_python: FreshPython) -> None:
     script = "import sys, treeplay; print('torch' in sys.modules, 'jit' in dir(treeplay), hasattr(treeplay, 'jti'))"
     assert fresh_python(script)[0] == "False True False"
+
+
+def test_what_compiles_is_imported_where_something_is_compiled(fresh_python: FreshPython) -> None:
+    """They take one to two seconds, which the first call of a program would wait for."""
+    script = (
+        "import sys, torch, treeplay.driver\n"
+        "print([name for name in ('sympy', 'torch._dynamo', 'torch._inductor') if name in sys.modules])"
+    )
+    assert fresh_python(script)[0] == "[]"

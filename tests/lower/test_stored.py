@@ -19,7 +19,7 @@ from support.interpreters import FreshPython
 from treeplay.lower import stored as stored_artifacts
 from treeplay.lower.inductor import lower_inductor
 from treeplay.observe import counters
-from treeplay.torch_seam.kept_file import cache_dir
+from treeplay.torch_seam.kept_file import folder
 from treeplay.trace.jit import trace
 
 pytestmark = pytest.mark.compile
@@ -42,7 +42,7 @@ def lowered(program: Callable[..., Any], device: str = "cpu", *, is_small: bool 
 
 
 def kept_files() -> set[Path]:
-    return set(Path(cache_dir(), "treeplay").rglob("*/*.json"))
+    return set((folder() / "treeplay").rglob("*/*.json"))
 
 
 def test_what_was_compiled_is_loaded_and_computes_the_same(device: str) -> None:

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 import torch.fx
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
 from treeplay.lower.aten.memory import empty_like_spec
 from treeplay.lower.births import tell_results
-from treeplay.torch_seam.fakes import FakeTensorMode
+from treeplay.torch_seam.fakes import new_fake_mode
 from treeplay.torch_seam.schemas import is_random
 from treeplay.trace.scalar_ops import FORMULAS
 from treeplay.values.spec import TensorSpec
@@ -131,7 +130,7 @@ def make_functional(
 ) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
     """Trace `run` over fakes of `specs` into a functional graph; raises `LoweringError` where torch cannot."""
     # Inductor's cache takes graphs only whose fakes have a shape environment; here it makes no symbols.
-    mode = FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False))
+    mode = new_fake_mode(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     with mode, torch.no_grad():
         inputs = [empty_like_spec(spec) for spec in specs]
         functional = torch.func.functionalize(run, remove="mutations")

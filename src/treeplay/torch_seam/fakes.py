@@ -26,11 +26,12 @@ def fake_mode_of(values: Sequence[Any]) -> FakeTensorMode | None:
     return found
 
 
-def new_fake_mode() -> FakeTensorMode:
-    """A fake mode for sizes that are known. Inductor's cache passes by graphs whose mode has no shape environment."""
+def new_fake_mode(**options: Any) -> FakeTensorMode:
+    """A fake mode for sizes that are known, with `options` of its shape environment. Inductor's cache passes by graphs whose
+    mode has none."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # which imports sympy: half a second
 
-    return FakeTensorMode(shape_env=ShapeEnv())
+    return FakeTensorMode(shape_env=ShapeEnv(**options))
 
 
 def is_real(value: Any) -> bool:

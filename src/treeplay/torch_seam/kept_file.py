@@ -6,20 +6,25 @@ import os
 import tempfile
 from pathlib import Path
 
-from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+def folder() -> Path:
+    """Inductor's folder."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # with all of Dynamo, which takes a second
+
+    return Path(cache_dir())
 
 
 def read_text(name: str) -> str | None:
     """What `name`, a path in Inductor's folder, holds; None if it cannot be read."""
     try:
-        return Path(cache_dir(), name).read_text(encoding="utf-8")
+        return (folder() / name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
 
 
 def write_text(name: str, text: str) -> bool:
     """Put a file there in one step, so that no other process reads half of it; False where that is not allowed."""
-    path = Path(cache_dir(), name)
+    path = folder() / name
     made: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,6 @@ NOT_REPLAYED = {
 }
 ON_A_GPU = {
     "PPO's update, with distributions": "its distributions check their arguments on the host",
-    "batches that are NumPy arrays": "they lie in the host's memory",
 }
 
 

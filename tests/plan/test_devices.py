@@ -10,6 +10,7 @@ from treeplay.plan.devices import device_of, settle
 from treeplay.trace.call import Call
 from treeplay.trace.jit import trace
 from treeplay.trace.traced import Trace
+from treeplay.values.signature import MoveTo
 from treeplay.values.structure import flatten
 
 # A device without memory stands for a GPU: only names of devices are looked at.
@@ -32,11 +33,75 @@ def test_another_kind_of_device_is_refused():
         device_of(traced(lambda x: x * 2 - 1, torch.ones(2, device=META)))
 
 
-def test_an_argument_on_the_cpu_is_refused_with_its_name_and_line():
-    made = traced(lambda x, y: x * y.to(META), torch.ones(2, device=META), torch.ones(2))
+KEPT = {"y": torch.zeros(2)}
+
+
+def stored(x, y):
+    KEPT["y"] = y
+    return x * y.to(META)
+
+
+def own(x, y):
+    return x * y.to(META), y
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, y: x * (y + 1).to(META),
+        lambda x, y: x * y.to(META) * y[:1].to(META),
+        lambda x, y: x * y.to(META) + y.add_(1).to(META),
+        own,
+        stored,
+    ],
+    ids=["computed with", "viewed", "written", "returned", "stored"],
+)
+def test_an_argument_on_the_cpu_that_does_more_than_move_is_refused_with_its_name_and_line(program):
+    made = traced(program, torch.ones(2, device=META), torch.ones(2))
     with pytest.raises(treeplay.Refusal, match="tensor on the CPU in a program that computes on a GPU") as caught:
         settle(made, META)
     assert caught.value.reason.where.file == __file__
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, y: x - y.to(META),
+        lambda x, y: x - y.to(META, torch.float64),
+        lambda x, y: torch.empty_like(x).copy_(y) - x,
+        lambda x, y: x - y.to(META) * y.to(META, copy=True),
+    ],
+    ids=["to", "to another dtype", "copied into", "twice"],
+)
+def test_an_argument_on_the_cpu_that_only_moves_is_moved_in_each_call(program):
+    made = traced(program, torch.ones(2, device=META), torch.ones(2))
+    settled, moving = settle(made, META)
+    assert moving == () and {str(item.spec.device) for item in settled.signature.inputs} == {"meta"}
+    moves = [item.source.moves_to for item in settled.signature.inputs]
+    assert sorted(moves, key=bool) == [None, MoveTo(META, non_blocking=False)]
+    assert made.signature.leaves == settled.signature.leaves  # what a call is checked for
+
+
+def test_whether_the_host_may_go_on_is_as_the_program_says():
+    made = traced(lambda x, y: x - y.to(META, non_blocking=True), torch.ones(2, device=META), torch.ones(2))
+    (move,) = (item.source.moves_to for item in settle(made, META)[0].signature.inputs if item.source.moves_to)
+    assert move.non_blocking
+    made = traced(
+        lambda x, y: x - y.to(META, non_blocking=True) + y.to(META, torch.float64),
+        torch.ones(2, device=META),
+        torch.ones(2),
+    )
+    (move,) = (item.source.moves_to for item in settle(made, META)[0].signature.inputs if item.source.moves_to)
+    assert not move.non_blocking
+
+
+def test_what_moves_lies_there_without_holes():
+    given = torch.arange(12.0).reshape(4, 3).t()[:, ::2]
+    made = traced(lambda x, y: x - y.to(META), torch.ones(3, 2, device=META), given)
+    settled, _ = settle(made, META)
+    (spec,) = (item.spec for item in settled.signature.inputs if item.source.moves_to)
+    assert spec.stride == given.clone().stride() != given.stride()
+    assert spec in [node.meta["spec"] for node in settled.graph.nodes if node.op == "placeholder"]
 
 
 def test_a_constant_made_of_python_numbers_moves():

@@ -118,3 +118,31 @@ def test_the_emitter_tells_which_line_ends_the_launch(program, mode, requires_gr
     put_back = ["finally:", "set_grad_enabled(True)"]
     assert lines[launch : recording.launched] in ([], put_back)
     assert lines[recording.launched] not in put_back
+
+
+def test_an_argument_that_moves_is_given_as_a_copy_and_returned_as_itself():
+    from dataclasses import replace
+
+    from support import call_of
+    from treeplay.codegen import load_source
+    from treeplay.trace.jit import trace
+    from treeplay.values.signature import MoveTo
+    from treeplay.wrap.emit import Ambience, CallParts, emit_call
+
+    x, y = torch.ones(2), torch.arange(2.0)
+    signature = trace(lambda x, y: (x - y.double(), x), call_of(x, y)).signature
+    inputs = list(signature.inputs)
+    at = next(at for at, item in enumerate(inputs) if item.source.index == 1)
+    move = MoveTo(torch.device("cpu"), non_blocking=True)
+    inputs[at] = replace(inputs[at], source=replace(inputs[at].source, moves_to=move))
+    given = []
+
+    def run(tensors, numbers):
+        given.extend(tensors)
+        return ["a new tensor"]
+
+    parts = CallParts(run=run, check=lambda *tensors: True)
+    source = emit_call(replace(signature, inputs=tuple(inputs)), Ambience.now(), parts, name="moving")
+    assert "args_1.to(" in source.text and "non_blocking=True)" in source.text
+    assert load_source(source)((x, y), {}) == ("a new tensor", x)
+    assert given[at] is y and given[1 - at] is x

@@ -1,8 +1,8 @@
 """Which device a traced program runs on, and what moves there with it.
 
 A recording belongs to one device. A program on a GPU may still use numbers that its optimizer keeps on the CPU (its step
-counts) and constants made from Python numbers: they move to the GPU with the recording. Anything else on another device is
-refused.
+counts) and constants made from Python numbers: they move to the GPU with the recording. Arguments on the CPU that the program
+only moves to the GPU are moved in each call, before the launch. Anything else on another device is refused.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from treeplay.errors import Refusal
 from treeplay.torch_seam.schemas import is_random
 from treeplay.trace.prune import acts
 from treeplay.trace.traced import Trace
+from treeplay.values.output import inputs_used
 from treeplay.values.place import Binding, How
-from treeplay.values.signature import Argument, Constant, Input, Signature, State
+from treeplay.values.signature import Argument, Constant, Input, Kind, MoveTo, Signature, State
 from treeplay.values.spec import TensorSpec
 
 CPU = torch.device("cpu")
 _CHECKS_ERRORS = torch.ops.aten._linalg_check_errors.default
+_COPY, _TO_COPY = torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default
 
 
 def device_of(traced: Trace) -> torch.device:
@@ -58,19 +60,24 @@ def settle(traced: Trace, device: torch.device) -> tuple[Trace, tuple[int, ...]]
     signature = traced.signature
     for node in traced.graph.nodes:
         _check_acts(node)
-        _check_may_move(node, signature.inputs, traced)
+        _check_may_move(node, signature, device)
     moving = []
     inputs = list(signature.inputs)
     for index, item in enumerate(inputs):
         if item.spec.device == CPU:
-            source = item.source
+            source, spec = item.source, _on(item.spec, device)
             if isinstance(source, Constant):
                 source = Constant(source.tensor.to(device))
+            elif isinstance(source, Argument):
+                source = replace(source, moves_to=MoveTo(device, _is_non_blocking(traced, index)))
+                spec = replace(spec, stride=_stride_of_copy(spec))
             else:
                 moving.append(index)
-            inputs[index] = replace(item, source=source, spec=_on(item.spec, device))
+            inputs[index] = replace(item, source=source, spec=spec)
     for node in traced.graph.nodes:
         _move(node, device)
+        if node.op == "placeholder" and "spec" in node.meta:
+            node.meta["spec"] = inputs[_number(node)].spec
     return replace(traced, signature=replace(signature, inputs=tuple(inputs))), tuple(moving)
 
 
@@ -96,22 +103,26 @@ def check_stays(signature: Signature, moving: Sequence[int], device: torch.devic
         raise Refusal.of("device", why, "keep it on the GPU")
 
 
-def _check_may_move(node: torch.fx.Node, inputs: tuple[Input, ...], traced: Trace) -> None:
+def _check_may_move(node: torch.fx.Node, signature: Signature, device: torch.device) -> None:
     spec = node.meta.get("spec")
     if spec is None or spec.device != CPU:
         return
     if node.op == "placeholder":
-        item = inputs[int(node.name.removeprefix("in"))]
+        item = signature.inputs[_number(node)]
         if isinstance(item.source, Constant) or (
             isinstance(item.source, State) and _is_of_optimizer(item.source.place)
         ):
             return
-        user = next(iter(node.users), node)
         is_given = isinstance(item.source, Argument)
+        user = next((user for user in node.users if not _moves(user, node, device)), None)
+        if is_given and user is None and _may_move_in_each_call(item, signature):
+            return
         raise _refusal(
-            user,
+            user or next(iter(node.users), node),
             f"{item.name} is a tensor on the CPU in a program that computes on a GPU",
-            "move it to the GPU before the call" if is_given else "keep it on the GPU",
+            "move it to the GPU before the call, or as the first thing that the program does with it"
+            if is_given
+            else "keep it on the GPU",
         )
     if any(user.op == "output" for user in node.users):
         raise _refusal(
@@ -123,6 +134,38 @@ def _check_may_move(node: torch.fx.Node, inputs: tuple[Input, ...], traced: Trac
         raise _refusal(
             node, "draws random numbers on the CPU in a program that computes on a GPU", "pass device= to it"
         )
+
+
+def _moves(user: torch.fx.Node, node: torch.fx.Node, device: torch.device) -> bool:
+    """Whether an operator does nothing with `node` but copy it to the device."""
+    if user.target is _COPY:
+        return user.args[1] is node and user.args[0] is not node and user.meta["spec"].device == device
+    return user.target is _TO_COPY and user.meta["spec"].device == device
+
+
+def _may_move_in_each_call(item: Input, signature: Signature) -> bool:
+    """Whether the call needs nothing of an argument but its copy: it is not returned, stored, or the same as some state."""
+    at = signature.inputs.index(item)
+    is_kept = at in inputs_used(signature.values)
+    is_plain = (
+        not item.is_mutated and item.begins is None and isinstance(item.source, Argument) and not item.source.also
+    )
+    return is_plain and not is_kept and signature.kind is not Kind.DIFFERENTIABLE
+
+
+def _is_non_blocking(traced: Trace, index: int) -> bool:
+    """Whether the program says of each copy of an input that the host need not wait."""
+    (node,) = (node for node in traced.graph.find_nodes(op="placeholder") if node.name == f"in{index}")
+    return all(user.kwargs.get("non_blocking", user.args[2:3] == (True,)) for user in node.users)
+
+
+def _stride_of_copy(spec: TensorSpec) -> tuple[int, ...]:
+    """The strides of a tensor that is copied to another device: without the holes."""
+    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta").clone().stride()
+
+
+def _number(node: torch.fx.Node) -> int:
+    return int(node.name.removeprefix("in"))
 
 
 def _check_acts(node: torch.fx.Node) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import torch
+
 from treeplay.values.output import OutputRef
 from treeplay.values.place import Binding
 from treeplay.values.spec import TensorSpec
@@ -27,14 +29,24 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class MoveTo:
+    """To which device a tensor is copied, and whether the host may go on meanwhile, as the program says."""
+
+    device: torch.device
+    non_blocking: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Argument:
     """A graph input that is a tensor leaf of the call's arguments; `index` counts all leaves.
 
-    `also` are places of state that must hold the same tensor (a parameter that is passed, say).
+    `also` are places of state that must hold the same tensor (a parameter that is passed, say). A tensor on the CPU that the
+    program does nothing with but move it to the GPU `moves_to` there before the graph runs.
     """
 
     index: int
     also: tuple[Binding, ...] = ()
+    moves_to: MoveTo | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,7 +270,7 @@ class _CallEmitter(CallText):
                 self.launched = len(self.lines)
             return
         numbers = tuple_of(number.name for number in self.signature.numbers if number.is_input)
-        lines = [f"out = run({list_of(self.inputs)}, {numbers})"]
+        lines = [f"out = run({list_of(self.given())}, {numbers})"]
         if self.ambience.autocast:
             lines = [f"with {self.use('disable_autocast', flags.without_autocast)}():", f"    {lines[0]}"]
         with self.taken_back():
@@ -283,6 +283,13 @@ class _CallEmitter(CallText):
         written = [self.inputs[index] for index in self.signature.mutated]
         if self.parts.is_unnoticed and written and not self.ambience.inference:
             note_writes(self, written)
+
+    def given(self) -> Iterator[str]:
+        """What the recording is given: the inputs, those on the CPU as copies on the GPU."""
+        for item, text in zip(self.signature.inputs, self.inputs, strict=True):
+            move = item.source.moves_to if isinstance(item.source, Argument) else None
+            words = f"{self.constant(move.device)}, non_blocking={move.non_blocking}" if move is not None else ""
+            yield f"{text}.to({words})" if words else text
 
     def inference(self) -> AbstractContextManager[None]:
         """What is around the run of a program that was recorded under inference mode, or outside of it by its own doing."""

@@ -33,6 +33,7 @@ from treeplay.lower.lowered import Lowered
 from treeplay.lower.stream import lower_for_stream
 from treeplay.observe import compile_records, counters, phase
 from treeplay.observe.events import log_event
+from treeplay.plan.answers import check_can_be_taken_back
 from treeplay.plan.arena import plan_arena
 from treeplay.plan.choose import choose
 from treeplay.plan.devices import CPU, check_stays, device_of, move_state, settle
@@ -55,6 +56,7 @@ from treeplay.tree.key import label_of
 from treeplay.tree.make import current_inputs, make_opaque_work, make_recording, make_work, set_run
 from treeplay.tree.table import NextTier, NextWrapper, Recording
 from treeplay.tree.tiers import compile_thread
+from treeplay.values.failing import ToKeep
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.overlap import overlapping, overlaps_itself
 from treeplay.values.plan import Plan
@@ -382,6 +384,7 @@ def run_front(
         device = device_of(traced)
         traced, moving = settle(traced, device)
         inputs = current_inputs(traced.signature, call)
+        check_can_be_taken_back(traced, inputs)
         return Front(traced, device, moving, inputs, make_plan(traced, inputs, lower, device), audit)
 
 
@@ -424,7 +427,10 @@ def _why_uncompiled(graph: torch.fx.Graph, device: torch.device) -> str | None:
 
 def take_back(front: Front, inputs: Sequence[torch.Tensor], *, is_in_order: bool) -> TakeBack | None:
     """What ends a call on the CPU whose operators fail; None where nothing can be taken back. On a GPU a failure of an
-    operator is met after the launch, if at all, and not by the call."""
+    operator is met after the launch, if at all, and not by the call, which can only read whether values passed checks."""
+    if front.traced.signature.answer is not None:
+        draws = bool(front.traced.generators)
+        return TakeBack(ToKeep(front.traced.signature.mutated, draws), front.traced.generators)
     keep = to_keep(front.traced.graph, is_in_order=is_in_order)
     if front.device != CPU or keep is None:
         return None

@@ -104,6 +104,10 @@ class TakenBack(TreeplayError, RuntimeError):
     """A replay raised, and everything is as it was before it: the call runs eagerly instead. Nobody else sees this."""
 
 
+class DidNotPass(TreeplayError, ValueError):
+    """Values did not pass the checks of a replayed program, which is taken back for that. Nobody else sees this."""
+
+
 class StaleRecordingWarning(UserWarning):
     """A recording was replayed that its program had moved on from, by something that no guard can see; see `settings.audit`."""
 

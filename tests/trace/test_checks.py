@@ -82,10 +82,71 @@ def test_the_loss_of_a_policy_is_differentiated_and_checked() -> None:
         recorded(*given)
 
 
+def on_a_gpu(name: str) -> tuple[Any, Any, Any]:
+    """A program with state around a distribution, jitted, as it is, and what says how their states differ."""
+    totals = [torch.zeros((), device="cuda") for _ in range(2)]
+
+    def make(total: torch.Tensor) -> Any:
+        def program(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+            total.add_(1)
+            out: torch.Tensor = DISTRIBUTIONS[name](x, a).sum()
+            total.mul_(2)
+            return out
+
+        return program
+
+    return jit(make(totals[0])), make(totals[1]), lambda: assert_same(*totals)
+
+
 @pytest.mark.gpu
-def test_on_a_gpu_the_advice_works() -> None:
+@pytest.mark.parametrize("name", ["normal", "categorical", "geometric"])
+def test_on_a_gpu_a_recording_answers_once_for_all_checks(name: str) -> None:
+    recorded, eager, compare = on_a_gpu(name)
+    for call in range(8):
+        x, a = torch.randn(2, device="cuda"), torch.tensor([1.0, 0.0], device="cuda")
+        if call == 4:
+            x[1] = torch.nan
+        if call == 6 and name != "categorical":
+            a[0] = torch.nan if name != "geometric" else -3.0
+        found, expected = outcome(recorded, x, a), outcome(eager, x, a)
+        if isinstance(expected, str):
+            assert found == expected
+        else:
+            torch.testing.assert_close(found, expected)
+        compare()  # what was written before the check stays written, as in eager
+    made = recorded.statistics()
+    assert made.recordings == 1 and made.keys[0].recordings[0].launch.stage == "recorded", recorded.explain()
+    assert made.replays >= 4
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_call_that_did_not_pass_draws_once() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
-        return Normal(x, x.exp()).log_prob(x * 2)
+        return Normal(x, x.exp()).rsample() - Normal(x + 1, x.exp()).log_prob(x)
+
+    recorded, x = jit(program), torch.randn(3, device="cuda")
+    bad = x.clone()
+    bad[1] = torch.nan
+    for call in range(8):
+        outcomes = []
+        for run in (recorded, program):
+            torch.cuda.manual_seed(call)
+            outcomes.append((outcome(run, bad if call == 5 else x), torch.rand(2, device="cuda")))
+        (found, after), (expected, after_eager) = outcomes
+        assert_same(after, after_eager)
+        if isinstance(expected, str):
+            assert found == expected
+        else:
+            torch.testing.assert_close(found, expected)
+    assert recorded.statistics().keys[0].recordings[0].launch.stage == "recorded"
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_advice_for_a_program_that_is_differentiated_works() -> None:
+    scale = torch.nn.Parameter(torch.zeros(3, device="cuda"))
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return Normal(x, scale.exp()).log_prob(x * 2).sum()
 
     refused, x = jit(program), torch.randn(3, device="cuda")
     refused(x)
@@ -94,5 +155,6 @@ def test_on_a_gpu_the_advice_works() -> None:
     Distribution.set_default_validate_args(False)
     recorded = jit(program)
     for call in range(4):
-        torch.testing.assert_close(recorded(x + call), program(x + call))
+        ours, wanted = (torch.autograd.grad(run(x + call), [scale]) for run in (recorded, program))
+        torch.testing.assert_close(ours, wanted)
     assert recorded.statistics().keys[-1].recordings[-1].launch.stage == "recorded"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from treeplay.torch_seam.operators import foreach_clone, foreach_copy_, foreach_zero_
+from treeplay.torch_seam.operators import copy_all, foreach_zero_
 from treeplay.torch_seam.tensors import storage_of
 
 _address = torch.Tensor.data_ptr
@@ -51,25 +51,6 @@ class Buffers:
     def is_place_of(self, index: int, value: torch.Tensor) -> bool:
         """Whether `value` lies in buffer `index`."""
         return _address(value) == self._addresses[index] and _is_same_view(self.tensors[index], value)
-
-
-def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Copy each source into its target, in as few launches as possible."""
-    if len(targets) == 1:
-        targets[0].copy_(sources[0])
-    elif targets:
-        foreach_copy_(targets, sources)
-
-
-def clone_all(tensors: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> Sequence[torch.Tensor]:
-    """New tensors with memory of their own and the same values."""
-    if len(tensors) == 1:
-        return (tensors[0].clone(),)
-    if foreach_clone is not None:
-        return foreach_clone(tensors)  # type: ignore[no-any-return]
-    made = [torch.empty_like(tensor) for tensor in tensors]
-    copy_all(made, list(tensors))
-    return made
 
 
 def _is_same_view(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -16,8 +16,9 @@ from torch.autograd.graph import increment_version
 
 from treeplay.errors import StaleOutput, UsageError
 from treeplay.graphs.body import Packing
-from treeplay.graphs.buffers import Buffers, clone_all, copy_all
+from treeplay.graphs.buffers import Buffers
 from treeplay.graphs.order import Kept, PoolOrder, ReplayRun, Ticket
+from treeplay.torch_seam.operators import clone_all, copy_all
 from treeplay.values.location import Location
 
 _version = attrgetter("_version")

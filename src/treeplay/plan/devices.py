@@ -14,6 +14,7 @@ import torch
 import torch.fx
 
 from treeplay.errors import Refusal
+from treeplay.plan.answers import with_answer
 from treeplay.torch_seam.schemas import is_random
 from treeplay.trace.prune import acts
 from treeplay.trace.traced import Trace
@@ -51,12 +52,14 @@ def device_of(traced: Trace) -> torch.device:
 
 
 def settle(traced: Trace, device: torch.device) -> tuple[Trace, tuple[int, ...]]:
-    """The trace with all of it on `device`, and the indices of the inputs that have to move there.
+    """The trace with all of it on `device`, and the indices of the inputs that have to move there. What it asks on the host
+    is one of its results.
 
     Raises `Refusal` for a tensor on the CPU that may not move: an argument, a parameter, a result.
     """
     if device == CPU:
         return traced, ()
+    traced = with_answer(traced, device)
     signature = traced.signature
     for node in traced.graph.nodes:
         _check_acts(node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -87,3 +87,22 @@ def is_elementwise(name: str) -> bool:
     packet = getattr(torch.ops.aten, _METHODS.get(name, name), None)
     overloads = packet.overloads() if packet is not None else ()
     return any(torch.Tag.pointwise in getattr(packet, overload).tags for overload in overloads)
+
+
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy each source into its target, in as few launches as possible."""
+    if len(targets) == 1:
+        targets[0].copy_(sources[0])
+    elif targets:
+        foreach_copy_(targets, sources)
+
+
+def clone_all(tensors: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> Sequence[torch.Tensor]:
+    """New tensors with memory of their own and the same values."""
+    if len(tensors) < 2:
+        return [tensor.clone() for tensor in tensors]
+    if foreach_clone is not None:
+        return foreach_clone(tensors)  # type: ignore[no-any-return]
+    made = [torch.empty_like(tensor) for tensor in tensors]
+    copy_all(made, list(tensors))
+    return made

@@ -5,7 +5,7 @@ if not is_all_true(v):   ▶   _assert_async(v), in the code by which a distribu
     raise ValueError
 
 An assertion that fails in a replay takes the call back, and the program itself runs and raises its own exception. On a GPU a
-failed assertion would end the use of the device, so that a distribution's check is refused there.
+failed assertion would end the use of the device, so that `plan.answers` makes a result of what a distribution asserts there.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ import torch
 from torch.distributions import Distribution, Geometric, constraints
 from torch.nn import functional as F
 
-from treeplay.errors import Refusal
 from treeplay.guards.reads import is_machinery
-from treeplay.observe.lines import user_location
 from treeplay.torch_seam.operators import assert_async, is_all_true
 
+VALIDATES = "a distribution was given values that it does not take"
+"""The message of an assertion in the place of a distribution's check."""
+ADVICE = (
+    "pass validate_args=False to it, or call torch.distributions.Distribution.set_default_validate_args(False) once"
+)
 _torchs: Any = F.one_hot
 _ASKS: Any = (is_all_true, torch.Tensor.all)
 _VALIDATES = frozenset(
@@ -59,12 +62,8 @@ def _all_true(function: Callable[..., Any], valid: torch.Tensor, *dims: Any, **o
     if found is True or dims or options:  # asked already, through another mode; or it is one more step to the answer
         return found
     if found.device.type != "cpu":
-        raise Refusal.of(
-            "torch.distributions",
-            "a distribution checks its arguments, and waits on the host for the answer",
-            "pass validate_args=False to it, or call torch.distributions.Distribution.set_default_validate_args(False) once",
-            user_location(),
-        )
+        torch.ops.aten._assert_async.msg(found, VALIDATES)
+        return True
     assert_async(found)
     return True
 

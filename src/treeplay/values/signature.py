@@ -197,6 +197,9 @@ class Signature:
     refs: tuple[Ref, ...]
     writes: tuple[Write, ...]
     outputs: int  # how many outputs the graph has
+    answer: int | None = (
+        None  # the output that says whether all values passed the program's checks, where a call reads it
+    )
     guarded: Any = None  # the guards over everything that the traced run read
     met: tuple[tuple[Any, TensorSpec], ...] = ()  # tensors that are no inputs, and that an argument could be
     meetings: tuple[Meeting, ...] = ()  # of containers that are returned, stored or written to

@@ -24,7 +24,7 @@ import torch
 
 from treeplay.codegen import Source, list_of, tuple_of
 from treeplay.codegen.idioms import NO_GRAD, note_writes, switched, view_of
-from treeplay.errors import InternalError, TakenBack
+from treeplay.errors import DidNotPass, InternalError, TakenBack
 from treeplay.torch_seam import flags
 from treeplay.values.layout import Layout
 from treeplay.values.output import Cast, Fresh, SameAsInput, Static, View
@@ -280,6 +280,8 @@ class _CallEmitter(CallText):
                 else:
                     self.add(*lines)
             self.launched = len(self.lines)
+            if self.signature.answer is not None:
+                self.add(f"if not out[{self.signature.answer}].item(): raise {self.use('DidNotPass', DidNotPass)}()")
         written = [self.inputs[index] for index in self.signature.mutated]
         if self.parts.is_unnoticed and written and not self.ambience.inference:
             note_writes(self, written)

@@ -14,6 +14,7 @@ import torch
 
 from treeplay.observe import counters
 from treeplay.torch_seam.autograd import preserving_version
+from treeplay.torch_seam.operators import clone_all
 from treeplay.values.failing import InRange, ToKeep
 
 Before = tuple[list[tuple[torch.Tensor, torch.Tensor]], list[tuple[torch.Generator, torch.Tensor]]]
@@ -31,7 +32,8 @@ class TakeBack:
         if self.keep.unless and all(_holds(item, tensors[item.index]) for item in self.keep.unless):
             return None
         with torch.no_grad():
-            written = [(tensors[at], tensors[at].detach().clone()) for at in self.keep.written]
+            given = [tensors[at] for at in self.keep.written]
+            written = list(zip(given, clone_all([tensor.detach() for tensor in given]), strict=True))
         return written, [(item, item.get_state()) for item in self.generators] if self.keep.draws else []
 
     def put_back(self, before: Before | None) -> None:

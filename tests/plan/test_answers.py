@@ -1,0 +1,82 @@
+"""Checks of distributions in a program on a GPU, which a recording answers at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.distributions import Distribution, Normal
+
+import treeplay
+from support import call_of
+from treeplay.plan import answers
+from treeplay.plan.answers import check_can_be_taken_back
+from treeplay.plan.devices import settle
+from treeplay.trace.jit import trace
+
+META = torch.device("meta")  # stands for a GPU: only names of devices are looked at
+
+
+@pytest.fixture(autouse=True)
+def validation_as_it_was() -> Iterator[None]:
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(True)
+    yield
+    Distribution.set_default_validate_args(before)
+
+
+def settled(program: Any, *args: torch.Tensor) -> Any:
+    return settle(trace(program, call_of(*args)), META)[0]
+
+
+def operators(traced: Any) -> list[str]:
+    return [str(node.target) for node in traced.graph.nodes if node.op == "call_function"]
+
+
+def test_all_checks_become_one_result() -> None:
+    made = settled(lambda x: Normal(x, x.exp()).log_prob(x - 2), torch.ones(3, device=META))
+    assert not [name for name in operators(made) if "assert" in name]
+    assert operators(made)[-2:] == ["aten.stack.default", "aten.all.default"]
+    results = made.graph.output_node().args[0]
+    assert made.signature.answer == 1 and made.signature.outputs == len(results) == 2
+    assert results[1].meta["spec"].dtype is torch.bool and results[1].meta["spec"].shape == ()
+
+
+def test_one_check_is_its_own_answer() -> None:
+    made = settled(
+        lambda x: Normal(x, x.exp(), validate_args=False)._validate_sample(x) or x - 1, torch.ones(3, device=META)
+    )
+    assert made.signature.answer == 1 and "aten.stack.default" not in operators(made)
+
+
+def test_an_assertion_of_the_users_stays_one() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        torch._assert_async((x > 0).all(), "of the user's")
+        return x - 1
+
+    made = settled(program, torch.ones(3, device=META))
+    assert made.signature.answer is None and "aten._assert_async.msg" in operators(made)
+
+
+def test_a_program_that_the_caller_differentiates_is_refused_at_its_line() -> None:
+    weight = torch.nn.Parameter(torch.ones(3, device=META))
+    with pytest.raises(treeplay.Refusal, match="validate_args=False") as caught:
+        settled(lambda x: Normal(x, weight.exp()).log_prob(x), torch.ones(3, device=META))
+    assert caught.value.reason.where.file == __file__
+
+
+def test_a_program_that_writes_more_than_a_call_should_copy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = torch.ones(4, device=META)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        state.mul_(2)
+        return Normal(x, x.exp()).log_prob(x)
+
+    made = settled(program, torch.ones(3, device=META))
+    inputs = [torch.ones(item.spec.shape) for item in made.signature.inputs]
+    check_can_be_taken_back(made, inputs)
+    monkeypatch.setattr(answers, "MOST_BYTES", 15)
+    with pytest.raises(treeplay.Refusal, match="too much to be taken back"):
+        check_can_be_taken_back(made, inputs)

@@ -37,7 +37,7 @@ VARIANTS = ("compile", "treeplay", "treeplay exact")
 
 
 def _bert_batch(device: torch.device) -> tuple[torch.Tensor, ...]:
-    return torch.randint(30522, (4, 128), device=device), torch.randn(4, 128, 768, device=device)
+    return torch.randint(30522, (4, 128), device=device), torch.randn(4 * 128, 768, device=device)
 
 
 PROGRAMS = (

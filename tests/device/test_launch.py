@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from treeplay.device.cuda.launch import (
     emit_launch,
     launches_of,
 )
-from treeplay.torch_seam import allocator
+from treeplay.torch_seam import allocator, streams
 from treeplay.values.spec import TensorSpec
 
 
@@ -310,6 +311,23 @@ def test_a_gradient_that_was_cleared_is_written_again(machine: Machine) -> None:
     parameter.grad = None
     step()
     assert address(parameter) == first
+
+
+def test_a_gradient_that_another_stream_may_still_read_is_left_alone(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory goes back to torch, which waits for that stream before it gives it out."""
+    monkeypatch.setattr(streams, "_record_stream", lambda tensor, stream: None)
+    step, parameter = slotted(machine)
+    step()
+    assert parameter.grad is not None
+    gone = weakref.ref(parameter.grad)
+    parameter.grad.record_stream(object())  # type: ignore[arg-type]
+    step()
+    assert gone() is None and not streams.recorded
+    first = address(parameter)
+    step()
+    assert address(parameter) == first  # and is written again from then on
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_a_tensor_of_the_cpu_is_refused_with_its_name() -> None:
     model = network().eval()
 
     def program(x: torch.Tensor) -> torch.Tensor:
-        return model(x.cuda())
+        return model((x - 1).cuda())
 
     jitted: Any = treeplay.jit(program, on_refusal="raise")
     with torch.no_grad():

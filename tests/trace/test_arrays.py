@@ -177,10 +177,19 @@ def test_an_audit_makes_arrays_again() -> None:
 
 
 @pytest.mark.gpu
-def test_a_program_on_a_gpu_takes_tensors() -> None:
+def test_a_program_on_a_gpu_moves_its_arrays_first_of_all() -> None:
     layer = nn.Linear(3, 2, device="cuda").requires_grad_(False)
-    jitted = jit(lambda x: layer(torch.as_tensor(x, device="cuda")), on_refusal="eager")
+
+    def first(x: numpy.ndarray) -> torch.Tensor:
+        return layer(torch.as_tensor(x, device="cuda"))
+
+    def later(x: numpy.ndarray) -> torch.Tensor:
+        return layer((torch.as_tensor(x) * 2 - 1).to("cuda"))
+
+    recorded, refused = jit(first), jit(later, on_refusal="eager")
     with pytest.warns(UserWarning, match="on the CPU in a program that computes on a GPU"):
-        for call in range(4):
+        for call in range(6):
             x = numpy.full(3, float(call), numpy.float32)
-            torch.testing.assert_close(jitted(x), layer(torch.as_tensor(x, device="cuda")))
+            torch.testing.assert_close(recorded(x), first(x))
+            torch.testing.assert_close(refused(x), later(x))
+    assert recorded.statistics().keys[0].recordings[0].launch.stage == "recorded"

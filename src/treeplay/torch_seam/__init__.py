@@ -26,6 +26,7 @@ AT_ONCE = (
     "modes",
     "operators",
     "schemas",
+    "streams",
     "symbols",
     "tensors",
     "trees",

@@ -49,6 +49,10 @@ class Answers:
     def eagerly(self, entry: Entry, call: Call, why: str) -> Any:
         """Run the program as it is."""
         self.count(entry, why)
+        return self.as_it_is(call)
+
+    def as_it_is(self, call: Call) -> Any:
+        """Run the program, uncounted."""
         with self._gate.inside():
             return self.program(*call.args, **call.kwargs)
 
@@ -84,9 +88,12 @@ class Answers:
         self.note_broken(entry, error)
         return self.eagerly(entry, call, BROKEN)
 
-    def instead(self, entry: Entry, recording: Recording, error: Exception, call: Call, *, why: str, doing: str) -> Any:
-        """For a replay that raised. What the program raises too is its own; if it raises nothing, the error was ours."""
-        out = self.eagerly(entry, call, why)
+    def instead(
+        self, entry: Entry, recording: Recording, error: Exception, call: Call, *, why: str | None, doing: str
+    ) -> Any:
+        """For a replay that raised. What the program raises too is its own; if it raises nothing, the error was ours. The call
+        is counted as eager because of `why`; None if it is counted already."""
+        out = self.eagerly(entry, call, why) if why is not None else self.as_it_is(call)
         self.cache.drop(entry, recording)
         self.note_broken(entry, as_internal(error, doing))
         return out

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from treeplay.errors import RanOtherwise, Refusal, TakenBack, UsageError
+from treeplay.errors import DidNotPass, RanOtherwise, Refusal, TakenBack, UsageError
 from treeplay.observe.lines import is_users
 from treeplay.sandbox.boundary import internal
 from treeplay.trace.call import Call
@@ -78,6 +78,9 @@ def answer_raised(answers: Answers, entry: Entry, recording: Recording, error: E
         if isinstance(cause, Refusal):
             cache.drop(entry, recording)
             return answers.refused(entry, cause, call)
+        if isinstance(cause, DidNotPass):  # which is known when the recording has been launched
+            cache.served(recording)
+            return answers.instead(entry, recording, cause, call, why=None, doing="checking the values of a call")
         return answers.instead(entry, recording, cause, call, why=REPLAYING, doing="replaying a call")
     if isinstance(error, RanOtherwise):
         cache.drop(entry, recording)

@@ -31,7 +31,7 @@ from treeplay.wrap.conditions import checked_tensors, with_classes
 from treeplay.wrap.emit import Ambience, CallParts, emit_call
 from treeplay.wrap.take_back import TakeBack
 
-_UNNOTICED = ("inductor", "capture")  # lowerings that write behind autograd's back, which has to be told
+_UNNOTICED = ("inductor", "capture")  # lowerings that write behind autograd's back, which has to be told; as a GPU does
 
 
 def make_work(traced: Trace, plan: Plan, lowered: Lowered, name: str) -> Work:
@@ -128,7 +128,7 @@ def make_recording(
         is_apart=ApartArguments.of(signature, inputs)
         if lowered.name == "capture"
         else SharingCheck.of(signature, inputs, is_compiled=is_compiled),
-        is_unnoticed=is_compiled or lowered.name in _UNNOTICED,
+        is_unnoticed=is_compiled or lowered.name in _UNNOTICED or any(tensor.is_cuda for tensor in inputs),
         back=back,
     )
     source = emit_call(signature, ambience, parts, name=f"call {name}")

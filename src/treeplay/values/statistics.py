@@ -62,7 +62,8 @@ class KeyFacts:
 class Statistics:
     """All of a program. `calls == replays + sum(not_replayed.values())`.
 
-    `replays`: calls that launched a recording. `eager_calls`: calls that ran the program itself. `not_replayed`: all calls but
+    `replays`: calls that launched a recording, those among them whose values did not pass a check and that the program itself
+    answered. `eager_calls`: calls that ran the program itself. `not_replayed`: all calls but
     the replays, by what they were; besides the eager ones these are warm-ups and the like of recordings on a GPU, and calls
     that raised.
     """

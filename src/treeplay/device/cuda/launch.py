@@ -30,7 +30,7 @@ from treeplay.codegen import Source, Writer, list_of, tuple_of
 from treeplay.device.cuda.lane import Lane, Unplaced
 from treeplay.device.protocol import Boxing, Fill, Replay
 from treeplay.errors import InternalError
-from treeplay.torch_seam import allocator
+from treeplay.torch_seam import allocator, streams
 from treeplay.values.overlap import overlaps_itself
 from treeplay.values.spec import TensorSpec
 
@@ -47,6 +47,8 @@ def disable(launch: Callable[..., Any]) -> None:
 
     launch.__globals__["current_stream"] = gone  # the first thing it asks with the lock in its hands
     for name in launch.__globals__:
+        if name.startswith("memory"):
+            streams.unwatch(launch.__globals__[name])
         if name.startswith(("kept", "storage")):
             launch.__globals__[name] = None
 
@@ -321,7 +323,8 @@ def _made(text: _LaunchText, at: int, result: LaunchOutput) -> str:
 
 
 def _write_again(text: _LaunchText, at: int, result: LaunchOutput) -> None:
-    """Lines that take the tensor of the last replay if at most its slot has it, and make a new one if not."""
+    """Lines that take the tensor of the last replay if at most its slot has it, and make a new one if not. Who reads it on
+    another stream is nowhere in these counts: for what was recorded there, torch has to wait before it gives the memory out."""
     kept, storage, memory = text.keep(f"kept{at}", None), text.keep(f"storage{at}", None), text.keep(f"memory{at}", 0)
     loose, in_slot = allocator.counts_of_ours()
     references, users = (
@@ -331,8 +334,12 @@ def _write_again(text: _LaunchText, at: int, result: LaunchOutput) -> None:
     counts = f"({references}({kept}), {kept}._use_count(), {users}({memory}), {references}({storage}))"
     text.add(f"counts = {counts} if {kept} is not None else None")
     in_its_slot = f"(counts == {in_slot} and tensors[{result.leaf}].grad is {kept})"
-    text.add(f"if counts == {loose} or {in_its_slot}:", f"    out{at} = {kept}")
+    recorded = text.use("recorded", streams.recorded)  # an empty set almost always
+    text.add(f"if (counts == {loose} or {in_its_slot}) and not ({recorded} and {memory} in {recorded}):")
+    text.add(f"    out{at} = {kept}")
     with text.block("else:"):
-        text.add(f"{kept} = None")  # until all three are of one tensor
+        text.add(f"{text.use('unwatch', streams.unwatch)}({memory})")
+        text.add(f"{kept} = {storage} = None")  # until all three are of one tensor
         _write_new(text, at, result)
         text.add(f"{storage} = out{at}.untyped_storage()", f"{memory} = {storage}._cdata", f"{kept} = out{at}")
+        text.add(f"{text.use('watch', streams.watch)}({memory})")

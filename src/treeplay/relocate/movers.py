@@ -6,7 +6,7 @@ blocks often move together, so for them the word must also lie inside.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -113,9 +113,10 @@ def _add_blocks(movers: Movers, captures: Sequence[CaptureNotes]) -> None:
     deltas = [_deltas([block.address for block in blocks]) for blocks in zip(*sequences, strict=True)]
     blocks = sequences[0]
     taken: set[int] = set()
+    last = [_last_blocks(capture) for capture in captures]
     for placed in zip(*(capture.outputs for capture in captures), strict=True):
         who: Who = ("output", placed[0].index)
-        own = _block_of(placed, sequences)
+        own = _block_of(placed, last)
         if own is None:
             movers.fixed[who] = NOT_ALLOCATED
             continue
@@ -162,12 +163,19 @@ def _deltas(addresses: Sequence[int]) -> Deltas:
     return tuple(address - addresses[0] for address in addresses[1:])
 
 
-def _block_of(placed: Sequence[Placed], sequences: Sequence[Sequence[Allocation]]) -> int | None:
+def _last_blocks(capture: CaptureNotes) -> dict[int, int]:
+    """By where outputs start: the last allocation there. One pass over the allocations, of which there are thousands."""
+    starts = sorted({place.start for place in capture.outputs})
+    last: dict[int, int] = {}
+    for index, block in enumerate(capture.blocks or ()):
+        for start in starts[bisect_left(starts, block.address) : bisect_left(starts, block.end)]:
+            last[start] = index
+    return last
+
+
+def _block_of(placed: Sequence[Placed], last: Sequence[dict[int, int]]) -> int | None:
     """The allocation that an output lives in: in each capture the last one at its place; None if they disagree."""
-    found = {
-        max((index for index, block in enumerate(blocks) if block.address <= place.start < block.end), default=None)
-        for place, blocks in zip(placed, sequences, strict=True)
-    }
+    found = {blocks.get(place.start) for place, blocks in zip(placed, last, strict=True)}
     return found.pop() if len(found) == 1 else None
 
 
@@ -182,8 +190,8 @@ def _moves_with(index: int, own: int, blocks: Sequence[Allocation], deltas: Sequ
 
 def _shares(own: int, blocks: Sequence[Allocation], deltas: Sequence[Deltas]) -> bool:
     """Whether something that cannot be told from an output's block is not wholly inside it."""
-    block = blocks[own]
+    block, start, end, moved = blocks[own], blocks[own].address, blocks[own].end, deltas[own]
     return any(
-        _moves_with(index, own, blocks, deltas) and not (block.address <= other.address and other.end <= block.end)
+        deltas[index] == moved and _overlap(other, block) and not (start <= other.address and other.end <= end)
         for index, other in enumerate(blocks)
     )

@@ -25,6 +25,8 @@ def first_failure(captures: Sequence[CaptureNotes], found: SiteSearch) -> str | 
     for number in range(1, len(captures)):
         for (node, buffer), data in predict(captures, found, number).items():
             actual = captures[number].nodes[node].buffers[buffer]
+            if data == actual:
+                continue
             wrong = {at for at in range(len(data)) if data[at] != actual[at]} - ignored[node, buffer]
             if wrong:
                 where = f"byte {min(wrong)} of buffer {buffer} of node {node} ({captures[0].nodes[node]})"

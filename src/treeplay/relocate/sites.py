@@ -77,9 +77,13 @@ class _BufferVersions:
 
     def differing_halves(self) -> Iterator[int]:
         """Offsets, multiples of half a word, at which versions differ."""
-        for offset in range(0, len(self.versions[0]), HALF_BYTES):
-            if len({version[offset : offset + HALF_BYTES] for version in self.versions}) > 1:
-                yield offset
+        first, *others = self.versions
+        for offset in range(0, len(first), HALF_BYTES):
+            half = first[offset : offset + HALF_BYTES]
+            for other in others:
+                if other[offset : offset + HALF_BYTES] != half:
+                    yield offset
+                    break
 
 
 def _explain(found: SiteSearch, movers: Movers, buffers: _BufferVersions) -> None:

@@ -49,6 +49,10 @@ NATIVE: dict[str, Callable[..., Any]] = {
 }
 
 
+TAPE = "a tape"
+"""Under this name a profiler shows when one is replayed."""
+
+
 class TapedGraph:
     """The tape of a body over copies of its arguments, and over state where it lies."""
 
@@ -79,7 +83,8 @@ class TapedGraph:
     def replay(self) -> None:
         for at, address in self.inputs.items():
             ctypes.memmove(self.given[at].data_ptr(), address, TensorSpec.of(self.given[at]).nbytes)
-        self.tape.replay()
+        with torch.profiler.record_function(TAPE):
+            self.tape.replay()
         for at in self.written:
             ctypes.memmove(self.inputs[at], self.given[at].data_ptr(), TensorSpec.of(self.given[at]).nbytes)
         for output, address in zip(self.outputs, self.results, strict=True):

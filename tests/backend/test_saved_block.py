@@ -126,7 +126,7 @@ def check(found: list[Any], args: Sequence[Any]) -> bool:
     return is_block
 
 
-def test_T36_a_recorded_forward_gives_one_block_in_each_call(on: Any) -> None:
+def test_a_recorded_forward_gives_one_block_in_each_call(on: Any) -> None:
     replayed, caller = blocked(on)
     kept = []
     for number in range(5):
@@ -238,7 +238,7 @@ def made(device: Any, run: Any = backward, **facts: Any) -> tuple[Replayed, list
 
 
 @pytest.mark.parametrize("is_warm", [True, False])
-def test_T36_a_backward_takes_the_block_as_one_thing(on: Any, is_warm: bool) -> None:
+def test_a_backward_takes_the_block_as_one_thing(on: Any, is_warm: bool) -> None:
     """One that has run is recorded in its first call with a block."""
     layout, _ = layout_and_values()
     replayed, told = made(on)

@@ -156,7 +156,7 @@ def test_a_gradient_never_lies_in_the_block() -> None:
         assert torch.equal(x.grad, w.grad) and is_gone(blocks.memory[-1])
 
 
-def test_Tplus4_a_kept_graph_is_used_twice_and_a_freed_one_raises(no_collection: None) -> None:
+def test_a_kept_graph_is_used_twice_and_a_freed_one_raises(no_collection: None) -> None:
     blocks = Blocks()
     call = wrapped(deep, two, forward=blocks)
     for _ in range(3):
@@ -172,7 +172,7 @@ def test_Tplus4_a_kept_graph_is_used_twice_and_a_freed_one_raises(no_collection:
             y.sum().backward()
 
 
-def test_Tplus4_a_forward_that_is_dropped_gives_the_block_back_at_once(no_collection: None) -> None:
+def test_a_forward_that_is_dropped_gives_the_block_back_at_once(no_collection: None) -> None:
     blocks = Blocks()
     call = wrapped(deep, two, forward=blocks)
     for _ in range(3):
@@ -182,7 +182,7 @@ def test_Tplus4_a_forward_that_is_dropped_gives_the_block_back_at_once(no_collec
         assert is_gone(blocks.memory[-1])
 
 
-def test_T36_two_forwards_before_their_backwards_in_either_order() -> None:
+def test_two_forwards_before_their_backwards_in_either_order() -> None:
     blocks = Blocks()
     call = wrapped(deep, two, forward=blocks)
     for order in ((0, 1), (1, 0), (0, 1)):
@@ -196,7 +196,7 @@ def test_T36_two_forwards_before_their_backwards_in_either_order() -> None:
             torch.testing.assert_close([x.grad, w.grad], [one.grad for one in expected])
 
 
-def test_Tplus4_gradients_of_some_results_only() -> None:
+def test_gradients_of_some_results_only() -> None:
     def function(x: Any, w: Any) -> list[Any]:
         shared = (x * w).sin().exp() * 2
         return [shared.tanh() * x, (shared - w).cos() * 3]

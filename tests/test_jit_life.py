@@ -134,7 +134,13 @@ def make_and_drop(make: Callable[[nn.Module], Any], device: str) -> list[Any]:
 def held() -> Counter[str]:
     """What is alive of tensors, and of what records, launches and replays."""
     kinds = (type(found) for found in gc.get_objects())
-    ours = ("treeplay.device", "treeplay.graphs", "treeplay.backend.replayed", "treeplay.tree")
+    ours = (
+        "treeplay.device",
+        "treeplay.graphs",
+        "treeplay.backend.replayed",
+        "treeplay.backend.boxing",
+        "treeplay.tree",
+    )
     return Counter(
         f"{kind.__module__}.{kind.__qualname__}"
         for kind in kinds

@@ -12,7 +12,8 @@ from support.faults import raising_once, surroundings
 from treeplay import driver, torch_compile
 from treeplay.backend import job, replayed, shapes, wrapped
 from treeplay.backend.account import graph_reports
-from treeplay.backend.replayed import CompiledGraph, Replayed
+from treeplay.backend.compiled_graph import CompiledGraph
+from treeplay.backend.replayed import Replayed
 from treeplay.device.host import HostDevice
 from treeplay.observe import counters, internal_errors
 

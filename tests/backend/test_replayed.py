@@ -13,8 +13,9 @@ import torch
 
 from treeplay.backend import job
 from treeplay.backend.account import graph_reports
+from treeplay.backend.compiled_graph import CompiledGraph, checked_run, counted
 from treeplay.backend.recorded import recorded_on
-from treeplay.backend.replayed import CompiledGraph, Replayed, checked_run, counted
+from treeplay.backend.replayed import Replayed
 from treeplay.device.cuda.device import CudaDevice
 from treeplay.device.host import HostDevice
 from treeplay.device.protocol import Recorded, Work

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from treeplay.backend.returns import Returns, survey_returns, write_results
+from treeplay.backend.returns import Returns, result_texts, survey_returns
 from treeplay.codegen import Writer
 from treeplay.values.layout import Layout
 from treeplay.values.output import Fresh, SameAsInput, Static, View
@@ -47,10 +47,10 @@ def test_results_are_put_together_from_other_arguments_and_new_memory() -> None:
     returns = survey_returns([x, w, 7], program(x, w, 7))
     assert isinstance(returns, Returns)
     writer = Writer()
-    text = write_results(writer, returns, "args", [f"made[{at}]" for at in range(len(returns.owners))])
+    text = result_texts(writer, returns, "args", [f"made[{at}]" for at in range(len(returns.owners))])
     x2, w2 = torch.randn(20)[5:17].view(3, 4), torch.randn(4)
     expected = program(x2, w2, 7)
-    found = eval(text, writer.names | {"args": [x2, w2, 7], "made": returns.bases_of(expected)})
+    found = eval(f"[{', '.join(text)}]", writer.names | {"args": [x2, w2, 7], "made": returns.bases_of(expected)})
     for one, other in zip(found, expected, strict=True):
         if not isinstance(other, torch.Tensor):
             assert one == other

@@ -13,6 +13,7 @@ import torch
 from treeplay.codegen import load_source
 from treeplay.device.cuda.launch import (
     Copied,
+    LaunchBlock,
     LaunchOutput,
     LaunchParts,
     Otherwise,
@@ -21,7 +22,10 @@ from treeplay.device.cuda.launch import (
     emit_launch,
     launches_of,
 )
+from treeplay.device.protocol import InBlock
 from treeplay.torch_seam import allocator, streams
+from treeplay.torch_seam.tensors import view_in_block
+from treeplay.values.block import OutputBlock
 from treeplay.values.spec import TensorSpec
 
 
@@ -430,3 +434,85 @@ def test_an_error_after_the_launch_is_raised_since_effects_have_happened(machine
     with pytest.raises(torch.OutOfMemoryError):
         launch([x], ())
     assert machine.replays == 1 == launches_of(launch) and not machine.raised
+
+
+# --- outputs in one block -------------------------------------------------------------------------------------
+
+
+PLACES = ((0, 0), (2, 512), (3, 1536))
+
+
+def blocked(machine: Machine, **parts: Any) -> Callable[..., Any]:
+    """Four outputs, of which all but one lie in a block; the third of them is held by the graph."""
+    held = torch.arange(3.0)
+    outputs = (
+        LaunchOutput(TensorSpec.of(torch.empty(4)), 0, None),
+        result(machine, 2),
+        LaunchOutput(TensorSpec.of(torch.empty(200)), 0, None),
+        LaunchOutput(TensorSpec.of(held), 0, None, held),
+    )
+    block = LaunchBlock(OutputBlock(PLACES, 2048), torch.device("cpu"), machine.mover("block"))
+    return machine.launch(**{"results": outputs, "block": block, **parts})
+
+
+def test_what_lies_in_a_block_is_one_tensor_and_one_move(machine: Machine) -> None:
+    launch = blocked(machine)
+    made = launch([], ())
+    assert type(made) is InBlock and [tuple(one.shape) for one in made] == [(2,), (2048,)]
+    assert machine.moves == [("block", made[-1].data_ptr()), ("out", made[0].data_ptr())]
+    assert view_in_block(made[-1], 1536, torch.empty(3)).tolist() == [0, 1, 2]
+
+
+def test_a_block_at_the_same_address_moves_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = [torch.empty(2048, dtype=torch.uint8) for _ in range(2)]
+    order = iter([0, 0, 1, 1, 0])
+
+    def empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return memory[next(order)] if dtype is torch.uint8 else Machine.empty(shape, stride, dtype)
+
+    monkeypatch.setattr(allocator, "empty_on_gpu", lambda: empty)
+    launch = blocked(machine)
+    for _ in range(5):
+        launch([], ())
+    moved = [address for name, address in machine.moves if name == "block"]
+    assert moved == [memory[at].data_ptr() for at in (0, 1, 0)] and machine.replays == 5
+
+
+def test_a_block_that_cannot_be_made_leaves_all_as_before(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = [True]
+
+    def empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if failing[0] and dtype is torch.uint8:
+            raise torch.OutOfMemoryError("no room")
+        return Machine.empty(shape, stride, dtype)
+
+    monkeypatch.setattr(allocator, "empty_on_gpu", lambda: empty)
+    launch = blocked(machine)
+    launch([], ())
+    assert isinstance(machine.raised[0], torch.OutOfMemoryError) and not machine.replays and not machine.moves
+    failing[0] = False
+    made = launch([], ())
+    assert machine.replays == 1 and machine.moves[0] == ("block", made[-1].data_ptr())
+
+
+def test_a_block_that_could_not_be_moved_is_moved_by_the_next_launch(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, failing = torch.empty(2048, dtype=torch.uint8), [True]
+
+    def empty(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return memory if dtype is torch.uint8 else Machine.empty(shape, stride, dtype)
+
+    monkeypatch.setattr(allocator, "empty_on_gpu", lambda: empty)
+
+    def move(address: int) -> None:
+        if failing[0]:
+            raise MemoryError
+        machine.moves.append(("block", address))
+
+    block = LaunchBlock(OutputBlock(PLACES, 2048), torch.device("cpu"), move)
+    launch = blocked(machine, block=block)
+    launch([], ())
+    failing[0] = False
+    launch([], ())
+    assert machine.moves[0] == ("block", memory.data_ptr()) and machine.replays == 1

@@ -11,7 +11,7 @@ from treeplay.device.cuda import patch
 from treeplay.device.cuda.own_nodes import Calls, OwnNode
 from treeplay.device.cuda.patch import Patcher
 from treeplay.errors import InternalError
-from treeplay.relocate import Relocation, Row, Site
+from treeplay.relocate import Relocation, Row, Site, joined
 from treeplay.relocate.policy import Costs
 
 GRAPH, EXECUTABLE, CONTEXT = 7, 9, 5
@@ -58,7 +58,7 @@ def make(*rows: Row, costs: Costs = ONE_BY_ONE) -> Patcher:
         memory = (ctypes.c_uint64 * 4)()
         calls = Calls("set copy", "set executable copy", (CONTEXT,)) if index == 1 else Calls("set", "set executable")
         nodes[index] = OwnNode(100 + index, calls, memory, (addressof(memory),))  # type: ignore[arg-type]
-    words = {site: nodes[site.node].word(site.buffer, site.offset) for row in rows for site in row.sites}
+    words = {site.place: nodes[site.node].word(site.buffer, site.offset) for row in rows for site in row.sites}
     return Patcher(GRAPH, EXECUTABLE, Relocation(rows, (), 5), nodes, words, costs)
 
 
@@ -143,3 +143,13 @@ def test_a_row_without_sites_moves_nothing(driver):
     patcher.mover(row)(1000)
     patcher.move_many([(row, 1000)])
     assert driver.take() == []
+
+
+def test_what_lies_at_fixed_distances_moves_as_one_and_each_node_is_issued_once(driver):
+    """Two outputs in one block: words are the block's address, and where each begins there, and what was added before."""
+    patcher = make(X, Y, Z)
+    together = joined([(X, 512), (Y, 1536)])
+    assert together.nodes == (0, 1)
+    patcher.mover(together)(10_000)
+    assert (words_of(patcher, 0), words_of(patcher, 1)) == ([10_512, 11_536, 10_576, 0], [0, 10_504, 0, 0])
+    assert [args for _, args in driver.take()] == [(EXECUTABLE, 100), (EXECUTABLE, 101)]

@@ -24,7 +24,7 @@ from support import assert_same
 from support.faults import raising_once, surroundings
 from treeplay import driver, torch_compile
 from treeplay.backend import differentiable, job, replayed, shapes, wrapped
-from treeplay.backend.replayed import CompiledGraph as GraphToRecord
+from treeplay.backend.compiled_graph import CompiledGraph as GraphToRecord
 from treeplay.backend.replayed import Replayed
 from treeplay.device.host import HostDevice, recorder
 from treeplay.graphs import Graph, callables, graph, make_graphed_callables

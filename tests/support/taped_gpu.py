@@ -21,7 +21,16 @@ from treeplay.codegen import load_source
 from treeplay.device.cuda import recording
 from treeplay.device.cuda.captured import CapturedGraph, CaptureFindings
 from treeplay.device.cuda.lane import Lane
-from treeplay.device.cuda.launch import LaunchOutput, LaunchParts, NotLaunched, Otherwise, Patched, emit_launch, weakly
+from treeplay.device.cuda.launch import (
+    LaunchBlock,
+    LaunchOutput,
+    LaunchParts,
+    NotLaunched,
+    Otherwise,
+    Patched,
+    emit_launch,
+    weakly,
+)
 from treeplay.device.cuda.recording import CudaRecording
 from treeplay.device.host.taped import record_tape
 from treeplay.device.protocol import Recorded, Replay, Work
@@ -40,6 +49,10 @@ NATIVE: dict[str, Callable[..., Any]] = {
 }
 
 
+TAPE = "a tape"
+"""Under this name a profiler shows when one is replayed."""
+
+
 class TapedGraph:
     """The tape of a body over copies of its arguments, and over state where it lies."""
 
@@ -51,6 +64,7 @@ class TapedGraph:
         self.written = work.mutated - work.state
         self.inputs: dict[int, int] = {}
         self.results = [0] * len(self.outputs)
+        self.block_moves = 0
 
     def input_mover(self, at: int) -> Callable[[int], None]:
         return lambda address: self.inputs.__setitem__(at, address)
@@ -58,10 +72,19 @@ class TapedGraph:
     def result_mover(self, at: int) -> Callable[[int], None]:
         return lambda address: self.results.__setitem__(at, address)
 
+    def block_mover(self, places: Sequence[tuple[int, int]]) -> Callable[[int], None]:
+        def move(address: int) -> None:
+            self.block_moves += 1
+            for at, begin in places:
+                self.results[at] = address + begin
+
+        return move
+
     def replay(self) -> None:
         for at, address in self.inputs.items():
             ctypes.memmove(self.given[at].data_ptr(), address, TensorSpec.of(self.given[at]).nbytes)
-        self.tape.replay()
+        with torch.profiler.record_function(TAPE):
+            self.tape.replay()
         for at in self.written:
             ctypes.memmove(self.inputs[at], self.given[at].data_ptr(), TensorSpec.of(self.given[at]).nbytes)
         for output, address in zip(self.outputs, self.results, strict=True):
@@ -92,6 +115,9 @@ def capture_on_tape(
         ),
         align=lambda tensor, residue, modulus: tensor.clone(),
         boxing=work.boxing,
+        block=LaunchBlock(work.block, torch.device("cpu"), graph.block_mover(work.block.places))
+        if work.block
+        else None,
     )
     captured.launch = load_source(emit_launch(parts, work.name))
     return captured

@@ -19,6 +19,7 @@ import torch.fx
 
 from treeplay.backend.account import Account, enter, next_graph_id, note
 from treeplay.backend.alignment import plan_alignment, with_repair
+from treeplay.backend.compiled_graph import counted
 from treeplay.backend.decide import decide
 from treeplay.backend.examine import calls_of, devices_of, has_caching_allocator, inputs_of, marks_of, obstacles_of
 from treeplay.backend.failing import acts_outside, kept_by, taken_back
@@ -30,7 +31,7 @@ from treeplay.backend.options import Options
 from treeplay.backend.partition import decompositions, splitter
 from treeplay.backend.passes import copy_of, run_after_autograd, run_joint
 from treeplay.backend.recorded import draws_random_numbers, recorded
-from treeplay.backend.replayed import Replayed, counted
+from treeplay.backend.replayed import Replayed
 from treeplay.backend.roles import fixed_inputs, graph_roles, saved_roles
 from treeplay.backend.surroundings import undisturbed
 from treeplay.backend.timed import timed
@@ -44,7 +45,7 @@ from treeplay.values.captured import Direction, GraphFacts, Role
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.refusal import Reason
 from treeplay.wrap.aot import Compilers
-from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, Boxed
+from treeplay.wrap.aot.compilers import ARGUMENT, INNER, VISIBLE, Boxed
 
 
 def plain_compilers(drawing: Options | None = None) -> Compilers:
@@ -107,6 +108,7 @@ class Job:
         self.launches: dict[Direction, Replayed] = {}
         self.skipped_calls: Counter[str] = Counter()
         self.saved: dict[str, Role] = {}
+        self.inner: tuple[int, int] = (0, 0)
 
     def compilers(self) -> Compilers:
         """What the wrap stage calls with the graphs it made."""
@@ -128,6 +130,7 @@ class Job:
     def compile_forward(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
         """Compile the forward of a graph whose backward may be needed."""
         with self.alone():
+            self.inner = module.graph.output_node().meta.get(INNER, (0, 0))  # before passes make another output node
             return self._compile(module, inputs, "forward", self._visible(module), self.forward_options(module))
 
     def compile_inference(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Boxed:
@@ -287,4 +290,5 @@ class Job:
             allows_dynamic=self.options.record_dynamic,
             has_caching_allocator=has_caching_allocator(),
             is_forward_skipped=direction == "backward" and not self.may_record,
+            inner=self.inner if direction == "forward" else (0, 0),
         )

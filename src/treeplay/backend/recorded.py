@@ -13,8 +13,9 @@ import torch
 import torch.fx
 
 from treeplay.backend.account import Account
+from treeplay.backend.compiled_graph import CompiledGraph
 from treeplay.backend.keeping import Keeping
-from treeplay.backend.replayed import CompiledGraph, Replayed
+from treeplay.backend.replayed import Replayed
 from treeplay.device.protocol import Births, Device
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
 from treeplay.torch_seam.schemas import is_random
@@ -49,6 +50,7 @@ def recorded_on(
         written=frozenset(at for at, item in enumerate(facts.inputs) if item.is_written),
         draws=draws_random_numbers(module),
         tells=lambda births: _telling(run, births),
+        inner=facts.inner,
     )
     replayed = Replayed(graph, device, report.recorded, report.failed, report.forgotten)
     report.follow(replayed)

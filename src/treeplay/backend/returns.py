@@ -1,7 +1,7 @@
 """What a compiled graph returns, by the memory of one run.
 
     inputs, results of a run ──▶ Returns ┬▶ bases: the new storages, each once, which a recording makes anew for each call
-                                         └▶ write_results: [made[0], args[2], made[1].as_strided(...), ...]
+                                         └▶ result_texts:  [made[0], args[2], made[1].as_strided(...), ...]
 
 A graph saves for its backward what it was given, and views of it: a recording must not copy those, and a view has to be of
 the tensor of the day. So a recording is asked for new memory only, and the results are put together from that.
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from treeplay.codegen import Writer, list_of
+from treeplay.codegen import Writer
 from treeplay.codegen.idioms import view_of
 from treeplay.torch_seam.tensors import extent_of
 from treeplay.trace.returned import is_plain, whole
@@ -74,8 +74,8 @@ def _in_memory(result: torch.Tensor, at: int, memory: OutputMemory, tensors: Seq
     return ref
 
 
-def write_results(text: Writer, returns: Returns, args: str, made: Sequence[str]) -> str:
-    """A list of the results; `args` is what the text calls the list of arguments, `made` each tensor of new memory."""
+def result_texts(text: Writer, returns: Returns, args: str, made: Sequence[str]) -> list[str]:
+    """The results; `args` is what the text calls the list of arguments, `made` each tensor of new memory."""
     items = []
     for ref in returns.refs:
         match ref:
@@ -88,4 +88,19 @@ def write_results(text: Writer, returns: Returns, args: str, made: Sequence[str]
             case View(of, layout):
                 base = made[of.index] if isinstance(of, Fresh) else f"{args}[{of.index}]"
                 items.append(view_of(base, layout, is_whole=isinstance(of, Fresh)))
-    return list_of(items)
+    return items
+
+
+def result_of(ref: OutputRef, args: Sequence[Any], made: Sequence[Any]) -> Any:
+    """A result, as the text gives it."""
+    match ref:
+        case Static(value):
+            return value
+        case SameAsInput(index):
+            return args[index]
+        case Fresh(index):
+            return made[index]
+        case View(of, layout):
+            base = made[of.index] if isinstance(of, Fresh) else args[of.index]
+            start = layout.offset if isinstance(of, Fresh) else base.storage_offset() + layout.offset
+            return base.as_strided(layout.shape, layout.stride, start)

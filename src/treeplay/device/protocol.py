@@ -11,11 +11,18 @@ from typing import Any, Protocol
 import torch
 
 from treeplay.codegen import Writer
+from treeplay.values.block import OutputBlock
 from treeplay.values.launch import LaunchFacts
 
 Capturable = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 Replay = Callable[[list[torch.Tensor], Sequence[float]], Sequence[torch.Tensor]]
 Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+class InBlock(tuple[torch.Tensor, ...]):
+    """What a replay gives of work some of whose outputs lie in a block: the others, in order, and the block, which is last."""
+
+    __slots__ = ()
 
 
 class Births(Protocol):
@@ -44,8 +51,11 @@ class Boxing(Protocol):
     def around(self, text: Writer) -> AbstractContextManager[None]:
         """Lines around those that launch: the list of arguments is called `args`, and what the work takes `tensors`."""
 
-    def returned(self, text: Writer, made: Sequence[str]) -> None:
-        """Lines that return the results, if what the work gives has the names `made`."""
+    def returned(self, text: Writer, made: Sequence[str], block: str | None = None) -> None:
+        """Lines that return the results, if what the work gives has the names `made`, but for what lies in a `block`."""
+
+    def put_together(self, args: list[Any], made: Sequence[torch.Tensor]) -> Sequence[Any]:
+        """The results, where a call does not go the usual way."""
 
     def as_replay(self, call: Boxed) -> Replay:
         """A boxed function as one that takes tensors, and gives what the work gives."""
@@ -63,7 +73,8 @@ class Work:
     `vector.tensor` behind them where numbers come in; while `tells` lasts, it tells of the tensors that it makes.
     `names` of the tensors are for people. `mutated` are the tensors that it writes, `state` those that usually stay where
     they are. `slots` are outputs that nobody is given: each becomes the gradient of the tensor whose index it names.
-    `fixed` are read where they lie, whatever `body` is given for them.
+    `fixed` are read where they lie, whatever `body` is given for them. `block`: outputs that a launch makes as one allocation;
+    what runs as it is gives each by itself.
     `generators` are drawn from besides the default one, which is drawn from unless `draws` is false.
     `boxing`: how the work is called, if it takes no numbers, by whoever does not call `replay`.
     """
@@ -85,6 +96,7 @@ class Work:
     has_run: bool = False  # as it is, just now: kernels are compiled, libraries set up
     is_small: bool = False  # no operator of it is worth more than one thread of the host
     boxing: Boxing | None = None
+    block: OutputBlock | None = None
 
 
 @dataclass(frozen=True, slots=True)

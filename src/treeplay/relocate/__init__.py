@@ -26,11 +26,11 @@ from treeplay.relocate.blame import blame
 from treeplay.relocate.movers import Movers, find_movers
 from treeplay.relocate.proof import first_failure
 from treeplay.relocate.sites import SiteSearch, find_sites
-from treeplay.relocate.table import Relocation, Row, Site, Who, WhoKind, common_alignment
+from treeplay.relocate.table import Relocation, Row, Site, Who, WhoKind, common_alignment, joined
 from treeplay.values.nodes import CaptureNotes, Memcpy, Other, Placed
 from treeplay.values.overlap import Interval
 
-__all__ = ["Relocation", "Row", "Site", "relocate"]
+__all__ = ["Relocation", "Row", "Site", "joined", "relocate"]
 
 _ENOUGH = 3
 

@@ -10,6 +10,7 @@ WhoKind = Literal["tensor", "output"]
 Who = tuple[WhoKind, int]
 
 MOST_ALIGNED = 256  # bytes; kernels are not chosen by more
+JOINED = -1  # the index of several outputs as one
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,11 @@ class Site:
     buffer: int
     offset: int
     addend: int
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Which word it is."""
+        return self.node, self.buffer, self.offset
 
     def __str__(self) -> str:
         return f"node {self.node}, buffer {self.buffer}, byte {self.offset}: address{self.addend:+d}"
@@ -70,6 +76,12 @@ class Row:
             return f"{self.role} {self.index}: {self.reason or f'moves with tensor {self.leader}'}"
         where = f"{len(self.sites)} sites in {len(self.nodes)} nodes, modulo {self.alignment}"
         return f"{self.role} {self.index}: {self.reason or where}"
+
+
+def joined(rows: Iterable[tuple[Row, int]]) -> Row:
+    """Outputs that lie at fixed distances from one address, as the row of what begins at that address."""
+    sites = tuple(replace(site, addend=site.addend + distance) for row, distance in rows for site in row.sites)
+    return Row("output", JOINED, 0, MOST_ALIGNED, sites)
 
 
 @dataclass(frozen=True, slots=True)

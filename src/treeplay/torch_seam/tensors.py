@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch._prims_common
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_wrapper
 from treeplay.values.memory import Extent
@@ -33,6 +34,17 @@ def storage_of(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+class StorageName:
+    """The identity of a tensor's storage, which nobody else gets as long as this lives. It does not keep the memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._ref: Any = StorageWeakRef(tensor.untyped_storage())
+
+    def is_of(self, value: Any) -> bool:
+        """Whether `value` is a tensor of that storage."""
+        return isinstance(value, torch.Tensor) and has_strides(value) and storage_of(value) == self._ref.cdata
+
+
 def extent_of(tensor: torch.Tensor) -> Extent:
     """The memory of a strided tensor."""
     storage, spec = tensor.untyped_storage(), TensorSpec.of(tensor)
@@ -40,6 +52,12 @@ def extent_of(tensor: torch.Tensor) -> Extent:
     return Extent(
         int(storage._cdata), begin, storage.nbytes(), int(tensor.storage_offset()) * spec.dtype.itemsize, spec
     )
+
+
+def view_in_block(block: torch.Tensor, begin: int, like: torch.Tensor | TensorSpec) -> torch.Tensor:
+    """A tensor of a shape, strides and dtype in a block of bytes, from byte `begin` on."""
+    spec = TensorSpec.of(like) if isinstance(like, torch.Tensor) else like
+    return block.view(spec.dtype).as_strided(spec.shape, spec.stride, begin // spec.dtype.itemsize)
 
 
 def uses_of_storage(tensor: torch.Tensor) -> int:

@@ -64,7 +64,7 @@ class GraphFacts:
     """All that the decision to record a graph looks at.
 
     `operators` counts calls; `obstacles` are operators that no recording can hold; `marked` is a reason for each part that
-    the user asked not to record.
+    the user asked not to record. `inner`: the first of a forward's results that only its backward sees, and the end of them.
     """
 
     direction: Direction
@@ -78,6 +78,7 @@ class GraphFacts:
     allows_dynamic: bool = True
     has_caching_allocator: bool = True
     is_forward_skipped: bool = False
+    inner: tuple[int, int] = (0, 0)
 
     @property
     def uses_accelerator(self) -> bool:

@@ -17,6 +17,7 @@ from treeplay.device.cuda.attempt import Attempt
 from treeplay.device.cuda.lane import Lane, Unplaced, union_bytes
 from treeplay.device.cuda.launch import (
     Copied,
+    LaunchBlock,
     LaunchOutput,
     LaunchParts,
     Move,
@@ -34,8 +35,9 @@ from treeplay.device.cuda.settling import CapturedOutput, outputs_of, place_copi
 from treeplay.device.protocol import Replay, Work
 from treeplay.errors import InternalError
 from treeplay.observe.events import log_event
-from treeplay.relocate import Row
+from treeplay.relocate import Row, joined
 from treeplay.torch_seam import allocator
+from treeplay.values.block import OutputBlock
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.nodes import Allocation
 from treeplay.values.spec import TensorSpec
@@ -229,6 +231,9 @@ def _parts(
     work, rows, patcher = captured.work, captured.rows, captured.patcher
     steady = tuple(at for at, tensor in enumerate(tensors) if at in work.state and tensor.numel())
 
+    def is_inside(at: int) -> bool:
+        return work.block is not None and at in work.block
+
     def mover(row: Row) -> Move:
         if patcher is None:
             raise InternalError("nothing can be moved without a patcher")
@@ -236,7 +241,7 @@ def _parts(
 
     def output(at: int, result: CapturedOutput) -> LaunchOutput:
         row = result.row
-        if row is None:
+        if row is None or is_inside(at):
             return LaunchOutput(result.spec, 0, None, result.held)
         # Most gradients are never moved: writing their movers would take longer than the captures.
         move = lazily(lambda: mover(row)) if at in work.slots else mover(row)
@@ -259,7 +264,19 @@ def _parts(
         results=tuple(output(at, result) for at, result in enumerate(results)),
         align=aligned,
         boxing=work.boxing,
+        block=_block(work.block, results, mover),
     )
+
+
+def _block(
+    block: OutputBlock | None, results: Sequence[CapturedOutput], mover: Callable[[Row], Move]
+) -> LaunchBlock | None:
+    """The outputs that one allocation holds: where that begins, all words with their addresses follow, in one go."""
+    if block is None:
+        return None
+    rows = [(row, begin) for at, begin in block.places if (row := results[at].row) is not None]
+    device = results[block.places[0][0]].spec.device
+    return LaunchBlock(block, device, mover(joined(rows)) if rows else lambda address: None)
 
 
 def _copied_bytes(parts: LaunchParts, found: CaptureFindings) -> int:

@@ -9,6 +9,7 @@ def launch(tensors, numbers):
         p = tensors[0].data_ptr()
         if p != a0: ...                           arguments that move: their address goes into the graph
         out0 = empty_strided(...)                 results: new tensors, whose address goes into the graph
+        block = empty_strided(...)                results that nobody sees but another recording: one tensor, one address
         replay()
     return (out0,)
 
@@ -28,9 +29,11 @@ import torch
 
 from treeplay.codegen import Source, Writer, list_of, tuple_of
 from treeplay.device.cuda.lane import Lane, Unplaced
-from treeplay.device.protocol import Boxing, Fill, Replay
+from treeplay.device.protocol import Boxing, Fill, InBlock, Replay
 from treeplay.errors import InternalError
 from treeplay.torch_seam import allocator, streams
+from treeplay.torch_seam.tensors import view_in_block
+from treeplay.values.block import OutputBlock
 from treeplay.values.overlap import overlaps_itself
 from treeplay.values.spec import TensorSpec
 
@@ -108,6 +111,15 @@ class LaunchOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchBlock:
+    """The outputs that are made as one `block`. `move` takes its address: what lies in it moves by the same distance."""
+
+    block: OutputBlock
+    device: torch.device
+    move: Move
+
+
+@dataclass(frozen=True, slots=True)
 class Otherwise:
     """What a call does that cannot be launched: `plain` where a tensor lies elsewhere, `not_launched` with an exception that
     came before the launch."""
@@ -120,7 +132,8 @@ class Otherwise:
 class LaunchParts:
     """What a launch consists of.
 
-    `addresses` of all inputs; `steady` are those that seldom move, asked about in one go; `moved` is called if one has.
+    `addresses` of all inputs; `steady` are those that seldom move, asked about in one go; `moved` is called if one has. Results
+    that lie in the `block` are not moved one by one.
     """
 
     lane: Lane
@@ -135,6 +148,11 @@ class LaunchParts:
     results: tuple[LaunchOutput, ...]
     align: Callable[[torch.Tensor, int, int], torch.Tensor]
     boxing: Boxing | None = None
+    block: LaunchBlock | None = None
+
+    def is_inside(self, at: int) -> bool:
+        """Whether a result lies in the block."""
+        return self.block is not None and at in self.block.block
 
 
 class _LaunchText(Writer):
@@ -175,8 +193,12 @@ def emit_launch(parts: LaunchParts, name: str) -> Source:
     # A gradient that is written again lies where the stream of its allocation may have it anew: on another stream, a new one.
     kept = [name for name in text.state if name.startswith("kept")]
     made = [f"out{at}" for at in range(len(parts.results))]
-    given, otherwise = "tensors, numbers", "return "
-    if parts.boxing is not None:
+    outside = [name for at, name in enumerate(made) if not parts.is_inside(at)]
+    given, otherwise, end = "tensors, numbers", "return ", ""
+    if parts.boxing is not None and parts.block is not None:
+        given, end = "tensors, ()", ")"
+        otherwise = f"return {text.use('put_together', parts.boxing.put_together)}(args, "
+    elif parts.boxing is not None:
         given, otherwise = "tensors, ()", f"{', '.join(made)}, = " if made else ""
 
     def write_launch() -> None:
@@ -188,20 +210,23 @@ def emit_launch(parts: LaunchParts, name: str) -> Source:
             launched = len(text.lines) + 1  # the number of the next line
             text.add("launches += 1")
             _write_copies(text, parts)
-        text.add("except Unplaced:", f"    {otherwise}plain({given})")
+        text.add("except Unplaced:", f"    {otherwise}plain({given}){end}")
         with text.block("except Exception as error:"):
             text.add(f"if error.__traceback__.tb_lineno >= {launched}: raise")
-            text.add(f"{otherwise}not_launched(error, {given})")
+            text.add(f"{otherwise}not_launched(error, {given}){end}")
 
     with text.block(f"def launch({'tensors, numbers' if parts.boxing is None else 'args'}):"):
         text.add(f"global {', '.join(text.state)}")
         if parts.boxing is None:
             write_launch()
-            text.add(f"return {tuple_of(made)}")
+            if parts.block is None:
+                text.add(f"return {tuple_of(outside)}")
+            else:
+                text.add(f"return {text.use('InBlock', InBlock)}({tuple_of([*outside, 'block'])})")
         else:
             with parts.boxing.around(text):
                 write_launch()
-            parts.boxing.returned(text, made)
+            parts.boxing.returned(text, made, None if parts.block is None else "block")
     return text.source(f"launch {name}", entry="launch")
 
 
@@ -223,8 +248,14 @@ def _write_copies(text: _LaunchText, parts: LaunchParts) -> None:
     for copied in parts.copied:
         if copied.is_mutated:
             text.add(f"tensors[{copied.index}].copy_(buffer{copied.index})")
+    begins = dict(parts.block.block.places) if parts.block is not None else {}
     for at, result in enumerate(parts.results):
-        if result.held is not None:
+        if result.held is not None and at in begins:
+            place = (
+                f"{text.use('view_in_block', view_in_block)}(block, {begins[at]}, {text.use(f'spec{at}', result.spec)})"
+            )
+            text.add(f"{place}.copy_({text.use(f'held{at}', result.held)})")
+        elif result.held is not None:
             text.add(f"out{at} = {_copy_of_held(text, at, result.held, result.spec)}")
 
 
@@ -274,15 +305,18 @@ def _moved(at: str, move: str) -> list[str]:
 
 def _write_results(text: _LaunchText, parts: LaunchParts) -> None:
     """Lines for the results."""
-    new = [at for at, result in enumerate(parts.results) if result.move is not None and result.leaf is None]
+    if parts.block is not None:
+        _write_block(text, parts.block)
+    single = [(at, result) for at, result in enumerate(parts.results) if not parts.is_inside(at)]
+    new = [at for at, result in single if result.move is not None and result.leaf is None]
     if len(new) <= _FEW:
-        for at, result in enumerate(parts.results):
+        for at, result in single:
             _write_result(text, at, result)
         return
     results = [parts.results[at] for at in new]
     made_at = text.use("made_at", [result.address for result in results])
     every, moves = text.use("every", list(range(len(new)))), text.use("moves", [result.move for result in results])
-    for at, result in enumerate(parts.results):
+    for at, result in single:
         if at in new:
             text.add(_made(text, at, result))
         else:
@@ -305,6 +339,15 @@ def _write_result(text: _LaunchText, at: int, result: LaunchOutput) -> None:
         _write_again(text, at, result)
 
 
+def _write_block(text: _LaunchText, block: LaunchBlock) -> None:
+    """Lines that make the block, to which the graph is to write. The graph was captured without one, so it moves at first."""
+    spec = TensorSpec((block.block.nbytes,), (1,), torch.uint8, block.device)
+    text.add(_new_tensor(text, "block", spec, "bytes_of_block"), "p = block.data_ptr()")
+    at, move = text.keep("block_at", 0), text.use("move_block", block.move)
+    with text.block(f"if p != {at}:"):
+        text.add(*_moved(at, move))
+
+
 def _write_new(text: _LaunchText, at: int, result: LaunchOutput) -> None:
     """Lines that make a new tensor, to which the graph is to write."""
     text.add(_made(text, at, result), f"p = out{at}.data_ptr()")
@@ -314,12 +357,16 @@ def _write_new(text: _LaunchText, at: int, result: LaunchOutput) -> None:
 
 def _made(text: _LaunchText, at: int, result: LaunchOutput) -> str:
     """The line that makes the new tensor of a result."""
-    spec, dtype = result.spec, text.name(result.spec.dtype, f"dtype{at}")
+    return _new_tensor(text, f"out{at}", result.spec, f"dtype{at}")
+
+
+def _new_tensor(text: _LaunchText, name: str, spec: TensorSpec, dtype_name: str) -> str:
+    dtype = text.name(spec.dtype, dtype_name)
     # The quick way allocates on the current device, which need not be the recording's if there are several.
     if torch.is_inference_mode_enabled() or torch.cuda.device_count() > 1:
         make, device = text.use("empty_strided", torch.empty_strided), text.constant(spec.device)
-        return f"out{at} = {make}({spec.shape}, {spec.stride}, dtype={dtype}, device={device})"
-    return f"out{at} = {text.use('empty', allocator.empty_on_gpu())}({spec.shape}, {spec.stride}, {dtype})"
+        return f"{name} = {make}({spec.shape}, {spec.stride}, dtype={dtype}, device={device})"
+    return f"{name} = {text.use('empty', allocator.empty_on_gpu())}({spec.shape}, {spec.stride}, {dtype})"
 
 
 def _write_again(text: _LaunchText, at: int, result: LaunchOutput) -> None:

@@ -33,10 +33,11 @@ from treeplay.device.cuda.contexts import here
 from treeplay.device.cuda.node_calls import UpdateResult, failed, function
 from treeplay.device.cuda.nodes import handles_of, param_sizes
 from treeplay.device.cuda.own_nodes import OwnNode, own_node
-from treeplay.relocate import Relocation, Row, Site
+from treeplay.relocate import Relocation, Row
 from treeplay.relocate.policy import MEASURED, Costs, is_update_cheaper
 
 Update = Callable[..., None]
+WordPlace = tuple[int, int, int]  # of a word: node, buffer, byte
 
 
 @dataclass(eq=False, slots=True)
@@ -47,7 +48,7 @@ class Patcher:
     executable: int
     table: Relocation
     nodes: dict[int, OwnNode]
-    words: dict[Site, c_uint64]
+    words: dict[WordPlace, c_uint64]
     costs: Costs = MEASURED
     stale: set[int] = field(default_factory=set)
     result: UpdateResult = field(default_factory=UpdateResult)
@@ -86,7 +87,7 @@ class Patcher:
 
     def _writes(self, text: Writer, rows: Sequence[Row]) -> None:
         for number, (argument, site) in enumerate((at, site) for at, row in enumerate(rows) for site in row.sites):
-            word = text.use(f"word{number}", self.words[site])
+            word = text.use(f"word{number}", self.words[site.place])
             addend = f" + {site.addend}" if site.addend else ""
             text.add(f"{word}.value = address{argument}{addend}")
 
@@ -132,7 +133,7 @@ def build_patcher(graph: int, executable: int, table: Relocation, *, costs: Cost
     The graph must outlive it, both must be as they were captured, and their device must be current.
     """
     nodes = own_nodes_of(graph, table)
-    words = {site: nodes[site.node].word(site.buffer, site.offset) for row in table.rows for site in row.sites}
+    words = {site.place: nodes[site.node].word(site.buffer, site.offset) for row in table.rows for site in row.sites}
     return Patcher(graph, executable, table, nodes, words, costs)
 
 

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import torch
 
-from treeplay.device.protocol import Replay, Work
+from treeplay.device.protocol import InBlock, Replay, Work
 from treeplay.observe import same
 from treeplay.sandbox.teardown import each
+from treeplay.torch_seam.tensors import view_in_block
 
 _TOLERANCE = 1e-3
 
@@ -33,8 +34,17 @@ def differences(work: Work, launch: Replay, tensors: Sequence[torch.Tensor], num
         for at, copy in kept.items():
             tensors[at].detach().copy_(copy)
         each(zip(drawn, random, strict=True), torch.Generator.set_state)
+    expected, found = _each_by_itself(work, expected, expected), _each_by_itself(work, found, expected)
     wrong = [f"out[{at}]" for at, (a, b) in enumerate(zip(found, expected, strict=True)) if not _agree(a, b)]
     return wrong + [work.names[at] for at in sorted(work.mutated) if not _agree(moved[at], written[at])]
+
+
+def _each_by_itself(work: Work, made: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Outputs, each as a tensor, also those that came in a block; `like` are such as came one by one."""
+    if not isinstance(made, InBlock) or isinstance(like, InBlock) or work.block is None:
+        return made
+    begins, others = dict(work.block.places), iter(made)
+    return [view_in_block(made[-1], begins[at], one) if at in begins else next(others) for at, one in enumerate(like)]
 
 
 def _default_generator(tensors: Sequence[torch.Tensor]) -> tuple[torch.Generator, ...]:

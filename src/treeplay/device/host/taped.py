@@ -12,7 +12,9 @@ import torch
 
 from treeplay.device.host.recorder import Recorder
 from treeplay.device.host.tape import HostTape
-from treeplay.device.protocol import Capturable, Work
+from treeplay.device.protocol import Capturable, InBlock, Work
+from treeplay.torch_seam.tensors import view_in_block
+from treeplay.values.block import OutputBlock
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.spec import TensorSpec
 
@@ -56,7 +58,16 @@ class Taped:
                 if at in self._work.mutated:
                     tensors[at].copy_(self._given[at])
             self._copied_bytes += self._copied_bytes_per_call
+            return self._made(self._work.block)
+
+    def _made(self, block: OutputBlock | None) -> Sequence[torch.Tensor]:
+        """What the tape wrote, in new memory: copies, and one block with copies."""
+        if block is None:
             return [output.detach().clone() for output in self._outputs]
+        memory = torch.empty(block.nbytes, dtype=torch.uint8)
+        for at, begin in block.places:
+            view_in_block(memory, begin, self._outputs[at]).copy_(self._outputs[at])
+        return InBlock((*(one.detach().clone() for at, one in enumerate(self._outputs) if at not in block), memory))
 
     def facts(self) -> LaunchFacts:
         """What a replay copies, and what the tape holds."""

@@ -21,8 +21,9 @@ from treeplay.wrap.aot.again import HigherDerivatives, Onward, Repeat, fingerpri
 from treeplay.wrap.aot.arrange import Arrangement, RunNotes, arrange, needs_arrangement
 from treeplay.wrap.aot.capture import TraceFindings, captured, refusal
 from treeplay.wrap.aot.checks import check_of
-from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, Boxed, Compile, Compilers, take_one_list
+from treeplay.wrap.aot.compilers import ARGUMENT, INNER, VISIBLE, Boxed, Compile, Compilers, take_one_list
 from treeplay.wrap.aot.first_call import Instead, first_call
+from treeplay.wrap.aot.inner import inner_values_last
 from treeplay.wrap.aot.kept import kept_inputs, overwritten_inputs
 from treeplay.wrap.aot.later import forward_writes, take_out
 from treeplay.wrap.aot.layouts import reshaped_and_back
@@ -236,7 +237,8 @@ def _load_training(
             num_fwd_outputs=plan.returned_values,
             static_lifetime_input_indices=[],
         )
-        node = plan_node(traced, plan, forward, backward, late)
+        inner = inner_values_last(forward, backward, returned=plan.returned_values)
+        node = plan_node(traced, plan, forward, backward, late, inner=inner)
         origins = origins_of(traced.facts, node.differentiable)
         saved, is_every = saved_by(forward, plan), compilers.keeps_inputs
         kept = kept_inputs(traced, node, forward, saved, overwritten, is_every=is_every)
@@ -246,10 +248,16 @@ def _load_training(
         onward = Onward(again if why is None else None, why, node, origins)
         plan = dataclasses.replace(plan, node=node)
         _mark_visible(forward, plan)
+        first = plan.returned_values + node.first_inner
+        forward.graph.output_node().meta[INNER] = (first, first + node.inner)
         instead = _first_call(forward, plan, compilers)
         run = compilers.forward(forward, [*traced.inputs[0], *traced.inputs[2:4], *generator_inputs(forward)])
     tangents = 0 if node.is_whole else len(node.tangents)
-    lazy = LazyBackward(_later(compilers.backward, backward, tangents, is_boxed=compilers.is_boxed), tangents)
+    lazy = LazyBackward(
+        _later(compilers.backward, backward, tangents, is_boxed=compilers.is_boxed),
+        tangents,
+        inner=node.first_inner if node.inner else None,
+    )
     boxed = _called(lazy, backward)
     call = load_call(
         plan,

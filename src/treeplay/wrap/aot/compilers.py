@@ -19,6 +19,10 @@ ARGUMENT = "treeplay_argument"
 VISIBLE = "treeplay_visible"
 """Under this name the output node notes the positions of the results that a user sees."""
 
+INNER = "treeplay_inner"
+"""Under this name the output node of a forward notes the first of the results that only its backward sees, and the end of
+them. What is compiled may give these in one block, with a `SavedLayout` as the last of its results."""
+
 
 @dataclass(frozen=True, slots=True)
 class DirectCall:
@@ -51,7 +55,8 @@ class Compilers:
     that come to the backward of a backward are nobody else's.
     `is_guarded`: what calls the wrapped function compares the classes of tensors, and what these note, as Dynamo does.
     `is_boxed`: compiled callables take one list; otherwise they take their arguments one by one. One that has a method
-    `tell(listener)` tells, whenever that changes, what does the same with nothing in between: see `follow`.
+    `tell(listener)` tells, whenever that changes, what does the same with nothing in between: see `follow`. A backward with a
+    method `in_block(layout, first)` gives what takes the block of a forward where the values that lie there would begin.
     `direct`: how the call function is called; without it, with one list that it empties, and it returns a list.
     """
 

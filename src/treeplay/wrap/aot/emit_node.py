@@ -10,9 +10,10 @@ import torch
 
 from treeplay.codegen import Source, Writer, list_of, tuple_of
 from treeplay.torch_seam import aot, autograd, flags, modes
+from treeplay.values.block import SavedLayout
+from treeplay.wrap.aot import block, opening, surroundings
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
-from treeplay.wrap.aot import opening, surroundings
 from treeplay.wrap.aot.emit_text import count_values, run_graph, tokens
 from treeplay.wrap.aot.kept import past_of, versions_of
 from treeplay.wrap.aot.node import Needs
@@ -68,10 +69,12 @@ def _forward(
         text.use("draw_seeds", draw_seeds)
         text.add(f"ctx.seeds = draw_seeds({len(node.generators)})", "args += generators.seeded(ctx.seeds)")
     text.add(f"try: values = {run_graph(text, is_boxed=is_boxed)}", "finally: args.clear()")
-    count_values(text, count)
-    if plan.tokens:
-        text.add(f"values = values[{plan.tokens}:]")
-    _save(text, plan, node)
+    if node.inner:
+        _save_block(text, plan, node)
+        with text.block("else:"):
+            _save_apart(text, plan, node, count)
+    else:
+        _save_apart(text, plan, node, count)
     subclasses.rebuild_values(text, plan, node.returned)
     for k in node.views:
         text.add(f"view{k} = {subclasses.value(plan, k)}.detach()")
@@ -105,24 +108,50 @@ def _keep_inputs(text: Writer, kept: KeptInputs, names: Sequence[str]) -> None:
         text.add(f"ctx.past = {tuple_of(f'past_of({names[k]})' for k in kept.past)}")
 
 
-def _save(text: Writer, plan: CallPlan, node: NodePlan) -> None:
-    """What is saved holds no history: a view would keep that of what it views."""
-    first = plan.returned_values - plan.tokens
-    saved = []
-    for k in range(node.saved):
-        place = f"values[{first + k}]"
-        if k in node.copied:
-            saved.append(f"{place}.clone()")
-        elif k in node.fresh:
-            saved.append(place)
-        else:
-            saved.append(f"{place}.detach() if {place}._is_view() else {place}")
+def _save_block(text: Writer, plan: CallPlan, node: NodePlan) -> None:
+    """Lines for values of which some lie in one block: autograd keeps that as one of the tensors it saves, so it goes when the
+    last backward that may want it has run, or never will. Hooks of the user's see each value by itself."""
+    text.use("SavedLayout", SavedLayout)
+    text.use("saving_hooks", autograd.saving_hooks)
+    text.use("opened", block.opened)
+    first = plan.returned_values + node.first_inner
+    text.add("is_list = type(values) is list and len(values) > 0")
+    text.add("ctx.layout = values.pop() if is_list and type(values[-1]) is SavedLayout else None")
+    with text.block("if ctx.layout is not None and saving_hooks(False) is not None:"):
+        text.add(f"values = opened(values, ctx.layout, {first})", "ctx.layout = None")
+    with text.block("if ctx.layout is not None:"):
+        if plan.tokens:
+            text.add(f"values = values[{plan.tokens}:]")
+        begin = first - plan.tokens
+        end = f"len(values) - {node.unchecked}" if node.unchecked else ""
+        others = [_saved_value(plan, node, k) for k in range(node.first_inner)]
+        text.add(f"ctx.save_for_backward({', '.join([*others, f'*values[{begin}:{end}]'])})")
+        if node.unchecked:
+            unchecked = range(node.saved - node.unchecked, node.saved)
+            places = [_saved_value(plan, node, k, at=f"values[{k - node.saved}]") for k in unchecked]
+            text.add(f"ctx.unchecked = {list_of(places)}")
+
+
+def _save_apart(text: Writer, plan: CallPlan, node: NodePlan, count: int) -> None:
+    """Lines for values each of which is a tensor of its own."""
+    count_values(text, count)
+    if plan.tokens:
+        text.add(f"values = values[{plan.tokens}:]")
+    saved = [_saved_value(plan, node, k) for k in range(node.saved)]
     checked = saved[: len(saved) - node.unchecked]
     unchecked = saved[len(saved) - node.unchecked :]
     if checked:
         text.add(f"ctx.save_for_backward({', '.join(checked)})")
     if unchecked:
         text.add(f"ctx.unchecked = {list_of(unchecked)}")
+
+
+def _saved_value(plan: CallPlan, node: NodePlan, k: int, *, at: str | None = None) -> str:
+    """What is saved holds no history: a view would keep that of what it views."""
+    place = at or f"values[{plan.returned_values - plan.tokens + k}]"
+    if k in node.copied:
+        return f"{place}.clone()"
+    return place if k in node.fresh else f"{place}.detach() if {place}._is_view() else {place}"
 
 
 def emit_backward(plan: CallPlan, node: NodePlan, needs: Needs) -> Source:
@@ -175,6 +204,8 @@ def _backward(text: Writer, plan: CallPlan, node: NodePlan, needs: Needs) -> Non
     if node.generators:
         text.use("generators", RecomputeGenerators(node.generators))
         text.add("args += generators.seeded(ctx.seeds)")
+    if node.inner:
+        text.add("if ctx.layout is not None: args.append(ctx.layout)")
     text.add(f"del {', '.join(dict.fromkeys([*names, *arriving.values(), *parts]))}")
     text.add("run = ctx.needs.run")
     _release(text, node)

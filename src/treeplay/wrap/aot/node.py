@@ -14,7 +14,9 @@ from treeplay.errors import InternalError, UsageError
 from treeplay.locks import shared_lock
 from treeplay.torch_seam import autograd, fakes, flags
 from treeplay.torch_seam.dynamo import tensor_check
+from treeplay.values.block import SavedLayout
 from treeplay.values.layout import Layout
+from treeplay.wrap.aot.block import from_block, lying_apart, opened
 from treeplay.wrap.aot.compilers import Boxed, follow
 from treeplay.wrap.aot.plan import BackwardGroup
 
@@ -41,7 +43,7 @@ class _Fitted:
 
     def __init__(self, compiled: Compiled, values: Sequence[Any]) -> None:
         self.run, self.taken = compiled
-        self._followed = self.run  # which owns what it tells of
+        self.compiled = self.run  # which owns what it tells of
         follow(self.run, self, _Fitted._rebind)
         given = [values[k] for k in self.taken]
         self.fits: Callable[..., bool] = _always
@@ -63,18 +65,45 @@ class _Fitted:
                 values[at] = laid_out(first, Layout(tuple(first.size()), stride, 0)).expand(value.size())
 
 
+class _FittedToBlock:
+    """A compiled backward that takes the block in which a forward left some of the values."""
+
+    def __init__(self, fitted: _Fitted, layout: SavedLayout, first: int, values: Sequence[Any]) -> None:
+        self.layout = layout
+        in_block = getattr(fitted.compiled, "in_block", None)
+        # What is not recorded takes the values one by one, and each call makes tensors of them.
+        one_by_one: Boxed = lambda args: fitted.run(args)  # noqa: E731 - by now
+        self.run: Boxed = from_block(one_by_one, layout, first) if in_block is None else in_block(layout, first)
+        self._followed = self.run  # which owns what it tells of
+        follow(self.run, self, _FittedToBlock._rebind)
+        is_strided = all(value.layout is torch.strided for value in values if isinstance(value, torch.Tensor))
+        self.fits: Callable[..., bool] = _check(values) if is_strided else _always
+
+    def _rebind(self, now: Boxed) -> None:
+        self.run = now
+
+
 class LazyBackward:
     """The backward of a plan; the last `tangents` values of a call are gradients of results, None where none came.
 
     The first call with these gradients compiles a backward for them and for how the values lie, once; a compile that fails
-    leaves the next call free to try.
+    leaves the next call free to try. Values that only this backward sees may come in a block, in the place `inner` where the
+    first of them would be; then what lies in it comes behind all others.
     """
 
-    def __init__(self, compile_backward: Callable[[tuple[int, ...], Sequence[Any]], Compiled], tangents: int) -> None:
+    def __init__(
+        self,
+        compile_backward: Callable[[tuple[int, ...], Sequence[Any]], Compiled],
+        tangents: int,
+        *,
+        inner: int | None = None,
+    ) -> None:
         self._compile = compile_backward
         self._tangents = tangents
+        self._inner = inner
         self._run: dict[tuple[int, ...], _Fitted] = {}
         self._whole: _Fitted | None = None
+        self._to_block: _FittedToBlock | None = None
 
     @property
     def is_compiled(self) -> bool:
@@ -82,6 +111,8 @@ class LazyBackward:
         return bool(self._run)
 
     def __call__(self, values: list[Any]) -> Sequence[Any]:
+        if self._inner is not None and type(values[-1]) is SavedLayout:
+            return self._from_block(values.pop(), values, self._inner)
         if any(map(_is_none, values[len(values) - self._tangents :])):  # no name may keep a gradient alive
             return self._partial(values)
         fitted = self._whole or self._compile_once((), values)
@@ -89,14 +120,43 @@ class LazyBackward:
             fitted.lay_out(values)
         return fitted.run(values)
 
+    def _from_block(self, layout: SavedLayout, values: list[Any], first: int) -> Sequence[Any]:
+        fitted = self._to_block
+        if not any(map(_is_none, values[len(values) - self._tangents :])):
+            if fitted is None or (fitted.layout is not layout and fitted.layout != layout):
+                fitted = self._fit_to_block(layout, values, first)
+            if fitted is not None and fitted.fits(*values):
+                return fitted.run(values)
+        block = values[first + layout.apart]
+        values[:] = opened(values, layout, first)
+        missing = self._missing(values)
+        if missing and missing not in self._run:
+            self._compile_once(missing, lying_apart(values, block))
+        del block  # so that it can die inside the graph
+        return self(values)
+
+    def _fit_to_block(self, layout: SavedLayout, values: Sequence[Any], first: int) -> _FittedToBlock | None:
+        apart = opened(values, layout, first)
+        whole = self._whole or self._compile_once((), lying_apart(apart, values[first + layout.apart]))
+        if not whole.fits(*apart):  # what differs is to be laid out anew, one by one
+            return None
+        with _compiling:
+            fitted = self._to_block
+            if fitted is None or fitted.layout != layout:
+                fitted = self._to_block = _FittedToBlock(whole, layout, first, values)
+            return fitted
+
     def _partial(self, values: list[Any]) -> Sequence[Any]:
-        first = len(values) - self._tangents
-        missing = tuple(k for k in range(self._tangents) if values[first + k] is None)
+        missing = self._missing(values)
         fitted = self._run.get(missing) or self._compile_once(missing, values)
         values[:] = [values[k] for k in fitted.taken]
         if not fitted.fits(*values):
             fitted.lay_out(values)
         return fitted.run(values)
+
+    def _missing(self, values: Sequence[Any]) -> tuple[int, ...]:
+        first = len(values) - self._tangents
+        return tuple(k for k in range(self._tangents) if values[first + k] is None)
 
     def _compile_once(self, missing: tuple[int, ...], values: Sequence[Any]) -> _Fitted:
         with _compiling:

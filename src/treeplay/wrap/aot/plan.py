@@ -166,7 +166,8 @@ class NodePlan:
     """What the one autograd node of a training plan does.
 
     `returned` are the values that leave it, `differentiable` those among them that need a gradient. `saved` values
-    come after all others; the last `unchecked` of them eager keeps without noticing later writes. `feeds` says, for
+    come after all others; the last `unchecked` of them eager keeps without noticing later writes; before these come `inner`
+    ones that nobody but the backward sees, which the forward may give in one block. `feeds` says, for
     each argument, from which tangents (by position) its gradient comes; None where there is no gradient at all. `views` are
     returned values that lose their base on the way out. Of the saved values, `copied` lie in an argument which is written
     after the graph, and `fresh` lie in new memory. `late` are the backward's own writes; their values come after the
@@ -194,8 +195,14 @@ class NodePlan:
     tokens: int = 0
     is_deterministic: bool = False
     is_whole: bool = False
+    inner: int = 0
     inputs: KeptInputs | None = None
     draws: tuple[Draw, ...] = ()
+
+    @property
+    def first_inner(self) -> int:
+        """Which of the saved values is the first one that nobody but the backward sees."""
+        return self.saved - self.unchecked - self.inner
 
 
 @dataclass(frozen=True, slots=True)

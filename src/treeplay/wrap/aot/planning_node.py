@@ -29,8 +29,10 @@ def plan_node(
     forward: torch.fx.GraphModule,
     backward: torch.fx.GraphModule,
     late: tuple[LateWrite, ...],
+    *,
+    inner: int = 0,
 ) -> NodePlan:
-    """What the autograd node does, once the joint graph is cut in two."""
+    """What the autograd node does, once the joint graph is cut in two; of the saved values, `inner` come last."""
     facts = traced.facts
     saved = saved_by(forward, plan)
     for node in saved:
@@ -50,6 +52,7 @@ def plan_node(
     feeds = _feeds(backward, groups, plan, facts, late=len(late))
     # Only where gradients, one input each, come last is there a backward for some of them.
     is_whole = plan.opened is not None or others > 0 or bool(late)
+    apart = () if is_whole else groups_of(backward, len(values))
     return NodePlan(
         returned=_returned(plan),
         differentiable=values,
@@ -60,8 +63,9 @@ def plan_node(
             for parts in zip(values, wrappers, groups, strict=True)
         ),
         feeds=feeds,
-        groups=() if is_whole else groups_of(backward, len(values)),
+        groups=apart,
         is_whole=is_whole,
+        inner=0 if apart else inner,  # what one backward has freed, a block would keep for the others
         detached=tuple(
             plan.inputs[k]
             for k, info in enumerate(facts.input_info)

@@ -30,7 +30,7 @@ AT_ONCE = (
     "tensors",
     "trees",
 )
-LATER = ("aot", "inductor", "partition")
+LATER = ("aot", "inductor", "partition", "sizes")
 """Areas whose import takes seconds: they are imported where they are needed."""
 
 

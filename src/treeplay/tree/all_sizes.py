@@ -29,7 +29,7 @@ from treeplay.sandbox.boundary import Boundary
 from treeplay.settings import settings
 from treeplay.trace.call import Call
 from treeplay.trace.turn import Busy
-from treeplay.tree.answers import OTHERS, Answers, as_internal
+from treeplay.tree.answers import OBSERVED, OTHERS, Answers, as_internal
 from treeplay.tree.decide import KeyPhase
 from treeplay.tree.gate import Gate
 from treeplay.tree.key import Key, has_fakes
@@ -66,13 +66,13 @@ class ForAllSizes:
     is_prepared: Callable[[], bool]
 
 
-Observed = Callable[[Entry, Call], tuple[Any, list[Any]]]
+ObserveCall = Callable[[Callable[..., Any], Call], tuple[Any, list[Any]]]
 
 
 class AllSizes:
     """The recordings for all sizes of one program. For a thread that holds its lock."""
 
-    def __init__(self, how: ForAllSizes | None, observe: Observed, gate: Gate, answers: Answers) -> None:
+    def __init__(self, how: ForAllSizes | None, observe: ObserveCall, gate: Gate, answers: Answers) -> None:
         self._how = how
         self._observe = observe
         self._gate = gate
@@ -142,7 +142,9 @@ class AllSizes:
 
     def _recorded(self, own: Entry, call: Call, changing: Mapping[int, frozenset[int]]) -> Any:
         """The result of a call that is observed, and that the program is then traced for."""
-        out, log = self._observe(own, call)
+        self._answers.count(own, OBSERVED)
+        with self._cache.budget.spending(own), self._gate.inside():
+            out, log = self._observe(self._answers.program, call)
         if self._how is None or getattr(log, "failure", None) is not None or not self._cache.table.holds(own):
             return out
         own.rerecordings += own.phase is KeyPhase.RECORDED

@@ -72,7 +72,7 @@ class Manager:
         self.cache = Cache(name, may_free_numbers=not self.gate.is_opaque)
         self.answers = Answers(program, self.cache, self.gate, on_refusal=on_refusal)
         self.recorder = CallRecorder(record, self.gate, self.answers)
-        self.all_sizes = AllSizes(for_all_sizes, self._observed, self.gate, self.answers)
+        self.all_sizes = AllSizes(for_all_sizes, observe, self.gate, self.answers)
         self._lock = self.gate.lock
 
     # --- a warm call ----------------------------------------------------------------------------------------
@@ -291,12 +291,6 @@ class Manager:
         entry.was_observed = True
         self.cache.evict()
         return out
-
-    def _observed(self, entry: Entry, call: Call) -> tuple[Any, list[Any]]:
-        """What a call gives that runs eagerly, and its log."""
-        self.answers.count(entry, OBSERVED)
-        with self.cache.budget.spending(entry), self.gate.inside():
-            return self.observe(self.program, call)
 
     def _seen(self, entry: Entry, call: Call, log: list[Any]) -> Observation | None:
         """What was observed of a call that has had its effects; None where that breaks, and the next call is told."""

@@ -10,6 +10,7 @@ wrap            trace ┬▶ joint passes ─▶ split ┬▶ passes after autog
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -51,9 +52,11 @@ from treeplay.trace.opaque import Prepared, Rehearsed, prepare
 from treeplay.trace.raised import program_raised
 from treeplay.trace.traced import Trace
 from treeplay.trace.turn import Busy
+from treeplay.tree.all_sizes import ForAllSizes, MadeForAllSizes
 from treeplay.tree.audit import Audit
 from treeplay.tree.key import label_of
 from treeplay.tree.make import current_inputs, make_opaque_work, make_recording, make_work, set_run
+from treeplay.tree.make_for_all_sizes import make_for_all_sizes
 from treeplay.tree.table import NextTier, NextWrapper, Recording
 from treeplay.tree.tiers import compile_thread
 from treeplay.values.failing import ToKeep
@@ -69,6 +72,7 @@ from treeplay.wrap.take_back import TakeBack
 if TYPE_CHECKING:
     from treeplay.backend.options import Options
     from treeplay.backend.shapes import Program
+    from treeplay.trace.any_size import Changing
 
 
 def record(program: Callable[..., Any], call: Call, first_run: list[LoggedCall], *, lower: str, name: str) -> Recording:
@@ -210,6 +214,44 @@ def _adopt(source: str, later: Wrapped, recording: Recording) -> None:
     recording.plain_calls = lambda: plain_calls() + later.plain_calls()
     recording.set_run(later.run)
     counters.add("tiers", "inductor")
+
+
+def record_for_all_sizes(
+    program: Callable[..., Any],
+    call: Call,
+    first_run: list[LoggedCall],
+    changing: Changing,
+    *,
+    name: str,
+) -> MadeForAllSizes:
+    """The stages for calls like `call` whatever the sizes in `changing` are: compiling is left to any thread. Has no effect on
+    any tensor; raises `Refusal`."""
+    from treeplay.backend.program_any_size import trace_for_any_size
+    from treeplay.trace.any_size import refusal
+
+    seconds: dict[str, float] = {}
+    front = run_front(program, call, first_run, seconds, lower="auto")
+    if front.device != CPU or front.plan.lowerings[0] != "inductor":
+        raise refusal(str(front.plan))
+
+    with _timed("lower", seconds):
+        signature, tensors = of_tensors_only(front.traced.signature, call, front.inputs)
+        made = trace_for_any_size(program, call, signature, tensors, changing, acting_of(front))
+    return make_for_all_sizes(
+        made.signature, front.plan, made.compile, call, changing, seconds, operators=made.operators, name=name
+    )
+
+
+_TAKES_SECONDS_TO_IMPORT = "treeplay.backend.program_any_size"
+
+
+def for_all_sizes(make: Callable[..., MadeForAllSizes]) -> ForAllSizes:
+    """How a program gets recordings for all sizes, of which `make` makes one."""
+
+    def prepare() -> None:
+        import treeplay.backend.program_any_size  # noqa: F401
+
+    return ForAllSizes(make, prepare, lambda: hasattr(sys.modules.get(_TAKES_SECONDS_TO_IMPORT), "trace_for_any_size"))
 
 
 def run_wrap(

@@ -91,9 +91,20 @@ class Jitted(Generic[P, R]):
         def record(call: Any, log: list[Any]) -> Recording:
             return driver.record(program, call, log, lower=lower, name=name)
 
+        def make_for_all_sizes(call: Any, log: list[Any], changing: Any) -> Any:
+            return driver.record_for_all_sizes(program, call, log, changing, name=name)
+
         watch = plain_run if lower == "capture" else observe
         gate = Gate(self._lock, is_opaque=lower == "capture")
-        return Manager(program, record, watch, gate=gate, name=name, on_refusal=self._on_refusal)
+        return Manager(
+            program,
+            record,
+            watch,
+            gate=gate,
+            name=name,
+            on_refusal=self._on_refusal,
+            for_all_sizes=driver.for_all_sizes(make_for_all_sizes) if lower == "auto" else None,
+        )
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # modules are empty by then
         """What recordings are made of refers to each other, and need not wait for Python's garbage collector."""

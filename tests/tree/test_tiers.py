@@ -227,9 +227,9 @@ def test_one_tier_where_results_may_depend_on_no_clock(compiling: Compiling, how
 def test_time_in_the_background_counts_against_the_budget(compiling: Compiling) -> None:
     compiling.ready.set()
     jitted = treeplay.jit(lambda x: x * 2 - 1)
-    for size in range(1, 6):
+    for rank in range(1, 6):
         for _ in range(3):
-            jitted(torch.ones(size))
+            jitted(torch.ones([2] * rank))
             assert compile_thread.wait(30)
     assert len(compiling.threads) == 5
     budget, seconds = (

@@ -57,7 +57,7 @@ def for_any_size(program: Any, inputs: Sequence[Any], options: Options) -> Calla
             job = _job(program, inputs, options, source)
             given = [*source.held, *inputs]
             with captured(source.function, given, job.compilers().decompositions, names=job.names) as (traced, seen):
-                why = _why_not(traced, seen)
+                why = why_not_plain(traced, seen)
                 if why is None:
                     return _compiled(program, source, traced, job)
     except Unrecorded:
@@ -125,12 +125,12 @@ def _may_be_plain(program: Any, inputs: Sequence[Any], options: Options) -> bool
     return is_off_inside or not (torch.is_grad_enabled() and any(value.requires_grad for value in tensors))
 
 
-def _why_not(traced: Traced, seen: TraceFindings) -> str | None:
+def why_not_plain(traced: Traced, seen: TraceFindings) -> str | None:
     """What a call would have to do beside the graph; None for nothing."""
     facts = traced.facts
     if traced.is_joint or traced.subclasses is not None or facts.tokens:
         return "it has gradients, side effects, or tensors made of others"
-    if draws_random_numbers(traced.graph):
+    if draws_random_numbers(traced.graph, drops_none=False):
         return "it draws random numbers"
     if seen.touched or seen.reshaped or seen.rebased or seen.grad_mode_after is not None:
         return "it changes an argument or the grad mode"

@@ -57,10 +57,21 @@ def recorded_on(
     return replayed
 
 
-def draws_random_numbers(module: torch.fx.GraphModule) -> bool:
-    """Whether some operator of the graph, or of a child graph, draws; what torch does not say of one counts as yes."""
+def draws_random_numbers(module: torch.fx.GraphModule, *, drops_none: bool = True) -> bool:
+    """Whether some operator of the graph, or of a child graph, draws; what torch does not say of one counts as yes, and so does
+    attention that drops nothing out, unless it counts as no (`drops_none=False`), as it is on the CPU."""
     parts = [part for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
-    return any(_draws(node) for part in parts for node in part.graph.nodes)
+    nodes = [node for part in parts for node in part.graph.nodes]
+    return any(_draws(node) and (drops_none or not _drops_none(node)) for node in nodes)
+
+
+def _drops_none(node: torch.fx.Node) -> bool:
+    """Whether an operator draws for dropout alone, and its probability is 0."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return "dropout_p" in names and bool(given.get("dropout_p", 0.0) == 0)
 
 
 def _draws(node: torch.fx.Node) -> bool:

@@ -196,7 +196,7 @@ def compile_graph(
     context = TracingContext(mode)
     context.output_strides = strides
     # So torch tells the strides as symbols, where it would tell those of the example alone. There is no first call in here.
-    context.fakify_first_call = any(isinstance(fake, torch.SymInt) for fake in fakes)
+    context.fakify_first_call = any(map(_is_symbolic, fakes))
     with (
         unmoved(),  # padding and tuning are measured on random inputs
         keeping_order(),
@@ -226,6 +226,11 @@ def compile_graph(
     if stored is not None and call is not None and key is not None:
         stored.append((key, {name: options[name] for name in options if name != _LAST_PASS}))
     return call or _emptying(compiled)
+
+
+def _is_symbolic(fake: Any) -> bool:
+    sizes = fake.size() if isinstance(fake, torch.Tensor) else (fake,)
+    return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
 def _emptying(run: ArtifactCall) -> ArtifactCall:

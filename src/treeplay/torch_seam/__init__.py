@@ -31,7 +31,7 @@ AT_ONCE = (
     "tensors",
     "trees",
 )
-LATER = ("aot", "inductor", "inductor_store", "kept_file", "partition", "vector_isa")
+LATER = ("aot", "inductor", "inductor_store", "kept_file", "partition", "sizes", "vector_isa")
 """Areas whose import takes seconds: they are imported where they are needed."""
 
 

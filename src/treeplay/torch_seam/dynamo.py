@@ -7,10 +7,10 @@ import functools
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from threading import get_ident
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -44,8 +44,12 @@ GUARDS_FROZEN_PARAMETERS = str(torch.__version__) >= "2.13"
 parameter as long as the dictionaries on the way to it stayed the same."""
 
 
-def tensor_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+def tensor_check(
+    tensors: Sequence[torch.Tensor], any_size: Mapping[int, frozenset[int]] = MappingProxyType({})
+) -> Callable[..., bool]:
     """One native call that tells whether tensors have these types, dtypes, devices, shapes, strides and grad flags.
+
+    `any_size`: dimensions whose sizes it does not compare, by the place of the tensor, of which it compares no stride either.
 
     It also compares the thread's dispatch state (inference mode, autocast) with the one at this moment. Importing it
     takes no Dynamo: the class lives in torch's extension module.
@@ -54,8 +58,13 @@ def tensor_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     with torch._C.DisableTorchFunctionSubclass():
         check: Callable[..., bool] = guards(
             *tensors,
-            dynamic_dims_sizes=[list(tensor.size()) for tensor in tensors],
-            dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+            dynamic_dims_sizes=[
+                [None if k in any_size.get(at, ()) else size for k, size in enumerate(tensor.size())]
+                for at, tensor in enumerate(tensors)
+            ],
+            dynamic_dims_strides=[
+                [None] * tensor.dim() if at in any_size else list(tensor.stride()) for at, tensor in enumerate(tensors)
+            ],
         ).check
     return check
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from treeplay.torch_seam.patched import ABSENT, stand_in
+
+NAMES = {"math": math, "torch": torch}
+"""What expressions of symbolic numbers, as Python, may name beside builtin functions."""
 
 
 def example_of(number: Any) -> Any:

@@ -198,13 +198,17 @@ def called_in(log: Iterable[LoggedCall], reads: Reads) -> frozenset[str] | None:
 def with_guards(signature: Signature, guards: Guards, called: frozenset[str] | None) -> Signature:
     """A signature with its guards, the operators and builtins that were called, and the tensors that the run met, are no
     inputs, and look like an argument."""
-    arguments = {leaf for leaf in signature.leaves if type(leaf) is TensorSpec}
-    with DisableTorchFunctionSubclass():
-        specs = [(tensor, TensorSpec.of(tensor)) for tensor in guards.tensors() if has_strides(tensor)]
-    met = tuple((tensor, spec) for tensor, spec in specs if spec in arguments)
-    unread = guards.unread_arguments
+    met, unread = met_of(guards, signature.leaves), guards.unread_arguments
     leaves = tuple(Unread() if at in unread else leaf for at, leaf in enumerate(signature.leaves))
     return replace(signature, leaves=leaves, guarded=guards, met=met, called=called)
+
+
+def met_of(guards: Guards, leaves: Iterable[Any]) -> tuple[tuple[Any, TensorSpec], ...]:
+    """The tensors of which facts are guarded, and that an argument could be, by the specs among `leaves`."""
+    arguments = {leaf for leaf in leaves if type(leaf) is TensorSpec}
+    with DisableTorchFunctionSubclass():
+        specs = [(tensor, TensorSpec.of(tensor)) for tensor in guards.tensors() if has_strides(tensor)]
+    return tuple((tensor, spec) for tensor, spec in specs if any(argument.takes(spec) for argument in arguments))
 
 
 def _spots(places: list[Binding]) -> Iterator[tuple[int, Any]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MethodType
 from typing import Any
 
@@ -37,12 +37,13 @@ from treeplay.trace.found import Survey
 from treeplay.trace.given import over
 from treeplay.trace.randomness import TrackedGenerators
 from treeplay.trace.recordable import survey_to_record
+from treeplay.trace.scalars import SYMBOLS
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.surroundings import autocast_cache_apart
 from treeplay.trace.turn import Busy, turn
-from treeplay.values.signature import Argument, Signature
-from treeplay.values.structure import twins_in, unflatten
+from treeplay.values.signature import Argument, Input, Signature
+from treeplay.values.structure import flatten, twins_in, unflatten
 
 _ATTRIBUTES: Any = vars(TensorBase)
 _VIEWS = frozenset(_ATTRIBUTES[name].__get__ for name in ("T", "mT", "H", "mH", "real", "imag"))
@@ -59,12 +60,17 @@ class Substitution:
     def __init__(self) -> None:
         self._others: dict[int, torch.Tensor] = {}
         self._own: dict[int, torch.Tensor] = {}
+        self._passed: frozenset[int] = frozenset()
         self.is_exact = False
 
-    def set(self, own: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
-        """From now on `others` stand in for `own`."""
+    def set(
+        self, own: Sequence[torch.Tensor], others: Sequence[torch.Tensor], passed: frozenset[int] = frozenset()
+    ) -> None:
+        """From now on `others` stand in for `own`. The program is passed some of them itself, whose `id` is in `passed`: it
+        never gets its own for these."""
+        self._passed = passed
         self._others = {id(mine): other for mine, other in zip(own, others, strict=True)}
-        self._own = {id(other): mine for mine, other in zip(own, others, strict=True)}
+        self._own = {id(other): mine for mine, other in zip(own, others, strict=True) if id(other) not in passed}
 
     def mode(self) -> TorchFunctionMode:
         """A function mode that substitutes."""
@@ -85,7 +91,7 @@ class Substitution:
 
     def is_input(self, value: Any) -> bool:
         """Whether a tensor is one of the program's inputs, or stands in for one."""
-        return id(value) in self._own or id(value) in self._others
+        return id(value) in self._own or id(value) in self._others or id(value) in self._passed
 
     def own(self, value: Any) -> Any:
         """The program's own tensor for one that stands in for it; anything else is itself."""
@@ -105,9 +111,8 @@ class _SubstitutionMode(TorchFunctionMode):
         if func == _DATA:
             return torch.ops.aten.detach.default(self._substitution.other(args[0]))
         is_asked = name in ("__get__", "__set__", "__delete__") and func not in _VIEWS
-        if (
-            is_asked or func is torch.Tensor.requires_grad_
-        ):  # which would change something only in a tensor of the trace
+        # The one would change something only in a tensor of the trace, and the other is asked of the program's own.
+        if is_asked or func in (torch.Tensor.requires_grad_, torch.Tensor.is_inference):
             return func(*args, **kwargs)
         with as_eager() if self._substitution.is_exact and name in _WRITTEN_OUT else contextlib.nullcontext():
             result = checked_by_operators(func)(*self._substitution.other(args), **self._substitution.other(kwargs))
@@ -118,7 +123,8 @@ class Rerun:
     """A traced program as a flat function of its tensors: arguments and state, in the order of its signature's inputs.
 
     Each run leaves the program's Python state as it was, and must show the same as the trace did. `reads` are those of the
-    trace, if they are known.
+    trace, if they are known. `keeps_sizes`: sizes of arguments may be symbols, and the program never
+    finds its own argument, whose sizes are numbers, in the place of what stands for it.
     """
 
     def __init__(
@@ -128,6 +134,8 @@ class Rerun:
         signature: Signature,
         tensors: Sequence[torch.Tensor],
         reads: Reads | None = None,
+        *,
+        keeps_sizes: bool = False,
     ) -> None:
         self._program = program
         self._call = call
@@ -138,11 +146,14 @@ class Rerun:
         self._substitution = Substitution()
         self._generators: TrackedGenerators | None = None
         self._reads = reads
+        self._keeps_sizes = keeps_sizes
         self._twins = twins_in(call.structure, (call.args, call.kwargs))
 
     def __call__(self, *others: torch.Tensor) -> list[torch.Tensor]:
-        self._substitution.set(self._tensors, others)
-        args, kwargs = self._arguments(others)
+        direct = self._direct(others)
+        passed = frozenset(map(id, direct.values())) if self._keeps_sizes else frozenset()
+        self._substitution.set(self._tensors, others, passed)
+        args, kwargs = self._arguments(direct)
         found = over(self._found, args, kwargs, self._call.structure)
         snapshot = Snapshot(found, self._call.tensors)
         flat = TensorNumbers(found, self._refuse, lambda tensor: None)
@@ -153,6 +164,8 @@ class Rerun:
                 autograd_function_arguments(self._substitution.other),
             ):
                 result = self._program(*args, **kwargs)
+            if self._keeps_sizes and any(isinstance(leaf, SYMBOLS) for leaf in flatten(result)[0]):
+                raise self._refuse("result", "is a size as a number", "return a tensor of it")
             shown = look(flat, result, snapshot, [])
             is_disturbed = snapshot.whose is not None and snapshot.whose.disturbed is not None
         finally:
@@ -217,21 +230,24 @@ class Rerun:
 
         return ready
 
-    def _arguments(self, others: Sequence[torch.Tensor]) -> tuple[Any, Any]:
-        """The call's arguments; a tensor that is an argument and nothing else needs no substitution."""
-        direct = {
-            id(mine): other
-            for item, mine, other in zip(self._signature.inputs, self._tensors, others, strict=True)
-            if isinstance(item.source, Argument)
-            and not item.source.also
-            and mine.grad_fn is None
-            and not _has_grad(mine)
-        }
+    def _direct(self, others: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """The arguments of the next run that need no substitution, by the `id` of what they stand for."""
+        every = zip(self._signature.inputs, self._tensors, others, strict=True)
+        return {id(mine): other for item, mine, other in every if is_passed(item, mine)}
+
+    def _arguments(self, direct: Mapping[int, torch.Tensor]) -> tuple[Any, Any]:
+        """The call's arguments."""
         leaves = [direct.get(id(leaf), leaf) for leaf in self._call.leaves]
         return unflatten(self._call.structure, leaves, self._twins)  # type: ignore[no-any-return]
 
     def _refuse(self, op: str, why: str, advice: str) -> Refusal:
         return Refusal.of(op, why, advice, user_location() or home_of(self._program))
+
+
+def is_passed(item: Input, tensor: torch.Tensor) -> bool:
+    """Whether an input is an argument and nothing else, so that the program may be passed what stands for it."""
+    is_only = isinstance(item.source, Argument) and not item.source.also
+    return is_only and tensor.grad_fn is None and not _has_grad(tensor)
 
 
 def _weakly(program: Callable[..., Any]) -> Callable[[], Callable[..., Any] | None]:

@@ -22,6 +22,7 @@ from treeplay.tree.key import Key, describe, has_fakes, kind_of, make_key, varyi
 from treeplay.tree.mismatch import key_mismatches, nearest_mismatches
 from treeplay.tree.numbers import VaryingNumbers
 from treeplay.tree.reasons import OF_FAKES, under_mode
+from treeplay.tree.sizes import ChangingSizes
 from treeplay.tree.strangers import Stranger, Strangers
 from treeplay.tree.table import MOST_TRIES, Entry, EntryTable, Observation, Recording
 from treeplay.values.structure import holds_tensors, is_unhashable, may_open
@@ -63,6 +64,7 @@ class Cache:
         self.passing_object: set[Hashable] = set()  # keys by class, of calls with objects that do not come again
         self.numbers = VaryingNumbers()
         self.glances = Glances()
+        self.sizes = ChangingSizes()
         self.budget = Budget()
         self.pause = Pause()  # of all calls
         self.began = 0.0  # the look at a call that is under way
@@ -297,12 +299,19 @@ class Cache:
             "treeplay.settings.max_recordings_per_program."
         )
 
+    def look_again(self) -> None:
+        """Leave no call alone any more: there is something new that may serve it."""
+        self.settle()
+        self.pause.left = 0
+        self.glances.clear()
+
     def reset(self) -> None:
         """Forget every recording and every refusal."""
         self.settle()
         self.passing_object.clear()
         self.strangers.clear()
         self.glances.clear()
+        self.sizes = ChangingSizes()
         self.budget, self.pause, self._has_told_of_strangers = Budget(), Pause(), False
         self.opened.clear()
         self.numbers = VaryingNumbers()

@@ -29,6 +29,7 @@ from treeplay.torch_seam.flags import profiler
 from treeplay.torch_seam.modes import default_device, foreign_mode, is_mode_active, is_traced
 from treeplay.trace.call import Call
 from treeplay.trace.recordable import survey_call
+from treeplay.tree.all_sizes import AllSizes, ForAllSizes
 from treeplay.tree.answers import OBSERVED, OTHERS, OVER_BUDGET, Answers
 from treeplay.tree.auditing import audit_last
 from treeplay.tree.budget import Pause
@@ -63,6 +64,7 @@ class Manager:
         name: str,
         on_refusal: str,
         gate: Gate | None = None,
+        for_all_sizes: ForAllSizes | None = None,
     ) -> None:
         self.gate = gate or Gate()
         self.program = program
@@ -70,6 +72,7 @@ class Manager:
         self.cache = Cache(name, may_free_numbers=not self.gate.is_opaque)
         self.answers = Answers(program, self.cache, self.gate, on_refusal=on_refusal)
         self.recorder = CallRecorder(record, self.gate, self.answers)
+        self.all_sizes = AllSizes(for_all_sizes, observe, self.gate, self.answers)
         self._lock = self.gate.lock
 
     # --- a warm call ----------------------------------------------------------------------------------------
@@ -192,6 +195,9 @@ class Manager:
                 return self.answers.broken(Entry({"unknown": ""}), internal(error, "making the key of a call"), call)
             if self.cache.warm_calls >= self.cache.due:
                 audit_last(self.answers, self.gate, call)
+            out = self.all_sizes.answer(entry, key, call)
+            if out is not MISS:
+                return out
             if entry.phase is KeyPhase.NEW:
                 self.cache.look_around(entry, key, call)
                 if self.cache.comes_once(entry, key, call):

@@ -74,6 +74,7 @@ class Recording:
     next_tier: NextTier | NextWrapper | None = None  # what may take its place, and is not compiled yet
     tier: str = ""  # what became of that, as text
     is_dropped: bool = False
+    is_for_all_sizes: bool = False  # whether it serves calls of many keys, which differ in sizes of their arguments
 
     @property
     def replays(self) -> int:
@@ -176,6 +177,10 @@ class EntryTable:
     def holds(self, entry: Entry) -> bool:
         """Whether an entry is still in it."""
         return any(known is entry for known in self._entries.values())
+
+    def key_of(self, entry: Entry) -> Hashable:
+        """The key under which an entry is, if it is."""
+        return next((key for key, known in self._entries.items() if known is entry), None)
 
     def items(self) -> list[tuple[Hashable, Entry]]:
         """Keys and entries, the most recently used last."""

@@ -16,6 +16,7 @@ import torch
 
 from treeplay.values.output import OutputRef
 from treeplay.values.place import Binding
+from treeplay.values.sizes import AskedOfSizes
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import Leaf, Structure
 
@@ -208,6 +209,7 @@ class Signature:
     )
     classes: tuple[type, ...] = ()  # of the tensors that are checked: the arguments', then those of state
     schedules: tuple[Any, ...] = ()  # of learning rates: each call steps them when all else is done
+    sizes: AskedOfSizes | None = None  # of a recording that serves more than one set of sizes
     called: frozenset[str] | None = None  # names of operators and builtin functions that ran; None if that is not known
 
     @property

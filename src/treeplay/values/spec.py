@@ -8,10 +8,13 @@ import torch
 
 from treeplay.values.layout import span
 
+ANY_SIZE = -1
+"""Stands in a spec for a size, or a stride, that may be another one in each call."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Shape and stride in elements, dtype, device and whether autograd records it."""
+    """Shape and stride in elements, dtype, device and whether autograd records it. A size may be `ANY_SIZE`."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -29,6 +32,21 @@ class TensorSpec:
         """Bytes from the first to the last element addressed, holes included; 0 for an empty tensor."""
         return span(self.shape, self.stride) * self.dtype.itemsize
 
+    def takes(self, other: TensorSpec) -> bool:
+        """Whether a tensor that is like `other` is as this says."""
+        return self == other or (self.has_any_size and self._is_like(other))
+
+    @property
+    def has_any_size(self) -> bool:
+        """Whether a size or a stride may be another one in each call."""
+        return ANY_SIZE in self.shape or ANY_SIZE in self.stride
+
+    def _is_like(self, other: TensorSpec) -> bool:
+        mine = self.dtype, self.device, self.requires_grad, len(self.shape)
+        numbers = zip((*self.shape, *self.stride), (*other.shape, *other.stride), strict=False)
+        is_alike = mine == (other.dtype, other.device, other.requires_grad, len(other.shape))
+        return is_alike and all(one in (two, ANY_SIZE) or two == ANY_SIZE for one, two in numbers)
+
     def difference(self, other: TensorSpec) -> str:
         """What differs, as `shape (3, 4), recorded with (3, 5)`, or an empty string."""
         names = ("shape", "stride", "dtype", "device", "requires_grad")
@@ -41,4 +59,5 @@ class TensorSpec:
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
         grad = " grad" if self.requires_grad else ""
-        return f"{dtype}{list(self.shape)}{grad}"
+        sizes = ", ".join("any" if size == ANY_SIZE else str(size) for size in self.shape)
+        return f"{dtype}[{sizes}]{grad}"

@@ -9,13 +9,16 @@ whole (its containers) and the modes around it are compared by the emitter and b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from treeplay.codegen import tuple_of
 from treeplay.codegen.idioms import is_exactly
+from treeplay.torch_seam.symbols import NAMES
 from treeplay.trace.call import Call
 from treeplay.trace.hooks import HookTables
 from treeplay.trace.scalars import as_float, is_float
@@ -36,9 +39,12 @@ from treeplay.values.signature import (
     Watch,
     is_integer_of_64_bits,
 )
+from treeplay.values.sizes import AskedOfSizes
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import as_written, given_containers, paths
 from treeplay.wrap.places import CallText, Operand
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 class Condition:
@@ -93,7 +99,7 @@ class Fits(Condition):
             told = type(found).__name__ if isinstance(self.of, Argument) else shown(found)
             return Mismatch(self.name, str(self.spec), told)
         spec = TensorSpec.of(found)
-        if spec != self.spec:
+        if not self.spec.takes(spec):
             return Mismatch(self.name, str(self.spec), f"{spec} ({spec.difference(self.spec)})")
         if self.cls is None or type(found) is self.cls:
             return None
@@ -220,6 +226,40 @@ class Begins(Condition):
 
 
 @dataclass(frozen=True, slots=True)
+class SizesAre(Condition):
+    """What the trace and the compiler asked of sizes that may be any has the answers that it had."""
+
+    asked: AskedOfSizes
+    inputs: tuple[Input, ...]
+
+    def write(self, text: CallText) -> None:
+        for number in self.asked.numbers:
+            text.add(f"{number.name} = {text.operand(self.inputs[number.input].source)}{number.text}")
+        for name, value in NAMES.items():
+            text.use(name, value)
+        for question in self.asked.questions:
+            text.require(question)
+        text.require(f"{tuple_of(self.asked.changing)} not in {text.use('elsewhere', self.asked.elsewhere)}")
+
+    def difference(self, call: Call) -> Mismatch | None:
+        found: dict[str, Any] = dict(NAMES)
+        names: dict[str, str] = {}
+        for number in self.asked.numbers:
+            item = self.inputs[number.input]
+            tensor = found_at(item.source, call)
+            if not isinstance(tensor, torch.Tensor) or tensor.dim() <= (number.dimension or 0):
+                return None  # told already
+            given = () if number.dimension is None else (number.dimension,)
+            found[number.name], names[number.name] = getattr(tensor, number.what)(*given), f"{item.name}{number.text}"
+        for question in self.asked.questions:
+            if not eval(question, found):
+                told = _WORD.sub(lambda word: names.get(word[0], word[0]), question)
+                used = {names[word]: found[word] for word in _WORD.findall(question) if word in names}
+                return Mismatch(", ".join(used), told, ", ".join(map(str, used.values())))
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class IsNumber(Condition):
     """A number that is an input is a float, or an integer if it was one; the code has it in a variable."""
 
@@ -328,6 +368,8 @@ def of_tensors(signature: Signature) -> Iterator[Condition]:
             yield IsLeaf(item, item.is_leaf)
         if item.begins is not None:
             yield Begins(item, item.begins)
+    if signature.sizes is not None:
+        yield SizesAre(signature.sizes, signature.inputs)
 
 
 def of_numbers(signature: Signature) -> Iterator[Condition]:
@@ -374,7 +416,7 @@ def _distinct(signature: Signature) -> Iterator[AreOne]:
     others += [("a tensor that the program reads", Constant(tensor), spec) for tensor, spec in signature.met]
     for at, (name, one, spec) in enumerate(own):
         for other_name, other, also in (*own[:at], *others):
-            if spec == also:
+            if spec.takes(also) or also.takes(spec):
                 yield AreOne(one, other, name, ("another tensor", f"the tensor of {other_name}"), are_one=False)
 
 

@@ -1,0 +1,187 @@
+"""A traced program as a function of tensors whose sizes are symbols: what has to be so, and that it does what it did.
+
+trace's signature ─ for_any_size ▶ signature with an input for each tensor argument ─ Rerun ▶ flat function
+flat function ─ with known sizes ─┐
+              └ with symbols ─────┴▶ the same operators with the same numbers, or a refusal
+
+Python takes the branches that it takes for the sizes of the example, and each question that it asks of a symbol is noted. What
+it does otherwise where it meets a symbol (it may ask for its type) shows in the operators.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from treeplay.errors import Refusal
+from treeplay.observe.lines import failed_call, user_location
+from treeplay.torch_seam.fakes import new_fake_mode
+from treeplay.torch_seam.modes import TorchDispatchMode
+from treeplay.torch_seam.sizes import SymbolicSizes, enable_python_dispatcher, examples_in, fake_of
+from treeplay.trace.call import Call
+from treeplay.trace.guarded import met_of
+from treeplay.trace.rerun import Rerun, is_passed
+from treeplay.trace.turn import Busy
+from treeplay.values.location import Location
+from treeplay.values.output import Fresh, Static, View
+from treeplay.values.signature import Argument, Built, Input, Kind, Ref, Signature
+from treeplay.values.spec import ANY_SIZE, TensorSpec
+from treeplay.values.structure import as_written, paths
+
+Changing = Mapping[int, frozenset[int]]
+"""The dimensions whose sizes change, by the leaf of the arguments."""
+_FIX = "nothing: its sizes are recorded one by one, within the budget"
+
+
+def refusal(why: str, where: Location | None = None) -> Refusal:
+    """Why a program is not compiled for all sizes."""
+    return Refusal.of("sizes", f"not compiled for all at once: {why}", _FIX, where)
+
+
+def meets_numpy(*_: Any) -> Any:
+    """What NumPy gets that is to compute with a symbol: with its own numbers it rounds otherwise."""
+    raise refusal("NumPy computes with a size", user_location())
+
+
+def for_any_size(signature: Signature, call: Call, changing: Changing) -> Signature:
+    """The signature of a flat function that has each tensor argument as an input, and gives back each result as a tensor of its
+    own. Raises `Refusal` for a program that does more than compute new tensors."""
+    why = _why_not(signature, call)
+    if why is not None:
+        raise refusal(why)
+    refs = _apart(signature.refs)
+    names = [as_written(path) for path in paths(call.structure)]
+    given = {item.source.index for item in signature.inputs if isinstance(item.source, Argument)}
+    places: dict[int, int] = {}
+    for at, leaf in enumerate(call.leaves):
+        if isinstance(leaf, torch.Tensor):
+            places.setdefault(id(leaf), at)
+    others = (at for at in places.values() if at not in given)
+    inputs = [
+        *signature.inputs,
+        *(Input(names[at], Argument(at), TensorSpec.of(call.leaves[at]), is_mutated=False) for at in others),
+    ]
+    leaves = tuple(
+        _open(leaf, changing[at]) if at in changing and type(leaf) is TensorSpec else leaf
+        for at, leaf in enumerate(signature.leaves)
+    )
+    return replace(
+        signature,
+        inputs=tuple(inputs),
+        leaves=leaves,
+        refs=refs,
+        outputs=len({ref for top in refs for ref in _parts(top) if isinstance(ref, Fresh)}),
+        met=met_of(signature.guarded, leaves),
+    )
+
+
+def _why_not(signature: Signature, call: Call) -> str | None:
+    if signature.kind is not Kind.INFERENCE:
+        return "its results or its effects have to do with gradients"
+    if signature.mutated or signature.writes or signature.schedules:
+        return "it writes an argument or state"
+    if call.numbers or call.arrays:
+        return "an argument is a number that varies or a NumPy array"
+    if not all(isinstance(part, (Fresh, View, Static)) for ref in signature.refs for part in _parts(ref)):
+        return "it returns an argument, or a container that was there before"
+    if any(_is_special(part) for ref in signature.refs for part in _parts(ref)):
+        return "a result shares memory with an argument, or needs a gradient"
+    return None
+
+
+def _is_special(ref: Ref) -> bool:
+    if isinstance(ref, View):
+        return not isinstance(ref.of, Fresh) or ref.requires_grad or ref.cast is not None or ref.of.requires_grad
+    return isinstance(ref, Fresh) and ref.requires_grad
+
+
+def _parts(ref: Ref) -> Iterator[Ref]:
+    if isinstance(ref, Built):
+        for part in ref.refs:
+            yield from _parts(part)
+    else:
+        yield ref
+
+
+def _apart(refs: Sequence[Ref]) -> tuple[Ref, ...]:
+    """References to results each of which is a tensor of its own, in the order in which they are met."""
+    numbers: dict[Ref, Fresh] = {}
+
+    def apart(ref: Ref) -> Ref:
+        if isinstance(ref, Built):
+            return replace(ref, refs=tuple(map(apart, ref.refs)))
+        if isinstance(ref, (Fresh, View)):
+            return numbers.setdefault(ref, Fresh(len(numbers)))
+        return ref
+
+    return tuple(map(apart, refs))
+
+
+def _open(spec: TensorSpec, changing: frozenset[int]) -> TensorSpec:
+    shape = tuple(ANY_SIZE if at in changing else size for at, size in enumerate(spec.shape))
+    return replace(spec, shape=shape, stride=(ANY_SIZE,) * len(shape))
+
+
+def check_passed(signature: Signature, tensors: Sequence[torch.Tensor], changing: Changing) -> None:
+    """Raise `Refusal` unless the program is passed what stands for each argument whose sizes change: where it finds its own
+    tensor, it finds numbers."""
+    for item, tensor in zip(signature.inputs, tensors, strict=True):
+        if not isinstance(item.source, Argument) or item.source.index not in changing:
+            continue
+        if not is_passed(item, tensor):
+            raise refusal(f"{item.name} is also in the program's state, or has a gradient")
+        if type(tensor) is not torch.Tensor or tensor.is_conj() or tensor.is_neg() or item.begins is not None:
+            raise refusal(f"{item.name} is more than memory, shape and stride")
+
+
+@dataclass(frozen=True, slots=True)
+class _Called:
+    operator: str
+    numbers: tuple[Any, ...]
+    where: Location | None
+
+    def is_like(self, other: _Called) -> bool:
+        return self.operator == other.operator and list(map(repr, self.numbers)) == list(map(repr, other.numbers))
+
+
+class _Operators(TorchDispatchMode):
+    """Notes the operators that compute something, and the numbers that they are given."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.called: list[_Called] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace not in ("prim", "profiler"):
+            numbers = tuple(examples_in((args, kwargs or {}, result)))
+            self.called.append(_Called(str(func), numbers, user_location()))
+        return result
+
+
+def check_same_operators(rerun: Rerun, tensors: Sequence[torch.Tensor], sizes: SymbolicSizes, fakes: Any) -> None:
+    """Raise `Refusal` unless the program calls the same operators for symbols as for the numbers that they are now."""
+    mode = new_fake_mode()
+    known = _operators(rerun, mode, [fake_of(tensor, mode) for tensor in tensors])
+    for before, after in itertools.zip_longest(known, _operators(rerun, sizes.mode, fakes)):
+        if before is None or after is None or not before.is_like(after):
+            found = after or before
+            why = f"{found.operator} is called or not, or otherwise, by whether a size is a number or stands for one"
+            raise refusal(why, found.where)
+
+
+def _operators(rerun: Callable[..., Any], mode: Any, fakes: Sequence[Any]) -> list[_Called]:
+    try:
+        with enable_python_dispatcher(), mode, _Operators() as operators:  # some operators' C++ takes no symbols
+            rerun(*fakes)
+    except (Refusal, Busy):
+        raise
+    except Exception as error:
+        where = failed_call(error.__traceback__).where
+        raise refusal(f"it raises {type(error).__name__} where a size is no number: {error}", where) from error
+    called: list[_Called] = operators.called
+    return called

@@ -1,0 +1,270 @@
+"""Calls that a recording for all sizes serves, and how a program gets one: on the second size of an argument.
+
+call with new sizes ┬▶ a recording for all sizes fits ─▶ replayed
+                    ├▶ one is being compiled ─▶ the program as it is
+                    └▶ none yet ─▶ observed, then traced with symbols ─▶ thread: compiled ─▶ serves from then on
+
+The call that is observed has its result by then: whatever comes of the trace is for later calls. Where nothing comes of it,
+sizes are recorded one by one, as if this had not been tried.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from treeplay.codegen import Source, load_source
+from treeplay.codegen.compiler import find_compiler
+from treeplay.errors import InternalError, LoweringError, Refusal, UsageError
+from treeplay.observe import counters
+from treeplay.observe.events import log_event
+from treeplay.observe.internal import tell_internal
+from treeplay.sandbox.boundary import Boundary
+from treeplay.settings import settings
+from treeplay.trace.call import Call
+from treeplay.trace.turn import Busy
+from treeplay.tree.answers import OBSERVED, OTHERS, Answers, as_internal
+from treeplay.tree.decide import KeyPhase
+from treeplay.tree.gate import Gate
+from treeplay.tree.key import Key, has_fakes
+from treeplay.tree.launching import answer_raised
+from treeplay.tree.recorders import recorders
+from treeplay.tree.sizes import described, may_be_symbols, on_the_cpu, sizes_in
+from treeplay.tree.table import Entry, Recording
+from treeplay.tree.tiers import compile_thread
+from treeplay.values.refusal import Reason
+from treeplay.wrap.emit import MISS
+
+COMPILING = "compiled for all sizes meanwhile"
+_OP = "sizes"  # what reasons are about that are told here
+_MOST_FAILURES = 2  # after which the sizes of a program are left to be recorded one by one
+
+
+@dataclass(frozen=True, slots=True)
+class MadeForAllSizes:
+    """A recording whose call function is to come, and what compiles and writes it, in any thread.
+
+    `compile` gives what writes it for a recording that is still there; it holds nothing of the program, and raises
+    `LoweringError` or `Refusal`."""
+
+    recording: Recording
+    compile: Callable[[], Callable[[Recording], Source]]
+
+
+@dataclass(frozen=True, slots=True)
+class ForAllSizes:
+    """How recordings for all sizes are made. `prepare` imports what it takes, in any thread, which may take seconds."""
+
+    make: Callable[[Call, list[Any], Mapping[int, frozenset[int]]], MadeForAllSizes]
+    prepare: Callable[[], None]
+    is_prepared: Callable[[], bool]
+
+
+ObserveCall = Callable[[Callable[..., Any], Call], tuple[Any, list[Any]]]
+
+
+class AllSizes:
+    """The recordings for all sizes of one program. For a thread that holds its lock."""
+
+    def __init__(self, how: ForAllSizes | None, observe: ObserveCall, gate: Gate, answers: Answers) -> None:
+        self._how = how
+        self._observe = observe
+        self._gate = gate
+        self._answers = answers
+        self._cache = answers.cache
+        self._is_preparing = False
+
+    def answer(self, entry: Entry, key: Key, call: Call) -> Any:
+        """The result of a call that has no recording of its own sizes; MISS where it is to be looked at as any other."""
+        came = self._cache.sizes.came(key) if self._may_serve(entry, key, call) else None
+        if came is None or not came[1]:
+            return MISS
+        sizeless, changing = came
+        own = self._cache.table.get(sizeless)
+        if own is not None:
+            since = recorders.now()
+            out = self._replayed(own, call, sizes_in(call.leaves, changing))
+            if out is not MISS or own.phase is KeyPhase.REFUSED:
+                return out
+            if _is_awaited(own):
+                return self._answers.left_alone(own, call, COMPILING)
+            if own.recordings and recorders.disturbed(since):
+                return self._answers.eagerly(own, call, OTHERS)
+        if not may_be_symbols(call, changing):
+            return MISS
+        own = own or Entry(described(call, changing), is_free=not self._cache.sizes.made)
+        is_enough = own.waits >= _MOST_FAILURES or own.rerecordings > settings.max_rerecordings
+        if is_enough or not self._cache.budget.allows(own):
+            return MISS
+        self._cache.sizes.made.add(sizeless)
+        self._cache.table.put(sizeless, own)
+        if not self._is_prepared():
+            return self._answers.left_alone(own, call, COMPILING)
+        return self._recorded(own, call, changing)
+
+    def _is_prepared(self) -> bool:
+        """Whether all is imported; if not, that is done in the background."""
+        if self._how is None or self._how.is_prepared():
+            return True
+        if not self._is_preparing:
+            self._is_preparing = True
+            compile_thread.add(partial(_prepare, self._how.prepare, weakref.ref(self._cache), self._gate.lock))
+        return False
+
+    def _may_serve(self, entry: Entry, key: Key, call: Call) -> bool:
+        if self._how is None or entry.recordings or entry.phase not in (KeyPhase.NEW, KeyPhase.OBSERVED):
+            return False
+        is_wanted = settings.tiers == "background" and not torch.are_deterministic_algorithms_enabled()
+        is_plain = key.ambience.only_eagerly is None and not (call.numbers or call.arrays or has_fakes(call))
+        return is_wanted and is_plain and on_the_cpu(call) and find_compiler().path is not None
+
+    def _replayed(self, own: Entry, call: Call, sizes: tuple[int, ...]) -> Any:
+        for recording in reversed(own.recordings):
+            if (
+                recording.signature.sizes is not None
+            ):  # the recording that these sizes had of their own is gone, if they had one
+                recording.signature.sizes.elsewhere.discard(sizes)
+            try:
+                out = recording.call(call.args, call.kwargs)
+            except Exception as error:
+                return answer_raised(self._answers, own, recording, error, call)
+            if out is not MISS:
+                self._cache.served(recording)
+                self._cache.glances.remember(call, own, recording)
+                return out
+        return MISS
+
+    def _recorded(self, own: Entry, call: Call, changing: Mapping[int, frozenset[int]]) -> Any:
+        """The result of a call that is observed, and that the program is then traced for."""
+        self._answers.count(own, OBSERVED)
+        with self._cache.budget.spending(own), self._gate.inside():
+            out, log = self._observe(self._answers.program, call)
+        if self._how is None or getattr(log, "failure", None) is not None or not self._cache.table.holds(own):
+            return out
+        own.rerecordings += own.phase is KeyPhase.RECORDED
+        with self._cache.budget.spending(own):
+            made = self._made(self._how, own, call, log, changing)
+        own.is_free = False
+        if made is not None and self._cache.table.holds(own):
+            own.arguments = described(call, changing)
+            own.recordings.append(made.recording)
+            own.phase = KeyPhase.RECORDED
+            work = partial(_compile, weakref.ref(made.recording), made.compile, weakref.ref(self._cache))
+            compile_thread.add(partial(work, self._gate.lock, self._cache.name))
+        self._cache.evict()
+        return out
+
+    def _made(
+        self, how: ForAllSizes, own: Entry, call: Call, log: list[Any], changing: Mapping[int, frozenset[int]]
+    ) -> MadeForAllSizes | None:
+        try:
+            with (
+                recorders,
+                self._gate.alone(),
+                self._gate.let_go(),
+                Boundary("recording a call for all sizes", reasons=(Busy, UsageError)),
+            ):
+                return how.make(call, log, dict(changing))
+        except (Busy, UsageError):
+            pass  # another call may find nobody in its way
+        except Refusal as refusal:
+            _failed(own, refusal.reason, self._cache.name)
+        except Exception as error:
+            told = as_internal(error, "recording a call for all sizes")
+            own.errors.append(told.text)
+            tell_internal(told, self._cache.name)
+            _failed(own, Reason(_OP, str(told).splitlines()[0], "report it"), self._cache.name)
+        return None
+
+
+def not_yet(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call function of a recording that is being compiled."""
+    return MISS
+
+
+def _is_awaited(entry: Entry) -> bool:
+    """Whether what would serve its calls is being compiled."""
+    return any(recording.call is not_yet for recording in entry.recordings)
+
+
+def _prepare(prepare: Callable[[], None], cache: weakref.ref[Any], lock: Any) -> None:
+    with Boundary("importing a compiler"):
+        prepare()
+    with lock:
+        owner = cache()
+        if owner is not None:
+            owner.look_again()
+
+
+def _failed(entry: Entry, reason: Reason, name: str) -> None:
+    """Note why nothing was compiled for all sizes. The calls are recorded one by one; nobody is told but who asks."""
+    if reason.op != _OP:
+        reason = Reason(_OP, f"not compiled for all at once: {reason.op} {reason.why}", reason.advice, reason.where)
+    entry.waits += 1
+    counters.add("sizes", "not for all at once")
+    log_event("recordings", f"{name}: {reason}")
+    if not entry.recordings:
+        entry.phase, entry.reason = KeyPhase.REFUSED, reason
+    else:
+        entry.causes.append(str(reason).splitlines()[0])
+
+
+def _compile(
+    of: weakref.ref[Recording],
+    compile_it: Callable[[], Callable[[Recording], Source]],
+    cache: weakref.ref[Any],
+    lock: Any,
+    name: str,
+) -> None:
+    """In the background: compile what a recording runs, and write its call function."""
+    recording = of()
+    if recording is None or recording.is_dropped:
+        return
+    del recording  # a program that is dropped meanwhile goes at once
+    start, failed, write = perf_counter(), None, None
+    try:
+        with recorders, Boundary("compiling in the background", reasons=(LoweringError, Refusal)):
+            write = compile_it()
+    except Refusal as refusal:
+        failed = refusal.reason
+    except (LoweringError, InternalError) as error:
+        failed = Reason(_OP, f"not compiled for all at once: {str(error).splitlines()[0]}", "nothing")
+        if isinstance(error, InternalError):
+            tell_internal(error, name)
+    seconds = perf_counter() - start
+    with lock:
+        recording, owner = of(), cache()
+        if recording is None or recording.is_dropped or owner is None:
+            return
+        entry = owner.entry_of(recording)
+        owner.budget.spent(entry, seconds)
+        recording.seconds["lower in the background"] = seconds
+        if write is None:
+            owner.drop(entry, recording)
+            _failed(entry, failed or Reason(_OP, "nothing was compiled", "nothing"), name)
+        elif not _still_holds(recording):
+            owner.drop(entry, recording)  # a later call is traced anew
+            entry.rerecordings += 1
+        else:
+            source = write(recording)
+            asked, key = recording.signature.sizes, owner.table.key_of(entry)
+            if asked is not None:
+                asked.elsewhere.update(owner.sizes.recorded_alone(key, owner.table.items()))
+            recording.call, recording.source = load_source(source), source.text
+            recording.launched, recording.tier = source.launched, "compiled once for all sizes"
+            owner.tally.recordings += 1
+            counters.add("sizes", "compiled for all")
+            log_event("recordings", f"{name}: compiled for all sizes in the background in {seconds:.2f} s")
+        owner.look_again()
+
+
+def _still_holds(recording: Recording) -> bool:
+    """Whether all that the program read is as it was. A first compile leaves traces in the process that guards tell of."""
+    guards = recording.signature.guarded
+    return guards is None or guards.holds()

@@ -1,0 +1,118 @@
+"""Jitted programs with changing sizes, compiled once for all of them by Inductor, beside eager."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import treeplay
+from backend.test_any_size import PROGRAMS, SIZES, equal_results, many_results
+from treeplay.observe import internal_errors
+from treeplay.tree.tiers import compile_thread
+
+pytestmark = pytest.mark.compile
+
+
+@pytest.fixture(autouse=True)
+def in_the_background() -> Iterator[None]:
+    with treeplay.settings.changed(tiers="background"):
+        yield
+    assert compile_thread.wait(120)
+    assert not internal_errors()
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 16), nn.Linear(16, 5)
+        self.register_buffer("positions", torch.randn(40, 16))
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, 0.1, batch_first=True)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.layer(self.embedding(tokens) + self.positions[: tokens.shape[1]])  # type: ignore[index]
+        found: torch.Tensor = self.head(x.mean(1)) / math.sqrt(16) - x.shape[1]
+        return found
+
+
+def calls_served(jitted: Any) -> int:
+    keys = [key for key in jitted.statistics().keys if "any" in key.arguments]
+    return sum(recording.replays for key in keys for recording in key.recordings)
+
+
+def compiled(program: Any, *examples: Any) -> Any:
+    jitted = treeplay.jit(program)
+    for example in examples:
+        jitted(example)
+        assert compile_thread.wait(120)
+    return jitted
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_beside_eager_for_all_sizes(name: str) -> None:
+    program = PROGRAMS[name]
+    with torch.no_grad():
+        jitted = compiled(program, *(torch.randn(size, 6) for size in (4, 5, 5)))
+        served = 0
+        for size in SIZES:
+            x = torch.randn(size, 6)
+            expected = program(x)
+            found = jitted(x)
+            torch.testing.assert_close(found, expected)
+            for mine, other in zip(
+                *(out if isinstance(out, tuple) else (out,) for out in (found, expected)), strict=True
+            ):
+                assert mine.stride() == other.stride()
+            assert compile_thread.wait(120)
+            served = calls_served(jitted)
+        assert served >= 4 or name == "a tensor of the size", jitted.explain()
+
+
+@pytest.mark.parametrize("program", [many_results, equal_results])
+def test_results_that_are_more_than_new_tensors_are_right_too(program: Any) -> None:
+    with torch.no_grad():
+        jitted = compiled(program, *(torch.randn(size, 6) for size in (4, 5, 5)))
+        for size in SIZES:
+            x = torch.randn(size, 6)
+            torch.testing.assert_close(jitted(x), program(x))
+            assert compile_thread.wait(120)
+
+
+def test_a_transformer_for_all_lengths_and_batches() -> None:
+    model = Encoder().eval()
+    with torch.no_grad():
+        jitted = compiled(model, *(torch.randint(20, size) for size in ((2, 7), (2, 9), (2, 9), (3, 9), (3, 9))))
+        before = calls_served(jitted)
+        for size in ((2, 12), (5, 3), (4, 40), (7, 8)):
+            tokens = torch.randint(20, size)
+            torch.testing.assert_close(jitted(tokens), model(tokens))
+        assert calls_served(jitted) == before + 4, jitted.explain()
+        with pytest.raises(RuntimeError, match="must match"):
+            jitted(torch.randint(20, (2, 41)))
+        with pytest.raises(IndexError):
+            jitted(torch.full((3, 5), 20))
+        torch.testing.assert_close(jitted(tokens), model(tokens))
+
+
+def test_a_cache_that_grows() -> None:
+    weight = torch.randn(8, 24)
+
+    def token(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        query, key, value = (x @ weight).chunk(3, -1)
+        keys, values = torch.cat([keys, key], 1), torch.cat([values, value], 1)
+        return F.scaled_dot_product_attention(query, keys, values), keys, values
+
+    with torch.no_grad():
+        jitted = treeplay.jit(token)
+        for _ in range(3):
+            mine = theirs = (torch.randn(1, 1, 8), torch.zeros(1, 0, 8), torch.zeros(1, 0, 8))
+            for _ in range(12):
+                mine, theirs = jitted(*mine), token(*theirs)
+                torch.testing.assert_close(mine, theirs)
+                assert compile_thread.wait(120)
+        assert calls_served(jitted) > 20, jitted.explain()

@@ -53,6 +53,7 @@ from treeplay.trace.turn import Busy
 from treeplay.tree.audit import Audit
 from treeplay.tree.key import label_of
 from treeplay.tree.make import current_inputs, make_opaque_work, make_recording, make_work, set_run
+from treeplay.tree.probation import Probation
 from treeplay.tree.table import NextTier, NextWrapper, Recording
 from treeplay.tree.tiers import compile_thread
 from treeplay.values.launch import LaunchFacts
@@ -103,6 +104,8 @@ def run_stages(
     recording = run_back(program, call, front, seconds, name=name)
     recording.audit, recording.draws = front.audit, bool(front.traced.generators)
     recording.effects = front.traced.effects
+    if lower == "auto" and may_depend_on_clocks():  # whoever asks for a lowering has it
+        recording.probation = Probation(device_for(front.device).stopwatch)
     return recording
 
 
@@ -135,8 +138,12 @@ def run_back(
 
 def keeps_tiers(front: Front) -> bool:
     """Whether what is recorded now is compiled later, in the background."""
-    is_allowed = settings.tiers == "background" and not torch.are_deterministic_algorithms_enabled()
-    return is_allowed and front.plan.lowerings == ("inductor", "aten")
+    return may_depend_on_clocks() and front.plan.lowerings == ("inductor", "aten")
+
+
+def may_depend_on_clocks() -> bool:
+    """Whether a call may be run by what turns out to be fastest: ways that round differently."""
+    return settings.tiers == "background" and not torch.are_deterministic_algorithms_enabled()
 
 
 def compile_later(front: Front, name: str, *, eager_random: bool) -> tuple[Lowered, Recorded]:

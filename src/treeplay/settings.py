@@ -52,6 +52,11 @@ class Settings:
     faster. Its results differ from those before by rounding, as compiled ones do. `"exact"`: one recording, compiled before it
     serves its first call, for results that depend on no clock; so it is, too, under `torch.use_deterministic_algorithms`."""
 
+    compare_with_eager: bool = True
+    """With tiers in the background, a few calls of a program run as it is, timed, once it has been replayed some dozens of
+    times. A recording that is not faster by more than 2 % goes; it is tried again later, within the compile budget. Without,
+    recordings stay whatever they take."""
+
     eager_random: bool = False
     """Compiled recordings draw the very random numbers that eager would, at some cost in speed."""
 

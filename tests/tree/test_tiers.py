@@ -71,7 +71,7 @@ class Watch:
 
 @pytest.fixture(autouse=True)
 def in_the_background() -> Iterator[None]:
-    with treeplay.settings.changed(tiers="background"):
+    with treeplay.settings.changed(tiers="background", compare_with_eager=False):
         yield
     assert compile_thread.wait(30)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from treeplay.observe import warn_once
+from treeplay.observe import counters, warn_once
 from treeplay.observe.events import log_event
 from treeplay.settings import settings
 from treeplay.torch_seam.modes import default_device
@@ -21,7 +21,7 @@ from treeplay.tree.glances import Glances
 from treeplay.tree.key import Key, describe, has_fakes, kind_of, make_key, varying
 from treeplay.tree.mismatch import key_mismatches, nearest_mismatches
 from treeplay.tree.numbers import VaryingNumbers
-from treeplay.tree.reasons import OF_FAKES, under_mode
+from treeplay.tree.reasons import OF_FAKES, not_faster, under_mode
 from treeplay.tree.strangers import Stranger, Strangers
 from treeplay.tree.table import MOST_TRIES, Entry, EntryTable, Observation, Recording
 from treeplay.values.structure import holds_tensors, is_unhashable, may_open
@@ -81,9 +81,16 @@ class Cache:
         self.settle()
         self.device = default_device()
         self.last = recording
-        self.warm = recording.call if recording is not None else no_recording
-        is_audited = recording is not None and recording.audit is not None and settings.audit
-        self.due = recording.audit.due - recording.calls if is_audited else _NEVER  # type: ignore[union-attr]
+        self.warm, self.due = no_recording, _NEVER
+        if recording is None:
+            return
+        if recording.audit is not None and settings.audit:
+            self.due = recording.audit.due - recording.calls
+        if recording.probation is not None:
+            self.due = min(self.due, recording.probation.due - recording.calls)
+            if recording.probation.is_under_way:  # each call of a round is looked at
+                return
+        self.warm = recording.call
 
     def settle(self) -> None:
         """Credit warm calls to the recording that served them, and calls that were left alone to their reason."""
@@ -119,7 +126,10 @@ class Cache:
         key = make_key(call)
         if self.passing_object and (kind := kind_of(key)) is not None and kind in self.passing_object:
             key = kind
-        return key, self.table.get(key) or Entry({})
+        entry = self.table.get(key) or Entry({})
+        if entry.phase is KeyPhase.OUTDONE and self.budget.may_try_again(entry):
+            entry.phase, entry.reason = KeyPhase.NEW, None
+        return key, entry
 
     def admit(self, entry: Entry, key: Key, call: Call) -> bool:
         """Have a new entry in the table, if there is a place and the budget is for it. A key that is not admitted is told from
@@ -265,6 +275,16 @@ class Cache:
         if recording is self.last:
             self.use(None)
         self.table.free([recording])
+
+    def outdone(self, entry: Entry, recording: Recording, told: str) -> None:
+        """Forget a recording that is no faster than its program, as was `told`: calls run as they are for a good while."""
+        self.drop(entry, recording)
+        entry.observations.clear()
+        entry.phase, entry.reason = KeyPhase.OUTDONE, not_faster(told)
+        self.budget.outdone(entry, sum(recording.seconds.values()))
+        self.tally.dropped += 1
+        counters.add("recordings dropped", "not faster")
+        log_event("recordings", f"{self.name}: that of {entry.label} was not faster and went: {told}")
 
     def let_go(self, entry: Entry, call: Call) -> None:
         """Drop recordings whose guards alone keep something alive that the program would find to be gone."""

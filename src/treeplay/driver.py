@@ -36,6 +36,7 @@ from treeplay.observe.events import log_event
 from treeplay.plan.arena import plan_arena
 from treeplay.plan.choose import choose
 from treeplay.plan.devices import CPU, check_stays, device_of, move_state, settle
+from treeplay.plan.draws import draws
 from treeplay.plan.failing import MOST_BYTES, bytes_to_keep, to_keep, uncompiled
 from treeplay.plan.work import is_small
 from treeplay.sandbox.boundary import Boundary
@@ -102,7 +103,7 @@ def run_stages(
     """The stages in order; `seconds` takes the time of each as it ends."""
     front = run_front(program, call, first_run, seconds, lower=lower)
     recording = run_back(program, call, front, seconds, name=name)
-    recording.audit, recording.draws = front.audit, bool(front.traced.generators)
+    recording.audit, recording.draws = front.audit, draws(front.traced.graph)
     recording.effects = front.traced.effects
     if lower == "auto" and may_depend_on_clocks():  # whoever asks for a lowering has it
         recording.probation = Probation(device_for(front.device).stopwatch)

@@ -36,7 +36,7 @@ class Settings:
     """Without it, jitted programs and modules run as they are, as do graphs that `torch.compile` compiles from here on and what
     `make_graphed_callables` is given. `TREEPLAY=0` in the environment switches it off from the start."""
 
-    max_recordings_per_program: int = 16
+    max_recordings_per_program: int = 128
     """How many recordings one program keeps; the least recently used goes first."""
 
     max_rerecordings: int = 8
@@ -125,8 +125,12 @@ class CompileTime:
         self._spent += seconds
 
     def is_left(self) -> bool:
-        """Whether more may be spent. A budget that has not begun begins now."""
+        """Whether more may be spent."""
+        return self.room() >= 0.0
+
+    def room(self) -> float:
+        """How many seconds may be spent now. A budget that has not begun begins now."""
         if self._since is None:
             self.begin()
         share = settings.compile_budget
-        return share == math.inf or self._spent <= share * (perf_counter() - (self._since or 0.0))
+        return math.inf if share == math.inf else share * (perf_counter() - (self._since or 0.0)) - self._spent

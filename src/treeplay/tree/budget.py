@@ -31,6 +31,7 @@ class Budget(CompileTime):
         super().__init__()
         self._admitted = 0
         self._recorded = 0
+        self._longest = 0.0  # seconds that compiling took beside calls
 
     def admits(self, entry: Entry, times: int) -> bool:
         """Whether a new key may be observed that came so many times, this call included. Its entry is marked if it is free."""
@@ -62,9 +63,19 @@ class Budget(CompileTime):
             self.spent(entry, perf_counter() - start)
 
     def spent(self, entry: Entry, seconds: float) -> None:
-        """Note that a key took so long to compile, beside calls that went on."""
+        """Note that a key took so long."""
         if not entry.is_free:
             self.add(seconds)
+
+    def compiled(self, entry: Entry, seconds: float) -> None:
+        """Note that a key's recording took so long to compile, beside calls that went on."""
+        self._longest = max(self._longest, seconds)
+        self.spent(entry, seconds)
+
+    def may_compile(self, entry: Entry) -> bool:
+        """Whether a key's recording, which is there, may be compiled now: if that will not keep others from being recorded,
+        which takes a small part of it."""
+        return entry.is_free or self.room() >= self._longest
 
     def outdone(self, entry: Entry, seconds: float) -> None:
         """Note that a key's recording, which took so long to make, was no faster than the program. Another one is made when it

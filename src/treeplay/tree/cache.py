@@ -29,6 +29,7 @@ from treeplay.wrap.emit import MISS
 
 CallFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 _NEVER = 2**62
+_MOST_OBJECTS = 16  # that come once each, before calls with such are left alone
 
 
 def no_recording(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -227,11 +228,12 @@ class Cache:
             log_event("guards", f"{self.name}: other arguments than in the calls that were recorded: {differs}")
 
     def comes_once(self, entry: Entry, key: Key, call: Call) -> bool:
-        """Whether an object among the arguments has been another one in each call: as many as are kept, none of them twice.
+        """Whether an object among the arguments has been another one in each of many calls, none of them twice.
 
         Then its calls share the new entry, from now on."""
         kind = kind_of(key)
-        if kind is None or len(self.table) + self.strangers.of(hash(kind)).times < settings.max_recordings_per_program:
+        most = min(_MOST_OBJECTS, settings.max_recordings_per_program)
+        if kind is None or len(self.table) + self.strangers.of(hash(kind)).times < most:
             return False
         if any(at.phase is not KeyPhase.OBSERVED or kind_of(other) != kind for other, at in self.table.items()):  # type: ignore[arg-type]
             return False

@@ -44,7 +44,7 @@ from treeplay.tree.probation import ProbationStep
 from treeplay.tree.reasons import passing_object, too_often
 from treeplay.tree.recorders import recorders
 from treeplay.tree.recording import UNLIKE, CallRecorder, MakeRecording
-from treeplay.tree.table import Entry, Observation
+from treeplay.tree.table import Entry, Observation, Recording
 from treeplay.values.structure import Leaf
 from treeplay.wrap.emit import MISS
 
@@ -225,8 +225,13 @@ class Manager:
             return answer_raised(self.answers, entry, recording, error, call)
         if out is not MISS:
             self.cache.table.used(entry)
-            self.cache.served(recording)
+            self._served(entry, recording)
         return out
+
+    def _served(self, entry: Entry, recording: Recording) -> None:
+        self.cache.served(recording)
+        if recording.next_tier is not None:
+            self.recorder.promote(entry, recording)
 
     def _with_entry(self, entry: Entry, call: Call) -> Any:
         since = recorders.now()
@@ -244,7 +249,7 @@ class Manager:
             except Exception as error:
                 return answer_raised(self.answers, entry, recording, error, call)
             if out is not MISS:
-                self.cache.served(recording)
+                self._served(entry, recording)
                 self.cache.glances.remember(call, entry, recording)
                 return out
         if entry.phase is KeyPhase.OUTDONE:
@@ -253,7 +258,8 @@ class Manager:
             return self.answers.eagerly(entry, call, OTHERS)
         if entry.phase is KeyPhase.OBSERVED and not self.cache.budget.allows(entry):
             return self.answers.left_alone(entry, call, OVER_BUDGET)
-        self.cache.let_go(entry, call)
+        with self.cache.budget.spending(entry):
+            self.cache.let_go(entry, call)
         seen, has_changed = entry.observation(values_in_objects(call)), False
         if seen is None and entry.was_observed and entry.tries and entry.observations:
             entry.tries -= 1

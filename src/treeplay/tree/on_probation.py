@@ -27,7 +27,7 @@ def next_step(cache: Cache, entry: Entry, recording: Recording) -> ProbationStep
     if recording.calls < probation.due:
         return None
     if not probation.has_begun:
-        if recording.is_settling:
+        if recording.is_settling or recording.next_tier is not None:
             probation.put_off(recording.calls)
             return None
         why_not = _why_not(entry, recording)

@@ -114,7 +114,7 @@ class Probation:
 
     def put_off(self, calls: int) -> None:
         """Have the first round begin later: the recording has been called so often."""
-        self.due = calls + _LAUNCHES_BEFORE
+        self.due = calls + max(_LAUNCHES_BEFORE, calls // 4)
 
     def next(self, calls: int) -> ProbationStep | None:
         """What is next for the recording, which has been called so often; None for a call like any other."""

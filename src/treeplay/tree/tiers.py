@@ -82,6 +82,7 @@ def _compile(
             recording.tier, recording.is_settling = "its operators run one by one: it could not be compiled", False
             recording.details = {**recording.details, "passed over": (failed,)}
             return
+        recording.is_settling = isinstance(tier, NextTier)  # which is tried first
         log_event("recordings", f"{name}: compiled in the background in {seconds:.2f} s")
         begin(recording)
 

@@ -140,6 +140,29 @@ def test_keys_that_come_in_turn_do_not_drive_each_other_out() -> None:
         assert found.dropped == 3 and found.recordings == 7, jitted.explain()
 
 
+def test_forty_lengths_in_turn_are_all_replayed_once_the_budget_has_allowed_them(
+    device: str, clock: SimpleNamespace
+) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x * 3 - 1).cumsum(0)
+
+    clock.step = 0.001
+    jitted, lengths = with_quick_looks(jit(program, on_refusal="eager")), [1 + number * 7 % 40 for number in range(40)]
+    jitted(torch.ones(1, device=device))
+    for length in lengths * 2:
+        jitted(torch.ones(length, device=device))
+    assert jitted.statistics().recordings < 40
+    for length in lengths * 100:
+        clock.now += 0.01
+        jitted(torch.ones(length, device=device))
+    before = jitted.statistics()
+    assert before.recordings == 40 and before.dropped == 0, jitted.explain()
+    for length in lengths * 2:
+        x = torch.arange(float(length), device=device)
+        assert_same(jitted(x), program(x))
+    assert jitted.statistics().replays == before.replays + 80
+
+
 def test_most_calls_of_a_refused_program_are_not_looked_at() -> None:
     def read(x: torch.Tensor) -> torch.Tensor:
         return x * x.sum().item()

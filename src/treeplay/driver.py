@@ -38,6 +38,7 @@ from treeplay.plan.answers import check_can_be_taken_back
 from treeplay.plan.arena import plan_arena
 from treeplay.plan.choose import choose
 from treeplay.plan.devices import CPU, check_stays, device_of, move_state, settle
+from treeplay.plan.draws import draws
 from treeplay.plan.failing import MOST_BYTES, bytes_to_keep, to_keep, uncompiled
 from treeplay.plan.work import is_small
 from treeplay.sandbox.boundary import Boundary
@@ -57,6 +58,7 @@ from treeplay.tree.audit import Audit
 from treeplay.tree.key import label_of
 from treeplay.tree.make import current_inputs, make_opaque_work, make_recording, make_work, set_run
 from treeplay.tree.make_for_all_sizes import make_for_all_sizes
+from treeplay.tree.probation import Probation
 from treeplay.tree.table import NextTier, NextWrapper, Recording
 from treeplay.tree.tiers import compile_thread
 from treeplay.values.failing import ToKeep
@@ -107,8 +109,10 @@ def run_stages(
     """The stages in order; `seconds` takes the time of each as it ends."""
     front = run_front(program, call, first_run, seconds, lower=lower)
     recording = run_back(program, call, front, seconds, name=name)
-    recording.audit, recording.draws = front.audit, bool(front.traced.generators)
+    recording.audit, recording.draws = front.audit, draws(front.traced.graph)
     recording.effects = front.traced.effects
+    if lower == "auto" and may_depend_on_clocks():  # whoever asks for a lowering has it
+        recording.probation = Probation(device_for(front.device).stopwatch)
     return recording
 
 
@@ -141,8 +145,12 @@ def run_back(
 
 def keeps_tiers(front: Front) -> bool:
     """Whether what is recorded now is compiled later, in the background."""
-    is_allowed = settings.tiers == "background" and not torch.are_deterministic_algorithms_enabled()
-    return is_allowed and front.plan.lowerings == ("inductor", "aten")
+    return may_depend_on_clocks() and front.plan.lowerings == ("inductor", "aten")
+
+
+def may_depend_on_clocks() -> bool:
+    """Whether a call may be run by what turns out to be fastest: ways that round differently."""
+    return settings.tiers == "background" and not torch.are_deterministic_algorithms_enabled()
 
 
 def compile_later(front: Front, name: str, *, eager_random: bool) -> tuple[Lowered, Recorded]:

@@ -254,6 +254,7 @@ def _recording_facts(recording: Recording) -> RecordingFacts:
         guarded=_constants(signature),
         effects=tuple(f"{effect.op} at {effect.where}" for effect in recording.effects),
         tier=recording.tier,
+        worth=recording.worth,
         audits=recording.audit.count if recording.audit is not None else 0,
         not_replayed=dict(recording.plain_calls()),
     )

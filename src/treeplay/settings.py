@@ -36,7 +36,7 @@ class Settings:
     """Without it, jitted programs and modules run as they are, as do graphs that `torch.compile` compiles from here on and what
     `make_graphed_callables` is given. `TREEPLAY=0` in the environment switches it off from the start."""
 
-    max_recordings_per_program: int = 16
+    max_recordings_per_program: int = 128
     """How many recordings one program keeps; the least recently used goes first."""
 
     max_rerecordings: int = 8
@@ -51,6 +51,11 @@ class Settings:
     compiles in a thread of its own; what it compiled takes over between two calls once it is ready and measured to be
     faster. Its results differ from those before by rounding, as compiled ones do. `"exact"`: one recording, compiled before it
     serves its first call, for results that depend on no clock; so it is, too, under `torch.use_deterministic_algorithms`."""
+
+    compare_with_eager: bool = True
+    """With tiers in the background, a few calls of a program run as it is, timed, once it has been replayed some dozens of
+    times. A recording that is not faster by more than 2 % goes; it is tried again later, within the compile budget. Without,
+    recordings stay whatever they take."""
 
     eager_random: bool = False
     """Compiled recordings draw the very random numbers that eager would, at some cost in speed."""
@@ -120,8 +125,12 @@ class CompileTime:
         self._spent += seconds
 
     def is_left(self) -> bool:
-        """Whether more may be spent. A budget that has not begun begins now."""
+        """Whether more may be spent."""
+        return self.room() >= 0.0
+
+    def room(self) -> float:
+        """How many seconds may be spent now. A budget that has not begun begins now."""
         if self._since is None:
             self.begin()
         share = settings.compile_budget
-        return share == math.inf or self._spent <= share * (perf_counter() - (self._since or 0.0))
+        return math.inf if share == math.inf else share * (perf_counter() - (self._since or 0.0)) - self._spent

@@ -45,6 +45,7 @@ def test_json_holds_the_same_facts(command: Command) -> None:
         "max_rerecordings": treeplay.settings.max_rerecordings,
         "compile_budget": treeplay.settings.compile_budget,
         "tiers": treeplay.settings.tiers,
+        "compare_with_eager": treeplay.settings.compare_with_eager,
         "eager_random": treeplay.settings.eager_random,
         "memory_budget_bytes": treeplay.settings.memory_budget_bytes,
         "verify": treeplay.settings.verify,

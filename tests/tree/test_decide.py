@@ -6,7 +6,7 @@ import pytest
 
 from treeplay.tree.decide import Action, CallFacts, KeyPhase, decide
 
-NEW, OBSERVED, RECORDED, REFUSED, EAGER = KeyPhase
+NEW, OBSERVED, RECORDED, REFUSED, EAGER, OUTDONE = KeyPhase
 OBSERVE, RECORD, RUN_EAGERLY, REFUSE = Action
 
 TABLE = [
@@ -47,6 +47,12 @@ TABLE = [
     (EAGER, True, 0, RUN_EAGERLY),
     (EAGER, True, 8, RUN_EAGERLY),
     (EAGER, True, 9, RUN_EAGERLY),
+    (OUTDONE, False, 0, RUN_EAGERLY),
+    (OUTDONE, False, 8, RUN_EAGERLY),
+    (OUTDONE, False, 9, RUN_EAGERLY),
+    (OUTDONE, True, 0, RUN_EAGERLY),
+    (OUTDONE, True, 8, RUN_EAGERLY),
+    (OUTDONE, True, 9, RUN_EAGERLY),
 ]
 
 

@@ -71,7 +71,7 @@ class Watch:
 
 @pytest.fixture(autouse=True)
 def in_the_background() -> Iterator[None]:
-    with treeplay.settings.changed(tiers="background"):
+    with treeplay.settings.changed(tiers="background", compare_with_eager=False):
         yield
     assert compile_thread.wait(30)
 
@@ -241,6 +241,52 @@ def test_time_in_the_background_counts_against_the_budget(compiling: Compiling) 
         ],
     )
     assert budget._spent >= sum(sorted(seconds)[:2])  # three kinds of calls are free
+
+
+def test_further_kinds_are_compiled_when_the_budget_has_room_for_that(compiling: Compiling) -> None:
+    """Each is replayed meanwhile: recording operators takes a small part of what compiling does."""
+    compiling.ready.set()
+    jitted = treeplay.jit(lambda x: x * 2 - 1)
+    budget = jitted._manager.cache.budget
+
+    def call(size: int) -> None:
+        for _ in range(3):
+            assert_same(jitted(torch.ones(size)), torch.ones(size))
+            assert compile_thread.wait(30)
+
+    for size in (1, 2, 3):
+        call(size)
+    budget._longest = 100.0
+    with treeplay.settings.changed(compile_budget=1.0):
+        budget._spent = -50.0  # as if fifty seconds were left
+        for size in (4, 5):
+            call(size)
+        assert len(compiling.threads) == 3 and jitted.statistics().recordings == 5
+        assert "when the compile budget has room" in jitted.explain()
+        budget._spent = -200.0
+        call(4)  # by its key
+        call(5)
+    assert len(compiling.threads) == 5 and "when the compile budget has room" not in jitted.explain()
+
+
+def test_a_kind_that_is_all_that_comes_is_compiled_too_when_there_is_room(compiling: Compiling) -> None:
+    """Its calls are warm: nothing looks at them but now and then."""
+    compiling.ready.set()
+    jitted = treeplay.jit(lambda x: x * 2 - 1)
+    budget = jitted._manager.cache.budget
+    for size in (1, 2, 3):
+        for _ in range(3):
+            jitted(torch.ones(size))
+            assert compile_thread.wait(30)
+    with treeplay.settings.changed(compile_budget=1.0):
+        budget._spent, budget._longest = -50.0, 100.0
+        for _ in range(CALLS):
+            jitted(torch.ones(4))
+        assert compile_thread.wait(30) and len(compiling.threads) == 3
+        budget._spent = -200.0
+        for _ in range(2 * CALLS):
+            jitted(torch.ones(4))
+    assert compile_thread.wait(30) and len(compiling.threads) == 4
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # it is what is tested

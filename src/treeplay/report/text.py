@@ -169,7 +169,7 @@ def describe(recording: RecordingFacts) -> list[str]:
         f"{recording.scratch_bytes} bytes of scratch held",
         *([f"  backward: {recording.backward}"] if recording.backward is not None else []),
         *_launch(recording.launch),
-        *([f"  {recording.tier}"] if recording.tier else []),
+        *(f"  {told}" for told in (recording.tier, recording.worth) if told),
         f"  recorded in {total:.2f} s ({stages})" + (f", audited {recording.audits} times" if recording.audits else ""),
         *_guards(recording),
         *(f"  passed over {problem.splitlines()[0]}" for problem in recording.passed_over),

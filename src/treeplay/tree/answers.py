@@ -7,6 +7,7 @@ refusal is a reason, anything else an error of our own. A key with two such erro
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, TypeVar
@@ -33,6 +34,8 @@ REFUSED = "refused"
 BROKEN = "after an error of treeplay's"
 OTHERS = "another thread records"
 OVER_BUDGET = "new, and over the compile budget"
+TIMED = "timed beside a recording"
+OUTDONE = "as fast unrecorded"
 REPLAYING = "a replay raised"
 
 
@@ -56,6 +59,12 @@ class Answers:
         with self._gate.inside():
             return self.program(*call.args, **call.kwargs)
 
+    def timed(self, entry: Entry, timing: AbstractContextManager[None], call: Call) -> Any:
+        """Run the program as it is, beside a recording on probation."""
+        self.count(entry, TIMED)
+        with self._gate.inside(), timing:
+            return self.program(*call.args, **call.kwargs)
+
     def left_alone(self, entry: Entry, call: Call, why: str) -> Any:
         """The same, for a reason that later calls have too: few of them are looked at."""
         start = perf_counter()
@@ -66,6 +75,8 @@ class Answers:
 
     def as_before(self, entry: Entry, call: Call) -> Any:
         """A call of a key that is left alone."""
+        if entry.phase is KeyPhase.OUTDONE:
+            return self.left_alone(entry, call, OUTDONE)
         if entry.phase is not KeyPhase.REFUSED:
             return self.left_alone(entry, call, f"under {entry.reason.op}" if entry.reason is not None else "eager")
         if self.on_refusal == "raise" and entry.reason is not None:

@@ -26,7 +26,7 @@ from treeplay.values.refusal import Reason
 def audit_last(answers: Answers, gate: Gate, call: Call) -> None:
     """Trace the last recording's program again, if the recording fits `call` and there is time; drop one that is stale."""
     recording = answers.cache.last
-    if recording is None or recording.audit is None:
+    if recording is None or recording.audit is None or not settings.audit:
         return
     answers.cache.settle()
     if not recording.audit.may_run(recording.calls):

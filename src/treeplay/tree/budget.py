@@ -21,6 +21,7 @@ _MOST_DOUBLINGS = 12
 _GROWTH = 1.2  # from look to look, of what a call takes at least
 _SHARE = 0.005  # of a call's time that looking at it may take, in the mean
 _LEAST_SECONDS = 2e-7  # which it may take in any case
+_SECONDS_BETWEEN_TRIES = 60.0  # of a key whose recording was no faster than the program
 
 
 class Budget(CompileTime):
@@ -30,6 +31,7 @@ class Budget(CompileTime):
         super().__init__()
         self._admitted = 0
         self._recorded = 0
+        self._longest = 0.0  # seconds that compiling took beside calls
 
     def admits(self, entry: Entry, times: int) -> bool:
         """Whether a new key may be observed that came so many times, this call included. Its entry is marked if it is free."""
@@ -61,9 +63,32 @@ class Budget(CompileTime):
             self.spent(entry, perf_counter() - start)
 
     def spent(self, entry: Entry, seconds: float) -> None:
-        """Note that a key took so long to compile, beside calls that went on."""
+        """Note that a key took so long."""
         if not entry.is_free:
             self.add(seconds)
+
+    def compiled(self, entry: Entry, seconds: float) -> None:
+        """Note that a key's recording took so long to compile, beside calls that went on."""
+        self._longest = max(self._longest, seconds)
+        self.spent(entry, seconds)
+
+    def may_compile(self, entry: Entry) -> bool:
+        """Whether a key's recording, which is there, may be compiled now: if that will not keep others from being recorded,
+        which takes a small part of it."""
+        return entry.is_free or self.room() >= self._longest
+
+    def outdone(self, entry: Entry, seconds: float) -> None:
+        """Note that a key's recording, which took so long to make, was no faster than the program. Another one is made when it
+        takes no more than its share of the time since, and never soon; each waits twice as long as the one before."""
+        entry.is_free = False
+        share = min(settings.compile_budget, 1.0)
+        least = max(seconds / share, _SECONDS_BETWEEN_TRIES) if share else math.inf
+        entry.not_before = perf_counter() + least * 2**entry.outdone
+        entry.outdone += 1
+
+    def may_try_again(self, entry: Entry) -> bool:
+        """Whether a key whose recording was no faster may have another."""
+        return perf_counter() >= entry.not_before
 
 
 class Pause:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from treeplay.observe import warn_once
+from treeplay.observe import counters, warn_once
 from treeplay.observe.events import log_event
 from treeplay.settings import settings
 from treeplay.torch_seam.modes import default_device
@@ -21,7 +21,7 @@ from treeplay.tree.glances import Glances
 from treeplay.tree.key import Key, describe, has_fakes, kind_of, make_key, varying
 from treeplay.tree.mismatch import key_mismatches, nearest_mismatches
 from treeplay.tree.numbers import VaryingNumbers
-from treeplay.tree.reasons import OF_FAKES, under_mode
+from treeplay.tree.reasons import OF_FAKES, not_faster, under_mode
 from treeplay.tree.sizes import ChangingSizes
 from treeplay.tree.strangers import Stranger, Strangers
 from treeplay.tree.table import MOST_TRIES, Entry, EntryTable, Observation, Recording
@@ -30,6 +30,7 @@ from treeplay.wrap.emit import MISS
 
 CallFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 _NEVER = 2**62
+_MOST_OBJECTS = 16  # that come once each, before calls with such are left alone
 
 
 def no_recording(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -83,9 +84,16 @@ class Cache:
         self.settle()
         self.device = default_device()
         self.last = recording
-        self.warm = recording.call if recording is not None else no_recording
-        is_audited = recording is not None and recording.audit is not None and settings.audit
-        self.due = recording.audit.due - recording.calls if is_audited else _NEVER  # type: ignore[union-attr]
+        self.warm, self.due = no_recording, _NEVER
+        if recording is None:
+            return
+        if recording.audit is not None and settings.audit:
+            self.due = recording.audit.due - recording.calls
+        if recording.probation is not None:
+            self.due = min(self.due, recording.probation.due - recording.calls)
+            if recording.probation.is_under_way:  # each call of a round is looked at
+                return
+        self.warm = recording.call
 
     def settle(self) -> None:
         """Credit warm calls to the recording that served them, and calls that were left alone to their reason."""
@@ -121,7 +129,10 @@ class Cache:
         key = make_key(call)
         if self.passing_object and (kind := kind_of(key)) is not None and kind in self.passing_object:
             key = kind
-        return key, self.table.get(key) or Entry({})
+        entry = self.table.get(key) or Entry({})
+        if entry.phase is KeyPhase.OUTDONE and self.budget.may_try_again(entry):
+            entry.phase, entry.reason = KeyPhase.NEW, None
+        return key, entry
 
     def admit(self, entry: Entry, key: Key, call: Call) -> bool:
         """Have a new entry in the table, if there is a place and the budget is for it. A key that is not admitted is told from
@@ -219,11 +230,12 @@ class Cache:
             log_event("guards", f"{self.name}: other arguments than in the calls that were recorded: {differs}")
 
     def comes_once(self, entry: Entry, key: Key, call: Call) -> bool:
-        """Whether an object among the arguments has been another one in each call: as many as are kept, none of them twice.
+        """Whether an object among the arguments has been another one in each of many calls, none of them twice.
 
         Then its calls share the new entry, from now on."""
         kind = kind_of(key)
-        if kind is None or len(self.table) + self.strangers.of(hash(kind)).times < settings.max_recordings_per_program:
+        most = min(_MOST_OBJECTS, settings.max_recordings_per_program)
+        if kind is None or len(self.table) + self.strangers.of(hash(kind)).times < most:
             return False
         if any(at.phase is not KeyPhase.OBSERVED or kind_of(other) != kind for other, at in self.table.items()):  # type: ignore[arg-type]
             return False
@@ -267,6 +279,16 @@ class Cache:
         if recording is self.last:
             self.use(None)
         self.table.free([recording])
+
+    def outdone(self, entry: Entry, recording: Recording, told: str) -> None:
+        """Forget a recording that is no faster than its program, as was `told`: calls run as they are for a good while."""
+        self.drop(entry, recording)
+        entry.observations.clear()
+        entry.phase, entry.reason = KeyPhase.OUTDONE, not_faster(told)
+        self.budget.outdone(entry, sum(recording.seconds.values()))
+        self.tally.dropped += 1
+        counters.add("recordings dropped", "not faster")
+        log_event("recordings", f"{self.name}: that of {entry.label} was not faster and went: {told}")
 
     def let_go(self, entry: Entry, call: Call) -> None:
         """Drop recordings whose guards alone keep something alive that the program would find to be gone."""

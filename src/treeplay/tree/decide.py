@@ -2,7 +2,7 @@
 
 NEW ── observe ──▶ OBSERVED ── record ──▶ RECORDED ── (state reassigned) ── observe ──▶ OBSERVED ...
                         └── refused ──▶ REFUSED: eager for good
-EAGER: under a mode in which nothing is recorded
+EAGER: under a mode in which nothing is recorded     OUTDONE: the program as it is was as fast; tried again later
 
 A call may be recorded once it was observed with the same plain values (flags, numbers) in the program's reach; with other
 values it is observed anew. So is one whose trace was given another number than the observed call, once: a setting may have
@@ -23,6 +23,7 @@ class KeyPhase(Enum):
     RECORDED = "recorded"
     REFUSED = "refused"
     EAGER = "eager"
+    OUTDONE = "as fast unrecorded"
 
 
 class Action(Enum):
@@ -49,7 +50,7 @@ def decide(facts: CallFacts) -> Action:
     match facts.phase:
         case KeyPhase.NEW:
             return Action.OBSERVE
-        case KeyPhase.REFUSED | KeyPhase.EAGER:
+        case KeyPhase.REFUSED | KeyPhase.EAGER | KeyPhase.OUTDONE:
             return Action.RUN_EAGERLY
         case KeyPhase.OBSERVED | KeyPhase.RECORDED:
             if facts.is_observed:

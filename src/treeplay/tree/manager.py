@@ -40,10 +40,12 @@ from treeplay.tree.key import values_in_objects
 from treeplay.tree.launching import answer_raised
 from treeplay.tree.mismatch import cause_of
 from treeplay.tree.moved import bring_back
+from treeplay.tree.on_probation import next_step, timing_of
+from treeplay.tree.probation import ProbationStep
 from treeplay.tree.reasons import passing_object, too_often
 from treeplay.tree.recorders import recorders
 from treeplay.tree.recording import UNLIKE, CallRecorder, MakeRecording
-from treeplay.tree.table import Entry, Observation
+from treeplay.tree.table import Entry, Observation, Recording
 from treeplay.values.structure import Leaf
 from treeplay.wrap.emit import MISS
 
@@ -220,6 +222,8 @@ class Manager:
             found.left -= 1
             return self.answers.eagerly(found.entry, Call(args, kwargs, [], Leaf(0)), found.why)
         entry, recording = found
+        if recording.probation is not None and recording.calls >= recording.probation.due:
+            return MISS
         try:
             out = recording.call(args, kwargs)
         except Exception as error:
@@ -227,27 +231,41 @@ class Manager:
             return answer_raised(self.answers, entry, recording, error, call)
         if out is not MISS:
             self.cache.table.used(entry)
-            self.cache.served(recording)
+            self._served(entry, recording)
         return out
+
+    def _served(self, entry: Entry, recording: Recording) -> None:
+        self.cache.served(recording)
+        if recording.next_tier is not None:
+            self.recorder.promote(entry, recording)
 
     def _with_entry(self, entry: Entry, call: Call) -> Any:
         since = recorders.now()
         for recording in reversed(entry.recordings):  # the newest first
+            step = next_step(self.cache, entry, recording)
+            if step is ProbationStep.GOES:
+                return self.answers.as_before(entry, call)
+            if step is ProbationStep.AS_IT_IS:
+                return self.answers.timed(entry, timing_of(recording, step), call)
             try:
-                out = recording.call(call.args, call.kwargs)
+                with timing_of(recording, step):
+                    out = recording.call(call.args, call.kwargs)
                 if out is MISS and bring_back(recording.moved):
                     out = recording.call(call.args, call.kwargs)
             except Exception as error:
                 return answer_raised(self.answers, entry, recording, error, call)
             if out is not MISS:
-                self.cache.served(recording)
+                self._served(entry, recording)
                 self.cache.glances.remember(call, entry, recording)
                 return out
+        if entry.phase is KeyPhase.OUTDONE:
+            return self.answers.as_before(entry, call)
         if entry.recordings and recorders.disturbed(since):
             return self.answers.eagerly(entry, call, OTHERS)
         if entry.phase is KeyPhase.OBSERVED and not self.cache.budget.allows(entry):
             return self.answers.left_alone(entry, call, OVER_BUDGET)
-        self.cache.let_go(entry, call)
+        with self.cache.budget.spending(entry):
+            self.cache.let_go(entry, call)
         seen, has_changed = entry.observation(values_in_objects(call)), False
         if seen is None and entry.was_observed and entry.tries and entry.observations:
             entry.tries -= 1

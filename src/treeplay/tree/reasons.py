@@ -23,6 +23,16 @@ def too_often(name: str, entry: Entry) -> Reason:
     )
 
 
+def not_faster(told: str) -> Reason:
+    """A recording that takes no less than its program."""
+    return Reason(
+        op="recording",
+        why=f"was not faster and went: {told}",
+        advice="nothing needs to be done: calls run as they are, and it is tried again later; "
+        "treeplay.settings.compare_with_eager = False keeps it",
+    )
+
+
 OF_FAKES = Reason(
     op="fake tensor",
     why="has no data to compute with, so calls with fake tensors among their arguments run eagerly",

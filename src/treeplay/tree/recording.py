@@ -96,7 +96,7 @@ class CallRecorder:
             return answers.broken(entry, as_internal(error, "recording a call"), call)
         if out is not MISS:
             answers.cache.adopt(entry, recording, seen)
-            promote(recording, answers.name, self._gate.lock, partial(answers.cache.budget.spent, entry))
+            self.promote(entry, recording)
             if recording.effects:
                 answers.warn_of_effects(recording.effects)
             return out
@@ -105,6 +105,14 @@ class CallRecorder:
         if is_disturbed:
             return answers.eagerly(entry, call, OTHERS)
         return answers.refused(entry, Refusal(does_not_fit(mismatch)), call)
+
+    def promote(self, entry: Entry, recording: Recording) -> None:
+        """Have the next tier of a recording compiled, if the budget has room for that; else a later call asks again."""
+        budget = self._answers.cache.budget
+        if budget.may_compile(entry):
+            promote(recording, self._answers.name, self._gate.lock, partial(budget.compiled, entry))
+        elif not recording.tier:
+            recording.tier = "Inductor compiles it when the compile budget has room for that"
 
     def _made(self, call: Call, seen: Observation) -> Recording:
         """A recording for `call`, of which nothing has run; raises reasons and errors of our own alone.

@@ -15,6 +15,7 @@ from treeplay.trace.found import Survey
 from treeplay.tree.audit import Audit
 from treeplay.tree.decide import KeyPhase
 from treeplay.tree.key import as_line
+from treeplay.tree.probation import Probation
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.plan import Plan
@@ -73,6 +74,9 @@ class Recording:
     set_run: Callable[[Any], None] | None = None  # has its call function launch something else that does the same
     next_tier: NextTier | NextWrapper | None = None  # what may take its place, and is not compiled yet
     tier: str = ""  # what became of that, as text
+    is_settling: bool = False  # whether something may still take its place
+    probation: Probation | None = None  # until it is known to be faster than its program; None: it stays
+    worth: str = ""  # what it and the program as it is were found to take, as text
     is_dropped: bool = False
     is_for_all_sizes: bool = False  # whether it serves calls of many keys, which differ in sizes of their arguments
 
@@ -129,6 +133,8 @@ class Entry:
     errors: list[str] = field(default_factory=list)  # of treeplay's own, with their tracebacks
     is_told: bool = False  # whether the newest cause is that of the call that is under way
     differs: tuple[Mismatch, ...] = ()  # from the nearest recording of another key
+    outdone: int = 0  # recordings that were no faster than the program
+    not_before: float = 0.0  # the moment from which on another one may be made
 
     def observation(self, in_objects: Mapping[str, Any] = _NONE) -> Observation | None:
         """That of a call with the plain values of today, or None."""

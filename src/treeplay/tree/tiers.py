@@ -43,7 +43,7 @@ def promote(recording: Recording, name: str, lock: Any, spent: Callable[[float],
     program's lock, how many seconds that took."""
     tier, recording.next_tier = recording.next_tier, None
     if tier is not None:
-        recording.tier = "Inductor compiles it in the background"
+        recording.tier, recording.is_settling = "Inductor compiles it in the background", True
         compile_thread.add(partial(_compile, weakref.ref(recording), tier, name, lock, spent))
 
 
@@ -79,9 +79,10 @@ def _compile(
             return
         recording.seconds["lower in the background"] = seconds
         if begin is None:
-            recording.tier = "its operators run one by one: it could not be compiled"
+            recording.tier, recording.is_settling = "its operators run one by one: it could not be compiled", False
             recording.details = {**recording.details, "passed over": (failed,)}
             return
+        recording.is_settling = isinstance(tier, NextTier)  # which is tried first
         log_event("recordings", f"{name}: compiled in the background in {seconds:.2f} s")
         begin(recording)
 
@@ -145,7 +146,7 @@ class Trial:
         if recording is None or recording.set_run is None or None in old or None in new:
             return
         before, after = (statistics.median(filter(None, times)) if any(times) else 0.0 for times in (old, new))
-        is_faster = after < before
+        is_faster, recording.is_settling = after < before, False
         keeps, goes = self._made[is_faster], self._made[not is_faster]
         told = f"{after * 1e6:,.0f} µs where the operators one by one took {before * 1e6:,.0f}"
         recording.tier = f"Inductor's was tried: {told}" + ("" if is_faster else "; they stay")

@@ -33,6 +33,7 @@ class RecordingFacts:
     guarded: tuple[str, ...] = ()  # what the recording depends on, by place, with what it was when it was recorded
     effects: tuple[str, ...] = ()  # what the program printed, logged and wrote, which no replay does: what, and where
     tier: str = ""  # whether what Inductor compiles in the background is awaited, on trial, or faster
+    worth: str = ""  # what it takes, and what the program as it is does, once that was timed
     audits: int = 0  # how often it was compared with a new trace
     not_replayed: dict[str, int] = field(default_factory=dict)
 

@@ -109,6 +109,20 @@ def test_a_compiled_recording_takes_integers(what: str) -> None:
     assert jitted.statistics().recordings == 1
 
 
+@pytest.mark.compile
+def test_a_compiled_recording_writes_a_number_as_it_is() -> None:
+    """Beyond what a float32 holds, cut off for an integer tensor, and with the sign of a zero."""
+
+    def program(x: Tensor, n: Tensor, value: float) -> tuple[Tensor, ...]:
+        signs = 1 / x.clone().fill_(value), 1 / torch.full_like(x, value), 1 / torch.full((2,), value)
+        return *signs, n.clone().fill_(value), n.masked_fill(n > 1, value), torch.full_like(n, value) - n
+
+    jitted, x, n = jit(program, lower="inductor"), torch.randn(3), torch.arange(4)
+    for value in (1.5, 2.5, -0.0, 2.0**24 + 1, -(2.0**31) - 5, -0.75, 2.0**53 - 1):
+        assert_same(jitted(x, n, value), program(x, n, value))
+    assert jitted.statistics().recordings == 1
+
+
 def test_a_step_whose_loss_is_weighted_anew_in_each_call() -> None:
     torch.manual_seed(3)
     ours, theirs = nn.Linear(3, 2), nn.Linear(3, 2)

@@ -71,7 +71,12 @@ def _clamp(a: Any, minimum: Any = None, maximum: Any = None) -> Any:
 
 
 def _fill(a: Any, value: Any) -> Any:
-    return torch.zeros_like(a) + like(value, a).to(a.dtype)
+    return _written_over(torch.zeros_like(a), value)
+
+
+def _written_over(zeros: Tensor, value: Tensor) -> Tensor:
+    """A sum would lose the sign of a zero."""
+    return torch.where(torch.ones_like(zeros, dtype=torch.bool), value.to(zeros.dtype), zeros)
 
 
 def _rsub(a: Any, b: Any, alpha: Any = 1) -> Any:
@@ -93,7 +98,7 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
 
 
 def _masked_fill(a: Any, mask: Any, value: Any) -> Any:
-    return torch.where(mask, like(value, a).to(a.dtype), a)
+    return torch.where(mask, value.to(a.dtype), a)
 
 
 def _power_of(base: Any, exponent: Any) -> Any:
@@ -102,13 +107,11 @@ def _power_of(base: Any, exponent: Any) -> Any:
 
 def _full(size: Sequence[int], value: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
     inferred = torch.int64 if value.dtype == torch.int64 else torch.get_default_dtype()
-    zeros = torch.zeros(size, dtype=dtype if dtype is not None else inferred, **options)
-    return zeros + value.to(zeros.dtype)
+    return _written_over(torch.zeros(size, dtype=dtype if dtype is not None else inferred, **options), value)
 
 
 def _full_like(a: Any, value: Any, **options: Any) -> Any:
-    zeros = torch.zeros_like(a, **options)
-    return zeros + value.to(zeros.dtype)
+    return _written_over(torch.zeros_like(a, **options), value)
 
 
 _POINTWISE: dict[str, Callable[..., Any]] = {

@@ -90,9 +90,10 @@ def scaled(x: torch.Tensor) -> torch.Tensor:
     return x * 2 - 1
 
 
-def call(jitted: Any, times: int, program: Callable[..., Any] = scaled, size: int = 3) -> None:
+def call(jitted: Any, times: int, program: Callable[..., Any] = scaled, rank: int = 1) -> None:
+    """Calls of one kind; another rank is another kind, whose sizes no recording of this one serves."""
     for number in range(times):
-        x = torch.arange(float(size)) * number
+        x = torch.arange(3.0).reshape([3] + [1] * (rank - 1)) * number
         assert_same(jitted(x), program(x))
 
 
@@ -148,7 +149,7 @@ def test_a_recording_that_stays_is_looked_at_no_more(clock: Clock) -> None:
     call(jitted, BEFORE + ROUNDS)
     cache = jitted._manager.cache
     with treeplay.settings.changed(audit=False):
-        call(jitted, 2, size=4)
+        call(jitted, 2, rank=2)
         call(jitted, 2)
         assert cache.last is not None and cache.last.worth and cache.last.probation is None
         assert cache.warm is cache.last.call and cache.due > 2**60 and cache.warm_calls == 1
@@ -199,20 +200,20 @@ def test_Tplus12_a_training_step_goes_on_where_the_other_way_left_off(clock: Clo
 def test_Tplus12_each_kind_of_call_is_measured_by_itself(clock: Clock) -> None:
     jitted = clock.slow(treeplay.jit(scaled))
     with treeplay.settings.changed(compile_budget=0.0):  # none is tried again
-        for size, recorded in ((2, 0.5), (3, 1.5), (4, 0.5)):
+        for rank, recorded in ((1, 0.5), (2, 1.5), (3, 0.5)):
             clock.recorded = recorded
-            call(jitted, 100, size=size)
-        for size in (2, 3, 4) * 40:
-            call(jitted, 1, size=size)
-    found = {key.arguments[-2]: len(key.recordings) for key in jitted.statistics().keys}
-    assert found == {"2": 1, "3": 0, "4": 1}, jitted.explain()
+            call(jitted, 100, rank=rank)
+        for rank in (1, 2, 3) * 40:
+            call(jitted, 1, rank=rank)
+    found = {1 + key.arguments.count(","): len(key.recordings) for key in jitted.statistics().keys}
+    assert found == {1: 1, 2: 0, 3: 1}, jitted.explain()
 
 
 def test_kinds_of_calls_in_turn_are_measured_too(clock: Clock) -> None:
     clock.recorded = 1.5
     jitted = clock.slow(treeplay.jit(scaled))
-    for size in (2, 3) * 100:
-        call(jitted, 1, size=size)
+    for rank in (1, 2) * 100:
+        call(jitted, 1, rank=rank)
     assert [key.phase for key in jitted.statistics().keys] == [OUTDONE] * 2
 
 

@@ -249,18 +249,19 @@ def test_further_kinds_are_compiled_when_the_budget_has_room_for_that(compiling:
     jitted = treeplay.jit(lambda x: x * 2 - 1)
     budget = jitted._manager.cache.budget
 
-    def call(size: int) -> None:
+    def call(rank: int) -> None:
+        x = torch.ones([2] * rank)
         for _ in range(3):
-            assert_same(jitted(torch.ones(size)), torch.ones(size))
+            assert_same(jitted(x), x)
             assert compile_thread.wait(30)
 
-    for size in (1, 2, 3):
-        call(size)
+    for rank in (1, 2, 3):
+        call(rank)
     budget._longest = 100.0
     with treeplay.settings.changed(compile_budget=1.0):
         budget._spent = -50.0  # as if fifty seconds were left
-        for size in (4, 5):
-            call(size)
+        for rank in (4, 5):
+            call(rank)
         assert len(compiling.threads) == 3 and jitted.statistics().recordings == 5
         assert "when the compile budget has room" in jitted.explain()
         budget._spent = -200.0
@@ -274,18 +275,18 @@ def test_a_kind_that_is_all_that_comes_is_compiled_too_when_there_is_room(compil
     compiling.ready.set()
     jitted = treeplay.jit(lambda x: x * 2 - 1)
     budget = jitted._manager.cache.budget
-    for size in (1, 2, 3):
+    for rank in (1, 2, 3):
         for _ in range(3):
-            jitted(torch.ones(size))
+            jitted(torch.ones([2] * rank))
             assert compile_thread.wait(30)
     with treeplay.settings.changed(compile_budget=1.0):
         budget._spent, budget._longest = -50.0, 100.0
         for _ in range(CALLS):
-            jitted(torch.ones(4))
+            jitted(torch.ones(2, 2, 2, 2))
         assert compile_thread.wait(30) and len(compiling.threads) == 3
         budget._spent = -200.0
         for _ in range(2 * CALLS):
-            jitted(torch.ones(4))
+            jitted(torch.ones(2, 2, 2, 2))
     assert compile_thread.wait(30) and len(compiling.threads) == 4
 
 

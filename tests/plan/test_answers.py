@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributions import Distribution, Normal
+from torch.distributions import Categorical, Distribution, Normal
+from torch.nn import functional as F
 
 import treeplay
 from support import call_of
@@ -49,6 +50,51 @@ def test_one_check_is_its_own_answer() -> None:
         lambda x: Normal(x, x.exp(), validate_args=False)._validate_sample(x) or x - 1, torch.ones(3, device=META)
     )
     assert made.signature.answer == 1 and "aten.stack.default" not in operators(made)
+
+
+def test_indices_behind_a_check_are_part_of_the_answer_and_harmless_where_they_do_not_pass() -> None:
+    def program(x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        return Categorical(logits=x).log_prob(action) - x[:, 0]
+
+    made = settled(program, torch.ones(3, 4, device=META), torch.ones(3, dtype=torch.int64, device=META))
+    (gather,) = (node for node in made.graph.nodes if str(node.target) == "aten.gather.default")
+    assert str(gather.args[2].target) == "aten.where.self"
+    stacked = next(node for node in made.graph.nodes if str(node.target) == "aten.stack.default")
+    assert gather.args[2].args[0] in stacked.args[0] and len(stacked.args[0]) == 3
+    made.graph.lint()
+
+
+@pytest.mark.parametrize("bad", [None, "logits", "too large", "negative", "class", "class negative"])
+def test_the_answer_is_no_where_eager_would_fail_and_everything_runs_all_the_same(bad: str | None) -> None:
+    """Run on the CPU, whose kernels raise where those of a GPU would end the process's use of it."""
+    from treeplay.plan.answers import with_answer
+
+    def program(x: torch.Tensor, action: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = Categorical(logits=x).log_prob(action).sum() - F.cross_entropy(x, y)
+        return loss + F.embedding(y, x).sum() if y.dtype.is_floating_point else loss
+
+    x, action, y = torch.randn(3, 4, device=META), *(torch.ones(3, dtype=torch.int64, device=META) for _ in range(2))
+    graph = with_answer(trace(program, call_of(x, action, y)), META).graph
+    given = [torch.randn(3, 4), torch.tensor([0, 3, 1]), torch.tensor([2, -100, 0])]
+    spoilt = {"logits": (0, (1, 1), torch.nan), "too large": (1, 2, 4), "negative": (1, 0, -1), "class": (2, 0, 4)}
+    spoilt["class negative"] = (2, 0, -1)
+    if bad is not None:
+        at, place, value = spoilt[bad]
+        given[at][place] = value
+    order = [node.target for node in graph.nodes if node.op == "placeholder"]
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    result, answer = module(*(given[int(str(name).removeprefix("in"))] for name in sorted(order)))
+    assert bool(answer) is (bad is None)
+    if bad is None:
+        torch.testing.assert_close(result, program(*given))
+
+
+def test_an_operator_behind_a_check_of_which_nothing_is_known_is_refused() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.poisson(Normal(x, x.exp()).log_prob(x).exp())
+
+    with pytest.raises(treeplay.Refusal, match=r"poisson.* may end the use of the GPU"):
+        settled(program, torch.ones(3, device=META))
 
 
 def test_an_assertion_of_the_users_stays_one() -> None:

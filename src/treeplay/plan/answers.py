@@ -4,7 +4,8 @@
     valid_2 ─▶ _assert_async.msg  ┴─▶  all(stack(valid_1, valid_2)): one more result, which the call reads after the launch
 
 A distribution that validates its arguments waits for the device once for each of them. A recording waits once. If anything did
-not pass, the call is taken back, and the program itself runs and raises its own exception.
+not pass, the call is taken back, and the program itself runs and raises its own exception. Until then, values that did not pass
+go through the rest of the program, where `harmless` sees to them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 import torch.fx
 
 from treeplay.errors import Refusal
+from treeplay.plan.harmless import made_harmless
 from treeplay.trace.checks import ADVICE, VALIDATES
 from treeplay.trace.traced import Trace
 from treeplay.values.overlap import overlaps_itself
@@ -35,9 +37,15 @@ def with_answer(traced: Trace, device: torch.device) -> Trace:
         return traced
     if signature.kind is Kind.DIFFERENTIABLE:
         raise _refusal(asking[0], "a distribution checks its arguments, and waits on the host for the answer")
+    more, unknown = made_harmless(graph, asking[0])
+    if unknown is not None:
+        name = str(unknown.target).removeprefix("aten.")
+        raise _refusal(
+            asking[0], f"a distribution checks its arguments, and {name} behind it may end the use of the GPU"
+        )
     output = graph.output_node()
     with graph.inserting_before(output):
-        answer = _all_of(graph, [node.args[0] for node in asking], device)
+        answer = _all_of(graph, [*(node.args[0] for node in asking), *more], device)
     for node in asking:
         graph.erase_node(node)
     results: tuple[torch.fx.Node, ...] = output.args[0]  # type: ignore[assignment]

@@ -175,11 +175,10 @@ def _ranges(node: Node, written: Collection[int], varying: Collection[Any]) -> t
     if not _varies(node, varying):
         return ()
     op = called(node)
-    found = None if op is None else _INDICES.get(op._schema.name.partition("::")[2])
-    if found is None:
+    if op is None or op._schema.name.partition("::")[2] not in _INDICES:
         return None
     ranges: list[InRange] = []
-    for index, size, ignored in found(node):
+    for index, size, ignored in indices_of(node):
         if isinstance(index, Node) and index.meta.get("storage", index) not in varying:
             continue
         root = _root(index, written)
@@ -219,6 +218,13 @@ def _bound(node: Node) -> float:
 
 
 Indices = Iterator[tuple[Any, int, int | None]]
+
+
+def indices_of(node: Node) -> Indices:
+    """The indices that an operator takes, how many things each of them chooses from, and the one that is ignored."""
+    op = called(node)
+    found = None if op is None else _INDICES.get(op._schema.name.partition("::")[2])
+    return found(node) if found is not None else iter(())
 
 
 def _shape(node: Any) -> tuple[int, ...]:

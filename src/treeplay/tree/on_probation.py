@@ -15,7 +15,9 @@ from treeplay.tree.probation import ProbationStep
 from treeplay.tree.table import Entry, Recording
 from treeplay.values.signature import Kind
 
-_MOST_SCRATCH = 32 * 2**20  # bytes on a GPU: the program as it is takes them a second time, and torch keeps them
+_MOST_SCRATCH = (
+    64 * 2**20
+)  # bytes on a GPU, in pieces of 32 MiB: the program takes them once more, and torch keeps them
 
 
 def next_step(cache: Cache, entry: Entry, recording: Recording) -> ProbationStep | None:

@@ -1,8 +1,9 @@
 """First calls on a GPU: seconds until the third and the sixth call of a training step, with empty caches.
 
-`python -m benchmarks.gpu.cold --json FILE --jobs N`. Each measurement has a process and a cache folder of its own; the clock
-starts when torch and treeplay are imported and the model is on the GPU. `treeplay` compiles in the background: its last tier is
-timed too, and the steps of either tier. N processes share the machine, so these are upper bounds.
+`python -m benchmarks.gpu.cold --json FILE --jobs N`; with `--first`, the last tier is not waited for. Each measurement has a
+process and a cache folder of its own; the clock starts when torch and treeplay are imported and the model is on the GPU.
+`treeplay` compiles in the background: its last tier is timed too, and the steps of either tier. N processes share the machine,
+so these are upper bounds.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ PROGRAMS = (
 )
 
 
-def measure(program: Program, variant: str) -> dict[str, Any]:
+def measure(program: Program, variant: str, *, only_first: bool) -> dict[str, Any]:
     """One measurement, in this process."""
     device = torch.device("cuda")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = program.precision == "tf32"
@@ -81,8 +82,12 @@ def measure(program: Program, variant: str) -> dict[str, Any]:
         if number in (3, 6):
             found[f"seconds to call {number}"] = perf_counter() - start
     found["first tier, us"] = _step_us(made.call, batch)
-    if variant == "treeplay":
-        jitted: Any = made.call
+    jitted: Any = made.call
+    if variant != "compile":
+        (key,) = jitted.statistics().keys
+        found["recorded in, s"] = dict(key.recordings[-1].seconds)
+        found["launch, s"] = dict(key.recordings[-1].launch.seconds)
+    if variant == "treeplay" and not only_first:
         while (
             any(text in (told := jitted.statistics().keys[0].recordings[0]).tier for text in _ON_ITS_WAY)
             and perf_counter() - start < _MOST_SECONDS_WAITED
@@ -105,11 +110,12 @@ def _step_us(call: Any, batch: tuple[torch.Tensor, ...]) -> float:
     return median(times) * 1e6
 
 
-def _apart(program: str, variant: str) -> dict[str, Any]:
+def _apart(program: str, variant: str, *, only_first: bool) -> dict[str, Any]:
     """The same in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="treeplay-cold-") as folder:
         caches = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton"}
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.gpu.cold", "--work", program, variant]
+        command += ["--first"] if only_first else []
         done = subprocess.run(
             command, env={**os.environ, **caches}, capture_output=True, text=True, timeout=_MOST_SECONDS, check=False
         )
@@ -124,17 +130,19 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", nargs="*", default=[program.name for program in PROGRAMS])
+    parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=VARIANTS)
+    parser.add_argument("--first", action="store_true", help="do not wait for the last tier")
     parser.add_argument("--work", nargs=2, help=argparse.SUPPRESS)
     words = parser.parse_args()
     by_name = {program.name: program for program in PROGRAMS}
     if words.work:
-        print(json.dumps(measure(by_name[words.work[0]], words.work[1])))
+        print(json.dumps(measure(by_name[words.work[0]], words.work[1], only_first=words.first)))
         return
-    tasks = [(name, variant) for name in words.only for variant in VARIANTS]
+    tasks = [(name, variant) for name in words.only for variant in words.variants]
     result: dict[str, Any] = {"environment": facts(torch.device("cuda")), "jobs": words.jobs}
     named = f"benchmarks/results/first_calls/cuda-{str(result['environment']['date'])[:10]}.json"
     with ThreadPoolExecutor(words.jobs) as pool:
-        begun = {pool.submit(_apart, *task): task for task in tasks}
+        begun = {pool.submit(_apart, *task, only_first=words.first): task for task in tasks}
         for done in as_completed(begun):
             (name, variant), one = begun[done], done.result()
             result.setdefault(name, {"title": by_name[name].title})[variant] = one

@@ -76,7 +76,16 @@ class Attending(nn.Module):
 
 NETS = pytest.mark.parametrize("kind", [Residual, Attending])
 FRONTS = pytest.mark.parametrize("front", ["jit", "backend"])
-STEPS, STEADY = 10, 6
+STEPS, ALONE, STEADY = (
+    14,
+    6,
+    10,
+)  # steps, those beside a twin, and those after which the allocator does the same in each
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
 def call_of(net: nn.Module, front: str) -> Any:
@@ -136,7 +145,7 @@ def test_T36_training_is_eagers_and_its_warm_steps_move_no_address(
         if number == STEADY:
             moves.clear()
         found = train(net, call, batch, optimizers[0])
-        if number < STEADY:
+        if number < ALONE:
             torch.testing.assert_close(found, train(twin, twin, batch, optimizers[1]), rtol=2e-3, atol=2e-4)
     assert moves == []
     assert all(launch.captures == 1 and launch.launches >= STEPS - 3 for launch in launches())
@@ -158,7 +167,8 @@ def test_T36_a_forward_saves_one_thing_of_its_own(kind: Any, front: str, two_net
     assert made > before
     kept = result.grad_fn.saved_tensors
     own = {one.untyped_storage().data_ptr() for one in (*net.parameters(), *net.buffers(), batch, result)}
-    others = [one for one in kept if one.untyped_storage().data_ptr() not in own]
+    # Attention keeps a seed and an offset, which lie on the host where it draws nothing.
+    others = [one for one in kept if one.untyped_storage().data_ptr() not in own and one.is_cuda]
     assert [one.dtype for one in others] == [torch.uint8], [(one.dtype, one.shape) for one in others]
     assert taken <= 1 + 2
     launches()

@@ -41,6 +41,7 @@ from treeplay.wrap.aot.shared_results import with_common_values
 from treeplay.wrap.aot.stashed import compute_once_what_is_stashed
 from treeplay.wrap.aot.subclass_rules import explained
 from treeplay.wrap.aot.surroundings import refuse_backward_states, refuse_compiled_autograd, run_in_callers_context
+from treeplay.wrap.aot.writes_inside import write_inside, writes_of_forward
 
 
 def wrap_function(
@@ -237,7 +238,9 @@ def _load_training(
             num_fwd_outputs=plan.returned_values,
             static_lifetime_input_indices=[],
         )
-        inner = inner_values_last(forward, backward, returned=plan.returned_values)
+        writes = writes_of_forward(traced, forward, plan, late)
+        unseen = [write.value for write in writes]
+        inner = inner_values_last(forward, backward, returned=plan.returned_values, unseen=unseen)
         node = plan_node(traced, plan, forward, backward, late, inner=inner)
         origins = origins_of(traced.facts, node.differentiable)
         saved, is_every = saved_by(forward, plan), compilers.keeps_inputs
@@ -245,11 +248,12 @@ def _load_training(
         why = compilers.why_once or why_not(traced, node, forward, kept)
         if why is None and again is not None:
             node = dataclasses.replace(node, inputs=kept, draws=draws_of(forward))
-        onward = Onward(again if why is None else None, why, node, origins)
-        plan = dataclasses.replace(plan, node=node)
         _mark_visible(forward, plan)
         first = plan.returned_values + node.first_inner
         forward.graph.output_node().meta[INNER] = (first, first + node.inner)
+        plan, node = write_inside(forward, plan, node, writes)
+        onward = Onward(again if why is None else None, why, node, origins)
+        plan = dataclasses.replace(plan, node=node)
         instead = _first_call(forward, plan, compilers)
         run = compilers.forward(forward, [*traced.inputs[0], *traced.inputs[2:4], *generator_inputs(forward)])
     tangents = 0 if node.is_whole else len(node.tangents)

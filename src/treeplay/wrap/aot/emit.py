@@ -232,9 +232,13 @@ class _PlanEmitter(Writer):
     def versions(self) -> None:
         """Layouts change before the graph as far as autograd can tell: what this call saves is not outdated by it."""
         moved = {write.argument for write in self.plan.writes if not write.has_data} | set(self.plan.touched)
-        for argument in sorted(moved):
+        places = [f"args[{self.at(argument)}]" for argument in sorted(moved)]
+        if len(places) > _FEW:
+            self.add(f"{self.use('note_every_write', helpers.note_every_write)}({list_of(places)})")
+            return
+        for place in places:
             self.use("note_write", helpers.note_write)
-            self.add(f"note_write(args[{self.at(argument)}])")
+            self.add(f"note_write({place})")
 
     def keep(self) -> None:
         """Only what the epilogue needs stays referenced; everything else may die inside the graph."""

@@ -8,7 +8,7 @@ What can be reached from outside is watched for changes, and stays a tensor of i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,11 @@ from treeplay.wrap.aot.layouts import fake_of
 from treeplay.wrap.aot.stashed import IS_STASHED
 
 
-def inner_values_last(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, *, returned: int) -> int:
+def inner_values_last(
+    forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, *, returned: int, unseen: Collection[int] = ()
+) -> int:
     """Have a forward save inner values behind all others, and a backward take them there; how many there are. The forward
-    gives `returned` values before those that it saves.
+    gives `returned` values before those that it saves, of which nobody sees the `unseen` ones.
 
     What is kept without noticing later writes stays where it is, at the very end.
     """
@@ -32,7 +34,8 @@ def inner_values_last(forward: torch.fx.GraphModule, backward: torch.fx.GraphMod
     stashed = (k for k, node in enumerate(outputs) if k >= returned and node.meta.get(IS_STASHED))
     end = next(stashed, len(outputs))
     saved = list(range(returned, end))
-    seen = {base_of(node) for node in outputs[:returned] if isinstance(node, torch.fx.Node)}
+    shown = (node for k, node in enumerate(outputs[:returned]) if k not in unseen)
+    seen = {base_of(node) for node in shown if isinstance(node, torch.fx.Node)}
     bound = _bound_to_storage(backward)
     inner = [k for k in saved if _is_inner(outputs[k], seen) and placeholders[k - returned] not in bound]
     order = [*range(returned), *(k for k in saved if k not in set(inner)), *inner, *range(end, len(outputs))]

@@ -201,6 +201,11 @@ def note_write(tensor: torch.Tensor) -> None:
         torch.autograd.graph.increment_version(tensor)
 
 
+def note_every_write(tensors: list[torch.Tensor]) -> None:
+    """The same for many."""
+    autograd.increment_versions([tensor for tensor in tensors if not tensor.is_inference()])
+
+
 class _Differentiated(torch.autograd.Function):
     """Gradients that may be asked for their own gradient, which raises."""
 

@@ -1,7 +1,8 @@
 """The frozen facts about one call pattern of a function that torch's ahead-of-time tracing took apart.
 
 A graph returns its *values* in this order: new contents of written arguments, results, bases, and, in training, what
-is saved for the backward. Everything here is plain data: it can be pickled, compared and hashed, and holds no tensor.
+is saved for the backward; None in the place of new contents that it writes itself. Everything here is plain data: it can be
+pickled, compared and hashed, and holds no tensor.
 """
 
 from __future__ import annotations

@@ -50,15 +50,20 @@ def guards_of(program: Callable[[], Any]) -> Guards:
 def slow_looks(guards: Guards) -> Iterator[list[bool]]:
     """The answers of every slow comparison in a block."""
     found: list[bool] = []
-    again = guards.again
+    again = Guards.again
 
-    def noted() -> bool:
-        found.append(again())
-        guards._quick.__globals__["again"] = noted  # type: ignore[attr-defined]
+    def noted(self: Guards) -> bool:
+        found.append(again(self))
         return found[-1]
 
-    guards._quick.__globals__["again"] = noted  # type: ignore[attr-defined]
-    yield found
+    Guards.again = noted  # type: ignore[method-assign]
+    for function in (guards._quick, guards._words):
+        if function is not None and function.__globals__:
+            function.__globals__["again"] = guards.again
+    try:
+        yield found
+    finally:
+        Guards.again = again  # type: ignore[method-assign]
 
 
 def test_guards_are_quick_while_nothing_changes() -> None:

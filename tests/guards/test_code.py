@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeplay.guards.check import Guards
-from treeplay.guards.conditions import Table
+from treeplay.guards.containers import Table
 from treeplay.guards.reach import Reach
 from treeplay.guards.reads import Reads
 

@@ -11,7 +11,6 @@ is compared entry by entry from the second time on.
 from __future__ import annotations
 
 import functools
-import gc
 import operator
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,8 +21,10 @@ from typing import Any
 import torch
 
 from treeplay.codegen import Source, load_source
+from treeplay.guards.alive import one_would_be_gone
 from treeplay.guards.code import Steady, emit_check
-from treeplay.guards.conditions import Comparison, Guard, Table, TensorFacts, shown
+from treeplay.guards.conditions import Comparison, Guard, TensorFacts, shown
+from treeplay.guards.containers import Table
 from treeplay.guards.entries import spot_of
 from treeplay.guards.reach import Reach
 from treeplay.guards.words import Comparer, Words, background
@@ -166,25 +167,17 @@ class Guards:
     def keeps_alive(self) -> bool:
         """Whether something that a weak reference leads to would be gone, were it not for these guards."""
         reach = self._reach
+        containers = (*reach.tables, *reach.items, *reach.members)
         met = [weakref.ref.__call__(reference) for reference in reach.references]
-        for guard in (*reach.tables, *reach.items, *reach.members):
+        for guard in containers:
             met += guard.left_out()
         found = [value for value in met if value is not None]
         if not found:
             return False
         # What is guarded itself is the program's, unless it would be gone too.
-        guarded = {id(guard.holder) for guard in (*reach.tables, *reach.items, *reach.members)}
+        guarded = {id(guard.holder) for guard in containers}
         own = {*map(id, (met, found, *self._own_containers()))} - guarded
-        guarded |= {id(value) for value, _, _ in reach.kinds}
-        # One walk over the heap for all of them: each takes tens of milliseconds.
-        others = [referrer for referrer in gc.get_referrers(*found) if id(referrer) not in own | guarded]
-        held = {*map(id, gc.get_referents(*others))} if others else set()
-        doubtful = [value for value in found if id(value) not in held]
-        own |= {id(others), id(doubtful)}
-        while doubtful:  # here and below, a generator or a tuple of arguments would hold what is asked for
-            if not _is_held(doubtful.pop(), own, guarded):
-                return True
-        return False
+        return one_would_be_gone(found, own, guarded | {id(value) for value, _, _ in reach.kinds})
 
     def forget(self) -> None:
         """Hold nothing any more, and no call."""
@@ -403,19 +396,6 @@ def _is_within_python(place: str) -> bool:
 
 def _stays(place: Binding, pinned: set[Any]) -> bool:
     return place.may_be_kept and {spot_of(step) for step in place.steps} <= pinned
-
-
-def _is_held(value: Any, own: set[int], guarded: set[int]) -> bool:
-    """Whether something holds `value` that is neither in `own` nor, of what is in `guarded`, held by that alone."""
-    found = gc.get_referrers(value)
-    others = [referrer for referrer in found if id(referrer) not in own]
-    if not guarded.issuperset(map(id, others)):
-        return True
-    own = own | {id(found), id(others), id(value)}
-    while others:
-        if _is_held(others.pop(), own, guarded):
-            return True
-    return False
 
 
 _code_of = operator.attrgetter("__code__")

@@ -29,17 +29,8 @@ from typing import Any
 import torch
 
 from treeplay.codegen import Source, Writer
-from treeplay.guards.conditions import (
-    Asked,
-    Code,
-    ContainerGuard,
-    Data,
-    HasGradient,
-    Table,
-    TensorFacts,
-    facts_of,
-    is_like,
-)
+from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data, HasGradient, TensorFacts, facts_of, is_like
+from treeplay.guards.containers import Table
 from treeplay.guards.reach import Reach
 from treeplay.guards.words import Words
 from treeplay.torch_seam.dynamo import tensor_check, version_of_table

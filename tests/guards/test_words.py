@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guards.test_code import Thing, change, contents, walked
-from treeplay.guards import check, words
+from treeplay.guards import quick, words
 from treeplay.guards.check import Guards
 from treeplay.guards.object_layout import ObjectLayout
 from treeplay.guards.words import Background, Comparer, Words
@@ -212,31 +212,41 @@ def test_functions_outlive_who_made_them(fresh_python: Any, comparer: Comparer) 
 # --- in the place of Python's comparison ----------------------------------------------------------------------
 
 
+def python_of(guards: Guards) -> Any:
+    assert guards._quick is not None
+    return guards._quick.by_python
+
+
+def compare_words(guards: Guards, comparer: Comparer) -> None:
+    assert guards._quick is not None
+    guards._quick.compare_words(comparer)
+
+
 def are_words(guards: Guards) -> bool:
-    return guards.holds is not guards._quick and guards.holds != guards.again
+    return guards.holds is not python_of(guards) and guards.holds != guards.again
 
 
 def by_words(guards: Guards, comparer: Comparer) -> Any:
-    guards._compare_words(comparer)
+    compare_words(guards, comparer)
     assert are_words(guards)
     return guards.holds
 
 
-def alone(quick: Any) -> bool:
+def alone(function_of_guards: Any) -> bool:
     """What one of the two says, without asking for values."""
-    if not hasattr(quick, "__globals__"):
-        plan, _, held = quick.__self__
+    if not hasattr(function_of_guards, "__globals__"):
+        plan, _, held = function_of_guards.__self__
         comparer = words.background.comparer()
         assert comparer is not None
         words_of = Words(comparer)
         words_of.held = held
         return words_of._function(plan, _no)()
-    again = quick.__globals__["again"]
-    quick.__globals__["again"] = lambda: False
+    again = function_of_guards.__globals__["again"]
+    function_of_guards.__globals__["again"] = lambda: False
     try:
-        return bool(quick())
+        return bool(function_of_guards())
     finally:
-        quick.__globals__["again"] = again
+        function_of_guards.__globals__["again"] = again
 
 
 @settings(max_examples=60, deadline=None)
@@ -256,7 +266,7 @@ def test_words_say_what_python_says(attributes: dict[str, Any], changes: Any) ->
         assert alone(found)
         setattr(thing, name, change(getattr(thing, name, None), key, new))
         says_yes = alone(found)
-        assert says_yes is alone(guards._quick)
+        assert says_yes is alone(python_of(guards))
         differs = guards.first_difference() is not None
         assert not (says_yes and differs)
         if differs:
@@ -277,10 +287,10 @@ def holder_and_guards() -> tuple[Any, Guards]:
 
 def test_words_take_over_when_nothing_has_changed_for_a_while() -> None:
     thing, guards = holder_and_guards()
-    assert all(guards.holds() for _ in range(2 * check._YOUNG)) and are_words(guards)
+    assert all(guards.holds() for _ in range(2 * quick._YOUNG)) and are_words(guards)
     thing.a = float("1")
-    assert guards.holds() and guards.holds is guards._quick
-    assert all(guards.holds() for _ in range(2 * check._YOUNG)) and are_words(guards)
+    assert guards.holds() and guards.holds is python_of(guards)
+    assert all(guards.holds() for _ in range(2 * quick._YOUNG)) and are_words(guards)
     thing.items.append(3.0)
     assert not guards.holds() and str(guards.what) == "length of thing.items: 3, recorded with 2"
 
@@ -305,7 +315,7 @@ def test_what_another_thread_writes_while_words_are_noted_is_not_lost(
         return address(self, value)
 
     monkeypatch.setattr(Words, "_address", interrupted)
-    guards._compare_words(comparer)
+    compare_words(guards, comparer)
     assert not writes and not guards.holds()
 
 
@@ -330,15 +340,15 @@ WORLD: dict[str, Any] = {}  # where the garbage collector sees who refers to it
 
 @pytest.mark.parametrize("is_native", [True, False])
 def test_guards_that_were_checked_often_keep_nothing_alive(is_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "background", words.background if is_native else _without())
+    monkeypatch.setattr(quick, "background", words.background if is_native else _without())
     thing: Any = Thing()
     thing.inner = Thing()
     thing.inner.scale = 2.0
     thing.seen = weakref.ref(thing.inner)
     monkeypatch.setitem(WORLD, "thing", thing)
     guards = walked(lambda: (WORLD["thing"].inner.scale, WORLD["thing"].seen() is None))
-    assert all(guards.holds() for _ in range(2 * check._YOUNG))
-    assert are_words(guards) is is_native and guards._held
+    assert all(guards.holds() for _ in range(2 * quick._YOUNG))
+    assert are_words(guards) is is_native and guards._quick is not None and guards._quick._held
     assert not guards.keeps_alive()
     del thing.inner
     assert guards.keeps_alive()
@@ -354,14 +364,14 @@ def _without() -> Background:
 
 
 def test_nobody_waits_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "background", background := Background())
+    monkeypatch.setattr(quick, "background", background := Background())
     _, guards = holder_and_guards()
-    assert all(guards.holds() for _ in range(check._YOUNG + 1)) and guards.holds is guards._quick
+    assert all(guards.holds() for _ in range(quick._YOUNG + 1)) and guards.holds is python_of(guards)
     end = time.monotonic() + 60
     while not background.is_done and time.monotonic() < end:
         time.sleep(0.01)
     assert background.is_done
-    assert all(guards.holds() for _ in range(check._YOUNG)) and are_words(guards)
+    assert all(guards.holds() for _ in range(quick._YOUNG)) and are_words(guards)
 
 
 @pytest.mark.parametrize("compiler", [None, "/bin/false"])
@@ -370,9 +380,9 @@ def test_without_a_compiler_python_compares(compiler: str | None, monkeypatch: p
     background = Background()
     background.compile()
     assert background.is_done and background.comparer() is None
-    monkeypatch.setattr(check, "background", background)
+    monkeypatch.setattr(quick, "background", background)
     thing, guards = holder_and_guards()
-    assert all(guards.holds() for _ in range(3 * check._YOUNG)) and guards.holds is guards._quick
+    assert all(guards.holds() for _ in range(3 * quick._YOUNG)) and guards.holds is python_of(guards)
     thing.items[0] = 3.0
     assert not guards.holds()
 

@@ -1,6 +1,6 @@
-"""The check of a recording's guards: one generated function for warm calls, and a slow comparison when that says no.
+"""The check of a recording's guards: a quick one for warm calls (`quick.py`), and a slow comparison when that says no.
 
-    holds()    versions of dictionaries, empty containers, elements, classes, code: first by Python, later in one native call
+    holds()    versions of dictionaries, empty containers, elements, classes, code …
        └ no ─▶ again()   compares values. All alike: the new versions count from here on, and nothing is recorded anew.
                          Something differs: `what` says where, what was recorded and what was found.
 
@@ -11,30 +11,23 @@ is compared entry by entry from the second time on.
 from __future__ import annotations
 
 import functools
-import operator
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from types import FunctionType
 from typing import Any
 
 import torch
 
-from treeplay.codegen import Source, load_source
 from treeplay.guards.alive import one_would_be_gone
-from treeplay.guards.code import Steady, emit_check
 from treeplay.guards.conditions import Comparison, Guard, TensorFacts, shown
 from treeplay.guards.containers import Table
 from treeplay.guards.entries import spot_of
+from treeplay.guards.quick import QuickCheck
 from treeplay.guards.reach import Reach
-from treeplay.guards.words import Comparer, Words, background
-from treeplay.torch_seam.dynamo import native_check, version_of_table
+from treeplay.torch_seam.dynamo import version_of_table
 from treeplay.values.kinds import is_a
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import Binding, How
 
-_YOUNG = 50
-"""Warm calls after which versions are compared natively; a dictionary that changes sooner again and again is no steady one."""
 _MOST_TIMES = 2
 
 
@@ -45,9 +38,7 @@ class Guards:
         "__weakref__",
         "_facts",
         "_fixed",
-        "_held",
         "_holders",
-        "_is_young",
         "_loose",
         "_pinned",
         "_quick",
@@ -55,9 +46,6 @@ class Guards:
         "_read_anew",
         "_spots",
         "_state",
-        "_text",
-        "_words",
-        "_words_text",
         "holds",
         "kept",
         "may_keep",
@@ -68,8 +56,6 @@ class Guards:
 
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
-        self._is_young = True
-        self._text = ""
         self._facts = [TensorFacts(tensor, label) for tensor, label in reach.tensors.values()]
         self.what: Mismatch | None = None
         self.places_of_inputs: tuple[Binding, ...] = ()
@@ -83,10 +69,7 @@ class Guards:
         self._read_anew: tuple[Binding, ...] = ()  # places of state that `holds` does not imply to be as they were
         self._fixed: frozenset[int] = frozenset()  # the `id` of each tensor that stays while `holds` says yes
         self._state: dict[int, int] = {}  # the `id` of the attributes of the tensor in each of these places
-        self._quick: Any = None  # `holds` as Python compares
-        self._words: Any = None  # the same with words of memory
-        self._words_text = ""
-        self._held: tuple[Any, ...] = ()  # the objects that these are of
+        self._quick: QuickCheck | None = None
         # Not a method, by which guards that are never asked would keep themselves.
         self.holds: Callable[[], bool] = functools.partial(Guards.again, weakref.proxy(self))
 
@@ -110,12 +93,13 @@ class Guards:
             table.pending = version
         for commit in comparison.commits:
             commit()
+        is_young = self._quick is None or self._quick.is_young
         for table in touched:
             is_first = table.version == -1 or id(table) in comparison.moved
             if id(table) not in comparison.moved:
                 table.recorded, table.version = table.compared, table.pending
             table.size = len(table.holder)
-            table.times = 0 if is_first else table.times + 1 if self._is_young else 1
+            table.times = 0 if is_first else table.times + 1 if is_young else 1
             table.is_steady = table.is_steady and table.times < _MOST_TIMES
         for group in (self._reach.items, self._reach.members):
             for guard in group:
@@ -181,11 +165,10 @@ class Guards:
 
     def forget(self) -> None:
         """Hold nothing any more, and no call."""
-        for function in (self._quick, self._words):
-            if function is not None:
-                function.__globals__.clear()
+        if self._quick is not None:
+            self._quick.forget()
         self._reach.forget()
-        self._quick, self._words, self._held, self._facts, self._holders = None, None, (), [], {}
+        self._quick, self._facts, self._holders = None, [], {}
         self.places_of_inputs, self._read_anew, self.kept, self.holds = (), (), None, _never
 
     def _own_containers(self) -> Iterator[Any]:
@@ -198,10 +181,8 @@ class Guards:
             yield from (guard, guard.recorded)
         yield from reach.kinds
         yield from reach.asked
-        yield self._held
-        for names in (function.__globals__ for function in (self._quick, self._words) if function is not None):
-            for found in (names, *names.values(), *map(_closure_of, names.values())):
-                yield from (found, *found) if isinstance(found, (list, tuple)) else (found,)
+        if self._quick is not None:
+            yield from self._quick.containers()
 
     def are_distinct(self) -> bool:
         """Whether state tensors that are inputs, and tensors of which only facts were read, are still different ones."""
@@ -299,92 +280,16 @@ class Guards:
             else:
                 anew.append(place)
         self._read_anew, self._fixed = tuple(anew), frozenset(fixed)
-        source = self._emitted(self._steady_check)
-        if self._quick is not None and source.text == self._text:  # as a rule only objects and versions have changed
-            self._quick.__globals__.update(source.names)
-        else:
-            self._quick, self._text = load_source(source), source.text
-        if self._words is not None:
-            self._words.__globals__.clear()  # of what was replaced
-        self._held = ()
-        self.holds = self._quick
+        if self._quick is None:
+            self._quick = QuickCheck(
+                self._reach, self._facts, state_is_alike=self.state_is_alike, again=self.again, use=self._use
+            )
+        self._quick.write()
         self.kept = None
         self.may_keep = bool(self._spots) and self._spots <= pinned
 
-    def _emitted(self, steady: Steady, words: Words | None = None) -> Source:
-        state_is_alike, again = self.state_is_alike, self.again
-        return emit_check(self._reach, self._facts, steady, state_is_alike=state_is_alike, again=again, words=words)
-
-    def _steady_check(self, tables: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
-        """Versions, classes and code compared in Python, which is made quickly; natively once nothing changes for a while."""
-        reach = self._reach
-        known = {id(table.holder): table.version for table in reach.tables}
-        versions = [known[id(table)] for table in tables]
-        objects, classes = [value for value, _, _ in reach.kinds], [cls for _, cls, _ in reach.kinds]
-        functions, codes = [item.function for item in reach.functions], [item.code for item in reach.functions]
-        self._is_young = True
-        left = _YOUNG
-
-        def check() -> bool:
-            nonlocal left
-            if [*map(version_of_table, tables)] != versions or [*map(type, objects)] != classes:
-                return False
-            if [*map(_code_of, functions)] != codes:
-                return False
-            left -= 1
-            if left == 0:
-                self._is_young = False
-                comparer = background.comparer()
-                if comparer is not None:
-                    self._compare_words(comparer)
-                elif not background.is_done:
-                    left = _YOUNG  # ask again
-                else:
-                    kinds, pairs = zip(objects, classes, strict=True), zip(functions, codes, strict=True)
-                    native = native_check(tables, [*kinds], [*pairs])
-                    if native is not None and self._holds_still():
-                        self._quick.__globals__["steady"], self._held = native, native.args[0]
-            return True
-
-        return check
-
-    def _compare_words(self, comparer: Comparer) -> None:
-        """Compare words of memory from the next call on, where that takes the same for no difference."""
-        reach, words = self._reach, Words(comparer)
-
-        def steady(tables: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
-            for table in tables:
-                words.add_table(table)
-            for value, cls, _ in reach.kinds:
-                words.add_class(value, cls)
-            for item in reach.functions:
-                words.add_code(item.function, item.code)
-            return _never
-
-        source = self._emitted(steady, words)
-        is_all = source.names.keys() == {"again", "steady"}
-        compare = words.check(self.again if is_all else _never)
-        if compare is None or not self._holds_still():
-            return
-        self._held = words.held
-        if is_all:  # with no Python around it
-            self.holds = compare
-            return
-        names = {**source.names, "steady": compare}
-        if self._words is not None and self._words_text == source.text:
-            self._words.__globals__.update(names)
-        else:
-            self._words, self._words_text = load_source(replace(source, names=names)), source.text
-        self.holds = self._words
-
-    def _holds_still(self) -> bool:
-        """Whether nothing has changed while words of memory or versions were noted: what another thread wrote is not lost."""
-        names = self._quick.__globals__
-        again, names["again"] = names["again"], _never
-        try:
-            return bool(self._quick())
-        finally:
-            names["again"] = again
+    def _use(self, holds: Callable[[], bool]) -> None:
+        self.holds = holds
 
 
 _SHOWN = (bool, int, float, complex, str, bytes, type(None))
@@ -398,13 +303,5 @@ def _stays(place: Binding, pinned: set[Any]) -> bool:
     return place.may_be_kept and {spot_of(step) for step in place.steps} <= pinned
 
 
-_code_of = operator.attrgetter("__code__")
-
-
 def _never() -> bool:
     return False
-
-
-def _closure_of(value: Any) -> list[Any]:
-    """What the closure of a function holds; nothing for anything else."""
-    return [cell.cell_contents for cell in value.__closure__ or ()] if type(value) is FunctionType else []

@@ -26,7 +26,7 @@ sandbox        errors locks torch_seam observe
 relocate       values errors
 device         values errors settings locks torch_seam codegen observe sandbox relocate
 graphs         values errors settings locks torch_seam codegen observe sandbox device
-guards         values torch_seam codegen observe sandbox
+guards         values locks torch_seam codegen observe sandbox
 trace          values errors locks torch_seam observe sandbox guards
 wrap           values errors locks torch_seam codegen graph_check observe sandbox guards trace
 lower          values errors torch_seam codegen graph_check observe sandbox device trace

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def _words_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every other story, words of memory are compared as soon as nothing has changed once. Stories have few calls."""
+    is_story = request.path.stem.endswith("_stale") or request.path.stem == "test_world_changes"
+    if is_story and zlib.crc32(request.node.nodeid.encode()) % 2:
+        from treeplay.guards import quick, words
+
+        words.background.compile()
+        monkeypatch.setattr(quick, "_YOUNG", 1)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects

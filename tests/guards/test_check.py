@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from treeplay.guards import check
+from treeplay.guards import quick
 from treeplay.guards.check import Guards
 from treeplay.guards.entries import spot_of
 from treeplay.guards.reach import Reach
@@ -50,14 +50,17 @@ def guards_of(program: Callable[[], Any]) -> Guards:
 def slow_looks(guards: Guards) -> Iterator[list[bool]]:
     """The answers of every slow comparison in a block."""
     found: list[bool] = []
-    again = guards.again
+    again, check_of = guards.again, guards._quick
+    assert check_of is not None
 
     def noted() -> bool:
         found.append(again())
-        guards._quick.__globals__["again"] = noted  # type: ignore[attr-defined]
         return found[-1]
 
-    guards._quick.__globals__["again"] = noted  # type: ignore[attr-defined]
+    check_of._again = noted
+    for function in (check_of.by_python, check_of._words):
+        if function is not None and function.__globals__:
+            function.__globals__["again"] = noted
     yield found
 
 
@@ -236,7 +239,7 @@ def test_a_dictionary_that_keeps_changing_is_compared_by_its_entries() -> None:
 
 
 def test_a_dictionary_that_changes_rarely_stays_a_steady_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "_YOUNG", 3)
+    monkeypatch.setattr(quick, "_YOUNG", 3)
     holder = Holder(a=1.0)
     guards = guards_of(lambda: holder.a)
     with slow_looks(guards) as looks:

@@ -10,18 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from treeplay.guards.conditions import (
-    Asked,
-    Code,
-    Comparison,
-    ContainerGuard,
-    Data,
-    Items,
-    Members,
-    Table,
-    differing,
-    shown,
-)
+from treeplay.guards.conditions import Asked, Code, Comparison, ContainerGuard, Data, differing, shown
+from treeplay.guards.containers import Items, Members, Table
 from treeplay.torch_seam.patched import ABSENT, stand_in
 
 

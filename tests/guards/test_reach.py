@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from support import training
 from treeplay.guards import reach as module_of_reach
-from treeplay.guards.conditions import Table
+from treeplay.guards.containers import Table
 from treeplay.guards.entries import spot_of
 from treeplay.guards.reach import Reach, TooMuch
 from treeplay.guards.reads import Reads

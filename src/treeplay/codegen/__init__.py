@@ -4,7 +4,8 @@
 
 An emitter is pure: it runs nothing and returns a `Source`, a value. Each stays with what it writes for: the call function
 (`wrap/emit.py`), a compiled graph's call and node (`wrap/aot/`), the operators of a graph (`lower/aten/`), a launch and its
-moves (`device/cuda/`), the check of guards (`guards/`). `compiler.py` finds the compilers of C++, of C and for GPUs.
+moves (`device/cuda/`), the check of guards (`guards/`). `compiler.py` finds the compilers of C++, of C and for GPUs,
+and `library.py` compiles what the package has in C.
 """
 
 from treeplay.codegen.load import hide_from_dynamo, load_source

@@ -1,6 +1,6 @@
-"""The check of a recording's guards: one generated function for warm calls, and a slow comparison when that says no.
+"""The check of a recording's guards: a quick one for warm calls (`quick.py`), and a slow comparison when that says no.
 
-    holds()    versions of dictionaries in one native call; empty containers are still empty; elements, classes, code
+    holds()    versions of dictionaries, empty containers, elements, classes, code …
        └ no ─▶ again()   compares values. All alike: the new versions count from here on, and nothing is recorded anew.
                          Something differs: `what` says where, what was recorded and what was found.
 
@@ -11,27 +11,23 @@ is compared entry by entry from the second time on.
 from __future__ import annotations
 
 import functools
-import gc
-import operator
 import weakref
 from collections.abc import Callable, Iterator
-from types import FunctionType
 from typing import Any
 
 import torch
 
-from treeplay.codegen import load_source
-from treeplay.guards.code import emit_check
-from treeplay.guards.conditions import Comparison, Guard, Table, TensorFacts, shown
+from treeplay.guards.alive import one_would_be_gone
+from treeplay.guards.conditions import Comparison, Guard, TensorFacts, shown
+from treeplay.guards.containers import Table
 from treeplay.guards.entries import spot_of
+from treeplay.guards.quick import QuickCheck
 from treeplay.guards.reach import Reach
-from treeplay.torch_seam.dynamo import native_check, version_of_table
+from treeplay.torch_seam.dynamo import version_of_table
 from treeplay.values.kinds import is_a
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import Binding, How
 
-_YOUNG = 50
-"""Warm calls after which versions are compared natively; a dictionary that changes sooner again and again is no steady one."""
 _MOST_TIMES = 2
 
 
@@ -43,7 +39,6 @@ class Guards:
         "_facts",
         "_fixed",
         "_holders",
-        "_is_young",
         "_loose",
         "_pinned",
         "_quick",
@@ -51,7 +46,6 @@ class Guards:
         "_read_anew",
         "_spots",
         "_state",
-        "_text",
         "holds",
         "kept",
         "may_keep",
@@ -62,8 +56,6 @@ class Guards:
 
     def __init__(self, reach: Reach) -> None:
         self._reach = reach
-        self._is_young = True
-        self._text = ""
         self._facts = [TensorFacts(tensor, label) for tensor, label in reach.tensors.values()]
         self.what: Mismatch | None = None
         self.places_of_inputs: tuple[Binding, ...] = ()
@@ -77,7 +69,7 @@ class Guards:
         self._read_anew: tuple[Binding, ...] = ()  # places of state that `holds` does not imply to be as they were
         self._fixed: frozenset[int] = frozenset()  # the `id` of each tensor that stays while `holds` says yes
         self._state: dict[int, int] = {}  # the `id` of the attributes of the tensor in each of these places
-        self._quick: Any = None
+        self._quick: QuickCheck | None = None
         # Not a method, by which guards that are never asked would keep themselves.
         self.holds: Callable[[], bool] = functools.partial(Guards.again, weakref.proxy(self))
 
@@ -101,12 +93,13 @@ class Guards:
             table.pending = version
         for commit in comparison.commits:
             commit()
+        is_young = self._quick is None or self._quick.is_young
         for table in touched:
             is_first = table.version == -1 or id(table) in comparison.moved
             if id(table) not in comparison.moved:
                 table.recorded, table.version = table.compared, table.pending
             table.size = len(table.holder)
-            table.times = 0 if is_first else table.times + 1 if self._is_young else 1
+            table.times = 0 if is_first else table.times + 1 if is_young else 1
             table.is_steady = table.is_steady and table.times < _MOST_TIMES
         for group in (self._reach.items, self._reach.members):
             for guard in group:
@@ -158,30 +151,22 @@ class Guards:
     def keeps_alive(self) -> bool:
         """Whether something that a weak reference leads to would be gone, were it not for these guards."""
         reach = self._reach
+        containers = (*reach.tables, *reach.items, *reach.members)
         met = [weakref.ref.__call__(reference) for reference in reach.references]
-        for guard in (*reach.tables, *reach.items, *reach.members):
+        for guard in containers:
             met += guard.left_out()
         found = [value for value in met if value is not None]
         if not found:
             return False
         # What is guarded itself is the program's, unless it would be gone too.
-        guarded = {id(guard.holder) for guard in (*reach.tables, *reach.items, *reach.members)}
+        guarded = {id(guard.holder) for guard in containers}
         own = {*map(id, (met, found, *self._own_containers()))} - guarded
-        guarded |= {id(value) for value, _, _ in reach.kinds}
-        # One walk over the heap for all of them: each takes tens of milliseconds.
-        others = [referrer for referrer in gc.get_referrers(*found) if id(referrer) not in own | guarded]
-        held = {*map(id, gc.get_referents(*others))} if others else set()
-        doubtful = [value for value in found if id(value) not in held]
-        own |= {id(others), id(doubtful)}
-        while doubtful:  # here and below, a generator or a tuple of arguments would hold what is asked for
-            if not _is_held(doubtful.pop(), own, guarded):
-                return True
-        return False
+        return one_would_be_gone(found, own, guarded | {id(value) for value, _, _ in reach.kinds})
 
     def forget(self) -> None:
         """Hold nothing any more, and no call."""
         if self._quick is not None:
-            self._quick.__globals__.clear()
+            self._quick.forget()
         self._reach.forget()
         self._quick, self._facts, self._holders = None, [], {}
         self.places_of_inputs, self._read_anew, self.kept, self.holds = (), (), None, _never
@@ -196,9 +181,8 @@ class Guards:
             yield from (guard, guard.recorded)
         yield from reach.kinds
         yield from reach.asked
-        names = self._quick.__globals__ if self._quick is not None else {}
-        for found in (names, *names.values(), *map(_closure_of, names.values())):
-            yield from (found, *found) if isinstance(found, (list, tuple)) else (found,)
+        if self._quick is not None:
+            yield from self._quick.containers()
 
     def are_distinct(self) -> bool:
         """Whether state tensors that are inputs, and tensors of which only facts were read, are still different ones."""
@@ -296,44 +280,16 @@ class Guards:
             else:
                 anew.append(place)
         self._read_anew, self._fixed = tuple(anew), frozenset(fixed)
-        source = emit_check(
-            self._reach, self._facts, self._steady_check, state_is_alike=self.state_is_alike, again=self.again
-        )
-        if self._quick is not None and source.text == self._text:  # as a rule only objects and versions have changed
-            self._quick.__globals__.update(source.names)
-        else:
-            self._quick, self._text = load_source(source), source.text
-        self.holds = self._quick
+        if self._quick is None:
+            self._quick = QuickCheck(
+                self._reach, self._facts, state_is_alike=self.state_is_alike, again=self.again, use=self._use
+            )
+        self._quick.write()
         self.kept = None
         self.may_keep = bool(self._spots) and self._spots <= pinned
 
-    def _steady_check(self, tables: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
-        """Versions, classes and code compared in Python, which is made quickly; natively once nothing changes for a while."""
-        reach = self._reach
-        known = {id(table.holder): table.version for table in reach.tables}
-        versions = [known[id(table)] for table in tables]
-        objects, classes = [value for value, _, _ in reach.kinds], [cls for _, cls, _ in reach.kinds]
-        functions, codes = [item.function for item in reach.functions], [item.code for item in reach.functions]
-        self._is_young = True
-        left = _YOUNG
-
-        def check() -> bool:
-            nonlocal left
-            if [*map(version_of_table, tables)] != versions or [*map(type, objects)] != classes:
-                return False
-            if [*map(_code_of, functions)] != codes:
-                return False
-            left -= 1
-            if left == 0:
-                self._is_young = False
-                native = native_check(
-                    tables, list(zip(objects, classes, strict=True)), list(zip(functions, codes, strict=True))
-                )
-                if native is not None:
-                    self._quick.__globals__["steady"] = native
-            return True
-
-        return check
+    def _use(self, holds: Callable[[], bool]) -> None:
+        self.holds = holds
 
 
 _SHOWN = (bool, int, float, complex, str, bytes, type(None))
@@ -347,26 +303,5 @@ def _stays(place: Binding, pinned: set[Any]) -> bool:
     return place.may_be_kept and {spot_of(step) for step in place.steps} <= pinned
 
 
-def _is_held(value: Any, own: set[int], guarded: set[int]) -> bool:
-    """Whether something holds `value` that is neither in `own` nor, of what is in `guarded`, held by that alone."""
-    found = gc.get_referrers(value)
-    others = [referrer for referrer in found if id(referrer) not in own]
-    if not guarded.issuperset(map(id, others)):
-        return True
-    own = own | {id(found), id(others), id(value)}
-    while others:
-        if _is_held(others.pop(), own, guarded):
-            return True
-    return False
-
-
-_code_of = operator.attrgetter("__code__")
-
-
 def _never() -> bool:
     return False
-
-
-def _closure_of(value: Any) -> list[Any]:
-    """What the closure of a function holds; nothing for anything else."""
-    return [cell.cell_contents for cell in value.__closure__ or ()] if type(value) is FunctionType else []

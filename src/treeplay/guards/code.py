@@ -13,6 +13,8 @@
             pass
         return again()
 
+With `Words`, `steady()` is all of these in one call, and what is left is written out.
+
 Pure, but for two questions that take a call each: a comparison of several dictionaries at once, and of several tensors.
 """
 
@@ -21,23 +23,16 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import CellType
 from typing import Any
 
 import torch
 
 from treeplay.codegen import Source, Writer
-from treeplay.guards.conditions import (
-    Asked,
-    Code,
-    ContainerGuard,
-    Data,
-    HasGradient,
-    Table,
-    TensorFacts,
-    facts_of,
-    is_like,
-)
+from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data, HasGradient, TensorFacts, facts_of, is_like
+from treeplay.guards.containers import Table
 from treeplay.guards.reach import Reach
+from treeplay.guards.words import Words
 from treeplay.torch_seam.dynamo import tensor_check, version_of_table
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import has_strides
@@ -57,21 +52,25 @@ def emit_check(
     *,
     state_is_alike: Callable[[], bool],
     again: Callable[[], bool],
+    words: Words | None = None,
 ) -> Source:
     """`holds()`: whether all guards of `reach` and all `facts` hold, and if not, what `again` says.
 
-    `steady` makes the comparison of dictionaries by their versions, and of classes and code. `state_is_alike` is asked
-    where state may be replaced without another guard telling of it."""
+    `steady` makes the comparison of dictionaries by their versions, and of classes and code; `words`, if there are any, get
+    these and all others that they can tell of, and `steady` is called last. `state_is_alike` is asked where state may be
+    replaced without another guard telling of it."""
     text = Writer(again=again)
-    found = itertools.chain(
-        _tables(text, reach, steady),
-        _orders(text, reach),
-        *(_elements(text, guard) for guard in (*reach.items, *reach.members)),
-        _asked(text, reach.asked),
-        _defaults(text, reach.functions),
+    others = itertools.chain(
+        *(_entries(text, guard) for guard in reach.tables if not guard.is_steady),
+        _orders(text, reach, words),
+        *(_elements(text, guard, words) for guard in (*reach.items, *reach.members)),
+        _asked(text, reach.asked, words),
+        _defaults(text, reach.functions, words),
         (_bytes(text, guard) for guard in reach.data),
         _tensors(text, reach, facts, state_is_alike),
     )
+    found = [*_empties(text, reach, words), *others]
+    found.insert(0, f"{text.use('steady', steady(_steady(reach)))}()")
     with text.block("def holds():"):
         with text.block("try:"), text.block("if ("):
             text.add(*(f"and {condition}" if at else condition for at, condition in enumerate(found)))
@@ -79,22 +78,35 @@ def emit_check(
     return text.source("guards", entry="holds")
 
 
-def _tables(text: Writer, reach: Reach, steady: Steady) -> Iterator[str]:
-    """Dictionaries by their versions, all at once; empty ones, whose filling may count as no change; the others by entries."""
-    empties = [guard.holder for guard in reach.tables if not guard.holder]
-    empties += [guard.holder for guard in (*reach.items, *reach.members) if not guard.recorded]
-    empties = [holder for holder in empties if _has_plain_length(holder)]
+def _steady(reach: Reach) -> tuple[dict[Any, Any], ...]:
+    """The dictionaries that are compared by their versions."""
+    empties = {id(guard.holder) for guard in _empty(reach)}
+    tables = (guard.holder for guard in reach.tables if guard.is_steady and id(guard.holder) not in empties)
+    return tuple({id(holder): holder for holder in tables}.values())
+
+
+def _empty(reach: Reach) -> list[ContainerGuard]:
+    """Containers that were empty, where asking for that runs no code of anybody's."""
+    empties: list[ContainerGuard] = [guard for guard in reach.tables if not guard.holder]
+    empties += [guard for guard in (*reach.items, *reach.members) if not guard.recorded]
+    return [guard for guard in empties if _has_plain_length(guard.holder)]
+
+
+def _empties(text: Writer, reach: Reach, words: Words | None) -> Iterator[str]:
+    """Containers that are still empty; the filling of a dictionary may count as no change."""
+    empties = [guard.holder for guard in _empty(reach)]
     known = {id(holder) for holder in empties}
-    compared = [guard.holder for guard in reach.tables if guard.is_steady and id(guard.holder) not in known]
-    yield f"{text.use('steady', steady(tuple({id(holder): holder for holder in compared}.values())))}()"
+    # Of classes with a length of their own: filling them at once counts as no change either.
+    others = [guard.holder for guard in reach.tables if not guard.holder and id(guard.holder) not in known]
+    if words is not None:
+        for holder in (*empties, *others):
+            if isinstance(holder, dict):
+                words.add_empty(holder)
+        empties, others = [holder for holder in empties if not isinstance(holder, dict)], []
     if empties:
         yield f"not any({text.constant(tuple(empties))})"
-    others = tuple(guard.holder for guard in reach.tables if not guard.holder and id(guard.holder) not in known)
-    if others:  # of classes with a length of their own: filling them at once counts as no change either
-        yield f"not any(map({text.constant(dict.__len__)}, {text.constant(others)}))"
-    for guard in reach.tables:
-        if not guard.is_steady:
-            yield from _entries(text, guard)
+    if others:
+        yield f"not any(map({text.constant(dict.__len__)}, {text.constant(tuple(others))}))"
 
 
 def _entries(text: Writer, guard: Table) -> Iterator[str]:
@@ -142,17 +154,25 @@ class _SameEntries:
         return True
 
 
-def _orders(text: Writer, reach: Reach) -> Iterator[str]:
-    if reach.orders:
-        bases = {base for cls in reach.orders for base in cls.__mro__[1:]}  # their order is part of their heirs'
-        owners = [cls for cls in reach.orders if cls not in bases]
-        orders = [reach.orders[cls] for cls in owners]
+def _orders(text: Writer, reach: Reach, words: Words | None) -> Iterator[str]:
+    bases = {base for cls in reach.orders for base in cls.__mro__[1:]}  # their order is part of their heirs'
+    owners = [cls for cls in reach.orders if cls not in bases]
+    orders = [reach.orders[cls] for cls in owners]
+    if words is not None:
+        for cls, order in zip(owners, orders, strict=True):
+            now = cls.__mro__  # bases that were put back give an equal one
+            words.add_order(cls, now if now == order else order)
+    elif owners:
         yield f"[*map({text.constant(_order_of)}, {text.constant(owners)})] == {text.constant(orders)}"
 
 
-def _elements(text: Writer, guard: ContainerGuard) -> Iterator[str]:
+def _elements(text: Writer, guard: ContainerGuard, words: Words | None) -> Iterator[str]:
     """A list or a set; empty ones are asked about together with empty dictionaries."""
     if not guard.recorded and _has_plain_length(guard.holder):
+        return
+    if words is not None and type(guard.holder) is list:
+        values = enumerate(guard.recorded)
+        words.add_list(guard.holder, len(guard.recorded), [(at, value) for at, value in values if at not in guard.free])
         return
     holder = text.constant(guard.holder)
     yield f"len({holder}) == {len(guard.recorded)}"
@@ -164,7 +184,7 @@ def _elements(text: Writer, guard: ContainerGuard) -> Iterator[str]:
             yield f"{holder}[{at}] is {text.constant(value)}"
 
 
-def _asked(text: Writer, guards: Iterable[Asked]) -> Iterator[str]:
+def _asked(text: Writer, guards: Iterable[Asked], words: Words | None) -> Iterator[str]:
     """Cells, slots, weak references and answers: those that are attributes of one name in one loop."""
     others: list[Asked] = []
     attributes: dict[str, list[Asked]] = {}
@@ -177,6 +197,9 @@ def _asked(text: Writer, guards: Iterable[Asked]) -> Iterator[str]:
         elif isinstance(guard, HasGradient) and guard.recorded:
             gradients.append(guard.tensor)
         elif guard.attribute is not None and guard.recorded is not ABSENT:
+            if words is not None and isinstance(guard.attribute[0], CellType):
+                words.add_content(guard.attribute[0], guard.recorded)
+                continue
             attributes.setdefault(guard.attribute[1], []).append(guard)
         else:
             others.append(guard)
@@ -194,7 +217,14 @@ def _asked(text: Writer, guards: Iterable[Asked]) -> Iterator[str]:
         yield f"all(map({text.constant(operator.is_not)}, {now}, {text.constant(_NOTHING)}))"
 
 
-def _defaults(text: Writer, guards: Iterable[Code]) -> Iterator[str]:
+def _defaults(text: Writer, guards: Sequence[Code], words: Words | None) -> Iterator[str]:
+    if words is not None:
+        for guard in guards:
+            if guard.defaults:
+                words.add_defaults(guard.function, guard.defaults)
+            if guard.keywords:
+                words.add_keywords(guard.function, guard.keywords)
+        return
     for name, entry, ask in (
         ("defaults", "__defaults__", _defaults_of),
         ("keywords", "__kwdefaults__", _keywords_of),

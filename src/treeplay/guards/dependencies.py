@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data, Items, Members, Table
+from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data
+from treeplay.guards.containers import Items, Members, Table
 from treeplay.guards.entries import hashed, keys_of, spot_of
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.place import Binding, How

@@ -8,7 +8,8 @@ import types
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from treeplay.guards.conditions import ContainerGuard, Table
+from treeplay.guards.conditions import ContainerGuard
+from treeplay.guards.containers import Table
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import is_a, table_of
 from treeplay.values.place import Binding, How

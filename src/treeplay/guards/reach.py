@@ -33,7 +33,8 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.conditions import Asked, Code, Data, Items, Members, Table
+from treeplay.guards.conditions import Asked, Code, Data
+from treeplay.guards.containers import Items, Members, Table
 from treeplay.guards.dependencies import Dependencies
 from treeplay.guards.entries import (
     content_of,

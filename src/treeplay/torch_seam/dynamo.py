@@ -74,10 +74,11 @@ Kinds = Sequence[tuple[Any, type]]
 Codes = Sequence[tuple[FunctionType, CodeType]]
 
 
-def native_check(tables: Sequence[dict[Any, Any]], kinds: Kinds, codes: Codes) -> Callable[[], bool] | None:
+def native_check(tables: Sequence[dict[Any, Any]], kinds: Kinds, codes: Codes) -> partial[bool] | None:
     """One native call that tells whether these dictionaries have the versions of this moment, these objects these classes,
     and these functions this code: some 10 to 20 ns each. None where nothing has imported Dynamo yet, whose import takes
-    seconds and without which torch makes no such check, and for a torch that has not all of it.
+    seconds and without which torch makes no such check, and for a torch that has not all of it. Its one argument is the tuple
+    of all these objects.
     """
     enumeration = getattr(sys.modules.get("torch._dynamo.guards"), "GuardManagerType", None)
     if enumeration is None:

@@ -27,8 +27,8 @@ from treeplay.values.place import How
 from treeplay.values.plan import Plan
 from treeplay.values.signature import Argument, Input, Signature, State
 from treeplay.wrap.apart import ApartArguments, SharingCheck
-from treeplay.wrap.conditions import checked_tensors, with_classes
 from treeplay.wrap.emit import Ambience, CallParts, emit_call
+from treeplay.wrap.of_signature import checked_tensors, with_classes
 from treeplay.wrap.take_back import TakeBack
 
 _UNNOTICED = ("inductor", "capture")  # lowerings that write behind autograd's back, which has to be told; as a GPU does

@@ -16,17 +16,9 @@ from treeplay.values.overlap import overlapping
 from treeplay.values.signature import Argument, GivenContainer, Signature
 from treeplay.values.structure import as_written
 from treeplay.wrap.ambience import Ambience
-from treeplay.wrap.conditions import (
-    AreOne,
-    Condition,
-    Fits,
-    of_arguments,
-    of_meetings,
-    of_numbers,
-    of_state,
-    of_tensors,
-    shown,
-)
+from treeplay.wrap.conditions import AreOne, Condition, Fits
+from treeplay.wrap.found import shown
+from treeplay.wrap.of_signature import of_arguments, of_meetings, of_numbers, of_state, of_tensors
 from treeplay.wrap.places import Operand
 
 

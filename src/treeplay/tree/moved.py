@@ -13,7 +13,7 @@ import torch
 from treeplay.values.place import How
 from treeplay.values.signature import Input, State
 from treeplay.values.spec import TensorSpec
-from treeplay.wrap.conditions import current
+from treeplay.wrap.found import current
 
 
 def bring_back(inputs: Iterable[Input]) -> bool:

@@ -1,7 +1,7 @@
 """The conditions that a call has to meet, as data: each is written as code of the warm call and told as a difference.
 
-    Signature ─ conditions ─▶ Condition ─┬─ write ───────▶ if not (v3 is args_0): return MISS
-                                         └─ difference ──▶ self.model.weight: another object
+    Signature ─ of_signature.py ─▶ Condition ─┬─ write ───────▶ if not (v3 is args_0): return MISS
+                                              └─ difference ──▶ self.model.weight: another object
 
 Both speak of the same operands, so that neither can know of a condition that the other does not. What a call looks like as a
 whole (its containers) and the modes around it are compared by the emitter and by `tree/mismatch.py`.
@@ -10,8 +10,7 @@ whole (its containers) and the modes around it are compared by the emitter and b
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,22 +25,14 @@ from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import Binding, How
 from treeplay.values.same import is_same
 from treeplay.values.signature import (
-    Alias,
     Argument,
-    Constant,
-    GivenContainer,
     Input,
-    Meeting,
     Number,
-    Signature,
-    State,
-    Unread,
-    Watch,
     is_integer_of_64_bits,
 )
 from treeplay.values.sizes import AskedOfSizes
 from treeplay.values.spec import TensorSpec
-from treeplay.values.structure import as_written, given_containers, paths
+from treeplay.wrap.found import current, found_at, shown
 from treeplay.wrap.places import CallText, Operand
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
@@ -313,167 +304,3 @@ class Branches(Condition):
             return None
         names = ", ".join(str(number.place) for number in self.numbers if number.name in self.guard.expression)
         return Mismatch(names, f"a value for which {self.guard}", shown(outcome))
-
-
-def of_arguments(signature: Signature) -> Iterator[Condition]:
-    """A condition for each leaf of the arguments, in order."""
-    names, classes = [as_written(path) for path in paths(signature.arguments)], iter(signature.classes)
-    for at, (name, recorded) in enumerate(zip(names, signature.leaves, strict=True)):
-        if type(recorded) is Unread:
-            yield Anything()
-        elif type(recorded) is Alias:
-            told = f"the tensor of {names[recorded.of]} again", "another tensor"
-            yield AreOne(Argument(at), Argument(recorded.of), name, told)
-        elif type(recorded) is TensorSpec:
-            yield Fits(Argument(at), name, recorded, next(classes, None))
-        else:
-            yield IsValue(Argument(at), name, recorded)
-
-
-def of_state(signature: Signature) -> Iterator[Condition]:
-    """Conditions on what the program reaches, and on which objects are one."""
-    if signature.guarded is not None:
-        yield GuardsHold(signature.guarded)
-    for watch in signature.identities:
-        if watch.place.how not in (How.ROOT, How.ARGUMENT):
-            yield _is_object(watch)
-    for watch in signature.lengths:
-        yield HasLength(watch.place, watch.value)
-    classes = iter(signature.classes[sum(type(leaf) is TensorSpec for leaf in signature.leaves) :])
-    for item in signature.inputs:
-        if isinstance(item.source, State):
-            yield Fits(item.source, item.name, item.spec, next(classes, None))
-        yield from of_places(item)
-    for watch in signature.watches:
-        yield IsValue(watch.place, str(watch.place), watch.value)
-    yield from _distinct(signature)
-    yield from of_meetings(signature)
-
-
-def checked_tensors(signature: Signature, call: Call, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors of `call` that `Fits` is about, in the order in which the native check takes them."""
-    state = (tensor for item, tensor in zip(signature.inputs, inputs, strict=True) if isinstance(item.source, State))
-    return [*call.tensors, *state]
-
-
-def with_classes(signature: Signature, call: Call, inputs: Sequence[torch.Tensor]) -> Signature:
-    """The signature with the classes of the tensors of the call that is recorded."""
-    return replace(signature, classes=tuple(map(type, checked_tensors(signature, call, inputs))))
-
-
-def of_tensors(signature: Signature) -> Iterator[Condition]:
-    """Conditions on tensors that are known to fit."""
-    for item in signature.inputs:
-        if item.is_leaf is not None:
-            yield IsLeaf(item, item.is_leaf)
-        if item.begins is not None:
-            yield Begins(item, item.begins)
-    if signature.sizes is not None:
-        yield SizesAre(signature.sizes, signature.inputs)
-
-
-def of_numbers(signature: Signature) -> Iterator[Condition]:
-    """Conditions on the numbers that are inputs, all of which come before the comparisons of them."""
-    for number in signature.numbers:
-        yield IsNumber(number)
-    for guard in signature.guards:
-        yield Branches(guard, signature.numbers)
-
-
-def of_places(item: Input) -> Iterator[AreOne]:
-    """Other places that must hold the tensor of an input."""
-    for place in () if isinstance(item.source, Constant) else item.source.also:
-        yield AreOne(place, item.source, str(place), (f"the same tensor as {item.name}", "another object"))
-
-
-def of_meetings(signature: Signature) -> Iterator[AreOne]:
-    """Which containers are one."""
-    kinds = {True: "one container", False: "two containers"}
-    for meeting in signature.meetings:
-        other = GivenContainer(meeting.other) if isinstance(meeting.other, str) else meeting.other
-        told = kinds[meeting.are_one], kinds[not meeting.are_one]
-        yield AreOne(GivenContainer(meeting.name), other, _names(meeting), told, meeting.are_one)
-
-
-def _names(meeting: Meeting) -> str:
-    return f"{meeting.name} and {meeting.other}"
-
-
-def _is_object(watch: Watch) -> AreOne:
-    told = f"this {type(watch.value).__name__}", "another object"
-    return AreOne(watch.place, Constant(watch.value), str(watch.place), told)
-
-
-def _distinct(signature: Signature) -> Iterator[AreOne]:
-    """Arguments that could be one tensor with another, by their specs, are no more so than they were."""
-    names = [as_written(path) for path in paths(signature.arguments)]
-    own: list[tuple[str, Operand, TensorSpec]] = [
-        (names[at], Argument(at), leaf) for at, leaf in enumerate(signature.leaves) if type(leaf) is TensorSpec
-    ]
-    others: list[tuple[str, Operand, TensorSpec]] = [
-        (item.name, item.source, item.spec) for item in signature.inputs if not isinstance(item.source, Argument)
-    ]
-    others += [("a tensor that the program reads", Constant(tensor), spec) for tensor, spec in signature.met]
-    for at, (name, one, spec) in enumerate(own):
-        for other_name, other, also in (*own[:at], *others):
-            if spec.takes(also) or also.takes(spec):
-                yield AreOne(one, other, name, ("another tensor", f"the tensor of {other_name}"), are_one=False)
-
-
-# --- what there is in a call --------------------------------------------------------------------------------
-
-
-def found_at(of: Operand, call: Call) -> Any:
-    """What an operand is in `call`."""
-    match of:
-        case Argument(index):
-            return call.leaves[index]
-        case State(place):
-            return current(place, call)
-        case Constant(value):
-            return value
-        case GivenContainer(name):
-            return _container(name, call)
-        case Binding():
-            return current(of, call)
-
-
-class _Nothing:
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-_NOTHING = _Nothing()
-
-
-def _container(name: str, call: Call) -> Any:
-    found = given_containers(call.structure, call.args, call.kwargs)
-    return next((value for variable, value, _ in found if variable == name), _NOTHING)
-
-
-def current(place: Binding, call: Call | None = None) -> Any:
-    """What is at `place` now, found again from its root; in `call`, where an argument leads to it."""
-    try:
-        if place.how is How.ARGUMENT and call is not None:
-            return _container(place.key, call) if isinstance(place.key, str) else call.leaves[place.key]
-        is_of_argument = place.parent is not None and place.parent.how is How.ARGUMENT
-        if place.parent is not None and (place.is_read_anew or is_of_argument):
-            owner = current(place.parent, call)
-            match place.how:
-                case How.ITEM:
-                    if isinstance(owner, dict) and place.key not in owner:
-                        return _NOTHING  # a defaultdict would make an entry
-                    return owner[place.key]
-                case How.GRAD:
-                    return owner.grad
-                case _:
-                    return getattr(owner, str(place.key))
-        return place.read()
-    except (KeyError, IndexError, AttributeError, ValueError, TypeError):
-        return _NOTHING
-
-
-def shown(value: Any) -> str:
-    """A value as a short text."""
-    text = repr(value) if not isinstance(value, torch.Tensor) else str(TensorSpec.of(value))
-    return text if len(text) <= 60 else f"a {type(value).__name__}"

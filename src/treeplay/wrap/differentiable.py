@@ -22,8 +22,8 @@ from treeplay.values.launch import LaunchFacts
 from treeplay.values.refusal import Reason
 from treeplay.values.signature import Constant, Input, Signature, Watch
 from treeplay.wrap.apart import SharingCheck
-from treeplay.wrap.conditions import checked_tensors, with_classes
 from treeplay.wrap.emit import Ambience, CallParts, emit_call
+from treeplay.wrap.of_signature import checked_tensors, with_classes
 from treeplay.wrap.take_back import TakeBack
 
 Wrap = Callable[[Callable[..., Any], Sequence[torch.Tensor], str, Sequence[Input]], Any]

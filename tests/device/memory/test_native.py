@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from treeplay.codegen import library
 from treeplay.device.cuda.memory import native
 
 pytestmark = pytest.mark.compile
@@ -105,10 +106,10 @@ def test_what_was_mapped_before_a_failure_is_known() -> None:
 
 
 def test_without_a_compiler_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "find_c_compiler", lambda: None)
+    monkeypatch.setattr(library, "find_c_compiler", lambda: None)
     assert native.functions.__wrapped__() is None
 
 
 def test_a_compiler_that_fails_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "find_c_compiler", lambda: "/bin/false")
+    monkeypatch.setattr(library, "find_c_compiler", lambda: "/bin/false")
     assert native.functions.__wrapped__() is None

@@ -20,6 +20,7 @@ from functools import cache
 
 import torch
 
+from treeplay.codegen.library import address_in
 from treeplay.device.cuda.memory import mapping, native
 from treeplay.device.cuda.memory.pages import Run, pieces_of, runs
 from treeplay.device.cuda.memory.pool import AddressPool
@@ -51,7 +52,7 @@ class AddressSpace:
         self._decoys = self.start + self._nbytes  # from here on
         self._access = mapping.access_to(index)
         self._share: Share | None = None
-        take, give_back = (native.address_of(library, name) for name in ("take", "give_back"))
+        take, give_back = (address_in(library, name) for name in ("take", "give_back"))
         self.pool = AddressPool(index, take, give_back)
         self._is_open = True
 

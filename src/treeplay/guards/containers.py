@@ -1,0 +1,199 @@
+"""Guards over mutable containers, which may be found in another place of memory later, with the same in it.
+
+Table      a dictionary: of an object's attributes, a module's or a class's, of the program's own
+Items      a list or a deque                       Members   a set
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from treeplay.guards.conditions import Comparison, ContainerGuard, differing, is_like, shown
+from treeplay.torch_seam.dynamo import version_of_table
+from treeplay.torch_seam.patched import ABSENT, without_stand_in
+from treeplay.values.kinds import is_a, items
+from treeplay.values.mismatch import Mismatch
+from treeplay.values.same import is_same
+
+
+class Table(ContainerGuard):
+    """Entries of a dictionary: all of them, those in `names`, or those that `matters` tells.
+
+    `free`: keys whose values the warm call checks by itself. `written`: those that a replay replaces, by the like of it.
+    """
+
+    __slots__ = (
+        "compared",
+        "is_steady",
+        "is_unordered",
+        "matters",
+        "may_grow",
+        "names",
+        "pending",
+        "recorded",
+        "size",
+        "times",
+        "version",
+        "written",
+    )
+
+    def __init__(
+        self,
+        holder: dict[Any, Any],
+        label: str,
+        names: tuple[str, ...] | None = None,
+        matters: Callable[[Any], bool] | None = None,
+    ) -> None:
+        super().__init__(holder, label)
+        self.names = names
+        self.matters = matters
+        self.written: set[Any] = set()
+        self.may_grow = False  # whether further entries do not matter
+        self.is_unordered = False  # whether their order does not matter
+        self.compared: dict[Any, Any] = {}  # the entries that were compared last
+        self.recorded: dict[Any, Any] = self.content(holder)
+        self.is_steady = True  # whether its version is what is compared in a warm call
+        self.version = self.pending = self.size = -1
+        self.times = 0  # how often the version has changed and nothing else
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every entry counts."""
+        return self.names is None and self.matters is None
+
+    def content(self, holder: dict[Any, Any]) -> dict[Any, Any]:
+        """The entries that count."""
+        if self.names is not None:
+            return {name: without_stand_in(dict.get(holder, name, ABSENT)) for name in self.names}
+        if self.may_grow:
+            return {key: dict.get(holder, key, ABSENT) for key in self.recorded}
+        entries = dict.items(holder)
+        if self.matters is not None:
+            entries = ((key, value) for key, value in entries if self.matters(key))  # type: ignore[assignment]
+        return {key: own for key, value in entries if (own := without_stand_in(value)) is not ABSENT}
+
+    def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:
+        self.pending = version_of_table(holder)  # first: what another thread writes meanwhile is compared the next time
+        now = self.content(holder)
+        if self.is_unordered and now.keys() == self.recorded.keys():
+            now = {key: now[key] for key in self.recorded}
+        self.compared = now
+        if len(now) != len(self.recorded) or (self.names is None and not _same_keys(self.recorded, now)):
+            return self._other_keys(now)
+        for (key, before), found in zip(self.recorded.items(), now.values(), strict=True):
+            if before is not found and key not in self.free:
+                is_fine = _are_alike(before, found) if key in self.written else comparison.alike(before, found)
+                if not is_fine:
+                    return comparison.inner or differing(self.label_of(key), before, found)
+        return None
+
+    def values(self, entries: Any) -> Iterable[Any]:
+        return entries.values()  # type: ignore[no-any-return]
+
+    def now(self) -> Any:
+        return self.content(self.holder)
+
+    def _other_keys(self, now: dict[Any, Any]) -> Mismatch:
+        for key in now:
+            if key not in self.recorded:
+                return Mismatch(self.label_of(key), "nothing", shown(now[key]))
+        for key in self.recorded:
+            if key not in now:
+                return Mismatch(self.label_of(key), shown(self.recorded[key]), "nothing")
+        return Mismatch(f"order of {self.label}", shown(list(self.recorded)), shown(list(now)))
+
+    def go_over_to(self, holder: Any) -> None:
+        self.holder = holder
+        self.recorded, self.version = self.compared, self.pending  # as they were compared
+
+    def label_of(self, key: Any) -> str:
+        """The place of an entry, as a user would write it."""
+        if self.names is not None or self.matters is not None or self.label.endswith("."):
+            return f"{self.label}{key}"
+        return f"{self.label}[{shown(key)}]"
+
+    def places(self) -> Iterator[tuple[str, Any]]:
+        for key, value in self.recorded.items():
+            yield self.label_of(key), value
+
+
+class Items(ContainerGuard):
+    """All elements of a list or a deque, in their order."""
+
+    __slots__ = ("recorded",)
+
+    def __init__(self, holder: Any, label: str) -> None:
+        super().__init__(holder, label)
+        self.recorded = elements(holder)
+
+    def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:
+        now = elements(holder)
+        if len(now) != len(self.recorded):
+            return Mismatch(f"length of {self.label}", str(len(self.recorded)), str(len(now)))
+        for at, (before, found) in enumerate(zip(self.recorded, now, strict=True)):
+            if at not in self.free and not comparison.alike(before, found):
+                return comparison.inner or differing(f"{self.label}[{at}]", before, found)
+        return None
+
+    def now(self) -> Any:
+        return elements(self.holder)
+
+    def go_over_to(self, holder: Any) -> None:
+        self.holder = holder
+        self.recorded = elements(holder)
+
+    def places(self) -> Iterator[tuple[str, Any]]:
+        for at, value in enumerate(self.recorded):
+            yield f"{self.label}[{at}]", value
+
+
+class Members(ContainerGuard):
+    """All elements of a set."""
+
+    __slots__ = ("recorded",)
+
+    def __init__(self, holder: Any, label: str) -> None:
+        super().__init__(holder, label)
+        self.recorded = list(set.__iter__(holder))
+
+    def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:
+        now = list(set.__iter__(holder))  # in the order that a program would meet them in
+        is_same_order = len(now) == len(self.recorded) and all(
+            comparison.alike(before, found) for before, found in zip(self.recorded, now, strict=True)
+        )
+        return None if is_same_order else Mismatch(self.label, shown(self.recorded), shown(now))
+
+    def now(self) -> Any:
+        return set(set.__iter__(self.holder))
+
+    def go_over_to(self, holder: Any) -> None:
+        self.holder = holder
+        self.recorded = list(set.__iter__(holder))
+
+    def places(self) -> Iterator[tuple[str, Any]]:
+        yield self.label, self.recorded
+
+
+def elements(holder: Any) -> list[Any]:
+    """What a list or deque holds, whatever a subclass makes of iteration."""
+    return items(holder)
+
+
+def _same_keys(before: dict[Any, Any], now: dict[Any, Any]) -> bool:
+    return all(a is b or is_same(a, b) for a, b in zip(before, now, strict=True))
+
+
+def _are_alike(before: Any, found: Any) -> bool:
+    """Whether a slot that the recording itself fills holds what it put there, or the like."""
+    if is_a(before, torch.Tensor):
+        return is_like(before)(found)
+    if type(before) is not type(found):
+        return False
+    if isinstance(before, (list, tuple)):
+        return len(before) == len(found) and all(map(_are_alike, before, found))
+    if isinstance(before, dict):
+        return list(before) == list(found) and all(map(_are_alike, before.values(), found.values()))
+    return is_same(before, found)

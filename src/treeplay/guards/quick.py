@@ -1,0 +1,177 @@
+"""The quick form of guards: one generated function, that Python runs at first and a native one later.
+
+write() ─▶ versions, classes and code by Python ─ no change for 50 calls ─┬▶ words of memory, by one C function
+                                                                          └▶ by torch's native guards, without a compiler
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import FunctionType
+from typing import Any
+
+from treeplay.codegen import Source, load_source
+from treeplay.guards.code import Steady, emit_check
+from treeplay.guards.conditions import TensorFacts
+from treeplay.guards.reach import Reach
+from treeplay.guards.words import Comparer, Words, background
+from treeplay.torch_seam.dynamo import native_check, version_of_table
+
+_YOUNG = 50
+"""Warm calls after which the check is a native one; a dictionary that changes sooner again and again is no steady one."""
+
+
+class QuickCheck:
+    """The functions that tell whether nothing has changed since `write`, and say what `again` says if something has.
+
+    `use` is told which of them is the one to call. Not safe for threads: the owner of the recording takes turns."""
+
+    __slots__ = (
+        "_again",
+        "_facts",
+        "_held",
+        "_reach",
+        "_state_is_alike",
+        "_texts",
+        "_use",
+        "_words",
+        "by_python",
+        "is_young",
+    )
+
+    def __init__(
+        self,
+        reach: Reach,
+        facts: Sequence[TensorFacts],
+        *,
+        state_is_alike: Callable[[], bool],
+        again: Callable[[], bool],
+        use: Callable[[Callable[[], bool]], None],
+    ) -> None:
+        self._reach = reach
+        self._facts = facts
+        self._state_is_alike = state_is_alike
+        self._again = again
+        self._use = use
+        self.is_young = True  # whether Python compares
+        self.by_python: Any = None  # the function
+        self._words: Any = None  # the function that compares words, where Python has something to compare too
+        self._texts = {"by_python": "", "words": ""}
+        self._held: tuple[Any, ...] = ()  # what a native function keeps
+
+    def write(self) -> None:
+        """Everything is as it has to be now; compare with that from here on."""
+        source = self._emitted(self._steady_check)
+        self.by_python = self._loaded("by_python", self.by_python, source)
+        if self._words is not None:
+            self._words.__globals__.clear()  # of what was replaced
+        self._held = ()
+        self._use(self.by_python)
+
+    def containers(self) -> Iterator[Any]:
+        """Whatever in here may hold an object that is guarded."""
+        yield self._held
+        for names in (function.__globals__ for function in (self.by_python, self._words) if function is not None):
+            for found in (names, *names.values(), *map(_closure_of, names.values())):
+                yield from (found, *found) if isinstance(found, (list, tuple)) else (found,)
+
+    def forget(self) -> None:
+        """Hold nothing any more."""
+        for function in (self.by_python, self._words):
+            if function is not None:
+                function.__globals__.clear()
+        self._held = ()
+
+    def _loaded(self, name: str, before: Any, source: Source) -> Any:
+        """The function of a source; as a rule only objects and versions have changed since `before` was made."""
+        if before is not None and source.text == self._texts[name]:
+            before.__globals__.update(source.names)
+            return before
+        self._texts[name] = source.text
+        return load_source(source)
+
+    def _emitted(self, steady: Steady, words: Words | None = None) -> Source:
+        state_is_alike, again = self._state_is_alike, self._again
+        return emit_check(self._reach, self._facts, steady, state_is_alike=state_is_alike, again=again, words=words)
+
+    def _steady_check(self, tables: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
+        """Versions, classes and code compared in Python, which is made quickly; natively once nothing changes for a while."""
+        reach = self._reach
+        known = {id(table.holder): table.version for table in reach.tables}
+        versions = [known[id(table)] for table in tables]
+        objects, classes = [value for value, _, _ in reach.kinds], [cls for _, cls, _ in reach.kinds]
+        functions, codes = [item.function for item in reach.functions], [item.code for item in reach.functions]
+        self.is_young = True
+        left = _YOUNG
+
+        def check() -> bool:
+            nonlocal left
+            if [*map(version_of_table, tables)] != versions or [*map(type, objects)] != classes:
+                return False
+            if [*map(_code_of, functions)] != codes:
+                return False
+            left -= 1
+            if left == 0:
+                self.is_young = False
+                comparer = background.comparer()
+                if comparer is not None:
+                    self.compare_words(comparer)
+                elif not background.is_done:
+                    left = _YOUNG  # ask again
+                else:
+                    kinds, pairs = zip(objects, classes, strict=True), zip(functions, codes, strict=True)
+                    native = native_check(tables, [*kinds], [*pairs])
+                    if native is not None and self._holds_still():
+                        self.by_python.__globals__["steady"], self._held = native, native.args[0]
+            return True
+
+        return check
+
+    def compare_words(self, comparer: Comparer) -> None:
+        """Compare words of memory from the next call on, where that takes the same for no difference."""
+        reach, words = self._reach, Words(comparer)
+
+        def steady(tables: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
+            for table in tables:
+                words.add_table(table)
+            for value, cls, _ in reach.kinds:
+                words.add_class(value, cls)
+            for item in reach.functions:
+                words.add_code(item.function, item.code)
+            return _never
+
+        source = self._emitted(steady, words)
+        is_all = source.names.keys() == {"again", "steady"}
+        compare = words.check(self._again if is_all else _never)
+        if compare is None or not self._holds_still():
+            return
+        self._held = words.held
+        if is_all:  # with no Python around it
+            self._use(compare)
+            return
+        source = replace(source, names={**source.names, "steady": compare})
+        self._words = self._loaded("words", self._words, source)
+        self._use(self._words)
+
+    def _holds_still(self) -> bool:
+        """Whether nothing has changed while words of memory or versions were noted: what another thread wrote is not lost."""
+        names = self.by_python.__globals__
+        again, names["again"] = names["again"], _never
+        try:
+            return bool(self.by_python())
+        finally:
+            names["again"] = again
+
+
+_code_of = operator.attrgetter("__code__")
+
+
+def _never() -> bool:
+    return False
+
+
+def _closure_of(value: Any) -> list[Any]:
+    """What the closure of a function holds; nothing for anything else."""
+    return [cell.cell_contents for cell in value.__closure__ or ()] if type(value) is FunctionType else []

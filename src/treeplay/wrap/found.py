@@ -1,0 +1,70 @@
+"""What there is in a call, found the slow way: for telling what did not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from treeplay.trace.call import Call
+from treeplay.values.place import Binding, How
+from treeplay.values.signature import Argument, Constant, GivenContainer, State
+from treeplay.values.spec import TensorSpec
+from treeplay.values.structure import given_containers
+from treeplay.wrap.places import Operand
+
+
+def found_at(of: Operand, call: Call) -> Any:
+    """What an operand is in `call`."""
+    match of:
+        case Argument(index):
+            return call.leaves[index]
+        case State(place):
+            return current(place, call)
+        case Constant(value):
+            return value
+        case GivenContainer(name):
+            return _container(name, call)
+        case Binding():
+            return current(of, call)
+
+
+class _Nothing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_NOTHING = _Nothing()
+
+
+def _container(name: str, call: Call) -> Any:
+    found = given_containers(call.structure, call.args, call.kwargs)
+    return next((value for variable, value, _ in found if variable == name), _NOTHING)
+
+
+def current(place: Binding, call: Call | None = None) -> Any:
+    """What is at `place` now, found again from its root; in `call`, where an argument leads to it."""
+    try:
+        if place.how is How.ARGUMENT and call is not None:
+            return _container(place.key, call) if isinstance(place.key, str) else call.leaves[place.key]
+        is_of_argument = place.parent is not None and place.parent.how is How.ARGUMENT
+        if place.parent is not None and (place.is_read_anew or is_of_argument):
+            owner = current(place.parent, call)
+            match place.how:
+                case How.ITEM:
+                    if isinstance(owner, dict) and place.key not in owner:
+                        return _NOTHING  # a defaultdict would make an entry
+                    return owner[place.key]
+                case How.GRAD:
+                    return owner.grad
+                case _:
+                    return getattr(owner, str(place.key))
+        return place.read()
+    except (KeyError, IndexError, AttributeError, ValueError, TypeError):
+        return _NOTHING
+
+
+def shown(value: Any) -> str:
+    """A value as a short text."""
+    text = repr(value) if not isinstance(value, torch.Tensor) else str(TensorSpec.of(value))
+    return text if len(text) <= 60 else f"a {type(value).__name__}"

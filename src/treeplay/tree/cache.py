@@ -128,8 +128,6 @@ class Cache:
         if self.passing_object and (kind := kind_of(key)) is not None and kind in self.passing_object:
             key = kind
         entry = self.table.get(key) or Entry({})
-        if entry.phase is KeyPhase.OUTDONE and self.budget.may_try_again(entry):
-            entry.phase, entry.reason = KeyPhase.NEW, None
         return key, entry
 
     def admit(self, entry: Entry, key: Key, call: Call) -> bool:
@@ -271,6 +269,7 @@ class Cache:
         """Forget a recording, so that a later call makes another one."""
         if recording in entry.recordings:
             entry.recordings.remove(recording)
+            entry.calls_before += recording.calls
             if not entry.recordings and entry.phase is KeyPhase.RECORDED:
                 entry.phase = KeyPhase.NEW
         self.glances.forget_gone(self.table)
@@ -287,6 +286,17 @@ class Cache:
         self.tally.dropped += 1
         counters.add("recordings dropped", "not faster")
         log_event("recordings", f"{self.name}: that of {entry.label} was not faster and went: {told}")
+
+    def let_go_for_memory(self, entry: Entry, recording: Recording) -> None:
+        """Forget a recording whose memory is for others."""
+        self.settle()
+        self.drop(entry, recording)
+        if not entry.recordings:
+            entry.observations.clear()
+            entry.phase, entry.is_free = KeyPhase.EVICTED, False
+        self.tally.dropped += 1
+        counters.add("recordings dropped", "memory")
+        log_event("recordings", f"{self.name}: that of {entry.label} was dropped to make room")
 
     def let_go(self, entry: Entry, call: Call) -> None:
         """Drop recordings whose guards alone keep something alive that the program would find to be gone."""

@@ -19,7 +19,7 @@ class Held:
     def __init__(self, launches: int, own_bytes: int, blocks: Sequence[Allocation] = ()) -> None:
         self.launches = launches
         self.use = Use()
-        self.own_bytes = own_bytes
+        self.own_bytes = self.usual_bytes = own_bytes
         self.blocks = blocks
         self.is_held = True
 

@@ -101,6 +101,12 @@ class CapturedGraph:
         return self.exec_bytes + self.buffer_bytes
 
     @property
+    def usual_bytes(self) -> int:
+        """The same, whoever was the one for whom the driver took memory."""
+        nodes = len(self.made.captured.nodes) if self.made.captured is not None else 0
+        return self.buffer_bytes + (nodes * _BYTES_PER_NODE or self.exec_bytes)
+
+    @property
     def buffer_bytes(self) -> int:
         """Of the buffers, each of which a call fills."""
         return sum(TensorSpec.of(buffer).nbytes for buffer in self.buffers.values())

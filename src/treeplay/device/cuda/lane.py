@@ -49,6 +49,9 @@ class LaneMember(Protocol):
     def own_bytes(self) -> int: ...
 
     @property
+    def usual_bytes(self) -> int: ...
+
+    @property
     def scratch_bytes(self) -> int: ...
 
     def free(self) -> None: ...
@@ -125,7 +128,7 @@ class Lane:
         """Keep count of a recording, and let those go that are worth least while all together hold more than they may."""
         with self.lock:
             newest.use.shared = newest.scratch_bytes
-            newest.use.nbytes = newest.own_bytes + newest.scratch_bytes
+            newest.use.nbytes = newest.usual_bytes + newest.scratch_bytes
             self._held.append(weakref.ref(newest))
             self._look()
             for held in sorted(self._alive(), key=lambda held: held.use.value(self._launches)):

@@ -24,12 +24,17 @@ from treeplay.tree.numbers import VaryingNumbers
 from treeplay.tree.reasons import OF_FAKES, not_faster, under_mode
 from treeplay.tree.strangers import Stranger, Strangers
 from treeplay.tree.table import MOST_TRIES, Entry, EntryTable, Observation, Recording
+from treeplay.tree.tiers import compile_thread
 from treeplay.values.structure import holds_tensors, is_unhashable, may_open
 from treeplay.wrap.emit import MISS
 
 CallFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 _NEVER = 2**62
 _MOST_OBJECTS = 16  # that come once each, before calls with such are left alone
+
+
+def _is_compiling() -> bool:
+    return compile_thread.is_busy
 
 
 def no_recording(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -64,7 +69,7 @@ class Cache:
         self.passing_object: set[Hashable] = set()  # keys by class, of calls with objects that do not come again
         self.numbers = VaryingNumbers()
         self.glances = Glances()
-        self.budget = Budget()
+        self.budget = Budget(_is_compiling)
         self.pause = Pause()  # of all calls
         self.began = 0.0  # the look at a call that is under way
         self.opened: set[type] = set()  # classes of objects that count as what they hold: another one came in each call
@@ -139,6 +144,7 @@ class Cache:
         has_place = self._has_place(stranger)
         if has_place and self.budget.admits(entry, stranger.times + 1 if kind is None else 1):
             self._enter(entry, key, call)
+            self.pause.paid_off()
             return True
         self.strangers.came(mark, self.table.uses)
         if not self._has_told_of_strangers:
@@ -258,6 +264,7 @@ class Cache:
             self.table.free([recording])
             return
         self.budget.recorded(entry)
+        self.pause.paid_off()
         entry.recordings.append(recording)
         entry.forget(seen)
         entry.phase, entry.differing, entry.tries = KeyPhase.RECORDED, False, MOST_TRIES
@@ -335,7 +342,7 @@ class Cache:
         self.passing_object.clear()
         self.strangers.clear()
         self.glances.clear()
-        self.budget, self.pause, self._has_told_of_strangers = Budget(), Pause(), False
+        self.budget, self.pause, self._has_told_of_strangers = Budget(_is_compiling), Pause(), False
         self.opened.clear()
         self.numbers = VaryingNumbers()
         self.table.clear()

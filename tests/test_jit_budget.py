@@ -314,6 +314,24 @@ def test_the_last_call_of_a_pause_tells_what_a_call_takes() -> None:
     assert pause.left == pytest.approx(200, abs=1)
 
 
+def test_a_look_that_leads_to_a_recording_has_the_next_calls_looked_at(clock: SimpleNamespace) -> None:
+    jitted = jit(scaled, on_refusal="eager")
+    for size in (2, 3, 4) * 2:
+        jitted(torch.ones(size))
+    clock.step = 0.01  # a look takes more than a call
+    for _ in range(60):
+        jitted(torch.ones(5))
+    pause = jitted._manager.cache.pause
+    assert jitted.statistics().recordings == 3 and pause._looks > 8
+    clock.now, clock.step = clock.now + 1000.0, 0.0
+    calls = 0
+    while jitted.statistics().recordings == 3:
+        assert_same(jitted(torch.ones(5)), torch.ones(5))
+        calls += 1
+        assert calls < 5000
+    assert pause._looks == 0 and pause.left == 0
+
+
 def test_the_last_call_of_a_pause_is_timed() -> None:
     jitted = left_alone(read_and_doubled)
     pause = jitted._manager.cache.pause

@@ -61,8 +61,9 @@ class Settings:
     """Compiled recordings draw the very random numbers that eager would, at some cost in speed."""
 
     memory_budget_bytes: int = 32 * 2**30
-    """What recordings on one GPU may hold together: scratch memory, graphs and buffers. Above it, those launched least go;
-    they are recorded again when they are called. The newest recording always stays."""
+    """What recordings on one GPU, or those of `jit` on the CPU, may hold together: scratch memory, graphs and buffers; on the
+    CPU at most a quarter of the machine's memory. Above it, those go whose launches save least time for each byte. They are
+    recorded again when they would save more than others. The newest recording always stays."""
 
     verify: bool = False
     """Each recording on a GPU is tried with its tensors moved and poison in their old places before it is trusted. It takes

@@ -9,6 +9,7 @@ import torch
 
 import treeplay
 from treeplay.device.cuda.lane import Lane, union_bytes
+from treeplay.device.use import Use
 from treeplay.values.nodes import Allocation
 
 
@@ -17,9 +18,14 @@ class Held:
 
     def __init__(self, launches: int, own_bytes: int, blocks: Sequence[Allocation] = ()) -> None:
         self.launches = launches
-        self.own_bytes = own_bytes
+        self.use = Use()
+        self.own_bytes = self.usual_bytes = own_bytes
         self.blocks = blocks
         self.is_held = True
+
+    @property
+    def scratch_bytes(self) -> int:
+        return union_bytes(self.blocks)
 
     def free(self) -> None:
         self.is_held = False
@@ -53,6 +59,51 @@ def test_the_least_launched_goes_first_and_the_newest_stays(lane: Lane) -> None:
         lane.hold(newest)
     assert (often.is_held, seldom.is_held, newest.is_held) == (True, False, True)
     assert lane.held_bytes() == 90
+
+
+def test_what_is_worth_least_for_its_bytes_goes_first(lane: Lane) -> None:
+    small, large = Held(0, 10), Held(0, 80)
+    with treeplay.settings.changed(memory_budget_bytes=100):
+        lane.hold(small)
+        lane.hold(large)
+        small.launches, large.launches = 10, 40
+        lane.hold(Held(0, 50))
+    assert small.is_held and not large.is_held
+
+
+def test_old_launches_count_less(lane: Lane) -> None:
+    once, now = Held(0, 40), Held(0, 40)
+    with treeplay.settings.changed(memory_budget_bytes=100):
+        lane.hold(once)
+        lane.hold(now)
+        once.launches = 1000
+        lane.held_bytes()
+        lane.hold(Held(0, 1))
+        now.launches = 3000
+        lane.hold(Held(0, 50))
+    assert now.is_held and not once.is_held
+
+
+def test_what_was_let_go_is_admitted_once_it_is_worth_more_than_what_would_go(lane: Lane) -> None:
+    seldom, often = Held(0, 40), Held(0, 40)
+    gone = Use(nbytes=50)
+    with treeplay.settings.changed(memory_budget_bytes=100):
+        lane.hold(seldom)
+        lane.hold(often)
+        seldom.launches, often.launches = 4, 100
+        assert not lane.admits(gone, 4)
+        assert lane.admits(gone, 4)  # it may take the place of the one, and leave the other's
+        lane.hold(newest := Held(0, 50))
+        assert (seldom.is_held, often.is_held, newest.is_held) == (False, True, True)
+        assert not lane.admits(Use(nbytes=90), 20)
+
+
+def test_scratch_that_is_shared_counts_once_for_what_is_admitted(lane: Lane) -> None:
+    held = Held(0, 10, [Allocation(0, 1000)])
+    with treeplay.settings.changed(memory_budget_bytes=1100):
+        lane.hold(held)
+        held.launches = 100
+        assert lane.admits(Use(nbytes=910, shared=900), 1) and not lane.admits(Use(nbytes=910), 1)
 
 
 def test_launches_are_counted_anew_each_time(lane: Lane) -> None:

@@ -15,6 +15,7 @@ import treeplay
 from treeplay.device.cuda import recording
 from treeplay.device.cuda.recording import CudaRecording
 from treeplay.device.protocol import Replay, Work
+from treeplay.device.use import Use
 from treeplay.errors import CaptureFailed, UsageError
 from treeplay.observe import counters, internal_errors
 from treeplay.values.launch import LaunchFacts
@@ -27,6 +28,12 @@ class Lane:
     def __init__(self, room: bool = False) -> None:
         self.device = torch.device("cuda", 0)
         self.room = room
+        self.has_room = True
+        self.asked: list[int] = []
+
+    def admits(self, use: Use, calls: int) -> bool:
+        self.asked.append(calls)
+        return self.has_room
 
     def make_room(self) -> bool:
         self.room, was = False, self.room
@@ -184,6 +191,25 @@ def test_what_was_let_go_to_make_room_is_evicted_once_and_captured_again(monkeyp
     told[-1].__self__.is_held = False  # type: ignore[attr-defined]
     one.free()
     assert one.facts().evictions == 2
+
+
+def test_what_was_let_go_runs_as_it_is_until_there_is_room_which_few_calls_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, log, told = made(monkeypatch, has_run=True)
+    one([], ())
+    told[-1].__self__.is_held = False  # type: ignore[attr-defined]
+    lane: Any = one._lane
+    lane.has_room = False
+    one._unplaced([], ())
+    assert told[-1] is one and log == ["captured", "launched", "freed", "run"]
+    for _ in range(200):
+        one([], ())
+    assert lane.asked == [1, 2, 4, 8, 16, 32, 64, 64] and one.plain_calls == {"over the memory budget": 201}
+    assert one.facts().stage == "warming" and "worth more" in str(one.facts().why) and one.facts().evictions == 1
+    lane.has_room = True
+    for _ in range(64):
+        one([], ())
+    assert one.facts().stage == "recorded" and told[-1] is not one
+    assert log.count("captured") == 2 and log[-1] == "launched"
 
 
 def test_a_late_call_of_a_launch_function_does_not_capture_what_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

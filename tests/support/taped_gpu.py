@@ -34,6 +34,7 @@ from treeplay.device.cuda.launch import (
 from treeplay.device.cuda.recording import CudaRecording
 from treeplay.device.host.taped import record_tape
 from treeplay.device.protocol import Recorded, Replay, Work
+from treeplay.device.use import Use
 from treeplay.torch_seam import allocator
 from treeplay.values.spec import TensorSpec
 
@@ -92,13 +93,13 @@ class TapedGraph:
 
 
 def capture_on_tape(
-    work: Work, tensors: Sequence[torch.Tensor], lane: Lane, plain: Replay, not_launched: NotLaunched
+    work: Work, tensors: Sequence[torch.Tensor], lane: Lane, plain: Replay, not_launched: NotLaunched, use: Use
 ) -> CapturedGraph:
     """What `capture_work` does on a GPU. State that moves has the graph captured anew."""
     graph = TapedGraph(work, tensors)
     addresses = [tensor.data_ptr() for tensor in tensors]
     made: Any = SimpleNamespace(captured=None, outputs=[], space=None, drop=lambda: None)
-    captured = CapturedGraph(work, made, lane, CaptureFindings(), {}, {}, None, addresses, plain, 0, {})
+    captured = CapturedGraph(work, made, lane, CaptureFindings(), {}, {}, None, addresses, plain, 0, {}, use=use)
     arguments = [at for at, tensor in enumerate(tensors) if at not in work.state and tensor.numel()]
     parts = LaunchParts(
         lane=lane,

@@ -6,7 +6,7 @@ import pytest
 
 from treeplay.tree.decide import Action, CallFacts, KeyPhase, decide
 
-NEW, OBSERVED, RECORDED, REFUSED, EAGER, OUTDONE = KeyPhase
+NEW, OBSERVED, RECORDED, REFUSED, EAGER, OUTDONE, EVICTED = KeyPhase
 OBSERVE, RECORD, RUN_EAGERLY, REFUSE = Action
 
 TABLE = [
@@ -53,6 +53,12 @@ TABLE = [
     (OUTDONE, True, 0, RUN_EAGERLY),
     (OUTDONE, True, 8, RUN_EAGERLY),
     (OUTDONE, True, 9, RUN_EAGERLY),
+    (EVICTED, False, 0, RUN_EAGERLY),
+    (EVICTED, False, 8, RUN_EAGERLY),
+    (EVICTED, False, 9, RUN_EAGERLY),
+    (EVICTED, True, 0, RUN_EAGERLY),
+    (EVICTED, True, 8, RUN_EAGERLY),
+    (EVICTED, True, 9, RUN_EAGERLY),
 ]
 
 

@@ -270,6 +270,22 @@ def test_further_kinds_are_compiled_when_the_budget_has_room_for_that(compiling:
     assert len(compiling.threads) == 5 and "when the compile budget has room" not in jitted.explain()
 
 
+def test_further_kinds_wait_until_nothing_is_compiled(compiling: Compiling) -> None:
+    """Beside a compilation, recording takes several times as long."""
+    jitted = treeplay.jit(lambda x: x * 2 - 1)
+    jitted._manager.cache.leave_alone = lambda *_, **__: None  # each call is looked at
+    with treeplay.settings.changed(compile_budget=1e9):
+        for size in (1, 2, 3, 4, 4, 4):
+            for _ in range(3):
+                jitted(torch.ones(size))
+        assert jitted.statistics().recordings == 3 and compile_thread.is_busy
+        compiling.ready.set()
+        assert compile_thread.wait(30) and not compile_thread.is_busy
+        for _ in range(3):
+            assert_same(jitted(torch.ones(4)), torch.ones(4))
+    assert jitted.statistics().recordings == 4
+
+
 def test_a_kind_that_is_all_that_comes_is_compiled_too_when_there_is_room(compiling: Compiling) -> None:
     """Its calls are warm: nothing looks at them but now and then."""
     compiling.ready.set()

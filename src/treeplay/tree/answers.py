@@ -36,6 +36,7 @@ OTHERS = "another thread records"
 OVER_BUDGET = "new, and over the compile budget"
 TIMED = "timed beside a recording"
 OUTDONE = "as fast unrecorded"
+EVICTED = "over the memory budget"
 REPLAYING = "a replay raised"
 
 
@@ -75,8 +76,8 @@ class Answers:
 
     def as_before(self, entry: Entry, call: Call) -> Any:
         """A call of a key that is left alone."""
-        if entry.phase is KeyPhase.OUTDONE:
-            return self.left_alone(entry, call, OUTDONE)
+        if entry.phase in (KeyPhase.OUTDONE, KeyPhase.EVICTED):
+            return self.left_alone(entry, call, OUTDONE if entry.phase is KeyPhase.OUTDONE else EVICTED)
         if entry.phase is not KeyPhase.REFUSED:
             return self.left_alone(entry, call, f"under {entry.reason.op}" if entry.reason is not None else "eager")
         if self.on_refusal == "raise" and entry.reason is not None:

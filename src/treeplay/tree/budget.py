@@ -9,7 +9,7 @@ pause    calls that end eagerly one after the other are called directly for a wh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -25,10 +25,13 @@ _SECONDS_BETWEEN_TRIES = 60.0  # of a key whose recording was no faster than the
 
 
 class Budget(CompileTime):
-    """Which keys of one program are observed and recorded. For a thread that holds the program's lock."""
+    """Which keys of one program are observed and recorded. For a thread that holds the program's lock.
 
-    def __init__(self) -> None:
+    `is_compiling`: whether a thread of ours compiles, beside which recording takes several times as long."""
+
+    def __init__(self, is_compiling: Callable[[], bool] = lambda: False) -> None:
         super().__init__()
+        self._is_compiling = is_compiling
         self._admitted = 0
         self._recorded = 0
         self._longest = 0.0  # seconds that compiling took beside calls
@@ -37,13 +40,16 @@ class Budget(CompileTime):
         """Whether a new key may be observed that came so many times, this call included. Its entry is marked if it is free."""
         keys_come_again = 2 * self._recorded >= self._admitted or times > 1 or settings.compile_budget == math.inf
         entry.is_free = self._admitted < FREE_KINDS
-        is_admitted = entry.is_free or (keys_come_again and self.is_left())
+        is_admitted = entry.is_free or (keys_come_again and self._has_time())
         self._admitted += is_admitted
         return is_admitted
 
     def allows(self, entry: Entry) -> bool:
         """Whether a call of an observed key may be recorded."""
-        return entry.is_free or self.is_left()
+        return entry.is_free or self._has_time()
+
+    def _has_time(self) -> bool:
+        return settings.compile_budget == math.inf or (self.is_left() and not self._is_compiling())
 
     def took_back(self, keys: int) -> None:
         """Note that so many keys are gone that were admitted: their calls have other ones by now."""
@@ -115,6 +121,10 @@ class Pause:
             enough = int((cost + ran - self._runs) / max(_SHARE * self._runs, _LEAST_SECONDS))
             self.left = min(enough, 1 << int(self._looks) - _LOOKS_BEFORE_PAUSE)
             self.entry, self.why, self._counted = entry, why, self.left
+
+    def paid_off(self) -> None:
+        """A look led to something: so may the next ones."""
+        self._looks = 0.0
 
     def taken(self) -> int:
         """The calls that were left alone and not counted yet."""

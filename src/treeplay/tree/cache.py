@@ -25,12 +25,17 @@ from treeplay.tree.reasons import OF_FAKES, not_faster, under_mode
 from treeplay.tree.sizes import ChangingSizes
 from treeplay.tree.strangers import Stranger, Strangers
 from treeplay.tree.table import MOST_TRIES, Entry, EntryTable, Observation, Recording
+from treeplay.tree.tiers import compile_thread
 from treeplay.values.structure import holds_tensors, is_unhashable, may_open
 from treeplay.wrap.emit import MISS
 
 CallFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 _NEVER = 2**62
 _MOST_OBJECTS = 16  # that come once each, before calls with such are left alone
+
+
+def _is_compiling() -> bool:
+    return compile_thread.is_busy
 
 
 def no_recording(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -66,7 +71,7 @@ class Cache:
         self.numbers = VaryingNumbers()
         self.glances = Glances()
         self.sizes = ChangingSizes()
-        self.budget = Budget()
+        self.budget = Budget(_is_compiling)
         self.pause = Pause()  # of all calls
         self.began = 0.0  # the look at a call that is under way
         self.opened: set[type] = set()  # classes of objects that count as what they hold: another one came in each call
@@ -130,8 +135,6 @@ class Cache:
         if self.passing_object and (kind := kind_of(key)) is not None and kind in self.passing_object:
             key = kind
         entry = self.table.get(key) or Entry({})
-        if entry.phase is KeyPhase.OUTDONE and self.budget.may_try_again(entry):
-            entry.phase, entry.reason = KeyPhase.NEW, None
         return key, entry
 
     def admit(self, entry: Entry, key: Key, call: Call) -> bool:
@@ -143,6 +146,7 @@ class Cache:
         has_place = self._has_place(stranger)
         if has_place and self.budget.admits(entry, stranger.times + 1 if kind is None else 1):
             self._enter(entry, key, call)
+            self.pause.paid_off()
             return True
         self.strangers.came(mark, self.table.uses)
         if not self._has_told_of_strangers:
@@ -262,6 +266,7 @@ class Cache:
             self.table.free([recording])
             return
         self.budget.recorded(entry)
+        self.pause.paid_off()
         entry.recordings.append(recording)
         entry.forget(seen)
         entry.phase, entry.differing, entry.tries = KeyPhase.RECORDED, False, MOST_TRIES
@@ -273,6 +278,7 @@ class Cache:
         """Forget a recording, so that a later call makes another one."""
         if recording in entry.recordings:
             entry.recordings.remove(recording)
+            entry.calls_before += recording.calls
             if not entry.recordings and entry.phase is KeyPhase.RECORDED:
                 entry.phase = KeyPhase.NEW
         self.glances.forget_gone(self.table)
@@ -289,6 +295,17 @@ class Cache:
         self.tally.dropped += 1
         counters.add("recordings dropped", "not faster")
         log_event("recordings", f"{self.name}: that of {entry.label} was not faster and went: {told}")
+
+    def let_go_for_memory(self, entry: Entry, recording: Recording) -> None:
+        """Forget a recording whose memory is for others."""
+        self.settle()
+        self.drop(entry, recording)
+        if not entry.recordings:
+            entry.observations.clear()
+            entry.phase, entry.is_free = KeyPhase.EVICTED, False
+        self.tally.dropped += 1
+        counters.add("recordings dropped", "memory")
+        log_event("recordings", f"{self.name}: that of {entry.label} was dropped to make room")
 
     def let_go(self, entry: Entry, call: Call) -> None:
         """Drop recordings whose guards alone keep something alive that the program would find to be gone."""
@@ -334,7 +351,7 @@ class Cache:
         self.strangers.clear()
         self.glances.clear()
         self.sizes = ChangingSizes()
-        self.budget, self.pause, self._has_told_of_strangers = Budget(), Pause(), False
+        self.budget, self.pause, self._has_told_of_strangers = Budget(_is_compiling), Pause(), False
         self.opened.clear()
         self.numbers = VaryingNumbers()
         self.table.clear()

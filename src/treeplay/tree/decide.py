@@ -3,6 +3,7 @@
 NEW ── observe ──▶ OBSERVED ── record ──▶ RECORDED ── (state reassigned) ── observe ──▶ OBSERVED ...
                         └── refused ──▶ REFUSED: eager for good
 EAGER: under a mode in which nothing is recorded     OUTDONE: the program as it is was as fast; tried again later
+EVICTED: its recording went, since memory is for others that save more; recorded again once it would save more
 
 A call may be recorded once it was observed with the same plain values (flags, numbers) in the program's reach; with other
 values it is observed anew. So is one whose trace was given another number than the observed call, once: a setting may have
@@ -24,6 +25,7 @@ class KeyPhase(Enum):
     REFUSED = "refused"
     EAGER = "eager"
     OUTDONE = "as fast unrecorded"
+    EVICTED = "over the memory budget"
 
 
 class Action(Enum):
@@ -50,7 +52,7 @@ def decide(facts: CallFacts) -> Action:
     match facts.phase:
         case KeyPhase.NEW:
             return Action.OBSERVE
-        case KeyPhase.REFUSED | KeyPhase.EAGER | KeyPhase.OUTDONE:
+        case KeyPhase.REFUSED | KeyPhase.EAGER | KeyPhase.OUTDONE | KeyPhase.EVICTED:
             return Action.RUN_EAGERLY
         case KeyPhase.OBSERVED | KeyPhase.RECORDED:
             if facts.is_observed:

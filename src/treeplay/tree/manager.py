@@ -36,6 +36,7 @@ from treeplay.tree.budget import Pause
 from treeplay.tree.cache import Cache, no_recording
 from treeplay.tree.decide import Action, CallFacts, KeyPhase, decide
 from treeplay.tree.gate import Gate
+from treeplay.tree.holdings import holdings
 from treeplay.tree.key import values_in_objects
 from treeplay.tree.launching import answer_raised
 from treeplay.tree.mismatch import cause_of
@@ -51,6 +52,7 @@ from treeplay.wrap.emit import MISS
 
 Observe = Callable[[Callable[..., Any], Call], tuple[Any, list[Any]]]
 _MOST_OBSERVATIONS = 4
+_GONE = (KeyPhase.OUTDONE, KeyPhase.EVICTED)
 
 
 class Manager:
@@ -195,6 +197,8 @@ class Manager:
                 return self.answers.refused(Entry({"unhashable": ""}), refusal, call)
             except Exception as error:
                 return self.answers.broken(Entry({"unknown": ""}), internal(error, "making the key of a call"), call)
+            if entry.phase in _GONE and self._may_try_again(entry):
+                entry.phase, entry.reason = KeyPhase.NEW, None
             if self.cache.warm_calls >= self.cache.due:
                 audit_last(self.answers, self.gate, call)
             out = self.all_sizes.answer(entry, key, call)
@@ -209,6 +213,11 @@ class Manager:
                 if entry.phase is KeyPhase.NEW:
                     self.cache.compare(entry, key, call)
             return self._with_entry(entry, call)
+
+    def _may_try_again(self, entry: Entry) -> bool:
+        """Whether a key may have another recording, whose recording went."""
+        self.cache.settle()
+        return self.cache.budget.may_try_again(entry) if entry.phase is KeyPhase.OUTDONE else holdings.admits(entry)
 
     def _at_a_glance(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of the recording that served the last call with such arguments, or of the program if it is left alone
@@ -258,7 +267,7 @@ class Manager:
                 self._served(entry, recording)
                 self.cache.glances.remember(call, entry, recording)
                 return out
-        if entry.phase is KeyPhase.OUTDONE:
+        if entry.phase in _GONE:
             return self.answers.as_before(entry, call)
         if entry.recordings and recorders.disturbed(since):
             return self.answers.eagerly(entry, call, OTHERS)

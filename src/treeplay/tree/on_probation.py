@@ -38,7 +38,7 @@ def next_step(cache: Cache, entry: Entry, recording: Recording) -> ProbationStep
             return None
     step = probation.next(recording.calls)
     if step is ProbationStep.STAYS:
-        recording.probation, recording.worth = None, probation.told
+        recording.probation, recording.worth, recording.saved = None, probation.told, probation.saved
         counters.add("probation", "stays")
         return None
     if step is ProbationStep.GOES:

@@ -96,6 +96,7 @@ class Probation:
     def __init__(self, watch: Callable[[], Stopwatch]) -> None:
         self.due = _LAUNCHES_BEFORE  # calls of the recording
         self.told = ""  # what was found
+        self.saved = 0.0  # seconds by a call of the recording
         self._watch = watch
         self._rounds = deque(_ROUNDS)
         self._margin = 0.0  # of the newest round
@@ -154,6 +155,7 @@ class Probation:
             self.told = "it could not be timed"
             return ProbationStep.STAYS
         self.told = f"{ours} a call, where the program as it is takes {eager}"
+        self.saved = max(0.0, eager.seconds - ours.seconds)
         if ours.beats(eager, self._margin):
             return ProbationStep.STAYS
         is_first = len(self._rounds) == len(_ROUNDS) - 1  # which is too short to drop anything for

@@ -17,6 +17,7 @@ from treeplay.trace.call import Call
 from treeplay.trace.turn import Busy
 from treeplay.tree.answers import OTHERS, Answers, as_internal
 from treeplay.tree.gate import Gate
+from treeplay.tree.holdings import holdings
 from treeplay.tree.launching import answer_raised
 from treeplay.tree.mismatch import first_mismatch
 from treeplay.tree.reasons import does_not_fit
@@ -97,6 +98,7 @@ class CallRecorder:
         if out is not MISS:
             answers.cache.adopt(entry, recording, seen)
             self.promote(entry, recording)
+            holdings.hold(answers.cache, self._gate.lock, entry, recording)
             if recording.effects:
                 answers.warn_of_effects(recording.effects)
             return out

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from treeplay.device.protocol import Recorded, Stopwatch
+from treeplay.device.use import Use
 from treeplay.lower.lowered import Lowered
 from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.trace.found import Survey
@@ -76,6 +77,7 @@ class Recording:
     tier: str = ""  # what became of that, as text
     is_settling: bool = False  # whether something may still take its place
     probation: Probation | None = None  # until it is known to be faster than its program; None: it stays
+    saved: float = 0.0  # seconds by each of its calls, if that was measured
     worth: str = ""  # what it and the program as it is were found to take, as text
     is_dropped: bool = False
     is_for_all_sizes: bool = False  # whether it serves calls of many keys, which differ in sizes of their arguments
@@ -112,7 +114,7 @@ class Observation:
         return next((name for name, value in old if not is_same(value, in_objects.get(name))), None)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Entry:
     """One key: calls with the same structure, shapes, static values and modes."""
 
@@ -135,6 +137,15 @@ class Entry:
     differs: tuple[Mismatch, ...] = ()  # from the nearest recording of another key
     outdone: int = 0  # recordings that were no faster than the program
     not_before: float = 0.0  # the moment from which on another one may be made
+    use: Use = field(default_factory=Use)
+    calls_noted: int = 0  # of them, in `use`
+    calls_before: int = 0  # that went to recordings which are gone
+
+    @property
+    def calls(self) -> int:
+        """All its calls, as far as they were credited to it."""
+        eager = sum(list(self.eager_calls.values()))  # in one step, for other threads count too
+        return eager + self.calls_before + sum(recording.calls for recording in list(self.recordings))
 
     def observation(self, in_objects: Mapping[str, Any] = _NONE) -> Observation | None:
         """That of a call with the plain values of today, or None."""

@@ -193,6 +193,11 @@ class CompileThread:
         self._thread: threading.Thread | None = None
         self._is_over = self._is_busy = False
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is compiled, or about to be."""
+        return self._is_busy or bool(self._todo)
+
     def add(self, work: Callable[[], None]) -> None:
         """Have `work` done in its turn."""
         with self._changed:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from treeplay.device.cuda.patch import Patcher, build_patcher
 from treeplay.device.cuda.rounds import CaptureFindings, Rounds, capture_in_rounds
 from treeplay.device.cuda.settling import CapturedOutput, outputs_of, place_copies, settled
 from treeplay.device.protocol import Replay, Work
+from treeplay.device.use import SAVED_BY_OPERATOR, Use
 from treeplay.errors import InternalError
 from treeplay.observe.events import log_event
 from treeplay.relocate import Row, joined
@@ -63,6 +64,7 @@ class CapturedGraph:
     copied_bytes_per_call: int = 0
     moves: int = 0
     is_held: bool = True
+    use: Use = field(default_factory=Use)
     _launches_seen: int = 0
     _trials: int = 0
 
@@ -91,9 +93,20 @@ class CapturedGraph:
         return (captured.blocks or ()) if captured is not None else ()
 
     @property
+    def scratch_bytes(self) -> int:
+        """The scratch memory behind it, which it shares."""
+        return self.made.space.scratch_bytes if self.made.space is not None else union_bytes(self.blocks)
+
+    @property
     def own_bytes(self) -> int:
         """What it holds besides: the instantiated graph, and buffers."""
         return self.exec_bytes + self.buffer_bytes
+
+    @property
+    def usual_bytes(self) -> int:
+        """The same, whoever was the one for whom the driver took memory."""
+        nodes = len(self.made.captured.nodes) if self.made.captured is not None else 0
+        return self.buffer_bytes + (nodes * _BYTES_PER_NODE or self.exec_bytes)
 
     @property
     def buffer_bytes(self) -> int:
@@ -108,7 +121,7 @@ class CapturedGraph:
             "recorded",
             why=self.found.why_fixed,
             nodes=len(captured.nodes) if captured is not None else 0,
-            scratch_bytes=self.made.space.scratch_bytes if self.made.space is not None else union_bytes(self.blocks),
+            scratch_bytes=self.scratch_bytes,
             exec_bytes=self.exec_bytes,
             copied_bytes_per_call=self.copied_bytes_per_call,
             launches=launches,
@@ -167,19 +180,19 @@ class CapturedGraph:
 
 
 def capture_work(
-    work: Work, tensors: Sequence[torch.Tensor], lane: Lane, plain: Replay, not_launched: NotLaunched
+    work: Work, tensors: Sequence[torch.Tensor], lane: Lane, plain: Replay, not_launched: NotLaunched, use: Use
 ) -> CapturedGraph:
     """Capture the body of `work` over `tensors`; executes nothing. Raises `CaptureFailed`, or what the body raises.
 
     `plain` runs the work as it is; it is called where a tensor lies so that the graph cannot read it. `not_launched` is
-    called where a launch raised before the graph was launched.
+    called where a launch raised before the graph was launched. `use`: how much it was used before.
     """
     for in_space in (True, False):
         captured = capture_in_rounds(work, tensors, lane, in_space=in_space)
         try:
             results = outputs_of(captured)
             if settled(captured, results):
-                return _instantiated(work, tensors, lane, captured, results, Otherwise(plain, not_launched))
+                return _instantiated(work, tensors, lane, captured, results, Otherwise(plain, not_launched), use)
         except BaseException:
             captured.made.drop()
             raise
@@ -197,6 +210,7 @@ def _instantiated(
     rounds: Rounds,
     results: Sequence[CapturedOutput],
     otherwise: Otherwise,
+    use: Use,
 ) -> CapturedGraph:
     before = time.perf_counter()
     made, found, seconds = rounds.made, rounds.found, rounds.seconds
@@ -221,6 +235,7 @@ def _instantiated(
     captured.copied_bytes_per_call = _copied_bytes(parts, found)
     captured.launch = load_source(emit_launch(parts, work.name))
     seconds["emit"] = time.perf_counter() - before - seconds["instantiate"]
+    captured.use, use.saved = use, nodes * SAVED_BY_OPERATOR
     lane.hold(captured)
     return captured
 

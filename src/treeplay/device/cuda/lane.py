@@ -15,6 +15,7 @@ import torch
 from treeplay.device.cuda import driver
 from treeplay.device.cuda.memory.scratch import Scratch
 from treeplay.device.cuda.memory.space import AddressSpace, can_be_made
+from treeplay.device.use import Use, bytes_together, dearer
 from treeplay.locks import shared_lock
 from treeplay.observe import counters
 from treeplay.settings import settings
@@ -37,11 +38,21 @@ class LaneMember(Protocol):
     is_held: bool
 
     @property
+    def use(self) -> Use:
+        """How much it is used."""
+
+    @property
     def blocks(self) -> Sequence[Allocation]:
         """Its scratch in the pool, if it lies there."""
 
     @property
     def own_bytes(self) -> int: ...
+
+    @property
+    def usual_bytes(self) -> int: ...
+
+    @property
+    def scratch_bytes(self) -> int: ...
 
     def free(self) -> None: ...
 
@@ -56,6 +67,7 @@ class Lane:
         self._token: Token | None = None
         self._users = 0
         self._held: list[weakref.ref[LaneMember]] = []
+        self._launches = 0  # of all, as far as they were looked at
         self.scratch = Scratch(device.index)
         self._closing: _Closing = []  # each as soon as its event is done
 
@@ -113,22 +125,40 @@ class Lane:
             return bool(event.query())
 
     def hold(self, newest: LaneMember) -> None:
-        """Keep count of a recording, and let the least used go while all together hold more than they may."""
+        """Keep count of a recording, and let those go that are worth least while all together hold more than they may."""
         with self.lock:
+            newest.use.shared = newest.scratch_bytes
+            newest.use.nbytes = newest.usual_bytes + newest.scratch_bytes
             self._held.append(weakref.ref(newest))
-            for held in self._least_used():
+            self._look()
+            for held in sorted(self._alive(), key=lambda held: held.use.value(self._launches)):
                 if self.held_bytes() <= settings.memory_budget_bytes:
                     break
                 if held is not newest:
                     held.free()
                     counters.add("recordings dropped", "memory")
-            for held in self._least_used():
-                held.launches = 0
+
+    def admits(self, use: Use, calls: int) -> bool:
+        """Whether a recording that was let go, and was called so often since this was asked, is worth more than what would go
+        for it."""
+        with self.lock:
+            self._look()
+            self._launches += calls
+            use.called(calls, self._launches)
+            stay = dearer(use, [held.use for held in self._alive()], self._launches)
+            return not stay or bytes_together([*stay, use]) <= settings.memory_budget_bytes
+
+    def _look(self) -> None:
+        """Note the launches since the last look."""
+        for held in self._alive():
+            launches, held.launches = held.launches, 0
+            self._launches += launches
+            held.use.called(launches, self._launches)
 
     def make_room(self) -> bool:
         """Let every recording go; whether there was one. They are recorded again when they are called."""
         with self.lock:
-            held = self._least_used()
+            held = self._alive()
             for one in held:
                 one.free()
                 counters.add("recordings dropped", "memory")
@@ -139,14 +169,14 @@ class Lane:
 
     def held_bytes(self) -> int:
         """What recordings hold now: the scratch memory that any of them uses counts once."""
-        held = self._least_used()
+        held = self._alive()
         blocks = union_bytes(block for one in held for block in one.blocks)
         return self.scratch.nbytes + blocks + sum(one.own_bytes for one in held)
 
-    def _least_used(self) -> list[LaneMember]:
+    def _alive(self) -> list[LaneMember]:
         alive = [held for ref in self._held if (held := ref()) is not None and held.is_held]
         self._held = [weakref.ref(held) for held in alive]
-        return sorted(alive, key=lambda held: held.launches)
+        return alive
 
     def order(self, stream: int) -> None:
         """Make `stream`, the current one, wait for the last replay, which was on another.

@@ -25,6 +25,7 @@ from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.launch import weakly
 from treeplay.device.cuda.poisoned import differences
 from treeplay.device.protocol import ReplayListener, Work
+from treeplay.device.use import Use
 from treeplay.errors import Explained, InternalError, UsageError
 from treeplay.observe import counters, warn_once
 from treeplay.observe.events import log_event
@@ -39,7 +40,9 @@ UNPLACED = "a tensor lies where the graph cannot read it"
 _CAPTURING = "inside of a capture"
 _MOST_THREADS = 4  # in which a capture may fail before it is the work's fault
 _MOST_FAILED_CAPTURES = 3  # of work that has run in the thread
-_EVICTED = "its graph was let go to make room; the next call captures it again"
+_EVICTED = "its graph was let go to make room; the next call captures it again, if it is worth more than others by then"
+_OVER_BUDGET = "over the memory budget"
+_MOST_UNASKED = 64  # calls of one that was let go, until it is asked again whether there is room
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,9 @@ class CudaRecording:
         self._ran_in = {threading.get_ident()} if work.has_run else set()
         self._past = LaunchFacts(str(lane.device), "warming")  # counts of captured graphs that are gone
         self.plain_calls: Counter[str] = Counter()
+        self._use = Use()
+        self._is_let_go = False  # to make room, and not captured again
+        self._unasked, self._asked_at = 0, 1  # calls since then, and how many of them make it ask
 
     def __call__(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         match self._state:
@@ -110,7 +116,7 @@ class CudaRecording:
             case GivenUp(why):
                 now = replace(counted, stage="not recorded", why=why)
             case _:
-                now = counted
+                now = replace(counted, why=_EVICTED) if self._is_let_go else counted
         return replace(
             now,
             launches=counted.launches,
@@ -164,6 +170,8 @@ class CudaRecording:
     def _record(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         if is_capturing():  # somebody else's capture takes the work as it is
             return self._as_it_is(_CAPTURING, tensors, numbers)
+        if self._is_let_go and not self._may_come_back():
+            return self._as_it_is(_OVER_BUDGET, tensors, numbers)
         try:
             with Unmarked():
                 graph = self._capture(tensors, numbers)
@@ -176,10 +184,18 @@ class CudaRecording:
                 return self._broken(error, tensors, numbers)
             self._give_up(error)
             return self(tensors, numbers)
-        self._state = Ready(graph)
+        self._state, self._is_let_go = Ready(graph), False
         log_event("recordings", f"{self._work.name}: captured on {self._lane.device}")
         self._listener(graph.launch, self._work.boxing is not None)
         return graph.replay(tensors, numbers)
+
+    def _may_come_back(self) -> bool:
+        """Whether there is room for it again, which is not asked in each call."""
+        self._unasked += 1
+        if self._unasked < self._asked_at:
+            return False
+        calls, self._unasked, self._asked_at = self._unasked, 0, min(2 * self._asked_at, _MOST_UNASKED)
+        return self._lane.admits(self._use, calls)
 
     def _may_succeed_later(self, error: Exception) -> bool:
         """Whether a capture may have raised for no fault of the work: it has not run in this thread, which it is going to now,
@@ -217,11 +233,11 @@ class CudaRecording:
         with no_collection():
             unplaced, not_launched = weakly(self._unplaced), weakly(self._not_launched)
             try:
-                captured = capture_work(self._work, tensors, self._lane, unplaced, not_launched)
+                captured = capture_work(self._work, tensors, self._lane, unplaced, not_launched, self._use)
             except torch.OutOfMemoryError:
                 if not self._lane.make_room():
                     raise
-                captured = capture_work(self._work, tensors, self._lane, unplaced, not_launched)
+                captured = capture_work(self._work, tensors, self._lane, unplaced, not_launched, self._use)
         if settings.verify:
             self._is_tried = True
             try:
@@ -248,6 +264,8 @@ class CudaRecording:
             return self._plain(tensors, numbers)
         if isinstance(self._state, Ready) and not self._state.graph.is_held:  # it was let go to make room
             self._leave(Waiting())
+            self._is_let_go, self._unasked, self._asked_at = True, 0, 1
+            self._listener(self, False)
         if not isinstance(self._state, Ready):  # the launch function of a graph that is gone was called
             return self(tensors, numbers)
         counters.add("not launched", UNPLACED)

@@ -215,8 +215,16 @@ def numpys(x: torch.Tensor) -> torch.Tensor:
     return x * float(numpy.float32(0.1) * x.shape[0])
 
 
+def asks_for_the_tensors_type(x: torch.Tensor) -> torch.Tensor:
+    return x * (2 if type(x) is torch.Tensor else 3)
+
+
 @pytest.mark.parametrize(
-    "program", [asks_for_the_type, asks_for_the_class, looks_up, looks_up_a_number, catches, numpys]
+    "program",
+    [
+        *(asks_for_the_type, asks_for_the_class, looks_up, looks_up_a_number, catches, numpys),
+        asks_for_the_tensors_type,
+    ],
 )
 def test_what_python_does_otherwise_with_a_symbol_is_found(program: Any) -> None:
     jitted = jitted_twice(program)
@@ -287,6 +295,16 @@ def test_an_argument_that_the_program_also_reaches_by_itself() -> None:
         check(jitted, kept["x"])
         assert compile_thread.wait(60)
         check(jitted, torch.randn(rows + 1, 2))
+        assert compile_thread.wait(60)
+
+
+def test_what_is_put_on_an_argument() -> None:
+    jitted = treeplay.jit(lambda x: x * getattr(x, "scale", 2))
+    for size in (3, 4, 4, 5, 6, 6):
+        x: Any = torch.randn(size, 4)
+        x.scale = 5
+        assert not check(jitted, x) and compile_thread.wait(60)
+        check(jitted, torch.randn(size, 4))
         assert compile_thread.wait(60)
 
 

@@ -234,7 +234,7 @@ def record_for_all_sizes(
 
     with _timed("lower", seconds):
         signature, tensors = of_tensors_only(front.traced.signature, call, front.inputs)
-        made = trace_for_any_size(program, call, signature, tensors, changing, acting_of(front))
+        made = trace_for_any_size(program, call, signature, tensors, changing, acting_of(front), front.traced.log)
     return make_for_all_sizes(
         made.signature, front.plan, made.compile, call, changing, seconds, operators=made.operators, name=name
     )

@@ -28,6 +28,7 @@ from treeplay.torch_seam.sizes import SymbolicSizes, shown_as_numbers
 from treeplay.torch_seam.symbols import numpy_asks
 from treeplay.trace.any_size import Changing, check_passed, check_same_operators, for_any_size, meets_numpy, refusal
 from treeplay.trace.call import Call
+from treeplay.trace.log import LoggedCall
 from treeplay.trace.rerun import Rerun
 from treeplay.values.captured import Role
 from treeplay.values.signature import Argument, Input, Signature
@@ -53,9 +54,10 @@ def trace_for_any_size(
     tensors: Sequence[torch.Tensor],
     changing: Changing,
     acting: frozenset[Any],
+    log: Sequence[LoggedCall],
 ) -> ProgramForAnySize:
     """The program with symbols for the sizes in `changing`. `signature` and `tensors` are those of the ordinary trace of
-    `call`, without its constants. Raises `Refusal`."""
+    `call`, without its constants; `acting` and `log` are its operators that act, and all. Raises `Refusal`."""
     plain = for_any_size(signature, call, changing)
     given = (call.leaves[item.source.index] for item in plain.inputs[len(tensors) :])  # type: ignore[union-attr]
     tensors = [*tensors, *given]
@@ -81,7 +83,7 @@ def trace_for_any_size(
             sizes.fake_of(tensor, f"t{at}", _changing(item, changing))
             for at, (item, tensor) in enumerate(zip(plain.inputs, tensors, strict=True))
         ]
-        check_same_operators(rerun, tensors, sizes, fakes)
+        check_same_operators(rerun, tensors, sizes, fakes, log)
         _check_symbols(sizes, names)
         stack.enter_context(tracing(TracingContext(sizes.mode)))
         traced, seen = stack.enter_context(captured(rerun, fakes, job.compilers().decompositions, names=job.names))

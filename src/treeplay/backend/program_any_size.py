@@ -33,6 +33,7 @@ from treeplay.trace.rerun import Rerun
 from treeplay.values.captured import Role
 from treeplay.values.signature import Argument, Input, Signature
 from treeplay.values.sizes import AskedOfSizes, SizeOf
+from treeplay.values.structure import as_written
 from treeplay.wrap.aot.capture import captured
 from treeplay.wrap.aot.compilers import Boxed
 
@@ -62,7 +63,7 @@ def trace_for_any_size(
     given = (call.leaves[item.source.index] for item in plain.inputs[len(tensors) :])  # type: ignore[union-attr]
     tensors = [*tensors, *given]
     check_passed(plain, tensors, changing)
-    sizes, names = SymbolicSizes(), [item.name for item in plain.inputs]
+    sizes, names = SymbolicSizes(), [as_written(item.name) for item in plain.inputs]
     rerun = Rerun(program, call, plain, tensors, keeps_sizes=True)
     job = Job(
         Options(eager_random=settings.eager_random),

@@ -55,7 +55,7 @@ def for_any_size(signature: Signature, call: Call, changing: Changing) -> Signat
     if why is not None:
         raise refusal(why)
     refs = _apart(signature.refs)
-    names = [as_written(path) for path in paths(call.structure)]
+    names = paths(call.structure)
     given = {item.source.index for item in signature.inputs if isinstance(item.source, Argument)}
     places: dict[int, int] = {}
     for at, leaf in enumerate(call.leaves):
@@ -134,10 +134,10 @@ def check_passed(signature: Signature, tensors: Sequence[torch.Tensor], changing
         if not isinstance(item.source, Argument) or item.source.index not in changing:
             continue
         if not is_passed(item, tensor):
-            raise refusal(f"{item.name} is also in the program's state, or has a gradient")
+            raise refusal(f"{as_written(item.name)} is also in the program's state, or has a gradient")
         is_plain = type(tensor) is torch.Tensor and not (tensor.is_conj() or tensor.is_neg() or vars(tensor))
         if not is_plain or item.begins is not None:
-            raise refusal(f"{item.name} is more than memory, shape and stride")
+            raise refusal(f"{as_written(item.name)} is more than memory, shape and stride")
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,10 +35,11 @@ from treeplay.tree.gate import Gate
 from treeplay.tree.key import Key, has_fakes
 from treeplay.tree.launching import answer_raised
 from treeplay.tree.recorders import recorders
-from treeplay.tree.sizes import described, may_be_symbols, on_the_cpu, sizes_in
+from treeplay.tree.sizes import SizelessKey, described, may_be_symbols, on_the_cpu, sizes_in, those_of
 from treeplay.tree.table import Entry, Recording
 from treeplay.tree.tiers import compile_thread
 from treeplay.values.refusal import Reason
+from treeplay.values.signature import Kind
 from treeplay.wrap.emit import MISS
 
 COMPILING = "compiled for all sizes meanwhile"
@@ -98,15 +99,32 @@ class AllSizes:
                 return self._answers.eagerly(own, call, OTHERS)
         if not may_be_symbols(call, changing):
             return MISS
-        own = own or Entry(described(call, changing), is_free=not self._cache.sizes.made)
+        own = own or Entry(described(call, changing), is_free=not self._cache.sizes.is_tried)
         is_enough = own.waits >= _MOST_FAILURES or own.rerecordings > settings.max_rerecordings
         if is_enough or not self._cache.budget.allows(own):
             return MISS
-        self._cache.sizes.made.add(sizeless)
         self._cache.table.put(sizeless, own)
+        why = self._known_reason(sizeless)
+        if why is not None:
+            _failed(own, Reason(_OP, f"not compiled for all at once: {why}", "nothing"), self._cache.name)
+            return MISS
+        self._cache.sizes.is_tried = True
         if not self._is_prepared():
             return self._answers.left_alone(own, call, COMPILING)
         return self._recorded(own, call, changing)
+
+    def _known_reason(self, sizeless: SizelessKey) -> str | None:
+        """What a trace for all sizes would meet, by what is known of calls of one size: it may take seconds."""
+        for _, entry in those_of(sizeless, self._cache.table.items()):
+            if entry.phase is KeyPhase.REFUSED:
+                return "its sizes are refused one by one"
+            for recording in entry.recordings:
+                signature = recording.signature
+                if signature.kind is not Kind.INFERENCE:
+                    return "its results or its effects have to do with gradients"
+                if signature.mutated or signature.writes:
+                    return "it writes an argument or state"
+        return None
 
     def _is_prepared(self) -> bool:
         """Whether all is imported; if not, that is done in the background."""

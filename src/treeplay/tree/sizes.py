@@ -38,7 +38,7 @@ class ChangingSizes:
     def __init__(self) -> None:
         self._first: OrderedDict[SizelessKey, ShapesByLeaf] = OrderedDict()
         self._changing: dict[SizelessKey, dict[int, frozenset[int]]] = {}
-        self.made: set[SizelessKey] = set()  # for which a recording was tried
+        self.is_tried = False  # whether a recording for all sizes was tried
 
     def came(self, key: Key) -> tuple[SizelessKey, Mapping[int, frozenset[int]]] | None:
         """What is common to this key and those of other sizes, and which sizes change; None for a call without tensors, or with
@@ -61,9 +61,12 @@ class ChangingSizes:
     def recorded_alone(self, of: Any, entries: Iterable[tuple[Any, Entry]]) -> Iterator[tuple[int, ...]]:
         """The sizes, as `sizes_in` gives them, of calls that have a recording of their own."""
         changing = self._changing.get(of, {})
-        for key, entry in entries:
-            if isinstance(key, Key) and entry.recordings and _sizeless(key) == of:
-                yield sizes_in(_leaves(key), changing)
+        return (sizes_in(_leaves(key), changing) for key, entry in those_of(of, entries) if entry.recordings)
+
+
+def those_of(sizeless: Any, entries: Iterable[tuple[Any, Entry]]) -> Iterator[tuple[Key, Entry]]:
+    """The entries of known sizes among some."""
+    return ((key, entry) for key, entry in entries if isinstance(key, Key) and _sizeless(key) == sizeless)
 
 
 def _leaves(key: Key) -> tuple[Any, ...]:

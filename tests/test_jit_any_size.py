@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 import treeplay
 from support import random_programs
-from treeplay import driver
+from treeplay import driver, observe
 from treeplay.backend import inner
 from treeplay.lower.aten import lower_aten
 from treeplay.observe import internal_errors
@@ -103,6 +103,23 @@ def test_the_second_size_is_compiled_for_all_and_replayed() -> None:
     assert key is not None and key.arguments == "args[0]=float32[any, 4]"
     assert "compiled once for all sizes" in jitted.explain()
     assert jitted.statistics().recordings == 2  # one of the first size, which came twice
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x[None, None, :, None] * torch.arange(x.shape[0])[None, :, None, None],
+        lambda x: F.dropout(x, 0.5, training=False).expand(2, -1, -1) - F.dropout(x * 2, 0.0),
+        lambda x: F.scaled_dot_product_attention(*x.reshape(1, -1, 2, 2).transpose(1, 2).expand(3, 1, 2, -1, 2)),
+        lambda x: F.interpolate(x[None], scale_factor=2) + x.new_zeros(x.shape[0], 8),
+        lambda x: F.batch_norm(x, torch.zeros(4), torch.ones(4)) @ x.t(),
+        lambda x: torch.tensor([1.0, 2, 3, 4]) * x + torch.tensor(0.5),
+    ],
+)
+def test_what_torch_does_otherwise_for_symbols_is_no_difference(program: Any) -> None:
+    with torch.no_grad():
+        jitted = jitted_twice(program)
+        assert all(check(jitted, torch.randn(size, 4)) for size in (5, 9, 4)), jitted.explain()
 
 
 def test_no_call_waits_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -542,6 +559,22 @@ def test_where_results_are_to_depend_on_no_clock(how: str) -> None:
         finally:
             torch.use_deterministic_algorithms(False)
     assert for_all(jitted) is None
+
+
+def test_a_torch_that_cannot_trace_with_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare() -> None:
+        raise ImportError("no symbols")
+
+    monkeypatch.setattr(driver, "for_all_sizes", lambda make: all_sizes.ForAllSizes(make, prepare, lambda: False))
+    jitted = treeplay.jit(rows)
+    for size in (3, 4, 5, 4, 4):
+        check(jitted, torch.randn(size, 4))
+        assert compile_thread.wait(60)
+    assert any("no symbols" in str(error) for error in internal_errors())
+    observe.reset()
+    before = jitted.statistics().replays
+    check(jitted, torch.randn(4, 4))
+    assert jitted.statistics().replays == before + 1
 
 
 def test_threads() -> None:

@@ -240,16 +240,18 @@ def record_for_all_sizes(
     )
 
 
-_TAKES_SECONDS_TO_IMPORT = "treeplay.backend.program_any_size"
-
-
 def for_all_sizes(make: Callable[..., MadeForAllSizes]) -> ForAllSizes:
     """How a program gets recordings for all sizes, of which `make` makes one."""
 
     def prepare() -> None:
-        import treeplay.backend.program_any_size  # noqa: F401
+        from treeplay.backend.program_any_size import warm_up
 
-    return ForAllSizes(make, prepare, lambda: hasattr(sys.modules.get(_TAKES_SECONDS_TO_IMPORT), "trace_for_any_size"))
+        warm_up()
+
+    def is_prepared() -> bool:
+        return bool(getattr(sys.modules.get("treeplay.backend.program_any_size"), "is_warm", False))
+
+    return ForAllSizes(make, prepare, is_prepared)
 
 
 def run_wrap(

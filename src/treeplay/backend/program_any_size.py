@@ -104,6 +104,26 @@ def trace_for_any_size(
     return ProgramForAnySize(plain, operators, compile_it)
 
 
+def warm_up() -> None:
+    """Trace something small, so that all is imported that the first trace takes: seconds, for any thread."""
+    global is_warm
+    sizes = SymbolicSizes()
+    fake = sizes.fake_of(torch.empty(3, 2), "t0", {0})
+    job = Job(Options(), [Role.ORDINARY], ["x"], is_dynamic=True, is_for_any_size=True)
+    decompositions = job.compilers().decompositions
+    with (
+        compile_lock(),
+        undisturbed(),
+        tracing(TracingContext(sizes.mode)),
+        torch.no_grad(),
+        captured(lambda x: [(x * x.shape[0]).sum(0)], [fake], decompositions, names=job.names),
+    ):
+        is_warm = True
+
+
+is_warm = False
+
+
 def _changing(item: Input, changing: Changing) -> frozenset[int]:
     return changing.get(item.source.index, frozenset()) if isinstance(item.source, Argument) else frozenset()
 

@@ -136,7 +136,9 @@ class AllSizes:
         return False
 
     def _may_serve(self, entry: Entry, key: Key, call: Call) -> bool:
-        if self._how is None or entry.recordings or entry.phase not in (KeyPhase.NEW, KeyPhase.OBSERVED):
+        if self._how is None or self._cache.sizes.is_off:
+            return False
+        if entry.recordings or entry.phase not in (KeyPhase.NEW, KeyPhase.OBSERVED):
             return False
         is_wanted = settings.tiers == "background" and not torch.are_deterministic_algorithms_enabled()
         is_plain = key.ambience.only_eagerly is None and not (call.numbers or call.arrays or has_fakes(call))
@@ -212,11 +214,17 @@ def _is_awaited(entry: Entry) -> bool:
 
 
 def _prepare(prepare: Callable[[], None], cache: weakref.ref[Any], lock: Any) -> None:
-    with Boundary("importing a compiler"):
-        prepare()
+    is_ready = True
+    try:
+        with recorders, Boundary("importing a compiler"):
+            prepare()
+    except InternalError as error:
+        is_ready = False
+        tell_internal(error, "a program whose sizes change")
     with lock:
         owner = cache()
         if owner is not None:
+            owner.sizes.is_off = not is_ready
             owner.look_again()
 
 

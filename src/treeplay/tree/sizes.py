@@ -38,6 +38,7 @@ class ChangingSizes:
     def __init__(self) -> None:
         self._first: OrderedDict[SizelessKey, ShapesByLeaf] = OrderedDict()
         self._changing: dict[SizelessKey, dict[int, frozenset[int]]] = {}
+        self.is_off = False  # whether this torch cannot trace with symbols
         self.is_tried = False  # whether a recording for all sizes was tried
 
     def came(self, key: Key) -> tuple[SizelessKey, Mapping[int, frozenset[int]]] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,12 +23,14 @@ from torch.nn import functional as F
 
 import treeplay
 from support import random_programs
+from support.no_trial import NoTrial
 from treeplay import driver, observe
 from treeplay.backend import inner
 from treeplay.lower.aten import lower_aten
 from treeplay.observe import internal_errors
 from treeplay.plan.arena import plan_arena
 from treeplay.tree import all_sizes
+from treeplay.tree.sizes_trial import SizesTrial
 from treeplay.tree.tiers import compile_thread
 from treeplay.values.statistics import KeyFacts
 
@@ -58,6 +61,11 @@ def operators_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(lower_aten(graph, plan_arena(graph)), name="inductor")
 
     monkeypatch.setattr(driver, "lower_inductor", lower)
+
+
+@pytest.fixture(autouse=True)
+def no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_sizes, "SizesTrial", NoTrial)
 
 
 def jitted_twice(program: Callable[..., Any], *sizes: int) -> Any:
@@ -575,6 +583,45 @@ def test_a_torch_that_cannot_trace_with_symbols(monkeypatch: pytest.MonkeyPatch)
     before = jitted.statistics().replays
     check(jitted, torch.randn(4, 4))
     assert jitted.statistics().replays == before + 1
+
+
+def slowly(x: torch.Tensor) -> torch.Tensor:
+    time.sleep(0.002)
+    return x * 2 - 1
+
+
+def test_one_that_is_faster_than_its_program_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_sizes, "SizesTrial", SizesTrial)
+    jitted = jitted_twice(slowly)
+    for _ in range(4):
+        for size in (5, 6, 7, 8):
+            check(jitted, torch.randn(size, 4))
+    assert all(check(jitted, torch.randn(size, 4)) for size in (5, 9, 6))
+    assert "of what the program as it is takes" in jitted.explain()
+    assert jitted.statistics().not_replayed["timed beside a recording for all sizes"] >= 6
+
+
+def test_one_that_is_not_faster_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_sizes, "SizesTrial", SizesTrial)
+    compile_now = inner._inductor
+
+    def compile_it(*args: Any) -> Any:
+        run, strides = compile_now(*args)
+
+        def slow(args: list[Any]) -> Any:
+            time.sleep(0.002)
+            return run(args)
+
+        return slow, strides
+
+    monkeypatch.setattr(inner, "_inductor", compile_it)
+    jitted = jitted_twice(lambda x: x * 2 - 1)
+    for _ in range(4):
+        for size in (5, 6, 7, 8):
+            check(jitted, torch.randn(size, 4))
+    assert not any(check(jitted, torch.randn(size, 4)) for size in (5, 9, 6))
+    key = for_all(jitted)
+    assert key is not None and key.phase == "refused" and "is not faster" in (key.refusal or "")
 
 
 def test_threads() -> None:

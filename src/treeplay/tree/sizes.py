@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 import torch
 
 from treeplay.trace.call import Call
 from treeplay.tree.key import Key, describe, kind_of
-from treeplay.tree.table import Entry
+from treeplay.tree.sizes_trial import SizesTrial
+from treeplay.tree.table import Entry, Recording
 from treeplay.values.spec import ANY_SIZE, TensorSpec
 from treeplay.values.structure import paths
 from treeplay.wrap.ambience import Ambience
@@ -38,6 +40,7 @@ class ChangingSizes:
     def __init__(self) -> None:
         self._first: OrderedDict[SizelessKey, ShapesByLeaf] = OrderedDict()
         self._changing: dict[SizelessKey, dict[int, frozenset[int]]] = {}
+        self.trials: WeakKeyDictionary[Recording, SizesTrial] = WeakKeyDictionary()
         self.is_off = False  # whether this torch cannot trace with symbols
         self.is_tried = False  # whether a recording for all sizes was tried
 

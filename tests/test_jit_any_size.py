@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,12 +22,15 @@ from torch import nn
 from torch.nn import functional as F
 
 import treeplay
-from treeplay import driver
+from support import random_programs
+from support.no_trial import NoTrial
+from treeplay import driver, observe
 from treeplay.backend import inner
 from treeplay.lower.aten import lower_aten
 from treeplay.observe import internal_errors
 from treeplay.plan.arena import plan_arena
 from treeplay.tree import all_sizes
+from treeplay.tree.sizes_trial import SizesTrial
 from treeplay.tree.tiers import compile_thread
 from treeplay.values.statistics import KeyFacts
 
@@ -57,6 +61,11 @@ def operators_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(lower_aten(graph, plan_arena(graph)), name="inductor")
 
     monkeypatch.setattr(driver, "lower_inductor", lower)
+
+
+@pytest.fixture(autouse=True)
+def no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_sizes, "SizesTrial", NoTrial)
 
 
 def jitted_twice(program: Callable[..., Any], *sizes: int) -> Any:
@@ -104,6 +113,23 @@ def test_the_second_size_is_compiled_for_all_and_replayed() -> None:
     assert jitted.statistics().recordings == 2  # one of the first size, which came twice
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x[None, None, :, None] * torch.arange(x.shape[0])[None, :, None, None],
+        lambda x: F.dropout(x, 0.5, training=False).expand(2, -1, -1) - F.dropout(x * 2, 0.0),
+        lambda x: F.scaled_dot_product_attention(*x.reshape(1, -1, 2, 2).transpose(1, 2).expand(3, 1, 2, -1, 2)),
+        lambda x: F.interpolate(x[None], scale_factor=2) + x.new_zeros(x.shape[0], 8),
+        lambda x: F.batch_norm(x, torch.zeros(4), torch.ones(4)) @ x.t(),
+        lambda x: torch.tensor([1.0, 2, 3, 4]) * x + torch.tensor(0.5),
+    ],
+)
+def test_what_torch_does_otherwise_for_symbols_is_no_difference(program: Any) -> None:
+    with torch.no_grad():
+        jitted = jitted_twice(program)
+        assert all(check(jitted, torch.randn(size, 4)) for size in (5, 9, 4)), jitted.explain()
+
+
 def test_no_call_waits_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     ready, compile_now = threading.Event(), inner._inductor
 
@@ -131,6 +157,45 @@ def test_any_sizes_in_any_order(sizes: list[int], which: int) -> None:
     jitted = treeplay.jit(program)
     for size in sizes:
         check(jitted, torch.randn(size, 4))
+        assert compile_thread.wait(60)
+
+
+DRAWS = (10, 11, 12)
+SIZES = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=3, max_size=8)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@given(random_programs.PROGRAMS, SIZES)
+def test_random_programs(body: list[tuple[int, int, int]], sizes: list[tuple[int, int]]) -> None:
+    check_random_program(body, sizes)
+
+
+@pytest.mark.soak
+@settings(max_examples=500, deadline=None, derandomize=True, database=None)
+@given(random_programs.PROGRAMS, SIZES)
+def test_more_random_programs(body: list[tuple[int, int, int]], sizes: list[tuple[int, int]]) -> None:
+    check_random_program(body, sizes)
+
+
+def check_random_program(body: list[tuple[int, int, int]], sizes: list[tuple[int, int]]) -> None:
+    """New tensors of what a random program makes of two arguments and of state."""
+    body, state = [step for step in body if step[0] not in DRAWS], torch.randn(4)
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [out * 2 - 1 for out in random_programs.run(body, x.clone(), y - 0.5, state * 2)[-3:]]
+
+    jitted = treeplay.jit(program)
+    for rows, columns in [*sizes, *sizes]:
+        x, y = torch.randn(rows, 4), torch.randn(rows, columns)
+        try:
+            expected = program(x, y)
+        except Exception as error:
+            with pytest.raises(type(error)):
+                jitted(x, y)
+            continue
+        found = jitted(x, y)
+        torch.testing.assert_close(found, expected)
+        assert [out.stride() for out in found] == [out.stride() for out in expected]
         assert compile_thread.wait(60)
 
 
@@ -173,7 +238,7 @@ def test_what_is_asked_of_sizes_is_told() -> None:
 
     assert "t0_size_0 <= 8" in recording.source
     told = str(first_mismatch(recording.signature, call_of(torch.randn(9, 4))))
-    assert ".size(0)" in told and "<= 8" in told and told.count("9") == 1
+    assert told == "args[0].size(0): 9, recorded with 2 <= args[0].size(0) and args[0].size(0) <= 8"
 
 
 @pytest.mark.parametrize("program", [one_by_one, lambda x: x * int(x.shape[0]), lambda x: x.sum() + len(x)])
@@ -181,7 +246,7 @@ def test_a_size_that_python_needs_is_recorded_by_itself_and_the_reason_told(prog
     jitted = jitted_twice(program)
     assert not check(jitted, torch.randn(5, 4))
     key = for_all(jitted)
-    assert key is not None and key.phase == "refused" and "needs size 0" in (key.refusal or "")
+    assert key is not None and key.phase == "refused" and "needs size 0 of args[0]" in (key.refusal or "")
     assert key.refusal in jitted.explain() or "needs size 0" in jitted.explain()
     assert jitted.statistics().refusals == 0
 
@@ -215,8 +280,16 @@ def numpys(x: torch.Tensor) -> torch.Tensor:
     return x * float(numpy.float32(0.1) * x.shape[0])
 
 
+def asks_for_the_tensors_type(x: torch.Tensor) -> torch.Tensor:
+    return x * (2 if type(x) is torch.Tensor else 3)
+
+
 @pytest.mark.parametrize(
-    "program", [asks_for_the_type, asks_for_the_class, looks_up, looks_up_a_number, catches, numpys]
+    "program",
+    [
+        *(asks_for_the_type, asks_for_the_class, looks_up, looks_up_a_number, catches, numpys),
+        asks_for_the_tensors_type,
+    ],
 )
 def test_what_python_does_otherwise_with_a_symbol_is_found(program: Any) -> None:
     jitted = jitted_twice(program)
@@ -287,6 +360,16 @@ def test_an_argument_that_the_program_also_reaches_by_itself() -> None:
         check(jitted, kept["x"])
         assert compile_thread.wait(60)
         check(jitted, torch.randn(rows + 1, 2))
+        assert compile_thread.wait(60)
+
+
+def test_what_is_put_on_an_argument() -> None:
+    jitted = treeplay.jit(lambda x: x * getattr(x, "scale", 2))
+    for size in (3, 4, 4, 5, 6, 6):
+        x: Any = torch.randn(size, 4)
+        x.scale = 5
+        assert not check(jitted, x) and compile_thread.wait(60)
+        check(jitted, torch.randn(size, 4))
         assert compile_thread.wait(60)
 
 
@@ -438,6 +521,26 @@ def test_containers_and_values_among_arguments_and_results() -> None:
     assert jitted(batch, "thrice")["sum"] == program(batch, "thrice")["sum"]
 
 
+def test_a_training_step_is_not_traced_once_more_for_a_short_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    jitted = treeplay.jit(step)
+    for _ in range(3):
+        jitted(torch.randn(8, 4))
+    traces: list[Any] = []
+    monkeypatch.setattr(driver, "run_front", lambda *args, **kwargs: traces.append(args))
+    jitted(torch.randn(3, 4))
+    assert not traces and "have to do with gradients" in jitted.explain()
+
+
 def test_results_are_new_in_each_call() -> None:
     jitted = jitted_twice(rows)
     xs = [torch.randn(5, 4) for _ in range(3)]
@@ -464,6 +567,61 @@ def test_where_results_are_to_depend_on_no_clock(how: str) -> None:
         finally:
             torch.use_deterministic_algorithms(False)
     assert for_all(jitted) is None
+
+
+def test_a_torch_that_cannot_trace_with_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare() -> None:
+        raise ImportError("no symbols")
+
+    monkeypatch.setattr(driver, "for_all_sizes", lambda make: all_sizes.ForAllSizes(make, prepare, lambda: False))
+    jitted = treeplay.jit(rows)
+    for size in (3, 4, 5, 4, 4):
+        check(jitted, torch.randn(size, 4))
+        assert compile_thread.wait(60)
+    assert any("no symbols" in str(error) for error in internal_errors())
+    observe.reset()
+    before = jitted.statistics().replays
+    check(jitted, torch.randn(4, 4))
+    assert jitted.statistics().replays == before + 1
+
+
+def slowly(x: torch.Tensor) -> torch.Tensor:
+    time.sleep(0.002)
+    return x * 2 - 1
+
+
+def test_one_that_is_faster_than_its_program_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_sizes, "SizesTrial", SizesTrial)
+    jitted = jitted_twice(slowly)
+    for _ in range(4):
+        for size in (5, 6, 7, 8):
+            check(jitted, torch.randn(size, 4))
+    assert all(check(jitted, torch.randn(size, 4)) for size in (5, 9, 6))
+    assert "of what the program as it is takes" in jitted.explain()
+    assert jitted.statistics().not_replayed["timed beside a recording for all sizes"] >= 6
+
+
+def test_one_that_is_not_faster_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_sizes, "SizesTrial", SizesTrial)
+    compile_now = inner._inductor
+
+    def compile_it(*args: Any) -> Any:
+        run, strides = compile_now(*args)
+
+        def slow(args: list[Any]) -> Any:
+            time.sleep(0.002)
+            return run(args)
+
+        return slow, strides
+
+    monkeypatch.setattr(inner, "_inductor", compile_it)
+    jitted = jitted_twice(lambda x: x * 2 - 1)
+    for _ in range(4):
+        for size in (5, 6, 7, 8):
+            check(jitted, torch.randn(size, 4))
+    assert not any(check(jitted, torch.randn(size, 4)) for size in (5, 9, 6))
+    key = for_all(jitted)
+    assert key is not None and key.phase == "refused" and "is not faster" in (key.refusal or "")
 
 
 def test_threads() -> None:

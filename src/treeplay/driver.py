@@ -244,22 +244,24 @@ def record_for_all_sizes(
 
     with _timed("lower", seconds):
         signature, tensors = of_tensors_only(front.traced.signature, call, front.inputs)
-        made = trace_for_any_size(program, call, signature, tensors, changing, acting_of(front))
+        made = trace_for_any_size(program, call, signature, tensors, changing, acting_of(front), front.traced.log)
     return make_for_all_sizes(
         made.signature, front.plan, made.compile, call, changing, seconds, operators=made.operators, name=name
     )
-
-
-_TAKES_SECONDS_TO_IMPORT = "treeplay.backend.program_any_size"
 
 
 def for_all_sizes(make: Callable[..., MadeForAllSizes]) -> ForAllSizes:
     """How a program gets recordings for all sizes, of which `make` makes one."""
 
     def prepare() -> None:
-        import treeplay.backend.program_any_size  # noqa: F401
+        from treeplay.backend.program_any_size import warm_up
 
-    return ForAllSizes(make, prepare, lambda: hasattr(sys.modules.get(_TAKES_SECONDS_TO_IMPORT), "trace_for_any_size"))
+        warm_up()
+
+    def is_prepared() -> bool:
+        return bool(getattr(sys.modules.get("treeplay.backend.program_any_size"), "is_warm", False))
+
+    return ForAllSizes(make, prepare, is_prepared)
 
 
 def run_wrap(

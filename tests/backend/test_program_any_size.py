@@ -13,7 +13,9 @@ from torch.nn import functional as F
 
 import treeplay
 from backend.test_any_size import PROGRAMS, SIZES, equal_results, many_results
+from support.no_trial import NoTrial
 from treeplay.observe import internal_errors
+from treeplay.tree import all_sizes
 from treeplay.tree.tiers import compile_thread
 
 pytestmark = pytest.mark.compile
@@ -25,6 +27,11 @@ def in_the_background() -> Iterator[None]:
         yield
     assert compile_thread.wait(120)
     assert not internal_errors()
+
+
+@pytest.fixture(autouse=True)
+def no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_sizes, "SizesTrial", NoTrial)
 
 
 class Encoder(nn.Module):

@@ -28,10 +28,12 @@ from treeplay.torch_seam.sizes import SymbolicSizes, shown_as_numbers
 from treeplay.torch_seam.symbols import numpy_asks
 from treeplay.trace.any_size import Changing, check_passed, check_same_operators, for_any_size, meets_numpy, refusal
 from treeplay.trace.call import Call
+from treeplay.trace.log import LoggedCall
 from treeplay.trace.rerun import Rerun
 from treeplay.values.captured import Role
 from treeplay.values.signature import Argument, Input, Signature
 from treeplay.values.sizes import AskedOfSizes, SizeOf
+from treeplay.values.structure import as_written
 from treeplay.wrap.aot.capture import captured
 from treeplay.wrap.aot.compilers import Boxed
 
@@ -53,14 +55,15 @@ def trace_for_any_size(
     tensors: Sequence[torch.Tensor],
     changing: Changing,
     acting: frozenset[Any],
+    log: Sequence[LoggedCall],
 ) -> ProgramForAnySize:
     """The program with symbols for the sizes in `changing`. `signature` and `tensors` are those of the ordinary trace of
-    `call`, without its constants. Raises `Refusal`."""
+    `call`, without its constants; `acting` and `log` are its operators that act, and all. Raises `Refusal`."""
     plain = for_any_size(signature, call, changing)
     given = (call.leaves[item.source.index] for item in plain.inputs[len(tensors) :])  # type: ignore[union-attr]
     tensors = [*tensors, *given]
     check_passed(plain, tensors, changing)
-    sizes, names = SymbolicSizes(), [item.name for item in plain.inputs]
+    sizes, names = SymbolicSizes(), [as_written(item.name) for item in plain.inputs]
     rerun = Rerun(program, call, plain, tensors, keeps_sizes=True)
     job = Job(
         Options(eager_random=settings.eager_random),
@@ -81,7 +84,7 @@ def trace_for_any_size(
             sizes.fake_of(tensor, f"t{at}", _changing(item, changing))
             for at, (item, tensor) in enumerate(zip(plain.inputs, tensors, strict=True))
         ]
-        check_same_operators(rerun, tensors, sizes, fakes)
+        check_same_operators(rerun, tensors, sizes, fakes, log)
         _check_symbols(sizes, names)
         stack.enter_context(tracing(TracingContext(sizes.mode)))
         traced, seen = stack.enter_context(captured(rerun, fakes, job.compilers().decompositions, names=job.names))
@@ -99,6 +102,26 @@ def trace_for_any_size(
 
     operators = sum(node.op == "call_function" for node in graph.graph.nodes)
     return ProgramForAnySize(plain, operators, compile_it)
+
+
+def warm_up() -> None:
+    """Trace something small, so that all is imported that the first trace takes: seconds, for any thread."""
+    global is_warm
+    sizes = SymbolicSizes()
+    fake = sizes.fake_of(torch.empty(3, 2), "t0", {0})
+    job = Job(Options(), [Role.ORDINARY], ["x"], is_dynamic=True, is_for_any_size=True)
+    decompositions = job.compilers().decompositions
+    with (
+        compile_lock(),
+        undisturbed(),
+        tracing(TracingContext(sizes.mode)),
+        torch.no_grad(),
+        captured(lambda x: [(x * x.shape[0]).sum(0)], [fake], decompositions, names=job.names),
+    ):
+        is_warm = True
+
+
+is_warm = False
 
 
 def _changing(item: Input, changing: Changing) -> frozenset[int]:

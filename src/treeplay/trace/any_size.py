@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.observe.lines import failed_call, user_location
+from treeplay.observe.lines import call_site, failed_call, user_location
 from treeplay.torch_seam.fakes import new_fake_mode
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.sizes import SymbolicSizes, enable_python_dispatcher, examples_in, fake_of
 from treeplay.trace.call import Call
 from treeplay.trace.guarded import met_of
+from treeplay.trace.log import LoggedCall, first_difference
 from treeplay.trace.rerun import Rerun, is_passed
 from treeplay.trace.turn import Busy
 from treeplay.values.location import Location
@@ -54,7 +55,7 @@ def for_any_size(signature: Signature, call: Call, changing: Changing) -> Signat
     if why is not None:
         raise refusal(why)
     refs = _apart(signature.refs)
-    names = [as_written(path) for path in paths(call.structure)]
+    names = paths(call.structure)
     given = {item.source.index for item in signature.inputs if isinstance(item.source, Argument)}
     places: dict[int, int] = {}
     for at, leaf in enumerate(call.leaves):
@@ -133,19 +134,20 @@ def check_passed(signature: Signature, tensors: Sequence[torch.Tensor], changing
         if not isinstance(item.source, Argument) or item.source.index not in changing:
             continue
         if not is_passed(item, tensor):
-            raise refusal(f"{item.name} is also in the program's state, or has a gradient")
-        if type(tensor) is not torch.Tensor or tensor.is_conj() or tensor.is_neg() or item.begins is not None:
-            raise refusal(f"{item.name} is more than memory, shape and stride")
+            raise refusal(f"{as_written(item.name)} is also in the program's state, or has a gradient")
+        is_plain = type(tensor) is torch.Tensor and not (tensor.is_conj() or tensor.is_neg() or vars(tensor))
+        if not is_plain or item.begins is not None:
+            raise refusal(f"{as_written(item.name)} is more than memory, shape and stride")
 
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    operator: str
+    entry: LoggedCall
     numbers: tuple[Any, ...]
-    where: Location | None
+    changes_nothing: bool
 
     def is_like(self, other: _Called) -> bool:
-        return self.operator == other.operator and list(map(repr, self.numbers)) == list(map(repr, other.numbers))
+        return self.entry.op == other.entry.op and list(map(repr, self.numbers)) == list(map(repr, other.numbers))
 
 
 class _Operators(TorchDispatchMode):
@@ -156,22 +158,62 @@ class _Operators(TorchDispatchMode):
         self.called: list[_Called] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
         if func.namespace not in ("prim", "profiler"):
-            numbers = tuple(examples_in((args, kwargs or {}, result)))
-            self.called.append(_Called(str(func), numbers, user_location()))
+            entry = LoggedCall.of(func, user_location(), args, kwargs, call_site())
+            numbers = tuple(examples_in((args, kwargs, result)))
+            self.called.append(_Called(entry, numbers, changes_nothing=_changes_nothing(func, args, result)))
         return result
 
 
-def check_same_operators(rerun: Rerun, tensors: Sequence[torch.Tensor], sizes: SymbolicSizes, fakes: Any) -> None:
-    """Raise `Refusal` unless the program calls the same operators for symbols as for the numbers that they are now."""
+_WHOLE = frozenset(
+    getattr(torch.ops.aten, name).default for name in ("alias", "detach", "expand", "view", "_unsafe_view", "reshape")
+) | {torch.ops.aten.slice.Tensor}
+
+
+def _changes_nothing(func: Any, args: Any, result: Any) -> bool:
+    """Whether an operator shows all of its argument, as it is: torch leaves that out where it knows the sizes."""
+    return func in _WHOLE and list(examples_in(result)) == list(examples_in(args[0]))
+
+
+def check_same_operators(
+    rerun: Rerun, tensors: Sequence[torch.Tensor], sizes: SymbolicSizes, fakes: Any, log: Sequence[LoggedCall]
+) -> None:
+    """Raise `Refusal` unless the program does the same for symbols as for the numbers that they are now, and for these what it
+    did in its ordinary trace, whose `log` this is: there, arguments were real tensors."""
     mode = new_fake_mode()
     known = _operators(rerun, mode, [fake_of(tensor, mode) for tensor in tensors])
-    for before, after in itertools.zip_longest(known, _operators(rerun, sizes.mode, fakes)):
+    entries = [called.entry for called in known]
+    difference = first_difference(list(log), entries)
+    if difference is not None:
+        raise refusal(f"{difference.op} is given another number where arguments stand for others", difference.where)
+    for one, other in itertools.zip_longest(_lines(log), _lines(entries)):
+        if one != other:
+            raise refusal("its Python does something else where arguments stand for others", other or one)
+    runs = (
+        [called for called in run if not called.changes_nothing]
+        for run in (known, _operators(rerun, sizes.mode, fakes))
+    )
+    for before, after in itertools.zip_longest(*runs):
         if before is None or after is None or not before.is_like(after):
-            found = after or before
-            why = f"{found.operator} is called or not, or otherwise, by whether a size is a number or stands for one"
+            found = (after or before).entry
+            why = f"{found.op} is called or not, or otherwise, by whether a size is a number or stands for one"
             raise refusal(why, found.where)
+
+
+def _lines(log: Sequence[LoggedCall]) -> Iterator[Location | None]:
+    """The user's lines that called operators, each once as long as no other comes. Runs call other operators for the same."""
+    every = (entry.where for entry in log if entry.op not in _IDLE)
+    return (where for where, _ in itertools.groupby(every))
+
+
+_IDLE = frozenset(
+    (
+        *("constant", "result", "aten.detach.default", "aten.alias.default", "aten.lift_fresh_copy.default"),
+        "aten.clone.default",  # what dropout is that drops nothing, where a trace has no operator
+    )
+)
 
 
 def _operators(rerun: Callable[..., Any], mode: Any, fakes: Sequence[Any]) -> list[_Called]:

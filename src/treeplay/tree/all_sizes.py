@@ -35,13 +35,17 @@ from treeplay.tree.gate import Gate
 from treeplay.tree.key import Key, has_fakes
 from treeplay.tree.launching import answer_raised
 from treeplay.tree.recorders import recorders
-from treeplay.tree.sizes import described, may_be_symbols, on_the_cpu, sizes_in
+from treeplay.tree.sizes import SizelessKey, described, may_be_symbols, on_the_cpu, sizes_in, those_of
+from treeplay.tree.sizes_trial import SizesTrial
 from treeplay.tree.table import Entry, Recording
 from treeplay.tree.tiers import compile_thread
 from treeplay.values.refusal import Reason
+from treeplay.values.signature import Kind
 from treeplay.wrap.emit import MISS
 
 COMPILING = "compiled for all sizes meanwhile"
+TIMED = "timed beside a recording for all sizes"
+_FIX = "nothing: sizes are recorded one by one, within the budget"
 _OP = "sizes"  # what reasons are about that are told here
 _MOST_FAILURES = 2  # after which the sizes of a program are left to be recorded one by one
 
@@ -98,15 +102,32 @@ class AllSizes:
                 return self._answers.eagerly(own, call, OTHERS)
         if not may_be_symbols(call, changing):
             return MISS
-        own = own or Entry(described(call, changing), is_free=not self._cache.sizes.made)
+        own = own or Entry(described(call, changing), is_free=not self._cache.sizes.is_tried)
         is_enough = own.waits >= _MOST_FAILURES or own.rerecordings > settings.max_rerecordings
         if is_enough or not self._cache.budget.allows(own):
             return MISS
-        self._cache.sizes.made.add(sizeless)
         self._cache.table.put(sizeless, own)
+        why = self._known_reason(sizeless)
+        if why is not None:
+            _failed(own, Reason(_OP, f"not compiled for all at once: {why}", _FIX), self._cache.name)
+            return MISS
+        self._cache.sizes.is_tried = True
         if not self._is_prepared():
             return self._answers.left_alone(own, call, COMPILING)
         return self._recorded(own, call, changing)
+
+    def _known_reason(self, sizeless: SizelessKey) -> str | None:
+        """What a trace for all sizes would meet, by what is known of calls of one size: it may take seconds."""
+        for _, entry in those_of(sizeless, self._cache.table.items()):
+            if entry.phase is KeyPhase.REFUSED:
+                return "its sizes are refused one by one"
+            for recording in entry.recordings:
+                signature = recording.signature
+                if signature.kind is not Kind.INFERENCE:
+                    return "its results or its effects have to do with gradients"
+                if signature.mutated or signature.writes:
+                    return "it writes an argument or state"
+        return None
 
     def _is_prepared(self) -> bool:
         """Whether all is imported; if not, that is done in the background."""
@@ -118,7 +139,9 @@ class AllSizes:
         return False
 
     def _may_serve(self, entry: Entry, key: Key, call: Call) -> bool:
-        if self._how is None or entry.recordings or entry.phase not in (KeyPhase.NEW, KeyPhase.OBSERVED):
+        if self._how is None or self._cache.sizes.is_off:
+            return False
+        if entry.recordings or entry.phase not in (KeyPhase.NEW, KeyPhase.OBSERVED):
             return False
         is_wanted = settings.tiers == "background" and not torch.are_deterministic_algorithms_enabled()
         is_plain = key.ambience.only_eagerly is None and not (call.numbers or call.arrays or has_fakes(call))
@@ -126,19 +149,45 @@ class AllSizes:
 
     def _replayed(self, own: Entry, call: Call, sizes: tuple[int, ...]) -> Any:
         for recording in reversed(own.recordings):
-            if (
-                recording.signature.sizes is not None
-            ):  # the recording that these sizes had of their own is gone, if they had one
+            if recording.signature.sizes is not None:  # if these sizes had a recording of their own, it is gone
                 recording.signature.sizes.elsewhere.discard(sizes)
+            trial = self._cache.sizes.trials.get(recording)
+            is_timed = trial is not None and not recorders.disturbed(recorders.now())  # else all takes longer
+            if trial is not None and is_timed and trial.is_for_program(sizes):
+                start = perf_counter()
+                out = self._answers.eagerly(own, call, TIMED)
+                trial.took(perf_counter() - start, sizes, is_program=True)
+                return out
+            start = perf_counter()
             try:
                 out = recording.call(call.args, call.kwargs)
             except Exception as error:
                 return answer_raised(self._answers, own, recording, error, call)
             if out is not MISS:
                 self._cache.served(recording)
-                self._cache.glances.remember(call, own, recording)
+                if trial is None:
+                    self._cache.glances.remember(call, own, recording)
+                    return out
+                if is_timed:
+                    trial.took(perf_counter() - start, sizes, is_program=False)
+                self._tried(own, recording, trial)
                 return out
         return MISS
+
+    def _tried(self, own: Entry, recording: Recording, trial: SizesTrial) -> None:
+        """After a call of a recording that is on trial: each call is looked at as long as it is."""
+        self._cache.use(None)
+        verdict = trial.verdict()
+        if verdict is None:
+            return
+        is_faster, told = verdict
+        del self._cache.sizes.trials[recording]
+        counters.add("sizes", "faster for all" if is_faster else "not faster for all")
+        if is_faster:
+            recording.tier = f"compiled once for all sizes: {told}"
+            return
+        self._cache.drop(own, recording)
+        _failed(own, Reason(_OP, f"what was compiled for all at once is not faster: {told}", _FIX), self._cache.name)
 
     def _recorded(self, own: Entry, call: Call, changing: Mapping[int, frozenset[int]]) -> Any:
         """The result of a call that is observed, and that the program is then traced for."""
@@ -194,11 +243,17 @@ def _is_awaited(entry: Entry) -> bool:
 
 
 def _prepare(prepare: Callable[[], None], cache: weakref.ref[Any], lock: Any) -> None:
-    with Boundary("importing a compiler"):
-        prepare()
+    is_ready = True
+    try:
+        with recorders, Boundary("importing a compiler"):
+            prepare()
+    except InternalError as error:
+        is_ready = False
+        tell_internal(error, "a program whose sizes change")
     with lock:
         owner = cache()
         if owner is not None:
+            owner.sizes.is_off = not is_ready
             owner.look_again()
 
 
@@ -234,7 +289,7 @@ def _compile(
     except Refusal as refusal:
         failed = refusal.reason
     except (LoweringError, InternalError) as error:
-        failed = Reason(_OP, f"not compiled for all at once: {str(error).splitlines()[0]}", "nothing")
+        failed = Reason(_OP, f"not compiled for all at once: {str(error).splitlines()[0]}", _FIX)
         if isinstance(error, InternalError):
             tell_internal(error, name)
     seconds = perf_counter() - start
@@ -247,7 +302,7 @@ def _compile(
         recording.seconds["lower in the background"] = seconds
         if write is None:
             owner.drop(entry, recording)
-            _failed(entry, failed or Reason(_OP, "nothing was compiled", "nothing"), name)
+            _failed(entry, failed or Reason(_OP, "nothing was compiled", _FIX), name)
         elif not _still_holds(recording):
             owner.drop(entry, recording)  # a later call is traced anew
             entry.rerecordings += 1
@@ -258,6 +313,7 @@ def _compile(
                 asked.elsewhere.update(owner.sizes.recorded_alone(key, owner.table.items()))
             recording.call, recording.source = load_source(source), source.text
             recording.launched, recording.tier = source.launched, "compiled once for all sizes"
+            owner.sizes.trials[recording] = SizesTrial()
             owner.tally.recordings += 1
             counters.add("sizes", "compiled for all")
             log_event("recordings", f"{name}: compiled for all sizes in the background in {seconds:.2f} s")

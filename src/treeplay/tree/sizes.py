@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 import torch
 
 from treeplay.trace.call import Call
 from treeplay.tree.key import Key, describe, kind_of
-from treeplay.tree.table import Entry
+from treeplay.tree.sizes_trial import SizesTrial
+from treeplay.tree.table import Entry, Recording
 from treeplay.values.spec import ANY_SIZE, TensorSpec
 from treeplay.values.structure import paths
 from treeplay.wrap.ambience import Ambience
@@ -38,7 +40,9 @@ class ChangingSizes:
     def __init__(self) -> None:
         self._first: OrderedDict[SizelessKey, ShapesByLeaf] = OrderedDict()
         self._changing: dict[SizelessKey, dict[int, frozenset[int]]] = {}
-        self.made: set[SizelessKey] = set()  # for which a recording was tried
+        self.trials: WeakKeyDictionary[Recording, SizesTrial] = WeakKeyDictionary()
+        self.is_off = False  # whether this torch cannot trace with symbols
+        self.is_tried = False  # whether a recording for all sizes was tried
 
     def came(self, key: Key) -> tuple[SizelessKey, Mapping[int, frozenset[int]]] | None:
         """What is common to this key and those of other sizes, and which sizes change; None for a call without tensors, or with
@@ -61,9 +65,12 @@ class ChangingSizes:
     def recorded_alone(self, of: Any, entries: Iterable[tuple[Any, Entry]]) -> Iterator[tuple[int, ...]]:
         """The sizes, as `sizes_in` gives them, of calls that have a recording of their own."""
         changing = self._changing.get(of, {})
-        for key, entry in entries:
-            if isinstance(key, Key) and entry.recordings and _sizeless(key) == of:
-                yield sizes_in(_leaves(key), changing)
+        return (sizes_in(_leaves(key), changing) for key, entry in those_of(of, entries) if entry.recordings)
+
+
+def those_of(sizeless: Any, entries: Iterable[tuple[Any, Entry]]) -> Iterator[tuple[Key, Entry]]:
+    """The entries of known sizes among some."""
+    return ((key, entry) for key, entry in entries if isinstance(key, Key) and _sizeless(key) == sizeless)
 
 
 def _leaves(key: Key) -> tuple[Any, ...]:

@@ -241,7 +241,8 @@ class SizesAre(Condition):
             if not isinstance(tensor, torch.Tensor) or tensor.dim() <= (number.dimension or 0):
                 return None  # told already
             given = () if number.dimension is None else (number.dimension,)
-            found[number.name], names[number.name] = getattr(tensor, number.what)(*given), f"{item.name}{number.text}"
+            found[number.name] = getattr(tensor, number.what)(*given)
+            names[number.name] = f"{as_written(item.name)}{number.text}"
         for question in self.asked.questions:
             if not eval(question, found):
                 told = _WORD.sub(lambda word: names.get(word[0], word[0]), question)

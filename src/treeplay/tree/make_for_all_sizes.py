@@ -21,8 +21,8 @@ from treeplay.values.plan import Plan
 from treeplay.values.signature import Signature
 from treeplay.values.sizes import AskedOfSizes
 from treeplay.wrap.ambience import Ambience
-from treeplay.wrap.of_signature import checked_tensors, with_classes
 from treeplay.wrap.emit import CallParts, emit_call
+from treeplay.wrap.of_signature import checked_tensors, with_classes
 from treeplay.wrap.take_back import TakeBack
 
 Boxed = Callable[[list[Any]], Sequence[Any]]

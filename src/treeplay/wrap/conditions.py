@@ -32,6 +32,7 @@ from treeplay.values.signature import (
 )
 from treeplay.values.sizes import AskedOfSizes
 from treeplay.values.spec import TensorSpec
+from treeplay.values.structure import as_written
 from treeplay.wrap.found import current, found_at, shown
 from treeplay.wrap.places import CallText, Operand
 

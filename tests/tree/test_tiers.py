@@ -275,14 +275,14 @@ def test_further_kinds_wait_until_nothing_is_compiled(compiling: Compiling) -> N
     jitted = treeplay.jit(lambda x: x * 2 - 1)
     jitted._manager.cache.leave_alone = lambda *_, **__: None  # each call is looked at
     with treeplay.settings.changed(compile_budget=1e9):
-        for size in (1, 2, 3, 4, 4, 4):
+        for rank in (1, 2, 3, 4, 4, 4):
             for _ in range(3):
-                jitted(torch.ones(size))
+                jitted(torch.ones([2] * rank))
         assert jitted.statistics().recordings == 3 and compile_thread.is_busy
         compiling.ready.set()
         assert compile_thread.wait(30) and not compile_thread.is_busy
         for _ in range(3):
-            assert_same(jitted(torch.ones(4)), torch.ones(4))
+            assert_same(jitted(torch.ones(2, 2, 2, 2)), torch.ones(2, 2, 2, 2))
     assert jitted.statistics().recordings == 4
 
 

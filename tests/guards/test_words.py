@@ -319,6 +319,16 @@ def test_what_another_thread_writes_while_words_are_noted_is_not_lost(
     assert not writes and not guards.holds()
 
 
+def test_what_could_not_be_noted_for_a_change_elsewhere_is_noted_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, guards = holder_and_guards()
+    check_of = Words.check
+    disturbed = [True, True]
+    monkeypatch.setattr(Words, "check", lambda self, otherwise: None if disturbed.pop() else check_of(self, otherwise))
+    disturbed.insert(0, False)
+    assert all(guards.holds() for _ in range(2 * quick._YOUNG)) and not are_words(guards)
+    assert all(guards.holds() for _ in range(40 * quick._YOUNG)) and are_words(guards)
+
+
 def test_bases_that_were_put_back_are_the_same(comparer: Comparer) -> None:
     one, two = type("One", (), {}), type("Two", (), {})
     heir: Any = type("Heir", (one,), {"scale": 2.0})

@@ -17,10 +17,11 @@ from treeplay.guards.code import Steady, emit_check
 from treeplay.guards.conditions import TensorFacts
 from treeplay.guards.reach import Reach
 from treeplay.guards.words import Comparer, Words, background
-from treeplay.torch_seam.dynamo import native_check, version_of_table
+from treeplay.torch_seam.dynamo import Codes, Kinds, native_check, version_of_table
 
 _YOUNG = 50
 """Warm calls after which the check is a native one; a dictionary that changes sooner again and again is no steady one."""
+_LATER = 4  # so many times as many calls after that, if it could not become one just then
 
 
 class QuickCheck:
@@ -104,10 +105,10 @@ class QuickCheck:
         objects, classes = [value for value, _, _ in reach.kinds], [cls for _, cls, _ in reach.kinds]
         functions, codes = [item.function for item in reach.functions], [item.code for item in reach.functions]
         self.is_young = True
-        left = _YOUNG
+        left = wait = _YOUNG
 
         def check() -> bool:
-            nonlocal left
+            nonlocal left, wait
             if [*map(version_of_table, tables)] != versions or [*map(type, objects)] != classes:
                 return False
             if [*map(_code_of, functions)] != codes:
@@ -115,22 +116,27 @@ class QuickCheck:
             left -= 1
             if left == 0:
                 self.is_young = False
-                comparer = background.comparer()
-                if comparer is not None:
-                    self.compare_words(comparer)
-                elif not background.is_done:
-                    left = _YOUNG  # ask again
-                else:
-                    kinds, pairs = zip(objects, classes, strict=True), zip(functions, codes, strict=True)
-                    native = native_check(tables, [*kinds], [*pairs])
-                    if native is not None and self._holds_still():
-                        self.by_python.__globals__["steady"], self._held = native, native.args[0]
+                kinds, pairs = zip(objects, classes, strict=True), zip(functions, codes, strict=True)
+                if not self._goes_native(tables, [*kinds], [*pairs]):
+                    wait *= _LATER if background.is_done else 1
+                    left = wait
             return True
 
         return check
 
-    def compare_words(self, comparer: Comparer) -> None:
-        """Compare words of memory from the next call on, where that takes the same for no difference."""
+    def _goes_native(self, tables: tuple[dict[Any, Any], ...], kinds: Kinds, codes: Codes) -> bool:
+        """Have a native function compare from the next call on. Not if another thread changes something just now."""
+        comparer = background.comparer()
+        if comparer is not None:
+            return self.compare_words(comparer)
+        native = native_check(tables, kinds, codes) if background.is_done else None
+        if native is None or not self._holds_still():
+            return False
+        self.by_python.__globals__["steady"], self._held = native, native.args[0]
+        return True
+
+    def compare_words(self, comparer: Comparer) -> bool:
+        """Compare words of memory from the next call on, if they are what they have to be."""
         reach, words = self._reach, Words(comparer)
 
         def steady(tables: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
@@ -146,14 +152,13 @@ class QuickCheck:
         is_all = source.names.keys() == {"again", "steady"}
         compare = words.check(self._again if is_all else _never)
         if compare is None or not self._holds_still():
-            return
+            return False
         self._held = words.held
-        if is_all:  # with no Python around it
-            self._use(compare)
-            return
-        source = replace(source, names={**source.names, "steady": compare})
-        self._words = self._loaded("words", self._words, source)
-        self._use(self._words)
+        if not is_all:  # else there is no Python around it
+            source = replace(source, names={**source.names, "steady": compare})
+            self._words = compare = self._loaded("words", self._words, source)
+        self._use(compare)
+        return True
 
     def _holds_still(self) -> bool:
         """Whether nothing has changed while words of memory or versions were noted: what another thread wrote is not lost."""

@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-# Compiled Python is kept beside the environment, also where the caller's environment forbids it in the tree: pytest rewrites each
-# test file, which takes a good part of a run.
-PYTEST := PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/$(VENV)/pycache $(BIN)/python -m pytest -n 2 -q
+# Compiled Python is kept, also where the caller's environment forbids it: pytest rewrites each test file, which takes a good part of
+# a run. It is kept where Python looks for it by itself: in a folder of its own, all of torch would be compiled anew.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 -q
 
 .PHONY: demo test lint gate unit programs compile models check compat bench table clean
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -29,6 +30,24 @@ def test_tracing_gives_a_graph_and_the_facts() -> None:
     x = numbers(2, 3)
     view = fakes.apply_views(x, sequence)
     assert view._base is x and view.shape == (6,)
+
+
+def test_the_code_of_a_traced_graph_is_generated_when_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        logging.getLogger("torch.__trace"), "handlers", []
+    )  # pytest's, for which torch prints each graph
+    generated, python_code = [], torch.fx.Graph.python_code
+    monkeypatch.setattr(
+        torch.fx.Graph,
+        "python_code",
+        lambda graph, *args, **named: generated.append(graph) or python_code(graph, *args, **named),
+    )
+    x = numbers(2, 3)
+    with aot.traced(Doubled(), [x], None) as traced:
+        traced.graph.recompile()
+        assert not generated
+    doubled, _ = traced.graph(x)
+    assert generated and torch.equal(doubled, x * 2)
 
 
 def test_tracing_gives_a_joint_graph_where_gradients_are_needed() -> None:

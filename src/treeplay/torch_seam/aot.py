@@ -12,6 +12,7 @@ from torch._dynamo import compiled_autograd
 from torch._dynamo import config as dynamo_config
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 GRADIENTS_COME_IN_A_LIST = hasattr(torch.autograd.Function, "boxed_grads_call")
 """Whether a node's backward can be given its gradients in one list, to be emptied; older torch passes a tuple."""
@@ -63,7 +64,8 @@ def traced(
     `writes_inside`: arguments that it writes are written by the graph itself, at its end, where that can be; by default where
     no gradient is needed."""
     needs_gradient = torch.is_grad_enabled() and any(map(_needs_gradient, inputs))
-    with contextlib.ExitStack() as stack:
+    # Most graphs are read and taken apart and never run: each one's code is generated when it is called.
+    with contextlib.ExitStack() as stack, _use_lazy_graph_module(True):
         options: dict[str, Any] = {_GUESSES_ZEROS: True} if hasattr(functorch_config, _GUESSES_ZEROS) else {}
         stack.enter_context(functorch_config.patch(functionalize_rng_ops=False, **options))
         if writes_inside is None:

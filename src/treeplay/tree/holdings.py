@@ -38,7 +38,7 @@ class Holding:
 
     def __init__(self, recording: Recording, entry: Entry, cache: Cache, lock: Any) -> None:
         self._recording, self._entry, self._cache = weakref.ref(recording), weakref.ref(entry), weakref.ref(cache)
-        self._lock = lock
+        self._lock = weakref.ref(lock)  # too: its program may be gone
         self.use = entry.use
 
     @property
@@ -66,17 +66,16 @@ class Holding:
     @contextmanager
     def taken(self, own: Any) -> Iterator[bool]:
         """For a block, nobody launches it, if that is so now. `own`: the lock of the program that asks."""
-        if self._lock is own:
+        lock = self._lock()
+        if lock is own:
             yield True
-        elif self._lock._is_owned() or not self._lock.acquire(
-            blocking=False
-        ):  # this thread may be in the midst of a call
+        elif lock is None or lock._is_owned() or not lock.acquire(blocking=False):  # this thread may be in a call
             yield False
         else:
             try:
                 yield True
             finally:
-                self._lock.release()
+                lock.release()
 
 
 def noted(entry: Entry, now: int, *, warm_calls: int = 0) -> int:

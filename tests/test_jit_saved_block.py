@@ -72,7 +72,8 @@ def batch(number: int, device: str) -> torch.Tensor:
 def check(net: nn.Module, twin: nn.Module) -> None:
     """Fails unless gradients are alike, and takes them away."""
     for one, other in zip(net.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
+        near = {"rtol": 1e-3, "atol": 2e-4} if other.is_cuda else {}  # its convolutions round otherwise
+        torch.testing.assert_close(one.grad, other.grad, **near)
         one.grad = other.grad = None
 
 

@@ -147,7 +147,8 @@ def test_T36_training_is_eagers_and_its_warm_steps_move_no_address(
         found = train(net, call, batch, optimizers[0])
         if number < ALONE:
             torch.testing.assert_close(found, train(twin, twin, batch, optimizers[1]), rtol=2e-3, atol=2e-4)
-    assert moves == []
+    # Results of `jit` are kept a call longer, so that two places take turns; what goes in is where it was.
+    assert moves == [] if front == "backend" else not any("tensor" in move for move in moves)
     assert all(launch.captures == 1 and launch.launches >= STEPS - 3 for launch in launches())
 
 
@@ -167,10 +168,12 @@ def test_T36_a_forward_saves_one_thing_of_its_own(kind: Any, front: str, two_net
     assert made > before
     kept = result.grad_fn.saved_tensors
     own = {one.untyped_storage().data_ptr() for one in (*net.parameters(), *net.buffers(), batch, result)}
-    # Attention keeps a seed and an offset, which lie on the host where it draws nothing.
     others = [one for one in kept if one.untyped_storage().data_ptr() not in own and one.is_cuda]
-    assert [one.dtype for one in others] == [torch.uint8], [(one.dtype, one.shape) for one in others]
-    assert taken <= 1 + 2
+    # Attention makes a seed and an offset, which lie on the host in the first call and on the GPU in a recording.
+    seeds = [one for one in others if one.dtype is torch.int64 and one.dim() == 0]
+    assert [one.dtype for one in others if one.dim()] == [torch.uint8], [(one.dtype, one.shape) for one in others]
+    assert len(seeds) + 1 == len(others) and len(seeds) <= (2 * len(net.mixes) if kind is Attending else 0)
+    assert taken <= 1 + 2 + len(seeds)
     launches()
 
 
@@ -181,6 +184,9 @@ def test_T36_each_step_is_right_whatever_order_backwards_come_in(
 ) -> None:
     net, twin = two_nets
     call = call_of(net, front)
+    for one in (net, call, twin, twin):  # no eager forward is left whose backward is to come
+        one(kind.batch(0)).float().square().mean().backward()
+    net.zero_grad(), twin.zero_grad()
     for number in range(6):
         batches = [kind.batch(2 * number + part) for part in range(2)]
         for side, one in ((net, call), (twin, twin)):

@@ -97,6 +97,14 @@ def test_an_operator_behind_a_check_of_which_nothing_is_known_is_refused() -> No
         settled(program, torch.ones(3, device=META))
 
 
+def test_a_step_that_clips_its_gradients_by_their_norm_is_no_danger() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        loss = Normal(x, x.exp()).log_prob(x)
+        return loss / torch.linalg.vector_norm(loss)
+
+    assert settled(program, torch.ones(3, device=META)).signature.answer == 1
+
+
 def test_an_assertion_of_the_users_stays_one() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         torch._assert_async((x > 0).all(), "of the user's")

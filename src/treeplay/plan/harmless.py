@@ -43,7 +43,7 @@ def made_harmless(graph: torch.fx.Graph, first: Node) -> tuple[list[Node], Node 
     nodes = list(graph.nodes)
     written = {target.meta["storage"] for node in nodes for target in written_by(node) if "storage" in target.meta}
     for node in nodes[nodes.index(first) + 1 :]:
-        if node.op != "call_function" or node.target is first.target or _is_division(node):
+        if node.op != "call_function" or node.target is first.target or _is_harmless(node):
             continue
         if node.target in _TRUSTING and node.args[_TRUSTING[node.target]] not in safe:
             return flags, node
@@ -93,8 +93,12 @@ def _name(node: Node) -> str:
     return str(node.target._schema.name).partition("::")[2] if isinstance(node.target, OpOverload) else ""
 
 
-def _is_division(node: Node) -> bool:
-    return _name(node).rstrip("_") in _DIVISIONS
+def _is_harmless(node: Node) -> bool:
+    """Whether an operator that fails does so on the host, if it does on a GPU at all: a division by zero, a factorization, and
+    where a mask is counted."""
+    name, indices = _name(node), [index for index, _, _ in indices_of(node) if isinstance(index, Node)]
+    masks = [index for index in indices if index.meta["spec"].dtype in (torch.bool, torch.uint8)]
+    return name.rstrip("_") in _DIVISIONS or name.startswith(("linalg_", "_linalg_")) or 0 < len(masks) == len(indices)
 
 
 class _NodeWriter:

@@ -98,8 +98,11 @@ def test_an_operator_behind_a_check_of_which_nothing_is_known_is_refused() -> No
 
 
 def test_a_step_that_clips_its_gradients_by_their_norm_is_no_danger() -> None:
+    state = [torch.ones(3, device=META), torch.ones(2, device=META)]
+
     def program(x: torch.Tensor) -> torch.Tensor:
         loss = Normal(x, x.exp()).log_prob(x)
+        torch._foreach_mul_(state, 0.5)
         return loss / torch.linalg.vector_norm(loss)
 
     assert settled(program, torch.ones(3, device=META)).signature.answer == 1

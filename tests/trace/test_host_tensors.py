@@ -53,6 +53,17 @@ def test_a_draw_is_refused_and_put_back() -> None:
         assert torch.equal(torch.get_rng_state(), states[0]) and torch.equal(own.get_state(), states[1])
 
 
+def test_what_another_thread_draws_once_the_run_was_looked_at_stays_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[torch.Tensor] = []
+    monkeypatch.setattr(HostState, "_put_back", lambda _: drawn.append(torch.rand(2)))  # the last moment for it
+    host, state = HostState([], META, []), torch.get_rng_state()
+    with host.apart(refuse):
+        pass
+    after = torch.get_rng_state()
+    torch.set_rng_state(state)
+    assert torch.equal(torch.rand(2), drawn[0]) and torch.equal(torch.get_rng_state(), after)
+
+
 def test_a_draw_of_another_thread_stays_and_a_later_call_is_looked_at_again() -> None:
     host, state = HostState([], META, []), torch.get_rng_state()
     with pytest.raises(TooEarly), host.apart(refuse, lambda: False):

@@ -15,8 +15,9 @@ import torch
 import torch.fx
 
 from treeplay.lower.aten.storage import written_by
-from treeplay.plan.failing import can_fail, indices_of
+from treeplay.plan.failing import FAILING, indices_of
 from treeplay.torch_seam.operators import OpOverload
+from treeplay.trace.prune import TORCHS_OWN
 from treeplay.values.spec import TensorSpec
 
 Node = torch.fx.Node
@@ -25,8 +26,6 @@ _FROM_THE_END = frozenset(
     ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "take", "put", "put_")
 )
 """Operators that count negative indices from the end."""
-_DIVISIONS = frozenset(("div", "floor_divide", "remainder", "fmod"))
-"""Operators that fail where a divisor is zero, but on no GPU."""
 _TRUSTING: dict[Any, int] = {
     aten.nll_loss_backward.default: 2,
     aten.nll_loss2d_backward.default: 2,
@@ -43,16 +42,16 @@ def made_harmless(graph: torch.fx.Graph, first: Node) -> tuple[list[Node], Node 
     nodes = list(graph.nodes)
     written = {target.meta["storage"] for node in nodes for target in written_by(node) if "storage" in target.meta}
     for node in nodes[nodes.index(first) + 1 :]:
-        if node.op != "call_function" or node.target is first.target or _is_harmless(node):
+        if node.op != "call_function" or node.target is first.target:
             continue
         if node.target in _TRUSTING and node.args[_TRUSTING[node.target]] not in safe:
             return flags, node
-        if not can_fail(node):
-            continue
-        suspects = [suspect for suspect in _suspects(node) if suspect[0] not in safe]
-        if not (suspects or any(value in safe for value in node.all_input_nodes)):
+        suspects = list(_suspects(node))
+        if not suspects and _is_a_danger(node):
             return flags, node
         for value, condition, harmless in suspects:
+            if value in safe:
+                continue
             if value.meta["storage"] in written:
                 return flags, node
             with graph.inserting_before(node):
@@ -93,12 +92,12 @@ def _name(node: Node) -> str:
     return str(node.target._schema.name).partition("::")[2] if isinstance(node.target, OpOverload) else ""
 
 
-def _is_harmless(node: Node) -> bool:
-    """Whether an operator that fails does so on the host, if it does on a GPU at all: a division by zero, a factorization, and
-    where a mask is counted."""
-    name, indices = _name(node), [index for index, _, _ in indices_of(node) if isinstance(index, Node)]
-    masks = [index for index in indices if index.meta["spec"].dtype in (torch.bool, torch.uint8)]
-    return name.rstrip("_") in _DIVISIONS or name.startswith(("linalg_", "_linalg_")) or 0 < len(masks) == len(indices)
+def _is_a_danger(node: Node) -> bool:
+    """Whether kernels of an operator may assert what only its name tells, or nobody knows what it does. Factorizations and
+    divisions fail on the host, if at all, as does the count of a mask."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    return _name(node) in (*FAILING, "_assert_async") or node.target.namespace not in TORCHS_OWN
 
 
 class _NodeWriter:

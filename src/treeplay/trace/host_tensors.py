@@ -51,7 +51,7 @@ class HostState:
         `may_have_drawn`: asked after the run, whether numbers that were drawn on the host may be the program's. Another
         thread's stay drawn, and a later call is looked at again: was it the program after all, it is refused in the end."""
         states = [generator.get_state() for generator in self._generators]
-        is_others = False
+        is_its_own: bool | None = None  # what was drawn, if anything was
         try:
             yield
             if not self.is_the_same:
@@ -60,20 +60,28 @@ class HostState:
                     f"the program writes to a tensor that a recording on {self.device} does not follow",
                     f"keep it on {self.device} (an optimizer's step counts: capturable=True or fused=True)",
                 )
-            if any(
-                not torch.equal(item.get_state(), state) for item, state in zip(self._generators, states, strict=True)
-            ):
-                is_others = not may_have_drawn()
+            has_moved = self._have_moved(states)
+            is_its_own = has_moved and may_have_drawn()
+            if has_moved:
                 refusal = refuse(
                     "random numbers",
                     f"the program draws them on the CPU, so a recording on {self.device} would freeze them",
                     f"draw them on {self.device}, or outside and pass a tensor",
                 )
-                raise TooEarly(refusal.reason) if is_others else refusal
+                raise refusal if is_its_own else TooEarly(refusal.reason)
         finally:
             self._put_back()
-            for generator, state in zip(self._generators, states, strict=True) if not is_others else ():
+            if is_its_own is None:
+                is_its_own = self._have_moved(states) and may_have_drawn()
+            # A generator that stood still is left alone: another thread may draw from it just now.
+            for generator, state in zip(self._generators, states, strict=True) if is_its_own else ():
                 generator.set_state(state)
+
+    def _have_moved(self, states: list[torch.Tensor]) -> bool:
+        """Whether anybody has drawn since the generators had these states."""
+        return any(
+            not torch.equal(item.get_state(), state) for item, state in zip(self._generators, states, strict=True)
+        )
 
     def _put_back(self) -> None:
         with torch.no_grad():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -27,6 +28,7 @@ from treeplay.observe import internal_errors
 from treeplay.observe.progress import own_threads
 from treeplay.plan.arena import plan_arena
 from treeplay.torch_seam.dynamo import compile_lock
+from treeplay.tree import tiers
 from treeplay.tree.tiers import compile_thread
 
 pytestmark = pytest.mark.programs
@@ -208,6 +210,28 @@ def test_reset_in_the_middle_of_a_trial(compiling: Compiling) -> None:
         assert_same(jitted(torch.ones(2) * call), torch.ones(2) * call * 2 - 1)
         assert compile_thread.wait(30)
     assert the_recording(jitted).lowering == "inductor", the_recording(jitted).tier
+
+
+@pytest.mark.parametrize(
+    ("before", "meanwhile", "after"), [(0.005, None, 0.005), (0.0001, None, 0.0001), (0.005, 0.002, 0.002)]
+)
+def test_threads_take_turns_often_while_something_is_compiled(
+    before: float, meanwhile: float | None, after: float
+) -> None:
+    usual, seen = sys.getswitchinterval(), []
+
+    def work() -> None:
+        seen.append(sys.getswitchinterval())
+        if meanwhile is not None:
+            sys.setswitchinterval(meanwhile)  # somebody else's wish
+
+    try:
+        sys.setswitchinterval(before)
+        compile_thread.add(work)
+        assert compile_thread.wait(30)
+        assert seen == [pytest.approx(min(before, tiers._TURN))] and sys.getswitchinterval() == pytest.approx(after)
+    finally:
+        sys.setswitchinterval(usual)
 
 
 @pytest.mark.parametrize("how", ["exact", "deterministic", "asked for"])

@@ -25,7 +25,6 @@ from treeplay.torch_seam.vector_isa import first_vector_instructions
 
 BoxedCall = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
-_HEADERS = "cpp_cache_precompile_headers"
 _PREFIXES = ("TORCHINDUCTOR_", "TORCH_", "PYTORCH_", "TRITON_")
 _NAMES = frozenset(("CXX", "CC", "CPATH", "ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS", "MKL_NUM_THREADS"))
 _ELSEWHERE = frozenset(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_LOGS", "TORCH_TRACE"))
@@ -45,9 +44,7 @@ def stored_graph(key: str, options: Mapping[str, Any], *, is_backward: bool = Fa
     """The graph, compiled for known sizes under `options`, that Inductor has stored under `key`; None if there is none.
 
     What a file that is damaged raises, or a compiler that is gone, is raised."""
-    # Headers are needed where something has to be compiled again after all; to look whether they are the same takes long.
-    quick = {_HEADERS: False} if _HEADERS in inductor_config.get_config_copy() else {}
-    with first_vector_instructions(), inductor_config.patch({**options, **quick}):
+    with first_vector_instructions(), inductor_config.patch(dict(options)):
         found: Any = FxGraphCache.find_guarded_entry(key, True, None, lambda condition, sizes: False, [])[0]
         if found is None:
             return None

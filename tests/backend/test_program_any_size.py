@@ -126,7 +126,7 @@ def test_a_cache_that_grows() -> None:
 
 
 def test_code_of_another_trace_serves_no_sizes_that_it_was_not_asked_for() -> None:
-    """Inductor's cache of graphs looks at what was asked of the numbers among a graph's inputs; here, sizes are none of them."""
+    """Inductor's cache of graphs looks at what was asked of the numbers among a graph's inputs, and sizes are none of them."""
 
     def program(x: torch.Tensor) -> list[torch.Tensor]:
         return [(x * 2).diagonal() * 2 - 1, x + 1]

@@ -123,3 +123,19 @@ def test_a_cache_that_grows() -> None:
                 torch.testing.assert_close(mine, theirs)
                 assert compile_thread.wait(120)
         assert calls_served(jitted) > 20, jitted.explain()
+
+
+def test_code_of_another_trace_serves_no_sizes_that_it_was_not_asked_for() -> None:
+    """Inductor's cache of graphs looks at what was asked of the numbers among a graph's inputs, and sizes are none of them."""
+
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        return [(x * 2).diagonal() * 2 - 1, x + 1]
+
+    with torch.no_grad():
+        for sizes in ((4, 5, 4), (4, 3, 4), (5, 6, 5)):
+            jitted = treeplay.jit(program)
+            for size in (*sizes, 6, 7, 3, 2, 4, 6, 7, 3, 2):
+                x = torch.randn(size, 4)
+                torch.testing.assert_close(jitted(x), program(x))
+                assert compile_thread.wait(120)
+            assert calls_served(jitted) > 3

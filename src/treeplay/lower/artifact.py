@@ -82,6 +82,7 @@ _GPU_OPTIONS: dict[str, Any] = {
 _COMPARES = (
     "optimize_scatter_upon_const_tensor"  # a scatter into equal elements becomes a comparison, which takes any index
 )
+_GRAPH_CACHES = ("fx_graph_cache", "fx_graph_remote_cache")
 _PYTHON_ONLY = frozenset(
     (
         torch.ops.higher_order.run_and_save_rng_state,  # of checkpoints
@@ -186,6 +187,9 @@ def compile_graph(
     in_cpp = device.type == "cpu" and is_worth_cpp(module.graph)
     wanted = _OPTIONS | (_HOST_OPTIONS if in_cpp else {} if device.type == "cpu" else _GPU_OPTIONS)
     options = {name: value for name, value in wanted.items() if name in known}
+    if any(map(_is_symbolic, fakes)) and not any(isinstance(fake, torch.SymInt) for fake in fakes):
+        # The cache of graphs compares, and asks again, what was asked of numbers among the inputs: of sizes it would not.
+        options |= {name: False for name in _GRAPH_CACHES if name in known}
     options["fallback_random"] = eager_random
     options[_LAST_PASS] = _last_rewrite()
     if is_small:

@@ -26,6 +26,22 @@ def _of(*reads: Any) -> Any:
     return ReadWrites(OrderedSet(reads), OrderedSet(), OrderedSet())
 
 
+def test_what_inductor_interprets_by_needs_no_trace_that_other_threads_would_be_part_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+    from torch._inductor.loop_body import InterpreterShim
+
+    import treeplay.torch_seam.inductor  # noqa: F401
+
+    def traced(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("the modules of all threads are patched now")
+
+    monkeypatch.setattr(torch.fx.Tracer, "trace", traced)
+    made = InterpreterShim._dummy_gm()
+    assert made is InterpreterShim._dummy_gm() and made(3) == 3
+
+
 def test_a_kernel_that_gets_other_loops_stays_behind_those_that_read_what_it_overwrites(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch._higher_order_ops.effects
 import torch._inductor.config as inductor_config
-import torch._prims.rng_prims  # noqa: F401 - registers operators that graphs may hold
+import torch._prims.rng_prims
 from torch._dynamo.convert_frame import compile_lock as compile_lock
 from torch._dynamo.utils import counters as torchs_counters
 from torch._inductor.compile_fx import compile_fx_inner, fake_tensor_prop
@@ -19,6 +20,7 @@ from torch._inductor.fx_passes import post_grad
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.graph import GraphLowering
 from torch._inductor.inductor_prims import force_stride_order as force_stride_order
+from torch._inductor.loop_body import InterpreterShim
 from torch._inductor.lowering import fallback_handler, fallbacks, lowerings, register_lowering
 from torch._inductor.runtime.benchmarking import benchmarker
 from torch._inductor.scheduler import SchedulerNode
@@ -78,3 +80,15 @@ def benchmarking(apart: Callable[[], AbstractContextManager[None]]) -> Callable[
         return benchmark_gpu
 
     return Shared(type(benchmarker), "benchmark_gpu", make).wanted
+
+
+def _identity() -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    graph.output(graph.placeholder("x"))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+if hasattr(InterpreterShim, "_dummy_gm"):
+    # Inductor traces this module symbolically, once in a process. For as long as that takes, any module that another thread
+    # calls counts as part of the trace, and raises a NameError.
+    InterpreterShim._dummy_gm = staticmethod(cache(_identity))  # type: ignore[method-assign, assignment]

@@ -313,7 +313,8 @@ def _compile(
                 asked.elsewhere.update(owner.sizes.recorded_alone(key, owner.table.items()))
             recording.call, recording.source = load_source(source), source.text
             recording.launched, recording.tier = source.launched, "compiled once for all sizes"
-            owner.sizes.trials[recording] = SizesTrial()
+            if settings.compare_with_eager:
+                owner.sizes.trials[recording] = SizesTrial()
             owner.tally.recordings += 1
             counters.add("sizes", "compiled for all")
             log_event("recordings", f"{name}: compiled for all sizes in the background in {seconds:.2f} s")

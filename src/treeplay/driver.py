@@ -481,8 +481,8 @@ def take_back(front: Front, inputs: Sequence[torch.Tensor], *, is_in_order: bool
     """What ends a call on the CPU whose operators fail; None where nothing can be taken back. On a GPU a failure of an
     operator is met after the launch, if at all, and not by the call, which can only read whether values passed checks."""
     if front.traced.signature.answer is not None:
-        draws = bool(front.traced.generators)
-        return TakeBack(ToKeep(front.traced.signature.mutated, draws), front.traced.generators)
+        keep_all = ToKeep(front.traced.signature.mutated, draws=bool(front.traced.generators))
+        return TakeBack(keep_all, front.traced.generators)
     keep = to_keep(front.traced.graph, is_in_order=is_in_order)
     if front.device != CPU or keep is None:
         return None

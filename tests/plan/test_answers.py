@@ -108,6 +108,16 @@ def test_a_step_that_clips_its_gradients_by_their_norm_is_no_danger() -> None:
     assert settled(program, torch.ones(3, device=META)).signature.answer == 1
 
 
+def test_an_assertion_of_the_users_behind_a_check_is_a_danger() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        out = Normal(x, x.exp()).log_prob(x)
+        torch._assert_async((out < 9).all(), "of the user's")
+        return out
+
+    with pytest.raises(treeplay.Refusal, match="_assert_async"):
+        settled(program, torch.ones(3, device=META))
+
+
 def test_an_assertion_of_the_users_stays_one() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         torch._assert_async((x > 0).all(), "of the user's")

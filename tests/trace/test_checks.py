@@ -36,21 +36,24 @@ DISTRIBUTIONS: dict[str, Any] = {
 }
 
 
+def with_state(name: str, total: torch.Tensor) -> Any:
+    """A program that writes to `total` before and after a distribution."""
+
+    def program(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        total.add_(1)
+        out: torch.Tensor = DISTRIBUTIONS[name](x, a).sum()
+        total.mul_(2)
+        return out
+
+    return program
+
+
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_a_distribution_is_recorded_with_its_checks(name: str) -> None:
     total = torch.zeros(())
 
-    def make(total: torch.Tensor) -> Any:
-        def program(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-            total.add_(1)
-            out: torch.Tensor = DISTRIBUTIONS[name](x, a).sum()
-            total.mul_(2)
-            return out
-
-        return program
-
-    recorded, eager, same_total = jit(make(total)), None, torch.zeros(())
-    eager = make(same_total)
+    recorded, eager, same_total = jit(with_state(name, total)), None, torch.zeros(())
+    eager = with_state(name, same_total)
     for call in range(6):
         x, a = torch.randn(2), torch.tensor([1.0, 0.0])
         if call == 3:
@@ -86,16 +89,7 @@ def on_a_gpu(name: str) -> tuple[Any, Any, Any]:
     """A program with state around a distribution, jitted, as it is, and what says how their states differ."""
     totals = [torch.zeros((), device="cuda") for _ in range(2)]
 
-    def make(total: torch.Tensor) -> Any:
-        def program(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-            total.add_(1)
-            out: torch.Tensor = DISTRIBUTIONS[name](x, a).sum()
-            total.mul_(2)
-            return out
-
-        return program
-
-    return jit(make(totals[0])), make(totals[1]), lambda: assert_same(*totals)
+    return jit(with_state(name, totals[0])), with_state(name, totals[1]), lambda: assert_same(*totals)
 
 
 @pytest.mark.gpu

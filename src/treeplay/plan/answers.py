@@ -17,12 +17,11 @@ import torch
 import torch.fx
 
 from treeplay.errors import Refusal
-from treeplay.plan.harmless import made_harmless
+from treeplay.plan.harmless import NodeWriter, made_harmless
 from treeplay.trace.checks import ADVICE, VALIDATES
 from treeplay.trace.traced import Trace
 from treeplay.values.overlap import overlaps_itself
 from treeplay.values.signature import Kind
-from treeplay.values.spec import TensorSpec
 
 aten = torch.ops.aten
 MOST_BYTES = 2**28
@@ -37,7 +36,7 @@ def with_answer(traced: Trace, device: torch.device) -> Trace:
         return traced
     if signature.kind is Kind.DIFFERENTIABLE:
         raise _refusal(asking[0], "a distribution checks its arguments, and waits on the host for the answer")
-    more, unknown = made_harmless(graph, asking[0])
+    more, unknown = made_harmless(graph, asking)
     if unknown is not None:
         name = str(unknown.target).removeprefix("aten.")
         raise _refusal(
@@ -69,14 +68,8 @@ def _is_ours(node: torch.fx.Node) -> bool:
 def _all_of(graph: torch.fx.Graph, flags: Sequence[torch.fx.Node], device: torch.device) -> torch.fx.Node:
     if len(flags) == 1:
         return flags[0]
-    stacked = _described(graph.call_function(aten.stack.default, (list(flags),)), (len(flags),), device)
-    return _described(graph.call_function(aten.all.default, (stacked,)), (), device)
-
-
-def _described(node: torch.fx.Node, shape: tuple[int, ...], device: torch.device) -> torch.fx.Node:
-    stride = (1,) * len(shape)
-    node.meta.update(spec=TensorSpec(shape, stride, torch.bool, device), storage=object(), offset=0)
-    return node
+    write = NodeWriter(graph, device)
+    return write(aten.all.default, write(aten.stack.default, list(flags)))
 
 
 def _refusal(node: torch.fx.Node | None, why: str) -> Refusal:

@@ -34,15 +34,15 @@ _TRUSTING: dict[Any, int] = {
 """Operators that have no word for indices out of range, since one before has looked at them; and which argument that is."""
 
 
-def made_harmless(graph: torch.fx.Graph, first: Node) -> tuple[list[Node], Node | None]:
-    """Flags that say whether values suit the operators behind `first`, which are changed to run in any case; and an operator of
-    which this cannot be said, if there is one."""
+def made_harmless(graph: torch.fx.Graph, checks: Sequence[Node]) -> tuple[list[Node], Node | None]:
+    """Flags that say whether values suit the operators behind the first of `checks`, which are changed to run in any case; and
+    an operator of which this cannot be said, if there is one."""
     flags: list[Node] = []
     safe: set[Node] = set()
     nodes = list(graph.nodes)
     written = {target.meta["storage"] for node in nodes for target in written_by(node) if "storage" in target.meta}
-    for node in nodes[nodes.index(first) + 1 :]:
-        if node.op != "call_function" or node.target is first.target:
+    for node in nodes[nodes.index(checks[0]) + 1 :]:
+        if node.op != "call_function" or node in checks:
             continue
         if node.target in _TRUSTING and node.args[_TRUSTING[node.target]] not in safe:
             return flags, node
@@ -55,7 +55,7 @@ def made_harmless(graph: torch.fx.Graph, first: Node) -> tuple[list[Node], Node 
             if value.meta["storage"] in written:
                 return flags, node
             with graph.inserting_before(node):
-                write = _NodeWriter(graph, value.meta["spec"].device)
+                write = NodeWriter(graph, value.meta["spec"].device)
                 holds = write(aten.all.default, condition(write, value))
                 instead = write(aten.where.self, holds, value, write(aten.full_like.default, value, harmless))
             flags.append(holds)
@@ -71,7 +71,7 @@ def _use(instead: Node, value: Node, nodes: Sequence[Node]) -> None:
             node.replace_input_with(value, instead)
 
 
-MakesCondition = Callable[["_NodeWriter", Node], Node]
+MakesCondition = Callable[["NodeWriter", Node], Node]
 
 
 def _suspects(node: Node) -> Iterator[tuple[Node, MakesCondition, Any]]:
@@ -100,7 +100,7 @@ def _is_a_danger(node: Node) -> bool:
     return _name(node) in (*FAILING, "_assert_async") or node.target.namespace not in TORCHS_OWN
 
 
-class _NodeWriter:
+class NodeWriter:
     """Adds operators to a graph, with what lowerings read of each."""
 
     def __init__(self, graph: torch.fx.Graph, device: torch.device) -> None:
@@ -125,7 +125,7 @@ def _without_data(node: Node) -> torch.Tensor:
 
 
 def _within(low: int, size: int, ignored: int | None) -> MakesCondition:
-    def condition(write: _NodeWriter, index: Node) -> Node:
+    def condition(write: NodeWriter, index: Node) -> Node:
         within = write.between(index, (aten.ge.Scalar, low), (aten.lt.Scalar, size))
         if ignored is None:
             return within
@@ -134,12 +134,12 @@ def _within(low: int, size: int, ignored: int | None) -> MakesCondition:
     return condition
 
 
-def _are_shares(write: _NodeWriter, values: Node) -> Node:
+def _are_shares(write: NodeWriter, values: Node) -> Node:
     """From 0 to 1, and numbers."""
     return write.between(values, (aten.ge.Scalar, 0.0), (aten.le.Scalar, 1.0))
 
 
-def _are_weights(write: _NodeWriter, values: Node) -> Node:
+def _are_weights(write: NodeWriter, values: Node) -> Node:
     """Finite, not negative, and in each row some that are not zero."""
     limit = torch.finfo(values.meta["spec"].dtype).max
     each = write(aten.all.dim, write.between(values, (aten.ge.Scalar, 0.0), (aten.le.Scalar, limit)), -1)

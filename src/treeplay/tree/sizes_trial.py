@@ -11,8 +11,8 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 
-MARGIN = 0.02
-"""The share of the program's time by which a recording has to be faster."""
+from treeplay.tree.probation import MARGIN
+
 _ENOUGH = 6  # calls of each, of the same sizes
 _UNTIMED = 2  # calls of the recording, which load code
 _MOST_UNPAIRED = 12  # sizes of which only a call of the program was timed

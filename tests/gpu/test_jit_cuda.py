@@ -172,7 +172,7 @@ def test_arguments_are_written_where_they_lie(lower: str) -> None:
         close(program(caches[number % 3], x), update(twins[number % 3], x))
     for cache, twin in zip(caches, twins, strict=True):
         close(cache, twin)
-    assert launch_of(program).copied_bytes_per_call == 0
+    assert launch_of(program).copied_bytes_per_call == 0, program.explain()
 
 
 @pytest.mark.parametrize("lower", LOWERINGS)

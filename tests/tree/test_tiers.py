@@ -20,6 +20,7 @@ from torch import nn
 import treeplay
 from support import assert_same, the_recording, training
 from treeplay import driver
+from treeplay.device.turns import turns
 from treeplay.errors import LoweringError
 from treeplay.lower.aten import lower_aten
 from treeplay.lower.lowered import Lowered
@@ -30,6 +31,7 @@ from treeplay.plan.arena import plan_arena
 from treeplay.torch_seam.dynamo import compile_lock
 from treeplay.tree import tiers
 from treeplay.tree.tiers import compile_thread
+from treeplay.values.launch import LaunchFacts
 
 pytestmark = pytest.mark.programs
 
@@ -348,6 +350,55 @@ def test_a_child_that_is_forked_meanwhile_can_compile(compiling: Compiling, monk
     if child == 0:
         os._exit(0 if compile_lock().acquire(timeout=5) else 1)  # type: ignore[attr-defined]
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_what_is_about_to_be_captured_is_captured_before_its_next_tier_is_compiled() -> None:
+    class Warming:
+        is_dropped, stage = False, "warming"
+
+        def launch(self) -> LaunchFacts:
+            return LaunchFacts("cuda:0", self.stage)
+
+    recording: Any = Warming()
+    waiting = threading.Thread(target=tiers._after_capture, args=(lambda: recording,))
+    waiting.start()
+    with turns.making():  # a call has come, which captures
+        recording.stage = "recorded"
+        waiting.join(0.1)
+        assert waiting.is_alive()
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+def test_what_nobody_calls_is_compiled_without_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "_FOR_A_CAPTURE", 0.01)
+    recording: Any = type(
+        "Warming", (), {"is_dropped": False, "launch": lambda self: LaunchFacts("cuda:0", "warming")}
+    )()
+    tiers._after_capture(lambda: recording)
+
+
+@pytest.mark.gpu
+def test_a_first_tier_is_captured_before_its_next_one_is_compiled(
+    compiling: Compiling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from treeplay.device.cuda.recording import CudaRecording
+
+    order: list[str] = []
+    capture = CudaRecording._capture
+
+    def captured(self: Any, *args: Any) -> Any:
+        order.append(f"captured while {len(compiling.threads)} are compiled")
+        return capture(self, *args)
+
+    monkeypatch.setattr(CudaRecording, "_capture", captured)
+    step, _ = a_step("cuda")
+    jitted = treeplay.jit(step)
+    for _ in range(5):
+        jitted(torch.randn(3, 4, device="cuda"), torch.randn(3, 2, device="cuda"))
+    compiling.ready.set()
+    assert compile_thread.wait(30)
+    assert order[0] == "captured while 0 are compiled" and len(compiling.threads) == 1
 
 
 def test_settings_of_tiers() -> None:

@@ -23,11 +23,26 @@ class Turns:
     def __init__(self) -> None:
         self._lock = TimedLock()
         self._waiting = 0  # threads, for a capture
+        self._making = 0  # recordings, between whose captures nobody may have the turn
 
     @property
     def is_mine(self) -> bool:
         """Whether this thread has the turn."""
         return self._lock.holder == get_ident()
+
+    @property
+    def is_making(self) -> bool:
+        """Whether some thread makes a recording, which takes several captures and what is learned of them."""
+        return self._making > 0
+
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        """Make a recording in a block."""
+        self._making += 1
+        try:
+            yield
+        finally:
+            self._making -= 1
 
     def take(self) -> None:
         """Wait for the turn and take it. `UsageError` if this thread has it already: captures do not nest."""

@@ -15,8 +15,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from treeplay.relocate.memory import KnownMemory
-from treeplay.relocate.movers import Movers
+from treeplay.relocate.memory import KnownMemory, Stretches
+from treeplay.relocate.movers import Mover, Movers
 from treeplay.relocate.relations import Relations
 from treeplay.relocate.sites import CONTENT_BUFFER, SiteSearch, Word
 from treeplay.relocate.table import Who
@@ -56,7 +56,11 @@ class _Judge:
         self, captures: Sequence[CaptureNotes], movers: Movers, memory: KnownMemory, found: SiteSearch
     ) -> None:
         self.captures = captures
-        self.movers = movers.all()
+        # Where movers lay at each capture, and at the first one, of whom a word may be that moved.
+        everyone = movers.all()
+        self.at_capture = [
+            Stretches((*_moved(mover, number), mover) for mover in everyone) for number in range(len(captures))
+        ]
         self.relations = Relations(movers)
         self.memory = memory
         self.nearby: dict[int, set[Who]] = defaultdict(set)
@@ -83,21 +87,19 @@ class _Judge:
 
     def followed(self, word: Word) -> set[Who]:
         """Those that it points into in the first capture and moved with in another one."""
+        deltas = word.deltas
         return {
             mover.who
-            for mover in self.movers
-            if mover.holds(word.values[0])
-            and (mover.birth or 0) <= word.node
-            and any(a == b != 0 for a, b in zip(word.deltas, mover.deltas, strict=True))
+            for mover in self.at_capture[0].holding(word.values[0])
+            if (mover.birth or 0) <= word.node and any(a == b != 0 for a, b in zip(deltas, mover.deltas, strict=True))
         }
 
     def pointed_at(self, word: Word) -> set[Who]:
         """The tensors and outputs that its values point into."""
         return {
             mover.who
-            for mover in self.movers
-            for value, delta in zip(word.values, (0, *mover.deltas), strict=True)
-            if mover.holds(value - delta)
+            for value, stretches in zip(word.values, self.at_capture, strict=True)
+            for mover in stretches.holding(value)
         }
 
     def is_address(self, word: Word) -> bool:
@@ -110,6 +112,12 @@ class _Judge:
         if not node.is_packed and len(node.params[word.buffer]) == WORD_BYTES:  # alone, so no padding; it may be null
             return any(word.values) and all(memory.is_known(value) or not value for value in word.values)
         return all(memory.may_mean(value, number) for number, value in enumerate(word.values))
+
+
+def _moved(mover: Mover, number: int) -> Interval:
+    """Where a mover lay at a capture."""
+    delta = (0, *mover.deltas)[number]
+    return mover.span[0] + delta, mover.span[1] + delta
 
 
 def _shown(word: Word) -> str:

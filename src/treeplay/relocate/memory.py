@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Generic, TypeVar
 
 from treeplay.relocate.movers import merged
 from treeplay.values.nodes import CaptureNotes
 from treeplay.values.overlap import Interval
+
+T = TypeVar("T")
 
 
 class Spans:
@@ -19,6 +23,24 @@ class Spans:
     def __contains__(self, address: int) -> bool:
         index = bisect_right(self._spans, (address, 1 << 64)) - 1
         return index >= 0 and address < self._spans[index][1]
+
+
+class Stretches(Generic[T]):
+    """Whose stretches of memory an address lies in, where they may lie inside of each other. Given as (start, end, owner)."""
+
+    def __init__(self, stretches: Iterable[tuple[int, int, T]]) -> None:
+        self._sorted = sorted(stretches, key=lambda stretch: stretch[0])
+        self._starts = [start for start, _, _ in self._sorted]
+        self._ends = [*accumulate((end for _, end, _ in self._sorted), max)]  # the last end of all that begin so early
+
+    def holding(self, address: int) -> Iterator[T]:
+        """The owners of those that hold an address."""
+        index = bisect_right(self._starts, address)
+        while index and self._ends[index - 1] > address:
+            index -= 1
+            _, end, owner = self._sorted[index]
+            if address < end:
+                yield owner
 
 
 class KnownMemory:

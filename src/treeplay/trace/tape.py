@@ -13,7 +13,7 @@ import torch.fx
 
 from treeplay.errors import Refusal
 from treeplay.observe.lines import user_location
-from treeplay.torch_seam.fakes import FakeTensorMode
+from treeplay.torch_seam.fakes import FakeTensorMode, fake_over, memory_like
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.log import LoggedCall
 from treeplay.values.location import Location
@@ -110,11 +110,10 @@ class TraceTape:
             raise self.refuse("tensor", f"a {kind} is not a plain strided tensor", "convert it outside of the program")
         key = (tensor.untyped_storage()._cdata, tensor.dtype)
         # A view has the kind of what it is of, also where the program has entered or left inference mode.
-        with torch.inference_mode(tensor.is_inference()), self.fake_mode:
+        with torch.inference_mode(tensor.is_inference()):
             if key not in self._bases:
-                length = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
-                self._bases[key] = torch.empty(length, dtype=tensor.dtype, device=tensor.device)
-            return torch.as_strided(self._bases[key], tensor.shape, tensor.stride(), tensor.storage_offset())
+                self._bases[key] = memory_like(tensor)
+            return fake_over(self._bases[key], self.fake_mode, tensor)
 
     # --- operators ------------------------------------------------------------------------------------------
 

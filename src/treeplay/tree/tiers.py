@@ -17,12 +17,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
 
 from treeplay.device.protocol import Recorded, Replay, Stopwatch
+from treeplay.device.turns import turns
 from treeplay.errors import InternalError, LoweringError
 from treeplay.locks import after_fork
 from treeplay.lower.lowered import Lowered
@@ -38,6 +39,8 @@ from treeplay.tree.table import NextTier, NextWrapper, Recording
 _WARM_UPS = 3  # launches of something new that are not timed; on a GPU the first two are no replays yet
 _TIMED = 8  # launches of each of the two
 _TURN = 0.0005  # seconds for which a thread may keep Python's lock while something is compiled
+_FOR_A_CAPTURE = 2.0  # seconds in which a loop of calls comes to capture what it has recorded
+_BETWEEN_LOOKS = 0.005  # seconds
 _PATIENCE = 1.0  # seconds that the end of the process waits for a compilation to notice it
 
 
@@ -57,6 +60,7 @@ def _compile(
     if recording is None or recording.is_dropped:
         return
     del recording  # a program that is dropped meanwhile goes at once
+    _after_capture(of)
     start = perf_counter()
     failed, begin, free = "", None, _nothing
     try:
@@ -88,6 +92,18 @@ def _compile(
         recording.is_settling = isinstance(tier, NextTier)  # which is tried first
         log_event("recordings", f"{name}: compiled in the background in {seconds:.2f} s")
         begin(recording)
+
+
+def _after_capture(of: weakref.ref[Recording]) -> None:
+    """Wait until a first tier that is about to be captured is. Each of its thousands of operators gives Python's lock away, and
+    would wait for a compiler to have it again: a capture of a second would take half a minute."""
+    began = perf_counter()
+    while turns.is_making or (_is_warming(of()) and perf_counter() - began < _FOR_A_CAPTURE):
+        sleep(_BETWEEN_LOOKS)
+
+
+def _is_warming(recording: Recording | None) -> bool:
+    return recording is not None and not recording.is_dropped and recording.launch().stage == "warming"
 
 
 def _try(tier: NextTier, lowered: Lowered, made: Recorded, recording: Recording) -> None:

@@ -25,6 +25,7 @@ from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.launch import weakly
 from treeplay.device.cuda.poisoned import differences
 from treeplay.device.protocol import ReplayListener, Work
+from treeplay.device.turns import turns
 from treeplay.device.use import Use
 from treeplay.errors import Explained, InternalError, UsageError
 from treeplay.observe import counters, warn_once
@@ -230,7 +231,7 @@ class CudaRecording:
         return self._broken(error, tensors, numbers)
 
     def _capture(self, tensors: Tensors, numbers: Sequence[float]) -> CapturedGraph:
-        with no_collection():
+        with no_collection(), turns.making():
             unplaced, not_launched = weakly(self._unplaced), weakly(self._not_launched)
             try:
                 captured = capture_work(self._work, tensors, self._lane, unplaced, not_launched, self._use)

@@ -151,6 +151,10 @@ def test_workspaces_are_cleared_before_and_after(x: torch.Tensor, monkeypatch: p
     assert order == ["clear", "body", "clear"]
 
 
+def test_the_side_stream_is_none_that_torch_deals_out() -> None:
+    assert streams.side_stream(0).cuda_stream not in {torch.cuda.Stream().cuda_stream for _ in range(64)}
+
+
 def test_side_streams_are_kept() -> None:
     assert streams.side_stream(0) is streams.side_stream(0)
     assert streams.stream_for(None, 0) is streams.side_stream(0)

@@ -51,8 +51,8 @@ def memory_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fake_over(memory: torch.Tensor, mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
-    """A fake that lies in `memory` as `tensor` lies in its storage. Made by hand: through the mode it takes several times as long,
-    and a training step has a thousand of them."""
+    """A fake that lies in `memory` as `tensor` lies in its storage. Made by hand: through the mode, each of a step's thousand
+    would take several times as long."""
     with without_modes():
         view = torch.as_strided(memory, tensor.shape, tensor.stride(), tensor.storage_offset())
         return FakeTensor(mode, view, tensor.device)

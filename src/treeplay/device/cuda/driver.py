@@ -13,6 +13,7 @@ from treeplay.device.cuda.nodes import handles_of, kind_of
 _RELAXED = 2
 _NOT_CAPTURING, _CAPTURING = 0, 1  # a broken capture has status 2
 _VERBOSE = 1
+_NON_BLOCKING = 1  # it does not wait for the default stream
 _NAMES = {KERNEL: "kernel", MEMCPY: "memcpy", MEMSET: "memset", **KINDS}
 
 
@@ -21,6 +22,14 @@ def is_capturing(stream: int) -> bool:
     status = c_int()
     call("cuStreamIsCapturing", stream, byref(status))
     return status.value != _NOT_CAPTURING
+
+
+def new_stream() -> int:
+    """The handle of a stream on the current device that nobody else has."""
+    _ = here.has_context
+    stream = c_void_p()
+    call("cuStreamCreate", byref(stream), _NON_BLOCKING)
+    return stream.value or 0
 
 
 def begin_capture(stream: int) -> None:

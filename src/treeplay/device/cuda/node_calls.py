@@ -121,6 +121,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
     "cuDevicePrimaryCtxRelease_v2": (c_int,),
     "cuPointerGetAttribute": (c_void_p, c_int, c_uint64),
+    "cuStreamCreate": (POINTER(c_void_p), c_uint),
     "cuStreamIsCapturing": (c_void_p, POINTER(c_int)),
     "cuStreamBeginCapture_v2": (c_void_p, c_int),
     "cuStreamEndCapture": (c_void_p, POINTER(c_void_p)),

@@ -6,6 +6,8 @@ from functools import cache
 
 import torch
 
+from treeplay.device.cuda import driver
+from treeplay.device.cuda.node_calls import is_available
 from treeplay.errors import UsageError
 
 
@@ -21,8 +23,14 @@ def is_capturing_now() -> bool:
 
 @cache
 def side_stream(index: int) -> torch.cuda.Stream:
-    """The device's stream for captures, made on first use and kept as long as the process."""
-    return torch.cuda.Stream(device=index)
+    """The device's stream for captures, made on first use and kept as long as the process.
+
+    One of its own: torch deals its 32 out again and again, and what others issued on it would become part of a capture."""
+    if not is_available():
+        return torch.cuda.Stream(device=index)
+    torch.cuda.init()
+    with torch.cuda.device(index):
+        return torch.cuda.ExternalStream(driver.new_stream(), device=index)
 
 
 def stream_for(stream: torch.cuda.Stream | None, index: int) -> torch.cuda.Stream:

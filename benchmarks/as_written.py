@@ -1,8 +1,8 @@
 """Everyday programs as their authors write them, in four ways: `python -m benchmarks.as_written [--device cuda]`.
 
 Each way of each program runs in a process of its own: first with empty caches and a clock that starts at its first call, then
-in rounds, in turn with eager. A way that raises, ends the process or takes too long is a result like any other. With
-`--jobs` several compile at once; the rounds of one never run beside another's.
+in rounds, in turn with eager, when nothing is left to record or compile. A way that raises, ends the process or takes too long
+is a result like any other. With `--jobs` several compile at once; the rounds of one never run beside another's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ RESULTS = machine.ROOT / "benchmarks" / "results" / "as_written"
 Call = Callable[[int], Any]
 WAYS = "torch.compile", "treeplay.jit", 'torch.compile(backend="treeplay")'
 FIRST, WARM, ROUNDS = 20, 200, 9  # calls, calls, rounds
-ROUND_SECONDS, MOST_SECONDS = 0.05, 20.0
+_UNRECORDED = "observed", "warm-up", "new, and over the compile budget", "compiled for all sizes meanwhile"
+ROUND_SECONDS, MOST_SECONDS, MOST_TO_SETTLE = 0.05, 20.0, 60.0
 
 
 def wrapping(way: str, wrapped: list[Any]) -> Callable[[Any], Any]:
@@ -83,30 +84,54 @@ def measure(name: str, way: str, device_name: str) -> dict[str, Any]:
         torch.allclose(mine.float(), other.float(), rtol=1e-2, atol=1e-2)
         for mine, other in zip(results[way], results["eager"], strict=False)
     )
-    found |= _steady(calls, way, device, start=len(results[way]))
+    found |= _steady(calls, wrapped[1], way, device, start=len(results[way]))
     return found | _share(wrapped[1], way)
 
 
-def _steady(calls: dict[str, Call], way: str, device: Any, *, start: int) -> dict[str, Any]:
-    """Medians of rounds in turn, in µs per call, and their ratio, once all that is compiled has been."""
+def _steady(calls: dict[str, Call], wrapped: Any, way: str, device: Any, *, start: int) -> dict[str, Any]:
+    """Medians of rounds in turn, in µs per call, and their ratio, once all that is recorded and compiled has been."""
     from treeplay.tree.tiers import compile_thread
 
-    begun, number = perf_counter(), start + WARM
-    for warming in range(start, number):
-        for call in calls.values():
-            call(warming)
-        if perf_counter() - begun > MOST_SECONDS:
-            break
-    compile_thread.wait(3 * MOST_SECONDS)  # what compiles in the background would take a processor from what is timed
-    begun = perf_counter()
-    for warming in range(number, number + WARM):  # and then is tried against what it is to replace
-        for call in calls.values():
-            call(warming)
-        if perf_counter() - begun > MOST_SECONDS:
-            break
-    compile_thread.wait(3 * MOST_SECONDS)  # a backward is compiled after its forward
+    number, begun = start, perf_counter()
+    for _ in range(
+        2
+    ):  # what is compiled is then tried against what it is to replace; a backward comes after its forward
+        number = _settled(calls, wrapped, way, start=number)
+        compile_thread.wait(
+            3 * MOST_SECONDS
+        )  # what compiles in the background would take a processor from what is timed
+    found = {"settled after, s": round(perf_counter() - begun, 1)}
     with _alone():
-        return _rounds(calls, way, device, start=number + WARM)
+        before = _counts(wrapped, way)
+        found |= _rounds(calls, way, device, start=number)
+        after = _counts(wrapped, way)
+    if way == "treeplay.jit":
+        found["replayed"] = round((after["replays"] - before["replays"]) / max(1, after["calls"] - before["calls"]), 4)
+    return found
+
+
+def _settled(calls: dict[str, Call], wrapped: Any, way: str, *, start: int) -> int:
+    """Call until a batch of calls finds nothing to record any more; the number of the next call."""
+    begun = perf_counter()
+    while True:
+        before = _counts(wrapped, way)
+        for number in range(start, start + WARM):
+            for call in calls.values():
+                call(number)
+            if perf_counter() - begun > MOST_TO_SETTLE:
+                return number + 1
+        start += WARM
+        if _counts(wrapped, way).get("unrecorded") == before.get("unrecorded"):
+            return start
+
+
+def _counts(wrapped: Any, way: str) -> dict[str, int]:
+    """Calls of a program of treeplay's so far, those that were replayed, and those that a later recording may serve."""
+    if way != "treeplay.jit":
+        return {}
+    found = wrapped.statistics()
+    unrecorded = sum(found.not_replayed.get(why, 0) for why in _UNRECORDED)
+    return {"calls": found.calls, "replays": found.replays, "unrecorded": unrecorded}
 
 
 def _rounds(calls: dict[str, Call], way: str, device: Any, *, start: int) -> dict[str, Any]:
@@ -146,13 +171,13 @@ def _round(call: Call, device: Any, start: int, count: int, *, most_seconds: flo
 
 
 def _share(program: Any, way: str) -> dict[str, Any]:
-    """How many calls were replayed, and what became of the others. The backend records on GPUs only."""
+    """What became of calls that were not replayed, over all; how many graphs were. The backend records on GPUs only."""
     import treeplay
 
     if way == "treeplay.jit":
         statistics = program.statistics()
         others = {why: count for why, count in statistics.not_replayed.items() if count}
-        return {"replayed": round(statistics.replays / max(1, statistics.calls), 4), "not replayed": others}
+        return {"not replayed": others}
     if "treeplay" in way:
         launches = [report.launch.launches for report in treeplay.graph_reports() if report.launch is not None]
         return {"graphs": len(treeplay.graph_reports()), "launches": sum(launches)}

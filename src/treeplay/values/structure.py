@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
+from treeplay.values.kinds import HEAP
+
 DICTS = (dict, OrderedDict)
 _BASES: tuple[Any, ...] = (OrderedDict, defaultdict, dict, list, tuple, types.SimpleNamespace)  # objects may be such
 _PLAIN = frozenset({*DICTS, list, tuple})
 _DEEPEST = 100
-_HEAP = 1 << 9  # of classes that Python code made
 _MOST_SEARCHED = 1000  # objects
 _MOST_OPENED = 100
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -170,10 +171,10 @@ def may_open(value: Any) -> bool:
     cls = type(value)
     if issubclass(cls, _NO_BATCHES) or callable(value) or hasattr(cls, "__next__"):
         return False
-    if any(not base.__flags__ & _HEAP and base not in (object, typing.Generic, *_BASES) for base in cls.__mro__):
+    if any(not base.__flags__ & HEAP and base not in (object, typing.Generic, *_BASES) for base in cls.__mro__):
         return False
-    tables = [vars(base)["__dict__"] for base in cls.__mro__ if base.__flags__ & _HEAP and "__dict__" in vars(base)]
-    is_made_here = bool(cls.__flags__ & _HEAP) or cls in (defaultdict, types.SimpleNamespace)
+    tables = [vars(base)["__dict__"] for base in cls.__mro__ if base.__flags__ & HEAP and "__dict__" in vars(base)]
+    is_made_here = bool(cls.__flags__ & HEAP) or cls in (defaultdict, types.SimpleNamespace)
     return is_made_here and all(type(table) is types.GetSetDescriptorType for table in tables)
 
 
@@ -324,7 +325,7 @@ def object_of(cls: type, keys: tuple[Any, ...], rest: tuple[str, ...], parts: Se
 def takes_fields_only(cls: type) -> bool:
     """Whether the constructor of a dataclass puts its fields where they belong and does nothing else; or whether there is
     no other way to make one, since it is a builtin container too."""
-    if not all(base is object or base.__flags__ & _HEAP for base in cls.__mro__):
+    if not all(base is object or base.__flags__ & HEAP for base in cls.__mro__):
         return True
     code = getattr(getattr(cls, "__init__", None), "__code__", None)
     is_generated = code is not None and code.co_filename == "<string>"

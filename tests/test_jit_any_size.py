@@ -29,6 +29,7 @@ from treeplay.backend import inner
 from treeplay.lower.aten import lower_aten
 from treeplay.observe import internal_errors
 from treeplay.plan.arena import plan_arena
+from treeplay.record import front, lowered
 from treeplay.tree import all_sizes
 from treeplay.tree.sizes_trial import SizesTrial
 from treeplay.tree.tiers import compile_thread
@@ -55,12 +56,12 @@ def operators_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     found = type("Compiler", (), {"path": "somewhere"})()
     monkeypatch.setattr(inner, "_inductor", compile_it)
     monkeypatch.setattr(all_sizes, "find_compiler", lambda: found)
-    monkeypatch.setattr(driver, "find_compiler", lambda: found)
+    monkeypatch.setattr(front, "find_compiler", lambda: found)
 
     def lower(graph: torch.fx.Graph, **_: Any) -> Any:
         return replace(lower_aten(graph, plan_arena(graph)), name="inductor")
 
-    monkeypatch.setattr(driver, "lower_inductor", lower)
+    monkeypatch.setattr(lowered, "lower_inductor", lower)
 
 
 @pytest.fixture(autouse=True)

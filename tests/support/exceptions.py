@@ -31,7 +31,7 @@ from treeplay.graphs import Graph, callables, graph, make_graphed_callables
 from treeplay.record import differentiable as recording_differentiable
 from treeplay.record import front
 from treeplay.trace import jit as tracing
-from treeplay.trace import opaque, opaque_run, rerun
+from treeplay.trace import opaque, opaque_run, outcome, rerun
 from treeplay.trace.tape import TraceTape
 from treeplay.tree import manager
 
@@ -199,7 +199,7 @@ WAYS: dict[str, Way] = {
             "reach": (manager, "survey_call", 1),
             "begin": (tracing, "Snapshot", 2),
             "operator": (TraceTape, "describe", 2),
-            "signature": (tracing, "make_signature", 2),
+            "signature": (outcome, "make_signature", 2),
             "guards": (tracing, "guards_of", 2),
             "plan": (front, "make_plan", 2),
             "lower": (driver, "make_lowered", 2),
@@ -211,7 +211,7 @@ WAYS: dict[str, Way] = {
         with_gradients,
         lambda program: treeplay.jit(program, lower="aten"),
         {
-            "trace": (tracing, "flat_results", 2),
+            "trace": (outcome, "flat_results", 2),
             "second trace": (rerun, "look", 2),
             "second trace begins": (rerun, "Snapshot", 2),
             "wrap": (differentiable, "wrap_function", 2),

@@ -21,6 +21,7 @@ from treeplay import driver
 from treeplay.errors import InternalError, Refusal, UsageError
 from treeplay.observe import counters, internal_errors
 from treeplay.trace import jit as tracing
+from treeplay.trace import outcome
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.tape import TraceTape
 from treeplay.tree import manager
@@ -77,7 +78,7 @@ def inject(step: str, error: BaseException, patch: pytest.MonkeyPatch, program: 
         case "begin":
             once(tracing, "Snapshot")
         case "trace":
-            once(tracing, "make_signature")
+            once(outcome, "make_signature")
         case "operator":
             once(TraceTape, "describe")
         case "lower":

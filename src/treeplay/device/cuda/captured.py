@@ -15,7 +15,8 @@ import torch
 from treeplay.codegen import load_source
 from treeplay.device.cuda.attempt import Attempt
 from treeplay.device.cuda.lane import Lane, Unplaced, union_bytes
-from treeplay.device.cuda.launch import (
+from treeplay.device.cuda.launch import disable, emit_launch, launches_of, weakly
+from treeplay.device.cuda.launch_parts import (
     Copied,
     LaunchBlock,
     LaunchOutput,
@@ -24,10 +25,6 @@ from treeplay.device.cuda.launch import (
     NotLaunched,
     Otherwise,
     Patched,
-    disable,
-    emit_launch,
-    launches_of,
-    weakly,
 )
 from treeplay.device.cuda.patch import Patcher, build_patcher
 from treeplay.device.cuda.rounds import CaptureFindings, Rounds, capture_in_rounds

@@ -16,7 +16,7 @@ from treeplay.guards.containers import Table
 from treeplay.guards.walk import TooMuch
 from treeplay.trace.call import Call
 from treeplay.trace.jit import trace
-from treeplay.values.structure import flatten
+from treeplay.values.flatten import flatten
 
 
 def test_a_step_of_an_optimizer_reaches_little_of_torch() -> None:

@@ -37,7 +37,8 @@ from treeplay.graphs.warmup import warm_up
 from treeplay.graphs.wrapped import GraphedCallable, KeyState, OnMismatch, Original, original_of, own_forward
 from treeplay.sandbox.boundary import Boundary
 from treeplay.settings import settings
-from treeplay.values.structure import flatten, unflatten
+from treeplay.values.flatten import flatten
+from treeplay.values.unflatten import unflatten
 
 
 @dataclass(frozen=True, slots=True)

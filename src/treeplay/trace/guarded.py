@@ -26,12 +26,12 @@ from treeplay.trace.call import Call, roots_of
 from treeplay.trace.given import only_given
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.traced import TracedRun
+from treeplay.values.flatten import attributes_in
 from treeplay.values.kinds import is_a, table_of
 from treeplay.values.place import Binding, How
 from treeplay.values.refusal import Reason
 from treeplay.values.signature import Argument, Kind, Number, Signature, State, StateContainer, Unread, Watch
 from treeplay.values.spec import TensorSpec
-from treeplay.values.structure import attributes_in
 
 
 def guards_of(program: Any, call: Call, run: TracedRun, signature: Signature) -> Guards:

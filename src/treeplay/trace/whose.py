@@ -46,8 +46,8 @@ from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.trace.call import Call, roots_of
 from treeplay.trace.found import Survey
 from treeplay.trace.scalars import scalar_of
+from treeplay.values.flatten import flatten
 from treeplay.values.place import Binding, How
-from treeplay.values.structure import flatten
 
 
 class Whose:

@@ -26,7 +26,8 @@ from treeplay.tree.sizes import ChangingSizes
 from treeplay.tree.strangers import Stranger, Strangers
 from treeplay.tree.table import MOST_TRIES, Entry, EntryTable, Observation, Recording
 from treeplay.tree.tiers import compile_thread
-from treeplay.values.structure import holds_tensors, is_unhashable, may_open
+from treeplay.values.flatten import holds_tensors, may_open
+from treeplay.values.structure import is_unhashable
 from treeplay.wrap.emit import MISS
 
 CallFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]

@@ -26,6 +26,7 @@ from treeplay.codegen import Source, list_of, tuple_of
 from treeplay.codegen.idioms import NO_GRAD, note_writes, switched
 from treeplay.errors import DidNotPass, InternalError, TakenBack
 from treeplay.torch_seam import flags
+from treeplay.values.flatten import base_of
 from treeplay.values.output import Static
 from treeplay.values.place import Binding, How
 from treeplay.values.same import is_same
@@ -39,12 +40,7 @@ from treeplay.values.signature import (
     Write,
 )
 from treeplay.values.spec import TensorSpec
-from treeplay.values.structure import (
-    DICTS,
-    Leaf,
-    Structure,
-    base_of,
-)
+from treeplay.values.structure import DICTS, Leaf, Structure
 from treeplay.wrap.ambience import Ambience as Ambience
 from treeplay.wrap.conditions import AreOne, GuardsHold
 from treeplay.wrap.of_signature import of_arguments, of_numbers, of_places, of_state, of_tensors

@@ -172,7 +172,7 @@ class Manager:
             self.answers.replay_raised()
             raise error
         with UninterruptedBlock():
-            call = self.cache.call(args, kwargs)
+            call = self.cache.keys.call(args, kwargs)
             return answer_raised(self.answers, self.cache.entry_of(recording), recording, error, call)
 
     # --- a cold call ----------------------------------------------------------------------------------------
@@ -188,11 +188,11 @@ class Manager:
                     return out
             call = Call(args, kwargs, [], Leaf(0))
             try:
-                call = self.cache.call(args, kwargs)
-                key, entry = self.cache.find(call)
-                while entry.phase is KeyPhase.NEW and self.cache.varies(entry, key, call):
-                    call = self.cache.call(args, kwargs)
-                    key, entry = self.cache.find(call)
+                call = self.cache.keys.call(args, kwargs)
+                key, entry = self.cache.keys.find(call)
+                while entry.phase is KeyPhase.NEW and self.cache.keys.varies(entry, key, call):
+                    call = self.cache.keys.call(args, kwargs)
+                    key, entry = self.cache.keys.find(call)
             except Refusal as refusal:
                 return self.answers.refused(Entry({"unhashable": ""}), refusal, call)
             except Exception as error:
@@ -205,13 +205,13 @@ class Manager:
             if out is not MISS:
                 return out
             if entry.phase is KeyPhase.NEW:
-                self.cache.look_around(entry, key, call)
-                if self.cache.comes_once(entry, key, call):
+                self.cache.keys.look_around(entry, key, call)
+                if self.cache.keys.comes_once(entry, key, call):
                     return self.answers.refused(entry, Refusal(passing_object(self.program, call)), call)
-                if not self.cache.table.holds(entry) and not self.cache.admit(entry, key, call):
+                if not self.cache.table.holds(entry) and not self.cache.keys.admit(entry, key, call):
                     return self.answers.left_alone(entry, call, OVER_BUDGET)
                 if entry.phase is KeyPhase.NEW:
-                    self.cache.compare(entry, key, call)
+                    self.cache.keys.compare(entry, key, call)
             return self._with_entry(entry, call)
 
     def _may_try_again(self, entry: Entry) -> bool:
@@ -236,7 +236,7 @@ class Manager:
         try:
             out = recording.call(args, kwargs)
         except Exception as error:
-            call = self.cache.call(args, kwargs)
+            call = self.cache.keys.call(args, kwargs)
             return answer_raised(self.answers, entry, recording, error, call)
         if out is not MISS:
             self.cache.table.used(entry)

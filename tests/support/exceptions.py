@@ -33,7 +33,7 @@ from treeplay.record import front
 from treeplay.trace import jit as tracing
 from treeplay.trace import opaque, opaque_run, outcome, rerun
 from treeplay.trace.tape import TraceTape
-from treeplay.tree import manager
+from treeplay.tree import observing
 
 
 class UsersOwn(BaseException):
@@ -196,7 +196,7 @@ WAYS: dict[str, Way] = {
         in_place,
         lambda program: treeplay.jit(program, lower="aten"),
         {
-            "reach": (manager, "survey_call", 1),
+            "reach": (observing, "survey_call", 1),
             "begin": (tracing, "Snapshot", 2),
             "operator": (TraceTape, "describe", 2),
             "signature": (outcome, "make_signature", 2),

@@ -24,7 +24,7 @@ from treeplay.trace import jit as tracing
 from treeplay.trace import outcome
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.tape import TraceTape
-from treeplay.tree import manager
+from treeplay.tree import observing
 from treeplay.values.refusal import Reason
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -74,7 +74,7 @@ def inject(step: str, error: BaseException, patch: pytest.MonkeyPatch, program: 
         case "observe":
             patch.setattr(LoggedCall, "of", staticmethod(raising_once(error, LoggedCall.of)))
         case "reach":
-            once(manager, "survey_call")
+            once(observing, "survey_call")
         case "begin":
             once(tracing, "Snapshot")
         case "trace":

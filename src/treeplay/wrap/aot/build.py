@@ -27,9 +27,9 @@ from treeplay.wrap.aot.inner import inner_values_last
 from treeplay.wrap.aot.kept import kept_inputs, overwritten_inputs
 from treeplay.wrap.aot.later import forward_writes, take_out
 from treeplay.wrap.aot.layouts import reshaped_and_back
+from treeplay.wrap.aot.lazy_backward import Compiled, LazyBackward, as_it_lies
 from treeplay.wrap.aot.load import load_call
 from treeplay.wrap.aot.names import names_of, usable_names
-from treeplay.wrap.aot.node import Compiled, LazyBackward, as_it_lies
 from treeplay.wrap.aot.partial import without_gradients
 from treeplay.wrap.aot.plan import CallPlan, LateWrite
 from treeplay.wrap.aot.planning import plan_call

@@ -14,12 +14,14 @@ from treeplay.values.block import SavedLayout
 from treeplay.wrap.aot import block, opening, surroundings
 from treeplay.wrap.aot import emit_subclasses as subclasses
 from treeplay.wrap.aot import node as helpers
+from treeplay.wrap.aot.differentiated import differentiated, differentiated_again, late_write
 from treeplay.wrap.aot.emit_text import count_values, run_graph, tokens
 from treeplay.wrap.aot.kept import past_of, versions_of
 from treeplay.wrap.aot.node import Needs
 from treeplay.wrap.aot.plan import CallPlan, KeptInputs, NodePlan, Tangent, WrappedTangent
 from treeplay.wrap.aot.random_states import RecomputeGenerators, draw_seeds
 from treeplay.wrap.aot.redrawn import states_before
+from treeplay.wrap.aot.saved_values import saved_of
 
 
 def emit_forward(
@@ -166,14 +168,14 @@ def emit_backward(plan: CallPlan, node: NodePlan, needs: Needs) -> Source:
 
 def _backward(text: Writer, plan: CallPlan, node: NodePlan, needs: Needs) -> None:
     text.use("is_grad_enabled", torch.is_grad_enabled)
-    text.use("differentiated", helpers.differentiated)
+    text.use("differentiated", differentiated)
     arriving = {tangent.value: f"grad{k}" for k, tangent in enumerate(node.tangents)}
     names = [arriving.get(value, f"unused{value}") for value in node.returned]
     _refuse_surroundings(text, node)
     if aot.GRADIENTS_COME_IN_A_LIST:  # but for compiled autograd's
         text.add("grads = grads[0] if type(grads[0]) is list else [*grads]")
     if plan.opened is not None:
-        text.use("differentiated_again", helpers.differentiated_again)
+        text.use("differentiated_again", differentiated_again)
         text.add("if is_grad_enabled(): return differentiated_again(ctx, grads)")
     elif needs.onward is not None:
         text.add("if is_grad_enabled() and (found := ctx.needs.onward(ctx, grads)) is not None: return found")
@@ -237,7 +239,7 @@ def _saved(text: Writer, node: NodePlan) -> str:
     """What reads the saved tensors; where results have graphs of their own in eager, a backward frees only its own."""
     if not node.groups:
         return "*ctx.saved_tensors"
-    text.use("saved_of", helpers.saved_of)
+    text.use("saved_of", saved_of)
     text.use("groups", node.groups)
     came = tuple_of(f"grad{k} is not None" for k in range(len(node.tangents)))
     return f"*saved_of(ctx, groups, {came})"
@@ -271,7 +273,7 @@ def _refuse_surroundings(text: Writer, node: NodePlan) -> None:
 def _refuse_late(text: Writer, node: NodePlan) -> None:
     """Under create_graph a write to what needs a gradient would lack its history."""
     if any(write.needs_grad for write in node.late):
-        text.use("late_write", helpers.late_write)
+        text.use("late_write", late_write)
         text.add("if is_grad_enabled(): raise late_write()")
 
 

@@ -1,4 +1,4 @@
-"""`CallPlan` → source of the function that a call runs; the node's is in `emit_node`.
+"""`CallPlan` → source of the function that a call runs; the node's are in `emit_forward` and `emit_backward`.
 
     def call(args):
         x, y = args                        arguments by the user's names, if anything needs them later

@@ -45,7 +45,7 @@ from treeplay.trace.log import LoggedCall
 from treeplay.trace.opaque import Prepared, Rehearsed, prepare
 from treeplay.trace.raised import program_raised
 from treeplay.trace.turn import Busy
-from treeplay.tree.all_sizes import ForAllSizes, MadeForAllSizes
+from treeplay.tree.compile_all_sizes import ForAllSizes, MadeForAllSizes
 from treeplay.tree.key import label_of
 from treeplay.tree.make import make_opaque_work, make_recording, make_work
 from treeplay.tree.make_for_all_sizes import make_for_all_sizes

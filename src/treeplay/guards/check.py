@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from treeplay.guards.alive import one_would_be_gone
-from treeplay.guards.conditions import Comparison, Guard, TensorFacts, shown
+from treeplay.guards.conditions import Comparison, TensorFacts, shown
 from treeplay.guards.containers import Table
 from treeplay.guards.dependencies import Dependencies
 from treeplay.guards.entries import spot_of
 from treeplay.guards.quick import QuickCheck
+from treeplay.guards.told import plain_values, summary
 from treeplay.torch_seam.dynamo import version_of_table
-from treeplay.values.kinds import is_a
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import Binding, How
 
@@ -228,44 +228,16 @@ class Guards:
         self._spots |= {spot_of(step) for step in place.steps}
         return True
 
-    def places(self) -> Iterator[tuple[str, Any]]:
-        """Each guarded value by its place."""
-        dependencies = self._dependencies
-        every: tuple[Guard, ...] = (
-            *dependencies.tables,
-            *dependencies.items,
-            *dependencies.members,
-            *dependencies.asked,
-            *dependencies.functions,
-            *dependencies.data,
-        )
-        for guard in every:
-            yield from guard.places()
-
     def tensors(self) -> list[torch.Tensor]:
         """The tensors of which facts are guarded."""
         return [tensor for tensor, _ in self._dependencies.tensors.values()]
 
     def shown(self) -> tuple[str, ...]:
         """The plain values among what is guarded, each as its place and what it was."""
-        lines = {}
-        for place, value in self.places():
-            if is_a(value, _SHOWN) and not _is_within_python(place):
-                lines[place] = f"{place} = {shown(value)}"
-        return tuple(lines.values())
+        return plain_values(self._dependencies)
 
     def __str__(self) -> str:
-        dependencies = self._dependencies
-        counts = {
-            "dictionaries": len(dependencies.tables),
-            "lists and sets": len(dependencies.items) + len(dependencies.members),
-            "classes of objects": len(dependencies.kinds),
-            "functions": len(dependencies.functions),
-            "variables": len(dependencies.asked),
-            "arrays": len(dependencies.data),
-            "tensors": len(dependencies.tensors),
-        }
-        return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        return summary(self._dependencies)
 
     # --- the quick check ------------------------------------------------------------------------------------
 
@@ -298,13 +270,6 @@ class Guards:
 
     def _use(self, holds: Callable[[], bool]) -> None:
         self.holds = holds
-
-
-_SHOWN = (bool, int, float, complex, str, bytes, type(None))
-
-
-def _is_within_python(place: str) -> bool:
-    return "__" in place.removeprefix("__main__.") or place.startswith(("builtins.", "sys.modules."))
 
 
 def _stays(place: Binding, pinned: set[Any]) -> bool:

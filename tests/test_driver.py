@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import treeplay
-from treeplay import driver
 from treeplay.codegen.compiler import Compiler
 from treeplay.observe import compile_records, counters, records
+from treeplay.record import front, lowered
 
 
 def test_a_recording_is_recorded_with_its_stages():
@@ -47,8 +47,8 @@ def test_a_lowering_that_fails_is_passed_over_and_named(monkeypatch):
     def fails(graph, **options):
         raise treeplay.LoweringError("cannot take this graph")
 
-    monkeypatch.setattr(driver, "lower_inductor", fails)
-    monkeypatch.setattr(driver, "find_compiler", lambda: Compiler("/usr/bin/c++", "found"))
+    monkeypatch.setattr(lowered, "lower_inductor", fails)
+    monkeypatch.setattr(front, "find_compiler", lambda: Compiler("/usr/bin/c++", "found"))
     jitted = treeplay.jit(lambda x: x * 3 - 1)
     for _ in range(3):
         assert torch.equal(jitted(torch.ones(2)), torch.full((2,), 2.0))

@@ -29,7 +29,8 @@ from treeplay.backend import inner
 from treeplay.lower.aten import lower_aten
 from treeplay.observe import internal_errors
 from treeplay.plan.arena import plan_arena
-from treeplay.tree import all_sizes
+from treeplay.record import front, lowered
+from treeplay.tree import all_sizes, compile_all_sizes
 from treeplay.tree.sizes_trial import SizesTrial
 from treeplay.tree.tiers import compile_thread
 from treeplay.values.statistics import KeyFacts
@@ -55,17 +56,17 @@ def operators_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     found = type("Compiler", (), {"path": "somewhere"})()
     monkeypatch.setattr(inner, "_inductor", compile_it)
     monkeypatch.setattr(all_sizes, "find_compiler", lambda: found)
-    monkeypatch.setattr(driver, "find_compiler", lambda: found)
+    monkeypatch.setattr(front, "find_compiler", lambda: found)
 
     def lower(graph: torch.fx.Graph, **_: Any) -> Any:
         return replace(lower_aten(graph, plan_arena(graph)), name="inductor")
 
-    monkeypatch.setattr(driver, "lower_inductor", lower)
+    monkeypatch.setattr(lowered, "lower_inductor", lower)
 
 
 @pytest.fixture(autouse=True)
 def no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(all_sizes, "SizesTrial", NoTrial)
+    monkeypatch.setattr(compile_all_sizes, "SizesTrial", NoTrial)
 
 
 def jitted_twice(program: Callable[..., Any], *sizes: int) -> Any:
@@ -573,7 +574,9 @@ def test_a_torch_that_cannot_trace_with_symbols(monkeypatch: pytest.MonkeyPatch)
     def prepare() -> None:
         raise ImportError("no symbols")
 
-    monkeypatch.setattr(driver, "for_all_sizes", lambda make: all_sizes.ForAllSizes(make, prepare, lambda: False))
+    monkeypatch.setattr(
+        driver, "for_all_sizes", lambda make: compile_all_sizes.ForAllSizes(make, prepare, lambda: False)
+    )
     jitted = treeplay.jit(rows)
     for size in (3, 4, 5, 4, 4):
         check(jitted, torch.randn(size, 4))
@@ -591,7 +594,7 @@ def slowly(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_one_that_is_faster_than_its_program_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(all_sizes, "SizesTrial", SizesTrial)
+    monkeypatch.setattr(compile_all_sizes, "SizesTrial", SizesTrial)
     jitted = jitted_twice(slowly)
     for _ in range(4):
         for size in (5, 6, 7, 8):
@@ -602,7 +605,7 @@ def test_one_that_is_faster_than_its_program_stays(monkeypatch: pytest.MonkeyPat
 
 
 def test_one_that_is_not_faster_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(all_sizes, "SizesTrial", SizesTrial)
+    monkeypatch.setattr(compile_all_sizes, "SizesTrial", SizesTrial)
     compile_now = inner._inductor
 
     def compile_it(*args: Any) -> Any:

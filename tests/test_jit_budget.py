@@ -168,8 +168,8 @@ def test_most_calls_of_a_refused_program_are_not_looked_at() -> None:
         return x * x.sum().item()
 
     jitted, looks = jit(read, on_refusal="eager"), []
-    find = jitted._manager.cache.find
-    jitted._manager.cache.find = lambda call: (looks.append(1), find(call))[1]
+    find = jitted._manager.cache.keys.find
+    jitted._manager.cache.keys.find = lambda call: (looks.append(1), find(call))[1]
     for number in range(3000):
         assert_same(jitted(torch.tensor([number, 2.0])), read(torch.tensor([number, 2.0])))
     found = jitted.statistics()

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from treeplay.errors import Refusal
 from treeplay.trace.call import Call
 from treeplay.trace.jit import trace
-from treeplay.values.structure import flatten
+from treeplay.values.flatten import flatten
 
 
 class World:

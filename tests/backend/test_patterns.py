@@ -79,7 +79,7 @@ def test_Wplus1_a_pattern_that_is_refused_runs_uncompiled(monkeypatch: pytest.Mo
 
     def refuse_copies(program: Any, inputs: Any, compilers: Any, **options: Any) -> Any:
         if inputs[0] is inputs[1]:
-            from treeplay.wrap.aot.capture import refusal
+            from treeplay.wrap.aot.findings import refusal
 
             raise refusal("write", "refused for this test", None)
         return wrap(program, inputs, compilers, **options)

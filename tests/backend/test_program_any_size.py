@@ -15,7 +15,7 @@ import treeplay
 from backend.test_any_size import PROGRAMS, SIZES, equal_results, many_results
 from support.no_trial import NoTrial
 from treeplay.observe import internal_errors
-from treeplay.tree import all_sizes
+from treeplay.tree import compile_all_sizes
 from treeplay.tree.tiers import compile_thread
 
 pytestmark = pytest.mark.compile
@@ -31,7 +31,7 @@ def in_the_background() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(all_sizes, "SizesTrial", NoTrial)
+    monkeypatch.setattr(compile_all_sizes, "SizesTrial", NoTrial)
 
 
 class Encoder(nn.Module):

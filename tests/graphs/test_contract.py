@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from treeplay.errors import UsageError
 from treeplay.graphs.contract import NO_KEYWORDS, Contract
-from treeplay.values.structure import flatten
+from treeplay.values.flatten import flatten
 
 Point = namedtuple("Point", "x y")
 

@@ -24,7 +24,7 @@ class Thing:
 def walked(program: Callable[[], Any]) -> Guards:
     with Reads((Thing,)) as reads:
         program()
-    return Guards(Reach(reads).walk([(program, "program")]))
+    return Guards(Reach(reads).walk([(program, "program")]).dependencies)
 
 
 leaves = st.sampled_from([0, False, 0.0, -0.0, 1, True, 1.5, float("nan"), "a", b"a", None, (1, 2), torch.float32])
@@ -94,12 +94,12 @@ def test_the_entries_of_a_class_that_keeps_changing_are_compared_when_it_was_wri
     thing = Named()
     with Reads((Named,)) as reads:
         thing.scaled(3.0)
-    guards = Guards(Reach(reads).walk([(thing, "thing")]))
+    guards = Guards(Reach(reads).walk([(thing, "thing")]).dependencies)
     assert guards.first_difference() is None
     for other in range(6):  # until its version is no sign any more
         Named.other = other  # type: ignore[attr-defined]
         assert guards.holds()
-    assert [table.label for table in guards._reach.tables if not table.is_steady] == ["Named."]
+    assert [table.label for table in guards._dependencies.tables if not table.is_steady] == ["Named."]
 
     looks: list[str] = []
     content = Table.content

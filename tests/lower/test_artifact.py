@@ -47,12 +47,11 @@ def test_gradients_are_on_for_an_operator_and_off_again() -> None:
 @pytest.mark.compile
 def test_inductor_compiles_a_graph_of_fakes() -> None:
     from treeplay.lower import artifact
+    from treeplay.lower.own_lowerings import decompositions
 
     with FakeTensorMode(), torch.no_grad():
         fakes = [torch.ones(4)]
-        module = make_fx(lambda x: (x * 2 - 1,), artifact.decompositions(eager_random=False), tracing_mode="real")(
-            *fakes
-        )
+        module = make_fx(lambda x: (x * 2 - 1,), decompositions(eager_random=False), tracing_mode="real")(*fakes)
     with artifact.compile_lock:
         run = artifact.compile_graph(module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True)
     assert torch.equal(run([torch.full((4,), 3.0)])[0], torch.full((4,), 5.0))
@@ -82,14 +81,14 @@ def test_a_graph_of_which_nothing_is_left_empties_its_list_too() -> None:
     ],
 )
 def test_a_wrapper_in_cpp_is_made_where_it_saves_something(operators: list[Any], is_worth: bool) -> None:
-    from treeplay.lower import artifact
+    from treeplay.lower.cpp_wrapper import is_worth_cpp
 
     graph = torch.fx.Graph()
     value = graph.placeholder("x")
     for target in operators:
         value = graph.call_function(operator.getitem, (graph.call_function(target, (value,)), 0))
     graph.output((value,))
-    assert artifact.is_worth_cpp(graph) == is_worth
+    assert is_worth_cpp(graph) == is_worth
 
 
 @pytest.mark.compile
@@ -99,12 +98,11 @@ def test_inductors_cache_knows_which_results_are_seen() -> None:
 
     from treeplay.lower import artifact
     from treeplay.lower.functional import make_functional
+    from treeplay.lower.own_lowerings import decompositions
 
     def compile_for(visible: tuple[int, ...] | None) -> tuple[int, int]:
         spec = TensorSpec((4, 5), (5, 1), torch.float32, torch.device("cpu"))
-        module, fakes = make_functional(
-            lambda x: [x.sin().t() * 2, x - 1], [spec], artifact.decompositions(eager_random=False)
-        )
+        module, fakes = make_functional(lambda x: [x.sin().t() * 2, x - 1], [spec], decompositions(eager_random=False))
         counters["inductor"].clear()
         artifact.compile_graph(
             module, fakes, device=torch.device("cpu"), eager_random=False, is_small=True, visible=visible
@@ -119,16 +117,16 @@ def test_inductors_cache_knows_which_results_are_seen() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 def test_lists_that_inductor_hands_on_are_not_called_from_cpp(dtype: torch.dtype) -> None:
-    from treeplay.lower import artifact
+    from treeplay.lower.cpp_wrapper import is_worth_cpp
 
     with FakeTensorMode():
         fakes = [torch.ones(3, dtype=dtype)]
         module = make_fx(lambda x: [x - 1, *torch.ops.aten._foreach_zero([x])], tracing_mode="real")(*fakes)
         added = make_fx(lambda x: [*torch._foreach_add([x.exp()], 1.5), x.real - 1], tracing_mode="real")(*fakes)
         parts = make_fx(lambda x: [x.split(2)[0] * 2, x.real - 1], tracing_mode="real")(*fakes)
-    assert not artifact.is_worth_cpp(module.graph)
-    assert artifact.is_worth_cpp(added.graph) == (not dtype.is_complex)
-    assert artifact.is_worth_cpp(parts.graph) == (not dtype.is_complex)
+    assert not is_worth_cpp(module.graph)
+    assert is_worth_cpp(added.graph) == (not dtype.is_complex)
+    assert is_worth_cpp(parts.graph) == (not dtype.is_complex)
 
 
 @pytest.mark.compile
@@ -136,6 +134,7 @@ def test_results_of_padded_products_keep_their_strides(monkeypatch: pytest.Monke
     from torch._inductor.fx_passes import pad_mm
 
     from treeplay.lower import artifact
+    from treeplay.lower.own_lowerings import decompositions
 
     def matmuls(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x @ y, (x @ y - 3).t().mm(x)
@@ -143,7 +142,7 @@ def test_results_of_padded_products_keep_their_strides(monkeypatch: pytest.Monke
     inputs = [torch.randn(6, 5), torch.randn(5, 7)]
     with FakeTensorMode(), torch.no_grad():
         fakes = [torch.empty(6, 5), torch.empty(5, 7)]
-        module = make_fx(matmuls, artifact.decompositions(eager_random=False), tracing_mode="real")(*fakes)
+        module = make_fx(matmuls, decompositions(eager_random=False), tracing_mode="real")(*fakes)
     for condition in ("check_device", "has_triton"):  # torch pads products of GPUs alone
         monkeypatch.setattr(pad_mm, condition, lambda *_: True)
     monkeypatch.setattr(torch._inductor.config, "force_shape_pad", True)

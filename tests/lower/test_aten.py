@@ -24,9 +24,10 @@ from treeplay.torch_seam import autograd, operators, tensors
 from treeplay.trace.call import Call
 from treeplay.trace.jit import trace
 from treeplay.trace.traced import Trace
+from treeplay.values.flatten import flatten
 from treeplay.values.output import Fresh, SameAsInput, Static, View
 from treeplay.values.signature import Argument, Built, Constant
-from treeplay.values.structure import flatten, unflatten
+from treeplay.values.unflatten import unflatten
 
 
 @dataclass

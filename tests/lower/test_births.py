@@ -8,7 +8,7 @@ from types import FunctionType
 
 import torch
 
-from treeplay.lower.births import ResultsTold, tell_results
+from treeplay.lower.births import ResultsTold, tell_results, telling
 
 
 class Births:
@@ -58,8 +58,6 @@ def test_a_higher_order_operator_is_told_as_one() -> None:
 
 
 def test_a_wrapper_tells_what_it_allocates_and_what_its_operators_return() -> None:
-    from treeplay.lower import artifact as torch_artifact
-
     def wrapper(inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         buffer = empty_strided_cuda((2, 2), (2, 1), torch.float32)  # noqa: F821
         return buffer.copy_(inputs[0]), torch.ops.aten.max_pool2d_with_indices.default(inputs[1], [2, 2])[0]
@@ -68,7 +66,7 @@ def test_a_wrapper_tells_what_it_allocates_and_what_its_operators_return() -> No
     names = {"__builtins__": builtins, "empty_strided_cuda": allocate, "torch": torch}
     artifact = FunctionType(wrapper.__code__, names, "wrapper", None, wrapper.__closure__)
     births = Births()
-    with torch_artifact.telling(artifact, births):
+    with telling(artifact, births):
         buffer, pooled = artifact([torch.ones(2, 2), torch.ones(1, 1, 4, 4)])
     told = dict(births.told)
     assert address(buffer) in told and address(pooled) in told

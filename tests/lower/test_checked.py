@@ -21,7 +21,7 @@ PROGRAMS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]]
 
 
 def parts() -> dict[Any, Any]:
-    from treeplay.lower.artifact import decompositions
+    from treeplay.lower.own_lowerings import decompositions
 
     return decompositions(eager_random=False)
 

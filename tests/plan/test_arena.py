@@ -10,7 +10,7 @@ from treeplay.plan.arena import pack, plan_arena
 from treeplay.trace.call import Call
 from treeplay.trace.jit import trace
 from treeplay.values.arena import ArenaPlan, Buffer
-from treeplay.values.structure import flatten
+from treeplay.values.flatten import flatten
 
 
 def check(plan: ArenaPlan, buffers: list[Buffer]) -> None:

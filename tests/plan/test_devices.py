@@ -10,8 +10,8 @@ from treeplay.plan.devices import device_of, settle
 from treeplay.trace.call import Call
 from treeplay.trace.jit import trace
 from treeplay.trace.traced import Trace
+from treeplay.values.flatten import flatten
 from treeplay.values.signature import MoveTo
-from treeplay.values.structure import flatten
 
 # A device without memory stands for a GPU: only names of devices are looked at.
 META = torch.device("meta")

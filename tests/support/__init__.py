@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import treeplay
 from treeplay.trace.call import Call
-from treeplay.values.structure import flatten
+from treeplay.values.flatten import flatten
 
 Step = Callable[..., Any]
 

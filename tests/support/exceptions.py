@@ -28,10 +28,12 @@ from treeplay.backend.compiled_graph import CompiledGraph as GraphToRecord
 from treeplay.backend.replayed import Replayed
 from treeplay.device.host import HostDevice, recorder
 from treeplay.graphs import Graph, callables, graph, make_graphed_callables
+from treeplay.record import differentiable as recording_differentiable
+from treeplay.record import front
 from treeplay.trace import jit as tracing
-from treeplay.trace import opaque, opaque_run, rerun
+from treeplay.trace import opaque, opaque_run, outcome, rerun
 from treeplay.trace.tape import TraceTape
-from treeplay.tree import manager
+from treeplay.tree import observing
 
 
 class UsersOwn(BaseException):
@@ -194,12 +196,12 @@ WAYS: dict[str, Way] = {
         in_place,
         lambda program: treeplay.jit(program, lower="aten"),
         {
-            "reach": (manager, "survey_call", 1),
+            "reach": (observing, "survey_call", 1),
             "begin": (tracing, "Snapshot", 2),
             "operator": (TraceTape, "describe", 2),
-            "signature": (tracing, "make_signature", 2),
+            "signature": (outcome, "make_signature", 2),
             "guards": (tracing, "guards_of", 2),
-            "plan": (driver, "make_plan", 2),
+            "plan": (front, "make_plan", 2),
             "lower": (driver, "make_lowered", 2),
             "record": (driver, "device_for", 2),
             "wrap": (driver, "make_recording", 2),
@@ -209,12 +211,12 @@ WAYS: dict[str, Way] = {
         with_gradients,
         lambda program: treeplay.jit(program, lower="aten"),
         {
-            "trace": (tracing, "flat_results", 2),
+            "trace": (outcome, "flat_results", 2),
             "second trace": (rerun, "look", 2),
             "second trace begins": (rerun, "Snapshot", 2),
             "wrap": (differentiable, "wrap_function", 2),
             "forward": (job, "compile_inner", 2),
-            "around": (driver, "emit_around", 2),
+            "around": (recording_differentiable, "emit_around", 2),
             "backward": (job, "refresh_layout", 2),
         },
     ),

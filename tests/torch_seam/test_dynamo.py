@@ -86,7 +86,7 @@ holder.scale = 2.0
 program = lambda: holder.scale
 with Reads([Holder]) as reads:
     program()
-guards = Guards(Reach(reads).walk([(program, "program")]))
+guards = Guards(Reach(reads).walk([(program, "program")]).dependencies)
 for scale, is_fine in ((2.0, True), (3.0, False), (float("2"), True)):
     holder.scale = scale
     for _ in range(150):

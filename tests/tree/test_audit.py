@@ -25,8 +25,8 @@ from treeplay.trace.traced import Trace
 from treeplay.trace.turn import Busy
 from treeplay.tree import audit as module_of_audit
 from treeplay.tree.audit import Audit, Evidence
+from treeplay.values.flatten import flatten
 from treeplay.values.refusal import Reason
-from treeplay.values.structure import flatten
 
 
 def call(*args: Any) -> Call:

@@ -21,9 +21,10 @@ from treeplay import driver
 from treeplay.errors import InternalError, Refusal, UsageError
 from treeplay.observe import counters, internal_errors
 from treeplay.trace import jit as tracing
+from treeplay.trace import outcome
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.tape import TraceTape
-from treeplay.tree import manager
+from treeplay.tree import observing
 from treeplay.values.refusal import Reason
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -73,11 +74,11 @@ def inject(step: str, error: BaseException, patch: pytest.MonkeyPatch, program: 
         case "observe":
             patch.setattr(LoggedCall, "of", staticmethod(raising_once(error, LoggedCall.of)))
         case "reach":
-            once(manager, "survey_call")
+            once(observing, "survey_call")
         case "begin":
             once(tracing, "Snapshot")
         case "trace":
-            once(tracing, "make_signature")
+            once(outcome, "make_signature")
         case "operator":
             once(TraceTape, "describe")
         case "lower":

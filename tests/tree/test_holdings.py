@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.programs, pytest.mark.filterwarnings("ignore:treeplay 
 def holdings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Holdings]:
     """One that counts nothing of other tests."""
     made = Holdings()
-    for user in ("treeplay.tree.holdings", "treeplay.tree.manager", "treeplay.tree.recording"):
+    for user in ("treeplay.tree.holdings", "treeplay.tree.cold", "treeplay.tree.recording"):
         monkeypatch.setattr(f"{user}.holdings", made)
     yield made
 

@@ -19,9 +19,9 @@ from torch.nn import functional as F
 
 import treeplay
 from support import Twins, assert_same, the_recording
-from treeplay import driver
 from treeplay.device.host import HostDevice
 from treeplay.device.protocol import Recorded, Work
+from treeplay.record import front
 from treeplay.tree import budget, probation
 from treeplay.tree.answers import OUTDONE, TIMED
 from treeplay.tree.probation import Pace, Probation, ProbationStep
@@ -77,9 +77,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
         return replace(recorded, replay=replay)
 
-    monkeypatch.setattr(driver.HostDevice, "record", slowly)
-    monkeypatch.setattr(driver.HostDevice, "stopwatch", lambda _: made.stopwatch())
-    monkeypatch.setattr(driver, "find_compiler", lambda: SimpleNamespace(path=None))  # operators are all there is
+    monkeypatch.setattr(HostDevice, "record", slowly)
+    monkeypatch.setattr(HostDevice, "stopwatch", lambda _: made.stopwatch())
+    monkeypatch.setattr(front, "find_compiler", lambda: SimpleNamespace(path=None))  # operators are all there is
     monkeypatch.setattr(probation, "perf_counter", made)
     monkeypatch.setattr(budget, "perf_counter", made)
     with treeplay.settings.changed(tiers="background"):

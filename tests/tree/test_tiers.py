@@ -19,7 +19,7 @@ from torch import nn
 
 import treeplay
 from support import assert_same, the_recording, training
-from treeplay import driver
+from treeplay.device.host import HostDevice
 from treeplay.device.turns import turns
 from treeplay.errors import LoweringError
 from treeplay.lower.aten import lower_aten
@@ -28,6 +28,7 @@ from treeplay.lower.stream import lower_for_stream
 from treeplay.observe import internal_errors
 from treeplay.observe.progress import own_threads
 from treeplay.plan.arena import plan_arena
+from treeplay.record import front, lowered
 from treeplay.torch_seam.dynamo import compile_lock
 from treeplay.tree import tiers
 from treeplay.tree.tiers import compile_thread
@@ -52,8 +53,8 @@ class Compiling:
         assert self.ready.wait(30)
         if self.error is not None:
             raise self.error
-        lowered = lower_aten(graph, plan_arena(graph)) if device.type == "cpu" else lower_for_stream(graph, device)
-        return replace(lowered, name="inductor", body=lowered.body)
+        made = lower_aten(graph, plan_arena(graph)) if device.type == "cpu" else lower_for_stream(graph, device)
+        return replace(made, name="inductor", body=made.body)
 
 
 class Watch:
@@ -83,9 +84,9 @@ def in_the_background() -> Iterator[None]:
 @pytest.fixture
 def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiling]:
     made = Compiling()
-    monkeypatch.setattr(driver, "lower_inductor", made)
+    monkeypatch.setattr(lowered, "lower_inductor", made)
     monkeypatch.setattr(Watch, "_count", 0)
-    monkeypatch.setattr(driver.HostDevice, "stopwatch", lambda self: Watch())
+    monkeypatch.setattr(HostDevice, "stopwatch", lambda self: Watch())
     if torch.cuda.is_available():
         from treeplay.device.cuda.device import CudaDevice
 
@@ -97,8 +98,8 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiling]:
 @pytest.fixture(autouse=True)
 def a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     found = type("Compiler", (), {"path": "somewhere"})()
-    monkeypatch.setattr(driver, "find_compiler", lambda: found)
-    monkeypatch.setattr(driver, "find_gpu_compiler", lambda: found)
+    monkeypatch.setattr(front, "find_compiler", lambda: found)
+    monkeypatch.setattr(front, "find_gpu_compiler", lambda: found)
 
 
 def a_step(device: str) -> tuple[Any, nn.Module]:
@@ -341,7 +342,7 @@ def test_a_child_that_is_forked_meanwhile_can_compile(compiling: Compiling, monk
             holds.set()
             return compiling(*args, **kwargs)
 
-    monkeypatch.setattr(driver, "lower_inductor", locked)
+    monkeypatch.setattr(lowered, "lower_inductor", locked)
     jitted = treeplay.jit(lambda x: x * 2 - 1)
     for _ in range(3):
         jitted(torch.ones(2))
@@ -409,10 +410,10 @@ def test_settings_of_tiers() -> None:
 def test_a_process_that_ends_meanwhile_ends_soon(fresh_python: Any) -> None:
     out, err = fresh_python(
         "import time, torch, treeplay\n"
-        "from treeplay import driver\n"
+        "from treeplay.record import lowered\n"
         "def slowly(*_, **__):\n"
         "    while True: torch.ones(3).add(1)\n"
-        "driver.lower_inductor = slowly\n"
+        "lowered.lower_inductor = slowly\n"
         "jitted = treeplay.jit(lambda x: x * 2 - 1)\n"
         "for _ in range(4): jitted(torch.ones(2))\n"
         "import atexit; start = time.time(); atexit.register(lambda: print(time.time() - start < 10))\n",

@@ -18,9 +18,9 @@ import treeplay
 from support import the_recording
 from support.gradients import PROGRAMS, Pair, state
 from support.gradients import train as train_once
-from treeplay import driver
 from treeplay.backend.inner import boxed, without_views
 from treeplay.observe import internal_errors
+from treeplay.record import front
 from treeplay.tree.tiers import compile_thread
 
 pytestmark = pytest.mark.programs
@@ -53,7 +53,7 @@ class Inductor:
 def inductor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Inductor]:
     made = Inductor()
     monkeypatch.setattr("treeplay.backend.inner._inductor", made)
-    monkeypatch.setattr(driver, "find_compiler", lambda: type("Compiler", (), {"path": "somewhere"})())
+    monkeypatch.setattr(front, "find_compiler", lambda: type("Compiler", (), {"path": "somewhere"})())
     with treeplay.settings.changed(tiers="background"):
         yield made
         made.ready.set()

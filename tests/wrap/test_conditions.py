@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import treeplay
 from treeplay.trace.call import Call
 from treeplay.tree.mismatch import first_mismatch
-from treeplay.values.structure import flatten
+from treeplay.values.flatten import flatten
 from treeplay.wrap.emit import MISS
 
 

@@ -36,8 +36,9 @@ from treeplay.torch_seam.aot import Traced, is_new
 from treeplay.torch_seam.flags import set_grad_enabled
 from treeplay.torch_seam.symbols import has_example
 from treeplay.values.output import Fresh
-from treeplay.wrap.aot.capture import TraceFindings, captured
+from treeplay.wrap.aot.capture import captured
 from treeplay.wrap.aot.compilers import ARGUMENT, VISIBLE, DirectCall
+from treeplay.wrap.aot.findings import TraceFindings
 from treeplay.wrap.aot.first_call import first_call
 from treeplay.wrap.aot.load import load_call
 from treeplay.wrap.aot.names import usable_names

@@ -76,9 +76,9 @@ def decompositions(options: Options) -> dict[Any, Callable[..., Any]] | None:
         return dict(options.decompositions)
     if options.inner != "inductor":
         return None
-    from treeplay.lower import artifact
+    from treeplay.lower import own_lowerings
 
-    table = artifact.decompositions(eager_random=options.eager_random)
+    table = own_lowerings.decompositions(eager_random=options.eager_random)
     return table | {torch.ops.aten.cat.default: _cat(table[torch.ops.aten.cat.default])}
 
 

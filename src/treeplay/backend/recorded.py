@@ -5,8 +5,7 @@ What is compiled for the CPU takes tensors where they lie and returns new ones: 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +15,8 @@ from treeplay.backend.account import Account
 from treeplay.backend.compiled_graph import CompiledGraph
 from treeplay.backend.keeping import Keeping
 from treeplay.backend.replayed import Replayed
-from treeplay.device.protocol import Births, Device
+from treeplay.device.protocol import Device
+from treeplay.lower.births import telling
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
 from treeplay.torch_seam.schemas import is_random
 from treeplay.values.captured import Role
@@ -49,7 +49,7 @@ def recorded_on(
         static=frozenset(at for at, role in enumerate(roles) if role is Role.STATIC),
         written=frozenset(at for at, item in enumerate(facts.inputs) if item.is_written),
         draws=draws_random_numbers(module),
-        tells=lambda births: _telling(run, births),
+        tells=lambda births: telling(run, births),
         inner=facts.inner,
     )
     replayed = Replayed(graph, device, report.recorded, report.failed, report.forgotten)
@@ -81,14 +81,6 @@ def _draws(node: torch.fx.Node) -> bool:
     if isinstance(target, OpOverload):
         return is_random(target)
     return isinstance(target, HigherOrderOperator)
-
-
-@contextlib.contextmanager
-def _telling(run: Boxed, births: Births) -> Iterator[None]:
-    from treeplay.lower.artifact import telling
-
-    with telling(run, births):
-        yield
 
 
 def _gpu(device: torch.device) -> Device:

@@ -14,8 +14,10 @@ from treeplay.graphs.leaves import leaves_behind, next_sequence_number
 from treeplay.graphs.roster import Roster
 from treeplay.graphs.stand_ins import StandIns
 from treeplay.sandbox.boundary import users_own
+from treeplay.values.flatten import flatten
 from treeplay.values.output import Static
-from treeplay.values.structure import Leaf, Structure, flatten, unflatten
+from treeplay.values.structure import Leaf, Structure
+from treeplay.values.unflatten import unflatten
 
 
 @dataclass(frozen=True, slots=True)

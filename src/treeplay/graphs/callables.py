@@ -18,6 +18,7 @@ from treeplay.errors import CaptureFailed, TreeplayError
 from treeplay.graphs.body import Body, CallableModes
 from treeplay.graphs.contract import Contract, Keywords, take_keywords
 from treeplay.graphs.order import order_of
+from treeplay.graphs.original import KeyState, Original
 from treeplay.graphs.pools import checked_pool
 from treeplay.graphs.preflight import (
     Request,
@@ -34,10 +35,11 @@ from treeplay.graphs.recorded import GradientsGiven, Outputs, RecordedBody
 from treeplay.graphs.roster import Roster
 from treeplay.graphs.samples import Claims, claim, own_copy
 from treeplay.graphs.warmup import warm_up
-from treeplay.graphs.wrapped import GraphedCallable, KeyState, OnMismatch, Original, original_of, own_forward
+from treeplay.graphs.wrapped import GraphedCallable, OnMismatch, original_of, own_forward
 from treeplay.sandbox.boundary import Boundary
 from treeplay.settings import settings
-from treeplay.values.structure import flatten, unflatten
+from treeplay.values.flatten import flatten
+from treeplay.values.unflatten import unflatten
 
 
 @dataclass(frozen=True, slots=True)

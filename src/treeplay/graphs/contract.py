@@ -17,9 +17,10 @@ import torch
 
 from treeplay.errors import UsageError
 from treeplay.torch_seam.modes import is_traceable_wrapper_subclass
+from treeplay.values.flatten import flatten
 from treeplay.values.same import exact_key
 from treeplay.values.spec import TensorSpec
-from treeplay.values.structure import DICTS, Leaf, Structure, flatten, paths
+from treeplay.values.structure import DICTS, Leaf, Structure, paths
 
 
 @dataclass(frozen=True, slots=True)

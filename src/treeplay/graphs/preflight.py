@@ -12,7 +12,8 @@ import torch
 from treeplay.errors import ArgumentError, ArgumentTypeError, UsageError
 from treeplay.graphs.roster import check_memory
 from treeplay.torch_seam.modes import is_traceable_wrapper_subclass
-from treeplay.values.structure import flatten, paths
+from treeplay.values.flatten import flatten
+from treeplay.values.structure import paths
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

@@ -14,8 +14,7 @@ import types
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
-from operator import attrgetter
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -24,14 +23,14 @@ from treeplay.codegen import hide_from_dynamo
 from treeplay.device.holders import register
 from treeplay.device.host.recorder import is_recording
 from treeplay.errors import InternalError, TreeplayError, UsageError
-from treeplay.graphs.body import CallableModes, autocast_of
-from treeplay.graphs.contract import NO_KEYWORDS, Contract, Keywords, take_keywords
+from treeplay.graphs.body import autocast_of
+from treeplay.graphs.contract import NO_KEYWORDS, Keywords, take_keywords
 from treeplay.graphs.guarded import guard, plain
 from treeplay.graphs.node import PendingCall, ReplayedCall
 from treeplay.graphs.order import ReplayRun
+from treeplay.graphs.original import KeyState, Original
 from treeplay.graphs.record import EagerBody
 from treeplay.graphs.recorded import Outputs, RecordedBody, surface_of
-from treeplay.graphs.roster import Roster
 from treeplay.locks import shared_lock
 from treeplay.observe import counters, warn_once
 from treeplay.observe.events import log_event
@@ -44,46 +43,7 @@ from treeplay.values.graphed import CallableStatistics
 KEPT_REASONS = 64
 """How many reasons for eager calls are told apart."""
 
-_training = attrgetter("training")
 OnMismatch = Literal["raise", "eager"]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Original:
-    """What was wrapped: the function or the module's forward, and the state that it reaches. A module is referred to weakly."""
-
-    label: str
-    function: Callable[..., Any]
-    module_of: Callable[[], torch.nn.Module | None] | None
-    roster: Roster
-    is_training: list[bool]  # of the modules themselves, as they were wrapped
-    ambience: CallableModes
-
-    @property
-    def module(self) -> torch.nn.Module | None:
-        """The module, if it was one and is still there."""
-        return self.module_of() if self.module_of is not None else None
-
-    def is_in_other_mode(self) -> bool:
-        """Whether a module's `training` flag is not what it was."""
-        try:
-            return [*map(_training, self.roster.modules)] != self.is_training
-        except ReferenceError:  # somebody has kept the module's forward, and not the module
-            return False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KeyState:
-    """What is known of one key: the contract of its calls, and their recording or why there is none."""
-
-    contract: Contract
-    roster: Roster
-    recorded: RecordedBody | EagerBody | None  # None: forgotten, to be recorded anew by its next call
-
-    @property
-    def needs_gradient(self) -> bool:
-        """Whether eager would record gradients for a call."""
-        return self.roster.needs_gradient or any(item.requires_grad for item in self.contract.expected)
 
 
 class Record(Protocol):

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from treeplay.guards.alive import one_would_be_gone
-from treeplay.guards.conditions import Comparison, Guard, TensorFacts, shown
+from treeplay.guards.conditions import Comparison, TensorFacts, shown
 from treeplay.guards.containers import Table
+from treeplay.guards.dependencies import Dependencies
 from treeplay.guards.entries import spot_of
 from treeplay.guards.quick import QuickCheck
-from treeplay.guards.reach import Reach
+from treeplay.guards.told import plain_values, summary
 from treeplay.torch_seam.dynamo import version_of_table
-from treeplay.values.kinds import is_a
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import Binding, How
 
@@ -36,13 +36,13 @@ class Guards:
 
     __slots__ = (
         "__weakref__",
+        "_dependencies",
         "_facts",
         "_fixed",
         "_holders",
         "_loose",
         "_pinned",
         "_quick",
-        "_reach",
         "_read_anew",
         "_spots",
         "_state",
@@ -54,14 +54,14 @@ class Guards:
         "what",
     )
 
-    def __init__(self, reach: Reach) -> None:
-        self._reach = reach
-        self._facts = [TensorFacts(tensor, label) for tensor, label in reach.tensors.values()]
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._dependencies = dependencies
+        self._facts = [TensorFacts(tensor, label) for tensor, label in dependencies.tensors.values()]
         self.what: Mismatch | None = None
         self.places_of_inputs: tuple[Binding, ...] = ()
         self.unread_arguments: frozenset[int] = frozenset()  # leaves in attributes of objects that the run did not read
         self._spots: set[tuple[int, Any] | None] = set()  # on the way to the state that `keeps` was asked for
-        self._pinned: set[tuple[int, Any]] | None = None  # what `Reach.pinned` said last
+        self._pinned: set[tuple[int, Any]] | None = None  # what `Dependencies.pinned` said last
         self.may_keep = False  # whether `holds` implies that all of this state is what it was in the last call
         self.kept: tuple[Any, ...] | None = None  # what a call found there, for the next one
         self._holders: dict[int, dict[Any, Any]] = {}  # dictionaries that are guarded, by their `id`
@@ -81,13 +81,13 @@ class Guards:
 
     def first_difference(self) -> Mismatch | None:
         """What no longer is as recorded; if nothing is, the guards count from this moment on."""
-        comparison = Comparison(self._reach.containers)
+        comparison = Comparison(self._dependencies.containers)
         # Versions first: what another thread writes meanwhile is compared the next time.
-        versions = [version_of_table(table.holder) for table in self._reach.tables]
+        versions = [version_of_table(table.holder) for table in self._dependencies.tables]
         touched: list[Table] = []
         for found in self._differences(comparison, touched):
             return found
-        for table, version in zip(self._reach.tables, versions, strict=True):
+        for table, version in zip(self._dependencies.tables, versions, strict=True):
             if id(table) in comparison.moved:
                 continue
             table.pending = version
@@ -101,28 +101,36 @@ class Guards:
             table.size = len(table.holder)
             table.times = 0 if is_first else table.times + 1 if is_young else 1
             table.is_steady = table.is_steady and table.times < _MOST_TIMES
-        for group in (self._reach.items, self._reach.members):
+        for group in (self._dependencies.items, self._dependencies.members):
             for guard in group:
                 guard.go_over_to(guard.holder)
         self._write()
         return None
 
     def _differences(self, comparison: Comparison, touched: list[Table]) -> Iterator[Mismatch]:
-        reach = self._reach
-        for cls, order in reach.orders.items():
+        dependencies = self._dependencies
+        for cls, order in dependencies.orders.items():
             if cls.__mro__ is not order and cls.__mro__ != order:
                 yield Mismatch(f"{cls.__qualname__}.__mro__", shown(order), "other classes")
-        for value, cls, label in reach.kinds:
+        for value, cls, label in dependencies.kinds:
             if type(value) is not cls:
                 yield Mismatch(f"{label}.__class__", shown(cls), shown(type(value)))
-        changed = [table for table in reach.tables if not table.is_steady or self._is_newer(table)]
+        changed = [table for table in dependencies.tables if not table.is_steady or self._is_newer(table)]
         touched += changed
         fixed = [table for table in changed if not table.may_be_replaced]
         # Containers that may be found elsewhere come last, in the order in which they lead to each other.
-        loose = [guard for guard in reach.containers.values() if guard.may_be_replaced]
-        untouched = {id(table) for table in reach.tables} - {id(table) for table in changed}
-        strict = [guard for guard in (*reach.items, *reach.members) if not guard.may_be_replaced]
-        for guard in (*fixed, *strict, *reach.asked, *reach.functions, *reach.data, *loose, *self._facts):
+        loose = [guard for guard in dependencies.containers.values() if guard.may_be_replaced]
+        untouched = {id(table) for table in dependencies.tables} - {id(table) for table in changed}
+        strict = [guard for guard in (*dependencies.items, *dependencies.members) if not guard.may_be_replaced]
+        for guard in (
+            *fixed,
+            *strict,
+            *dependencies.asked,
+            *dependencies.functions,
+            *dependencies.data,
+            *loose,
+            *self._facts,
+        ):
             found = guard.differs(comparison) if id(guard) not in untouched else None
             if found is not None:
                 yield found
@@ -132,7 +140,7 @@ class Guards:
 
     def _attributes_of_state(self, comparison: Comparison) -> Iterator[Mismatch]:
         """State that was replaced has the attributes of what it took the place of; they are guarded from then on."""
-        tables = {id(table.holder): table for table in self._reach.tables}
+        tables = {id(table.holder): table for table in self._dependencies.tables}
         for at, place in enumerate(self.places_of_inputs):
             found = place.read_or(None)
             if not isinstance(found, torch.Tensor):
@@ -150,9 +158,9 @@ class Guards:
 
     def keeps_alive(self) -> bool:
         """Whether something that a weak reference leads to would be gone, were it not for these guards."""
-        reach = self._reach
-        containers = (*reach.tables, *reach.items, *reach.members)
-        met = [weakref.ref.__call__(reference) for reference in reach.references]
+        dependencies = self._dependencies
+        containers = (*dependencies.tables, *dependencies.items, *dependencies.members)
+        met = [weakref.ref.__call__(reference) for reference in dependencies.references]
         for guard in containers:
             met += guard.left_out()
         found = [value for value in met if value is not None]
@@ -161,26 +169,26 @@ class Guards:
         # What is guarded itself is the program's, unless it would be gone too.
         guarded = {id(guard.holder) for guard in containers}
         own = {*map(id, (met, found, *self._own_containers()))} - guarded
-        return one_would_be_gone(found, own, guarded | {id(value) for value, _, _ in reach.kinds})
+        return one_would_be_gone(found, own, guarded | {id(value) for value, _, _ in dependencies.kinds})
 
     def forget(self) -> None:
         """Hold nothing any more, and no call."""
         if self._quick is not None:
             self._quick.forget()
-        self._reach.forget()
+        self._dependencies.forget()
         self._quick, self._facts, self._holders = None, [], {}
         self.places_of_inputs, self._read_anew, self.kept, self.holds = (), (), None, _never
 
     def _own_containers(self) -> Iterator[Any]:
         """Whatever of ours may hold an object that was guarded."""
-        reach = self._reach
+        dependencies = self._dependencies
         yield self._holders
-        for table in reach.tables:
+        for table in dependencies.tables:
             yield from (table, table.recorded, table.compared)
-        for guard in (*reach.items, *reach.members):
+        for guard in (*dependencies.items, *dependencies.members):
             yield from (guard, guard.recorded)
-        yield from reach.kinds
-        yield from reach.asked
+        yield from dependencies.kinds
+        yield from dependencies.asked
         if self._quick is not None:
             yield from self._quick.containers()
 
@@ -188,7 +196,7 @@ class Guards:
         """Whether state tensors that are inputs, and tensors of which only facts were read, are still different ones."""
         found = (place.read_or(None) for place in self.places_of_inputs)
         state = [id(tensor) for tensor in found if isinstance(tensor, torch.Tensor)]
-        return len({*state, *self._reach.tensors}) == len(state) + len(self._reach.tensors)
+        return len({*state, *self._dependencies.tensors}) == len(state) + len(self._dependencies.tensors)
 
     def state_is_alike(self) -> bool:
         """Whether state that the warm call reads anew is still different tensors, with the attributes that are guarded.
@@ -214,57 +222,29 @@ class Guards:
         """Whether, as long as these guards hold, `place` may be found once for all calls: then `kept` and `may_keep` are
         for what is there too."""
         if self._pinned is None:
-            self._pinned = self._reach.pinned()
+            self._pinned = self._dependencies.pinned()
         if not _stays(place, self._pinned):
             return False
         self._spots |= {spot_of(step) for step in place.steps}
         return True
 
-    def places(self) -> Iterator[tuple[str, Any]]:
-        """Each guarded value by its place."""
-        reach = self._reach
-        every: tuple[Guard, ...] = (
-            *reach.tables,
-            *reach.items,
-            *reach.members,
-            *reach.asked,
-            *reach.functions,
-            *reach.data,
-        )
-        for guard in every:
-            yield from guard.places()
-
     def tensors(self) -> list[torch.Tensor]:
         """The tensors of which facts are guarded."""
-        return [tensor for tensor, _ in self._reach.tensors.values()]
+        return [tensor for tensor, _ in self._dependencies.tensors.values()]
 
     def shown(self) -> tuple[str, ...]:
         """The plain values among what is guarded, each as its place and what it was."""
-        lines = {}
-        for place, value in self.places():
-            if is_a(value, _SHOWN) and not _is_within_python(place):
-                lines[place] = f"{place} = {shown(value)}"
-        return tuple(lines.values())
+        return plain_values(self._dependencies)
 
     def __str__(self) -> str:
-        reach = self._reach
-        counts = {
-            "dictionaries": len(reach.tables),
-            "lists and sets": len(reach.items) + len(reach.members),
-            "classes of objects": len(reach.kinds),
-            "functions": len(reach.functions),
-            "variables": len(reach.asked),
-            "arrays": len(reach.data),
-            "tensors": len(reach.tensors),
-        }
-        return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        return summary(self._dependencies)
 
     # --- the quick check ------------------------------------------------------------------------------------
 
     def _write(self) -> None:
         """Make `holds` say yes from here on, until something changes."""
-        self._holders = {id(table.holder): table.holder for table in self._reach.tables}
-        self._pinned = self._reach.pinned() if self._spots or self.places_of_inputs else None
+        self._holders = {id(table.holder): table.holder for table in self._dependencies.tables}
+        self._pinned = self._dependencies.pinned() if self._spots or self.places_of_inputs else None
         pinned = self._pinned or set()
         loose = (
             at
@@ -273,7 +253,7 @@ class Guards:
         )
         self._loose = [*loose]
         anew: list[Binding] = []
-        fixed = {*self._reach.tensors}
+        fixed = {*self._dependencies.tensors}
         for place in self.places_of_inputs:
             if _stays(place, pinned):
                 fixed.add(id(place.read_or(None)))
@@ -282,7 +262,7 @@ class Guards:
         self._read_anew, self._fixed = tuple(anew), frozenset(fixed)
         if self._quick is None:
             self._quick = QuickCheck(
-                self._reach, self._facts, state_is_alike=self.state_is_alike, again=self.again, use=self._use
+                self._dependencies, self._facts, state_is_alike=self.state_is_alike, again=self.again, use=self._use
             )
         self._quick.write()
         self.kept = None
@@ -290,13 +270,6 @@ class Guards:
 
     def _use(self, holds: Callable[[], bool]) -> None:
         self.holds = holds
-
-
-_SHOWN = (bool, int, float, complex, str, bytes, type(None))
-
-
-def _is_within_python(place: str) -> bool:
-    return "__" in place.removeprefix("__main__.") or place.startswith(("builtins.", "sys.modules."))
 
 
 def _stays(place: Binding, pinned: set[Any]) -> bool:

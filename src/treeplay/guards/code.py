@@ -31,11 +31,12 @@ import torch
 from treeplay.codegen import Source, Writer
 from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data, HasGradient, TensorFacts, facts_of, is_like
 from treeplay.guards.containers import Table
-from treeplay.guards.reach import Reach
+from treeplay.guards.dependencies import Dependencies
 from treeplay.guards.words import Words
 from treeplay.torch_seam.dynamo import tensor_check, version_of_table
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import has_strides
+from treeplay.values.kinds import HEAP
 from treeplay.values.same import is_same
 
 _FEW = 4
@@ -46,7 +47,7 @@ Steady = Callable[[tuple[dict[Any, Any], ...]], Callable[[], bool]]
 
 
 def emit_check(
-    reach: Reach,
+    dependencies: Dependencies,
     facts: Sequence[TensorFacts],
     steady: Steady,
     *,
@@ -54,23 +55,23 @@ def emit_check(
     again: Callable[[], bool],
     words: Words | None = None,
 ) -> Source:
-    """`holds()`: whether all guards of `reach` and all `facts` hold, and if not, what `again` says.
+    """`holds()`: whether all guards of `dependencies` and all `facts` hold, and if not, what `again` says.
 
     `steady` makes the comparison of dictionaries by their versions, and of classes and code; `words`, if there are any, get
     these and all others that they can tell of, and `steady` is called last. `state_is_alike` is asked where state may be
     replaced without another guard telling of it."""
     text = Writer(again=again)
     others = itertools.chain(
-        *(_entries(text, guard) for guard in reach.tables if not guard.is_steady),
-        _orders(text, reach, words),
-        *(_elements(text, guard, words) for guard in (*reach.items, *reach.members)),
-        _asked(text, reach.asked, words),
-        _defaults(text, reach.functions, words),
-        (_bytes(text, guard) for guard in reach.data),
-        _tensors(text, reach, facts, state_is_alike),
+        *(_entries(text, guard) for guard in dependencies.tables if not guard.is_steady),
+        _orders(text, dependencies, words),
+        *(_elements(text, guard, words) for guard in (*dependencies.items, *dependencies.members)),
+        _asked(text, dependencies.asked, words),
+        _defaults(text, dependencies.functions, words),
+        (_bytes(text, guard) for guard in dependencies.data),
+        _tensors(text, dependencies, facts, state_is_alike),
     )
-    found = [*_empties(text, reach, words), *others]
-    found.insert(0, f"{text.use('steady', steady(_steady(reach)))}()")
+    found = [*_empties(text, dependencies, words), *others]
+    found.insert(0, f"{text.use('steady', steady(_steady(dependencies)))}()")
     with text.block("def holds():"):
         with text.block("try:"), text.block("if ("):
             text.add(*(f"and {condition}" if at else condition for at, condition in enumerate(found)))
@@ -78,26 +79,26 @@ def emit_check(
     return text.source("guards", entry="holds")
 
 
-def _steady(reach: Reach) -> tuple[dict[Any, Any], ...]:
+def _steady(dependencies: Dependencies) -> tuple[dict[Any, Any], ...]:
     """The dictionaries that are compared by their versions."""
-    empties = {id(guard.holder) for guard in _empty(reach)}
-    tables = (guard.holder for guard in reach.tables if guard.is_steady and id(guard.holder) not in empties)
+    empties = {id(guard.holder) for guard in _empty(dependencies)}
+    tables = (guard.holder for guard in dependencies.tables if guard.is_steady and id(guard.holder) not in empties)
     return tuple({id(holder): holder for holder in tables}.values())
 
 
-def _empty(reach: Reach) -> list[ContainerGuard]:
+def _empty(dependencies: Dependencies) -> list[ContainerGuard]:
     """Containers that were empty, where asking for that runs no code of anybody's."""
-    empties: list[ContainerGuard] = [guard for guard in reach.tables if not guard.holder]
-    empties += [guard for guard in (*reach.items, *reach.members) if not guard.recorded]
+    empties: list[ContainerGuard] = [guard for guard in dependencies.tables if not guard.holder]
+    empties += [guard for guard in (*dependencies.items, *dependencies.members) if not guard.recorded]
     return [guard for guard in empties if _has_plain_length(guard.holder)]
 
 
-def _empties(text: Writer, reach: Reach, words: Words | None) -> Iterator[str]:
+def _empties(text: Writer, dependencies: Dependencies, words: Words | None) -> Iterator[str]:
     """Containers that are still empty; the filling of a dictionary may count as no change."""
-    empties = [guard.holder for guard in _empty(reach)]
+    empties = [guard.holder for guard in _empty(dependencies)]
     known = {id(holder) for holder in empties}
     # Of classes with a length of their own: filling them at once counts as no change either.
-    others = [guard.holder for guard in reach.tables if not guard.holder and id(guard.holder) not in known]
+    others = [guard.holder for guard in dependencies.tables if not guard.holder and id(guard.holder) not in known]
     if words is not None:
         for holder in (*empties, *others):
             if isinstance(holder, dict):
@@ -154,10 +155,10 @@ class _SameEntries:
         return True
 
 
-def _orders(text: Writer, reach: Reach, words: Words | None) -> Iterator[str]:
-    bases = {base for cls in reach.orders for base in cls.__mro__[1:]}  # their order is part of their heirs'
-    owners = [cls for cls in reach.orders if cls not in bases]
-    orders = [reach.orders[cls] for cls in owners]
+def _orders(text: Writer, dependencies: Dependencies, words: Words | None) -> Iterator[str]:
+    bases = {base for cls in dependencies.orders for base in cls.__mro__[1:]}  # their order is part of their heirs'
+    owners = [cls for cls in dependencies.orders if cls not in bases]
+    orders = [dependencies.orders[cls] for cls in owners]
     if words is not None:
         for cls, order in zip(owners, orders, strict=True):
             now = cls.__mro__  # bases that were put back give an equal one
@@ -242,13 +243,17 @@ def _bytes(text: Writer, guard: Data) -> str:
 
 
 def _tensors(
-    text: Writer, reach: Reach, facts: Sequence[TensorFacts], state_is_alike: Callable[[], bool]
+    text: Writer, dependencies: Dependencies, facts: Sequence[TensorFacts], state_is_alike: Callable[[], bool]
 ) -> Iterator[str]:
     tensors = [guard.tensor for guard in facts if has_strides(guard.tensor)]
     if tensors:
         yield f"{text.constant(tensor_check(tensors))}(*{text.constant(tensors)})"
-    may_move = any(guard.free and not guard.is_steady for guard in reach.tables)
-    if may_move or any(guard.free for guard in reach.items) or any(guard.is_free for guard in reach.asked):
+    may_move = any(guard.free and not guard.is_steady for guard in dependencies.tables)
+    if (
+        may_move
+        or any(guard.free for guard in dependencies.items)
+        or any(guard.is_free for guard in dependencies.asked)
+    ):
         yield f"{text.constant(state_is_alike)}()"
     for guard in facts:
         if not has_strides(guard.tensor):
@@ -279,4 +284,4 @@ def _are_the_same(found: dict[Any, Any], recorded: dict[Any, Any]) -> bool:
 
 def _has_plain_length(holder: Any) -> bool:
     """Whether asking if a container is empty runs no code of anybody's."""
-    return type(holder).__flags__ & (1 << 9) == 0
+    return not type(holder).__flags__ & HEAP

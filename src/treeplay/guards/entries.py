@@ -83,6 +83,12 @@ def is_found_on(cls: type, name: str) -> bool:
     return False
 
 
+def entry_of(value: Any, name: str) -> Any:
+    """What an object's own dictionary of attributes holds, without asking its class; `ABSENT` if nothing."""
+    table = table_of(value)
+    return ABSENT if table is None else table.get(name, ABSENT)
+
+
 def content_of(cell: types.CellType) -> Any:
     """What a closure cell holds."""
     try:

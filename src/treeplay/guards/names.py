@@ -67,6 +67,27 @@ def passes_to_super(code: CodeType) -> bool:
     return True
 
 
+@lru_cache(maxsize=1024)
+def entry_taken(code: CodeType, at: int) -> str | None:
+    """The one name that the instructions around a load of `__dict__` look up in it; None if they do anything else."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PRECALL", "NOP")]
+    here = next((index for index, step in enumerate(steps) if step.offset == at), None)
+    if here is None or steps[here].argval != "__dict__":
+        return None
+    after = [*steps[here + 1 : here + 4], None, None, None]
+    one, two, before = after[0], after[1], steps[here - 2] if here >= 2 else None
+    if one is None or two is None:
+        return None
+    if one.opname == "LOAD_CONST" and isinstance(one.argval, str) and two.opname == "BINARY_SUBSCR":
+        return one.argval
+    if one.argval == "get" and two.opname == "LOAD_CONST" and isinstance(two.argval, str):
+        return two.argval
+    if one.opname == "CONTAINS_OP" and before is not None and isinstance(before.argval, str):
+        is_constant = before.opname == "LOAD_CONST" and steps[here - 1].opname.startswith("LOAD_FAST")
+        return before.argval if is_constant else None
+    return None
+
+
 BEHIND = frozenset({"__getattribute__", "__setattr__", "__delattr__"})
 _IDLE = ("CACHE", "NOP", "EXTENDED_ARG", "RESUME")
 _CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"

@@ -15,7 +15,7 @@ from typing import Any
 from treeplay.codegen import Source, load_source
 from treeplay.guards.code import Steady, emit_check
 from treeplay.guards.conditions import TensorFacts
-from treeplay.guards.reach import Reach
+from treeplay.guards.dependencies import Dependencies
 from treeplay.guards.words import Comparer, Words, background
 from treeplay.torch_seam.dynamo import Codes, Kinds, native_check, version_of_table
 
@@ -31,9 +31,9 @@ class QuickCheck:
 
     __slots__ = (
         "_again",
+        "_dependencies",
         "_facts",
         "_held",
-        "_reach",
         "_state_is_alike",
         "_texts",
         "_use",
@@ -44,14 +44,14 @@ class QuickCheck:
 
     def __init__(
         self,
-        reach: Reach,
+        dependencies: Dependencies,
         facts: Sequence[TensorFacts],
         *,
         state_is_alike: Callable[[], bool],
         again: Callable[[], bool],
         use: Callable[[Callable[[], bool]], None],
     ) -> None:
-        self._reach = reach
+        self._dependencies = dependencies
         self._facts = facts
         self._state_is_alike = state_is_alike
         self._again = again
@@ -95,15 +95,20 @@ class QuickCheck:
 
     def _emitted(self, steady: Steady, words: Words | None = None) -> Source:
         state_is_alike, again = self._state_is_alike, self._again
-        return emit_check(self._reach, self._facts, steady, state_is_alike=state_is_alike, again=again, words=words)
+        return emit_check(
+            self._dependencies, self._facts, steady, state_is_alike=state_is_alike, again=again, words=words
+        )
 
     def _steady_check(self, tables: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
         """Versions, classes and code compared in Python, which is made quickly; natively once nothing changes for a while."""
-        reach = self._reach
-        known = {id(table.holder): table.version for table in reach.tables}
+        dependencies = self._dependencies
+        known = {id(table.holder): table.version for table in dependencies.tables}
         versions = [known[id(table)] for table in tables]
-        objects, classes = [value for value, _, _ in reach.kinds], [cls for _, cls, _ in reach.kinds]
-        functions, codes = [item.function for item in reach.functions], [item.code for item in reach.functions]
+        objects, classes = [value for value, _, _ in dependencies.kinds], [cls for _, cls, _ in dependencies.kinds]
+        functions, codes = (
+            [item.function for item in dependencies.functions],
+            [item.code for item in dependencies.functions],
+        )
         self.is_young = True
         left = wait = _YOUNG
 
@@ -137,14 +142,14 @@ class QuickCheck:
 
     def compare_words(self, comparer: Comparer) -> bool:
         """Compare words of memory from the next call on, if they are what they have to be."""
-        reach, words = self._reach, Words(comparer)
+        dependencies, words = self._dependencies, Words(comparer)
 
         def steady(tables: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
             for table in tables:
                 words.add_table(table)
-            for value, cls, _ in reach.kinds:
+            for value, cls, _ in dependencies.kinds:
                 words.add_class(value, cls)
-            for item in reach.functions:
+            for item in dependencies.functions:
                 words.add_code(item.function, item.code)
             return _never
 

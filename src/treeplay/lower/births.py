@@ -1,8 +1,10 @@
-"""Tells of the memory that operators allocate for their results."""
+"""Tells of the memory that an artifact allocates for buffers, and operators for their results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -43,3 +45,47 @@ def tell_results(births: Births, before: int, given: Any, result: Any) -> None:
     for tensor in leaves_of(result):
         if isinstance(tensor, torch.Tensor) and storage_of(tensor) not in taken:
             births.born(tensor, before)
+
+
+@contextlib.contextmanager
+def telling(artifact: Callable[..., Any], births: Births) -> Iterator[None]:
+    """While this lasts, the artifact tells of each buffer that its wrapper allocates, and of each result of an operator.
+
+    Both have to be told: where one is allocated, another may have been before."""
+    names = _names_of_wrapper(artifact)
+    if names is None:
+        with ResultsTold(births):
+            yield
+        return
+    allocate = names[_ALLOCATE]
+
+    def allocate_and_tell(*args: Any) -> torch.Tensor:
+        before = births.now()
+        made: torch.Tensor = allocate(*args)
+        births.born(made, before)
+        return made
+
+    names[_ALLOCATE] = allocate_and_tell
+    try:
+        with ResultsTold(births):
+            yield
+    finally:
+        names[_ALLOCATE] = allocate
+
+
+_ALLOCATE = "empty_strided_cuda"
+
+
+def _names_of_wrapper(artifact: Any) -> dict[str, Any] | None:
+    """The global names of the Python wrapper that Inductor wrote, found behind what it is wrapped in."""
+    waiting, seen = [artifact], set()
+    while waiting:
+        current = waiting.pop()
+        current = getattr(current, "__func__", current)
+        if not isinstance(current, FunctionType) or id(current) in seen:
+            continue
+        seen.add(id(current))
+        if _ALLOCATE in current.__globals__:
+            return current.__globals__
+        waiting += [cell.cell_contents for cell in current.__closure__ or ()]
+    return None

@@ -8,18 +8,17 @@ artifact is recorded. Either takes the state's own tensors and writes into them.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.fx
 
-from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
 from treeplay.graph_check import check_graph, check_module
+from treeplay.lower.births import telling
 from treeplay.lower.functional import TensorsForNumbers, make_functional
 from treeplay.lower.layouts import check_layouts, has_convolutions_both_ways, lay_out_results
 from treeplay.lower.lowered import Lowered, with_vector
@@ -56,7 +55,7 @@ def lower_inductor(
         with_vector(artifact, vector),
         body=artifact,
         vector=vector,
-        tells=partial(_telling, artifact),
+        tells=partial(telling, artifact),
         operators=operators,
     )
 
@@ -84,6 +83,7 @@ def _compiled(
 ) -> tuple[ArtifactCall, int]:
     """The artifact of a graph, which later processes find by `key`, and the nodes of its functional graph."""
     from treeplay.lower import artifact as torch_artifact
+    from treeplay.lower.own_lowerings import decompositions
 
     results = [node.meta["spec"] for node in graph.output_node().args[0]]  # type: ignore[union-attr]
     specs = _specs(graph, numbers, device)
@@ -91,9 +91,7 @@ def _compiled(
     stored: list[tuple[str, dict[str, Any]]] = []
     # One compilation at a time in the process, torch's own included.
     with torch_artifact.compile_lock, traced_in_this_thread():
-        module, fakes = make_functional(
-            interpreter.with_vector, specs, torch_artifact.decompositions(eager_random=eager_random)
-        )
+        module, fakes = make_functional(interpreter.with_vector, specs, decompositions(eager_random=eager_random))
         check_module(module, "it was made functional")
         lay_out_results(module, [spec.stride for spec in results], torch_artifact.force_stride_order)
         check_module(module, "results were laid out")
@@ -116,14 +114,6 @@ def _compiled(
     if key is not None and stored:
         keep(key, Stored(*stored[0], operators))
     return artifact, operators
-
-
-@contextlib.contextmanager
-def _telling(artifact: ArtifactCall, births: Births) -> Iterator[None]:
-    from treeplay.lower.artifact import telling
-
-    with telling(artifact, births):
-        yield
 
 
 def keeps_draws_in_order() -> bool:

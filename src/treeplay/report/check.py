@@ -10,9 +10,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from treeplay import driver
 from treeplay.backend.differentiable import trace_flat
 from treeplay.errors import Refusal
+from treeplay.record.differentiable import run_wrap
+from treeplay.record.front import run_front
 from treeplay.trace.call import Call, call_of
 from treeplay.trace.going_on import EagerReads
 from treeplay.trace.observe import observe
@@ -75,10 +76,10 @@ def examine(program: Callable[..., Any], call: Call, running: Callable[[Callable
         if log.failure is not None:
             raise log.failure
         reads.log = log
-        front = driver.run_front(program, call, log, {}, lower="auto", eager_reads=reads)
+        front = run_front(program, call, log, {}, lower="auto", eager_reads=reads)
         traced, plan, backward = front.traced, front.plan, None
         if traced.signature.kind is Kind.DIFFERENTIABLE:
-            _, _, wrapped = driver.run_wrap(program, call, front, trace_flat)
+            _, _, wrapped = run_wrap(program, call, front, trace_flat)
             backward = wrapped.backward().removeprefix("not asked for yet; ")
     except Refusal as refusal:
         return CheckOutcome(call, reasons=tuple(map(_without_callers, (refusal.reason, *refusal.others))))

@@ -8,7 +8,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from treeplay.guards.reads import Reads, classes_of, hooks_of_modules
+from treeplay.guards.reads import Reads
+from treeplay.guards.watched_classes import classes_of, hooks_of_modules
 from treeplay.sandbox.generators import has_company
 from treeplay.trace.call import Call
 from treeplay.trace.found import Survey

@@ -12,9 +12,10 @@ import torch
 
 from treeplay.trace.arrays import can_be_a_tensor
 from treeplay.trace.found import PLAIN
+from treeplay.values.flatten import flatten
 from treeplay.values.kinds import is_a
 from treeplay.values.location import Location
-from treeplay.values.structure import Leaf, Structure, classes_in, flatten, is_unhashable
+from treeplay.values.structure import Leaf, Structure, classes_in, is_unhashable
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import torch
 from torch.distributions import Distribution, Geometric, constraints
 from torch.nn import functional as F
 
-from treeplay.guards.reads import is_machinery
+from treeplay.guards.machinery import is_machinery
 from treeplay.torch_seam.operators import assert_async, is_all_true
 
 VALIDATES = "a distribution was given values that it does not take"

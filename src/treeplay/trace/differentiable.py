@@ -19,9 +19,9 @@ from treeplay.trace.flat import TensorNumbers, look
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.traced import TracedRun
 from treeplay.trace.watch import mark_upstream
+from treeplay.values.flatten import flatten
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
-from treeplay.values.structure import flatten
 
 
 def is_differentiable(run: TracedRun, result: Any) -> bool:

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from treeplay.trace.found import Survey
+from treeplay.values.flatten import given_containers
 from treeplay.values.place import Binding, How
 from treeplay.values.signature import GivenContainer, Meeting, Ref, Write, parts_of
-from treeplay.values.structure import Leaf, Structure, given_containers
+from treeplay.values.structure import Leaf, Structure
 
 
 def find_given(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any], structure: Leaf | Structure) -> None:

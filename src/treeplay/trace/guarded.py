@@ -12,11 +12,13 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.guards.check import Guards
 from treeplay.guards.conditions import HasGradient
+from treeplay.guards.dependencies import Dependencies
 from treeplay.guards.entries import spot_of
 from treeplay.guards.names import names_in
 from treeplay.guards.outside import never_the_same, settings_asked, threads_started
-from treeplay.guards.reach import Reach, TooMuch
+from treeplay.guards.reach import Findings, Reach
 from treeplay.guards.reads import Reads
+from treeplay.guards.walk import TooMuch
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import has_strides
@@ -24,46 +26,52 @@ from treeplay.trace.call import Call, roots_of
 from treeplay.trace.given import only_given
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.traced import TracedRun
+from treeplay.values.flatten import attributes_in
 from treeplay.values.kinds import is_a, table_of
 from treeplay.values.place import Binding, How
 from treeplay.values.refusal import Reason
 from treeplay.values.signature import Argument, Kind, Number, Signature, State, StateContainer, Unread, Watch
 from treeplay.values.spec import TensorSpec
-from treeplay.values.structure import attributes_in
 
 
 def guards_of(program: Any, call: Call, run: TracedRun, signature: Signature) -> Guards:
     """The guards over what a traced run read; raises `Refusal` where that is too much to guard, or cannot be."""
     _check_called(run.reads)
-    reach = Reach(run.reads, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
+    findings, unread = _walked(program, call, run, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
+    _check_unseen_stores(findings, run)
+    _check_iterators(findings)
+    _check_large(findings)
+    dependencies = findings.dependencies
+    places = [*_places_of_inputs(signature), *_places_of_numbers(run.numbers)]
+    written = [write.place for write in signature.writes]
+    dependencies.asked += settings_asked(run.reads.builtins)
+    returned = [value.place for value in signature.values if isinstance(value, StateContainer)]
+    dependencies.guard_the_way([*places, *written, *returned])
+    dependencies.free(_spots(places), _spots(written))
+    for tensor in (*call.tensors, *_state_in(signature)):
+        dependencies.tensors.pop(id(tensor), None)
+    _add_gradients(dependencies, signature, run)
+    guards = Guards(dependencies)
+    guards.places_of_inputs = tuple(item.source.place for item in signature.inputs if isinstance(item.source, State))
+    guards.unread_arguments = unread
+    return guards
+
+
+def _walked(program: Any, call: Call, run: TracedRun, *, also_assigned: bool) -> tuple[Findings, frozenset[int]]:
+    """What is reached from where the run began, and the leaves of the arguments that it did not read."""
+    reach = Reach(run.reads, also_assigned=also_assigned)
     for container in only_given(run.found):
         reach.leave_out(container)
     unread = _unread(call, reach)
     try:
         with DisableTorchFunctionSubclass():  # a tensor's class is not asked what the tensor is
-            reach.walk(roots_of(program, call, unread))
+            return reach.walk(roots_of(program, call, unread)), unread
     except TooMuch:
         raise Refusal.of(
             "state",
             "the program reaches too many objects to guard them all, so a change of one could go unnoticed",
             "keep large collections of Python objects out of its closure, globals and `self`; pass what it needs",
         ) from None
-    _check_unseen_stores(reach, run)
-    _check_iterators(reach)
-    _check_large(reach)
-    places = [*_places_of_inputs(signature), *_places_of_numbers(run.numbers)]
-    written = [write.place for write in signature.writes]
-    reach.asked += settings_asked(run.reads.builtins)
-    returned = [value.place for value in signature.values if isinstance(value, StateContainer)]
-    reach.guard_the_way([*places, *written, *returned])
-    reach.free(_spots(places), _spots(written))
-    for tensor in (*call.tensors, *_state_in(signature)):
-        reach.tensors.pop(id(tensor), None)
-    _add_gradients(reach, signature, run)
-    guards = Guards(reach)
-    guards.places_of_inputs = tuple(item.source.place for item in signature.inputs if isinstance(item.source, State))
-    guards.unread_arguments = unread
-    return guards
 
 
 def _unread(call: Call, reach: Reach) -> frozenset[int]:
@@ -73,14 +81,14 @@ def _unread(call: Call, reach: Reach) -> frozenset[int]:
     return frozenset(at for at in set().union(*unread) if not is_a(call.leaves[at], torch.Tensor))
 
 
-def _add_gradients(reach: Reach, signature: Signature, run: TracedRun) -> None:
+def _add_gradients(dependencies: Dependencies, signature: Signature, run: TracedRun) -> None:
     """Gradients of which the run only asked whether they are there, and that were."""
     inputs = {id(tensor) for tensor in _state_in(signature)}
     for tensor in run.grads_read.values():
         if tensor.grad is not None and id(tensor.grad) not in inputs:
             places = run.found.tensor_at(tensor)
             label = f"{places[0] if places else 'a tensor'}.grad is there"
-            reach.asked.append(HasGradient(tensor, label))
+            dependencies.asked.append(HasGradient(tensor, label))
 
 
 def _check_called(reads: Reads) -> None:
@@ -108,8 +116,8 @@ _NOT_IN_A_REPLAY = (
 )
 
 
-def _check_large(reach: Reach) -> None:
-    for value, label in reach.large:
+def _check_large(findings: Findings) -> None:
+    for value, label in findings.large:
         raise Refusal.of(
             label,
             f"is a {type(value).__name__} that the program can read and anybody change in place, and too large to "
@@ -118,8 +126,8 @@ def _check_large(reach: Reach) -> None:
         )
 
 
-def _check_iterators(reach: Reach) -> None:
-    for value, label in reach.iterators:
+def _check_iterators(findings: Findings) -> None:
+    for value, label in findings.iterators:
         raise Refusal.of(
             label,
             f"is a {type(value).__name__} that the program can take items from; a recording would not",
@@ -127,12 +135,12 @@ def _check_iterators(reach: Reach) -> None:
         )
 
 
-def _check_unseen_stores(reach: Reach, run: TracedRun) -> None:
+def _check_unseen_stores(findings: Findings, run: TracedRun) -> None:
     """Refuse a program that changed an object which nothing puts back, and undo it; or a module, if only by the same again."""
     known = {(id(place.holder), place.key) for place, _ in run.found.cells}
     modules = [noted for noted in run.reads.objects.values() if isinstance(noted.object, ModuleType)]
     in_modules = [(noted.object, *item) for noted in modules for item in noted.assigned.items()]
-    for value, name, before in (*reach.changed, *in_modules):
+    for value, name, before in (*findings.changed, *in_modules):
         if id(vars(value)) in run.found.containers or (id(vars(value)), name) in known:
             continue
         if before is ABSENT:

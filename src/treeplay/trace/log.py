@@ -24,9 +24,9 @@ import torch
 
 from treeplay.trace.layouts import Answer, Question
 from treeplay.trace.scalars import SYMBOLS
+from treeplay.values.flatten import flatten
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
-from treeplay.values.structure import flatten
 
 _ENGINE = inspect.getfile(torch.autograd.graph)
 """Where Python's side of a backward waits for autograd's engine."""

@@ -15,6 +15,7 @@ from treeplay.trace.given import meetings
 from treeplay.trace.hooks import HookTables
 from treeplay.trace.host_tensors import HostState
 from treeplay.trace.shown import RunFacts
+from treeplay.values.flatten import twins_in
 from treeplay.values.output import SameAsInput, View
 from treeplay.values.place import Binding, How, root
 from treeplay.values.signature import (
@@ -30,7 +31,8 @@ from treeplay.values.signature import (
     Write,
     parts_of,
 )
-from treeplay.values.structure import classes_in, twins_in, unflatten
+from treeplay.values.structure import classes_in
+from treeplay.values.unflatten import unflatten
 
 R = TypeVar("R")
 

@@ -16,15 +16,20 @@ import torch
 import torch.fx
 
 from treeplay.torch_seam.schemas import leaves_of
+from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.layouts import ShapeAndStride
+from treeplay.trace.tape import TraceTape, name_of
+from treeplay.values.location import Location
 
 aten = torch.ops.aten
 _EMPTY = frozenset(
     (aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default)
 )
 
-WHY = "gives the tensor at `out` another size, which a replay could not do for a tensor that is more than new and empty"
-ADVICE = "make that tensor with the size of the result"
+_WHY = (
+    "gives the tensor at `out` another size, which a replay could not do for a tensor that is more than new and empty"
+)
+_ADVICE = "make that tensor with the size of the result"
 
 
 def outs_of(func: Any, kwargs: Mapping[str, Any]) -> list[tuple[torch.Tensor, ShapeAndStride]]:
@@ -41,11 +46,22 @@ def outgrown(outs: Sequence[tuple[torch.Tensor, ShapeAndStride]]) -> list[torch.
     return [out for out, before in outs if _layout(out) != before]
 
 
+def outgrow(tape: TraceTape, func: Any, fake: torch.Tensor, where: Location | None) -> None:
+    """Make a tensor that an operator has just given another size with that size, or refuse."""
+    known = tape.values.get(id(fake))  # an input is known by the tensor that Python holds
+    is_new = known is not None and not known.is_input and storage_of(fake) not in tape.mutated
+    nodes = _made_as(known.node, fake) if known is not None and is_new else []
+    for node in nodes:  # the operator's own is yet to come
+        tape.describe(node, fake)
+    if not nodes or tape.births.get(storage_of(fake)) is not nodes[-1]:
+        raise tape.refuse(name_of(func), _WHY, _ADVICE, where)
+
+
 def _layout(tensor: torch.Tensor) -> ShapeAndStride:
     return tensor.shape, tensor.stride()
 
 
-def made_as(node: torch.fx.Node, fake: torch.Tensor) -> list[torch.fx.Node]:
+def _made_as(node: torch.fx.Node, fake: torch.Tensor) -> list[torch.fx.Node]:
     """Let what made `node`'s tensor make one that lies as `fake` does, if that was made empty and nothing uses it yet: the
     nodes that have to be described anew, none if it is not so."""
     chain = [node]

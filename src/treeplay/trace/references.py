@@ -19,11 +19,13 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.trace.found import PLAIN, Survey
 from treeplay.trace.scalars import SYMBOLS
+from treeplay.values.flatten import containers, flatten
 from treeplay.values.memory import Extent, OutputMemory
 from treeplay.values.output import Fresh, Static, View
 from treeplay.values.place import Binding
 from treeplay.values.signature import Built, GivenContainer, Ref, StateContainer
-from treeplay.values.structure import Leaf, Structure, classes_in, containers, flatten, is_dataclass_value, unflatten
+from treeplay.values.structure import Leaf, Structure, classes_in, is_dataclass_value
+from treeplay.values.unflatten import unflatten
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 Refuse = Callable[[str, str, str], Refusal]

@@ -42,8 +42,9 @@ from treeplay.trace.shown import RunFacts
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.surroundings import autocast_cache_apart
 from treeplay.trace.turn import Busy, turn
+from treeplay.values.flatten import flatten, twins_in
 from treeplay.values.signature import Argument, Input, Signature
-from treeplay.values.structure import flatten, twins_in, unflatten
+from treeplay.values.unflatten import unflatten
 
 _ATTRIBUTES: Any = vars(TensorBase)
 _VIEWS = frozenset(_ATTRIBUTES[name].__get__ for name in ("T", "mT", "H", "mH", "real", "imag"))

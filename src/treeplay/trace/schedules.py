@@ -26,8 +26,8 @@ from treeplay.observe.lines import user_location
 from treeplay.torch_seam.patched import stand_in
 from treeplay.trace.found import Survey
 from treeplay.trace.tracer import Tracer
+from treeplay.values.flatten import flatten
 from treeplay.values.location import Location
-from treeplay.values.structure import flatten
 
 _RATES = ("lr", "momentum", "betas")
 """What schedules change in an optimizer's groups."""

@@ -12,11 +12,11 @@ from treeplay.trace.references import References
 from treeplay.trace.scalars import scalar_of
 from treeplay.trace.scaling import is_bookkeeping
 from treeplay.trace.snapshot import Change, Snapshot
+from treeplay.values.flatten import flatten
 from treeplay.values.output import Static
 from treeplay.values.place import How
 from treeplay.values.same import is_value
 from treeplay.values.signature import Number, Write
-from treeplay.values.structure import flatten
 
 
 def find_writes(snapshot: Snapshot, results: References, numbers: list[Number]) -> tuple[Write, ...]:

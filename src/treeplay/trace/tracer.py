@@ -12,7 +12,7 @@ twin, operators on the handle run on the twin, and the handle's memory is never 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,25 +21,25 @@ import torch.fx
 from treeplay.guards.reads import Reads
 from treeplay.observe.lines import call_site, innermost_is_optimizer, user_location
 from treeplay.torch_seam.fakes import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
     FakeTensor,
-    UnsupportedOperatorException,
 )
-from treeplay.torch_seam.modes import TorchDispatchMode, functions_unwatched
+from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.schemas import is_foreach_write, is_random, leaves_of, tell_autograd, with_leaves
 from treeplay.torch_seam.tensors import address_of, storage_of
 from treeplay.trace.begins import BEGINS, from_start
+from treeplay.trace.constants import Constants
 from treeplay.trace.fused import torchs_own
 from treeplay.trace.lasting import Lasting
 from treeplay.trace.layouts import Answer, Question, laid_out, question
-from treeplay.trace.log import SYMBOLIC, LoggedCall
-from treeplay.trace.outgrown import ADVICE, WHY, made_as, outgrown, outs_of
+from treeplay.trace.log import LoggedCall
+from treeplay.trace.on_fakes import run_on_fakes
+from treeplay.trace.outgrown import outgrow, outgrown, outs_of
 from treeplay.trace.randomness import TrackedGenerators, generator_in
-from treeplay.trace.recurrent import TAKES_ONE_PIECE, asked_of, in_one_piece, settled
+from treeplay.trace.recurrent import TAKES_ONE_PIECE, asked_of, settled
+from treeplay.trace.recurrent_piece import RecurrentPiece
 from treeplay.trace.scalar_ops import takes_symbolic_number
 from treeplay.trace.scalars import Scalar, ScalarWorld, plain, scalar_of, symbolic
-from treeplay.trace.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, content, name_of
+from treeplay.trace.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, name_of
 from treeplay.values.location import Location
 
 aten = torch.ops.aten
@@ -80,12 +80,11 @@ class Tracer(TorchDispatchMode):
         self.reads = Reads(())
         self.goes_on = False  # behind refusals that leave it something to go on with
         self.on_write: Callable[[TracedValue], None] | None = None  # told of each tensor that an operator writes to
-        self.recurrent_weights: list[torch.Tensor] = []  # of the layer that was called last, and a tensor over them
-        self.recurrent_piece: torch.Tensor | None = None
-        self._numbers: tuple[Any, ...] = ()  # of which the next constant is made
         self.tape = TraceTape()
         self.refuse = self.tape.refuse
         self.world = ScalarWorld(self.tape.graph)
+        self.constants = Constants(self.tape)
+        self.recurrent = RecurrentPiece(self.tape)
         self.lasting = Lasting(self.refuse)
 
     # --- operators ------------------------------------------------------------------------------------------
@@ -112,14 +111,14 @@ class Tracer(TorchDispatchMode):
             )
         if func in _HOST_READS:
             return self._read_on_host(func, args, where)
-        args = settled(func, args, self.recurrent_piece)
+        args = settled(func, args, self.recurrent.piece)
         if func in _DROPOUTS and (not args[2] or args[1] == 0 or not args[0].numel()):
             return args[0]  # as under inference mode, where they come whole
         self.tape.log.append(LoggedCall.of(func, where, args, kwargs, call_site()))
         if is_random(func):
             self._draw(func, (*args, *kwargs.values()), where)
         if func is TAKES_ONE_PIECE:
-            return self._put_together(args[0], args[1], where)
+            return self.recurrent.put_together(self, args[0], args[1], where)
         if self._is_idle(func, args):
             return args[0]
         self.lasting.check(func, args, kwargs, where)
@@ -131,9 +130,9 @@ class Tracer(TorchDispatchMode):
         node_args, node_kwargs = with_leaves(self._to_node(func, where), (args, kwargs))
         fake_args, fake_kwargs = with_leaves(self._to_fake, (args, kwargs))
         outs = outs_of(func, fake_kwargs)
-        out = self._run_fake(func, fake_args, fake_kwargs, where)
+        out = run_on_fakes(self.tape, func, fake_args, fake_kwargs, where)
         for grown in outgrown(outs):
-            self._outgrow(func, grown, where)
+            outgrow(self.tape, func, grown, where)
         if asked is not None and asked in self.layouts:
             with self.tape.fake_mode:
                 out = laid_out(out, self.layouts[asked])
@@ -143,42 +142,6 @@ class Tracer(TorchDispatchMode):
             tell_autograd(func, args)
         both = zip(leaves_of((args, kwargs)), leaves_of((fake_args, fake_kwargs)), strict=True)
         return self.tape.add(out, node, {id(fake): real for real, fake in both if isinstance(fake, torch.Tensor)})
-
-    def _put_together(
-        self, target: torch.Tensor, storage: torch.UntypedStorage, where: Location | None
-    ) -> torch.Tensor:
-        """Make an empty tensor of the trace one over all recurrent weights in `storage`."""
-        with functions_unwatched():
-            return self._over(target, storage, where)
-
-    def _over(self, target: torch.Tensor, storage: torch.UntypedStorage, where: Location | None) -> torch.Tensor:
-        pieces = list(in_one_piece(self.recurrent_weights, storage))
-        if not pieces or not isinstance(target, FakeTensor) or target.numel():
-            raise self.refuse(
-                "set_", "gives a tensor other memory", "write into the tensor, or use the other tensor itself", where
-            )
-        told = len(self.tape.log)
-        with self, torch.no_grad():
-            whole = torch.zeros(storage.nbytes() // target.itemsize, dtype=target.dtype, device=target.device)
-            for weight, place in pieces:
-                whole.as_strided(*place).copy_(weight.detach())
-        del self.tape.log[told:]
-        with self.tape.fake_mode:
-            aten.set_.source_Tensor(target, whole)
-        value = self.tape.keep(whole, self.tape.values[id(whole)])
-        self.tape.values[id(target)] = TracedValue(target, target, value.node, is_input=False)
-        self.recurrent_piece = target
-        return target
-
-    def _outgrow(self, func: Any, fake: torch.Tensor, where: Location | None) -> None:
-        """Make a tensor that an operator has just given another size with that size, or refuse."""
-        known = self.tape.values.get(id(fake))  # an input is known by the tensor that Python holds
-        is_new = known is not None and not known.is_input and storage_of(fake) not in self.tape.mutated
-        nodes = made_as(known.node, fake) if known is not None and is_new else []
-        for node in nodes:  # the operator's own is yet to come
-            self.tape.describe(node, fake)
-        if not nodes or self.tape.births.get(storage_of(fake)) is not nodes[-1]:
-            raise self.refuse(name_of(func), WHY, ADVICE, where)
 
     def _settle(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         """The operator to record for the one called: the same, but for a few that hide what they do."""
@@ -227,29 +190,6 @@ class Tracer(TorchDispatchMode):
         self.generators.draw(generator)
         self.tape.generators[address_of(generator)] = generator
 
-    def _run_fake(self, func: Any, args: Any, kwargs: Any, where: Location | None) -> Any:
-        try:
-            with self.tape.fake_mode:
-                return func(*args, **kwargs)
-        except DataDependentOutputException:
-            raise self.refuse(
-                name_of(func), "its result is a Python value that depends on data", KEEP_ON_DEVICE, where
-            ) from None
-        except DynamicOutputShapeException:
-            raise self.refuse(
-                name_of(func),
-                "the shape of its result depends on data",
-                "use a form with a fixed shape: torch.where, a mask that is multiplied in, or topk",
-                where,
-            ) from None
-        except UnsupportedOperatorException:
-            raise self.refuse(
-                name_of(func),
-                "has no rule for running without data",
-                "register one with torch.library.register_fake",
-                where,
-            ) from None
-
     def _to_node(self, func: Any, where: Location | None) -> Callable[[Any], Any]:
         def convert(leaf: Any) -> Any:
             if isinstance(leaf, torch.Tensor):
@@ -277,10 +217,7 @@ class Tracer(TorchDispatchMode):
                 where,
             )
         if func is aten.lift_fresh_copy.default:
-            numbers, self._numbers = self._numbers, ()
-            shown = (SYMBOLIC,) * tensor.numel() if numbers else content(tensor)
-            self.tape.log.append(LoggedCall.of_constant(tensor, shown, where, call_site()))
-            return self.tape.keep(tensor, self._made_of(tensor, numbers) if numbers else self._constant(tensor))
+            return self.constants.lifted(tensor, where)
         if self.is_known(tensor):
             return self.tape.add_input(tensor)
         unknown = (
@@ -294,39 +231,6 @@ class Tracer(TorchDispatchMode):
             self.refuse(*unknown)
             return self.tape.add_input(tensor)
         raise self.refuse(*unknown)
-
-    def _constant(self, tensor: torch.Tensor) -> TracedValue:
-        """A tensor made from Python numbers: one number becomes an operator, more become an input of their own."""
-        if tensor.numel() != 1:
-            return self.tape.add_input(tensor.clone(), is_constant=True)
-        return self._full(tensor, list(tensor.shape), tensor.item())
-
-    def _full(self, like: torch.Tensor, shape: list[int], number: Any) -> TracedValue:
-        options: dict[str, Any] = {"dtype": like.dtype, "device": like.device}
-        scalar = scalar_of(number)
-        with self.tape.fake_mode:
-            fake = aten.full.default(shape, 0, **options)
-        given = (shape, number if scalar is None else scalar.node)
-        self.tape.add_tensor(fake, self.tape.call(aten.full.default, given, options, where=user_location()), {})
-        return self.tape.values[id(fake)]
-
-    def tensor_of(self, make: Callable[..., Any], numbers: Sequence[Any], data: Any, kwargs: dict[str, Any]) -> Any:
-        """What `make(data)` gives, which is a constant of what `numbers` are in this call, as a function of them."""
-        self._numbers = tuple(numbers)
-        try:
-            return make(data, **kwargs)
-        finally:
-            self._numbers = ()
-
-    def _made_of(self, tensor: torch.Tensor, numbers: Sequence[Any]) -> TracedValue:
-        if tensor.numel() == 1:
-            return self._full(tensor, list(tensor.shape), numbers[0])
-        parts = [self._full(tensor, [], number) for number in numbers]
-        with self.tape.fake_mode:
-            fake = aten.stack.default([part.fake for part in parts])
-        node = self.tape.call(aten.stack.default, ([part.node for part in parts],), {}, where=user_location())
-        self.tape.add_tensor(fake, node, {})
-        return self.tape.values[id(fake)]
 
     def _note_writes(self, func: Any, args: Any, kwargs: Any) -> None:
         for position, argument in enumerate(func._schema.arguments):
@@ -364,8 +268,7 @@ class Tracer(TorchDispatchMode):
     def forget(self) -> None:
         """Drop every tensor; afterwards only what the user kept is still alive."""
         self.tape.forget()
-        self.recurrent_weights = []
-        self.recurrent_piece = None
+        self.recurrent.forget()
 
 
 # torch has wrapped it to keep Dynamo away, which a trace does as a whole.

@@ -137,7 +137,9 @@ class WatchFunctions(TorchFunctionMode):
             ):
                 others = {name: value for name, value in kwargs.items() if name != "data"}
                 known = [value_of(number) for number in numbers]
-                return self.tracer.tensor_of(func, numbers, known if numbers is data else known[0], others), None
+                return self.tracer.constants.make_of(
+                    func, numbers, known if numbers is data else known[0], others
+                ), None
         elif func in _BACKWARD:
             self.tracer.tape.fills_gradients |= func is not torch.autograd.grad
             inputs = args[1] if func is torch.autograd.grad and len(args) > 1 else kwargs.get("inputs")
@@ -147,7 +149,7 @@ class WatchFunctions(TorchFunctionMode):
             self.repacked = "saved_tensors_hooks", user_location()
         weights = weights_of(func, args)
         if weights:
-            self.tracer.recurrent_weights, self.tracer.recurrent_piece = weights, None
+            self.tracer.recurrent.called_with(weights)
         return None, with_symbolic_rate(checked_by_operators(func), kwargs)
 
     def _refuse_read(self, func: Any, args: Any) -> None:

@@ -39,14 +39,15 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.guards.names import names_in
-from treeplay.guards.reach import Reach, TooMuch
+from treeplay.guards.reach import Reach
 from treeplay.guards.reads import WHOLE, Reads
+from treeplay.guards.walk import TooMuch
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.trace.call import Call, roots_of
 from treeplay.trace.found import Survey
 from treeplay.trace.scalars import scalar_of
+from treeplay.values.flatten import flatten
 from treeplay.values.place import Binding, How
-from treeplay.values.structure import flatten
 
 
 class Whose:
@@ -142,12 +143,11 @@ class Whose:
         return self._seen is None or id(value) in self._seen
 
     def _look(self) -> frozenset[int] | None:
-        reach = Reach(self._reads)
+        roots = [*roots_of(self._program, self._call), *((value, "before") for value in self._gone)]
         try:
-            reach.walk([*roots_of(self._program, self._call), *((value, "before") for value in self._gone)])
+            return Reach(self._reads).walk(roots).seen
         except (TooMuch, Refusal):  # what cannot be walked counts as seen
             return None
-        return reach.seen
 
     def _code(self) -> Iterator[CodeType]:
         """The code that ran, without what changes objects of its own alone."""

@@ -12,24 +12,31 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from treeplay.codegen import Source, load_source
 from treeplay.codegen.compiler import find_compiler
-from treeplay.errors import InternalError, LoweringError, Refusal, UsageError
+from treeplay.errors import Refusal, UsageError
 from treeplay.observe import counters
-from treeplay.observe.events import log_event
 from treeplay.observe.internal import tell_internal
 from treeplay.sandbox.boundary import Boundary
 from treeplay.settings import settings
 from treeplay.trace.call import Call
 from treeplay.trace.turn import Busy
 from treeplay.tree.answers import OBSERVED, OTHERS, Answers, as_internal
+from treeplay.tree.compile_all_sizes import (
+    FIX,
+    OP,
+    ForAllSizes,
+    MadeForAllSizes,
+    compile_in_background,
+    is_awaited,
+    note_failed,
+    prepare_in_background,
+)
 from treeplay.tree.decide import KeyPhase
 from treeplay.tree.gate import Gate
 from treeplay.tree.key import Key, has_fakes
@@ -45,29 +52,7 @@ from treeplay.wrap.emit import MISS
 
 COMPILING = "compiled for all sizes meanwhile"
 TIMED = "timed beside a recording for all sizes"
-_FIX = "nothing: sizes are recorded one by one, within the budget"
-_OP = "sizes"  # what reasons are about that are told here
 _MOST_FAILURES = 2  # after which the sizes of a program are left to be recorded one by one
-
-
-@dataclass(frozen=True, slots=True)
-class MadeForAllSizes:
-    """A recording whose call function is to come, and what compiles and writes it, in any thread.
-
-    `compile` gives what writes it for a recording that is still there; it holds nothing of the program, and raises
-    `LoweringError` or `Refusal`."""
-
-    recording: Recording
-    compile: Callable[[], Callable[[Recording], Source]]
-
-
-@dataclass(frozen=True, slots=True)
-class ForAllSizes:
-    """How recordings for all sizes are made. `prepare` imports what it takes, in any thread, which may take seconds."""
-
-    make: Callable[[Call, list[Any], Mapping[int, frozenset[int]]], MadeForAllSizes]
-    prepare: Callable[[], None]
-    is_prepared: Callable[[], bool]
 
 
 ObserveCall = Callable[[Callable[..., Any], Call], tuple[Any, list[Any]]]
@@ -96,7 +81,7 @@ class AllSizes:
             out = self._replayed(own, call, sizes_in(call.leaves, changing))
             if out is not MISS or own.phase is KeyPhase.REFUSED:
                 return out
-            if _is_awaited(own):
+            if is_awaited(own):
                 return self._answers.left_alone(own, call, COMPILING)
             if own.recordings and recorders.disturbed(since):
                 return self._answers.eagerly(own, call, OTHERS)
@@ -109,7 +94,7 @@ class AllSizes:
         self._cache.table.put(sizeless, own)
         why = self._known_reason(sizeless)
         if why is not None:
-            _failed(own, Reason(_OP, f"not compiled for all at once: {why}", _FIX), self._cache.name)
+            note_failed(own, Reason(OP, f"not compiled for all at once: {why}", FIX), self._cache.name)
             return MISS
         self._cache.sizes.is_tried = True
         if not self._is_prepared():
@@ -135,7 +120,9 @@ class AllSizes:
             return True
         if not self._is_preparing:
             self._is_preparing = True
-            compile_thread.add(partial(_prepare, self._how.prepare, weakref.ref(self._cache), self._gate.lock))
+            compile_thread.add(
+                partial(prepare_in_background, self._how.prepare, weakref.ref(self._cache), self._gate.lock)
+            )
         return False
 
     def _may_serve(self, entry: Entry, key: Key, call: Call) -> bool:
@@ -187,7 +174,7 @@ class AllSizes:
             recording.tier = f"compiled once for all sizes: {told}"
             return
         self._cache.drop(own, recording)
-        _failed(own, Reason(_OP, f"what was compiled for all at once is not faster: {told}", _FIX), self._cache.name)
+        note_failed(own, Reason(OP, f"what was compiled for all at once is not faster: {told}", FIX), self._cache.name)
 
     def _recorded(self, own: Entry, call: Call, changing: Mapping[int, frozenset[int]]) -> Any:
         """The result of a call that is observed, and that the program is then traced for."""
@@ -204,7 +191,7 @@ class AllSizes:
             own.arguments = described(call, changing)
             own.recordings.append(made.recording)
             own.phase = KeyPhase.RECORDED
-            work = partial(_compile, weakref.ref(made.recording), made.compile, weakref.ref(self._cache))
+            work = partial(compile_in_background, weakref.ref(made.recording), made.compile, weakref.ref(self._cache))
             compile_thread.add(partial(work, self._gate.lock, self._cache.name))
         self._cache.evict()
         return out
@@ -223,105 +210,10 @@ class AllSizes:
         except (Busy, UsageError):
             pass  # another call may find nobody in its way
         except Refusal as refusal:
-            _failed(own, refusal.reason, self._cache.name)
+            note_failed(own, refusal.reason, self._cache.name)
         except Exception as error:
             told = as_internal(error, "recording a call for all sizes")
             own.errors.append(told.text)
             tell_internal(told, self._cache.name)
-            _failed(own, Reason(_OP, str(told).splitlines()[0], "report it"), self._cache.name)
+            note_failed(own, Reason(OP, str(told).splitlines()[0], "report it"), self._cache.name)
         return None
-
-
-def not_yet(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The call function of a recording that is being compiled."""
-    return MISS
-
-
-def _is_awaited(entry: Entry) -> bool:
-    """Whether what would serve its calls is being compiled."""
-    return any(recording.call is not_yet for recording in entry.recordings)
-
-
-def _prepare(prepare: Callable[[], None], cache: weakref.ref[Any], lock: Any) -> None:
-    is_ready = True
-    try:
-        with recorders, Boundary("importing a compiler"):
-            prepare()
-    except InternalError as error:
-        is_ready = False
-        tell_internal(error, "a program whose sizes change")
-    with lock:
-        owner = cache()
-        if owner is not None:
-            owner.sizes.is_off = not is_ready
-            owner.look_again()
-
-
-def _failed(entry: Entry, reason: Reason, name: str) -> None:
-    """Note why nothing was compiled for all sizes. The calls are recorded one by one; nobody is told but who asks."""
-    if reason.op != _OP:
-        reason = Reason(_OP, f"not compiled for all at once: {reason.op} {reason.why}", reason.advice, reason.where)
-    entry.waits += 1
-    counters.add("sizes", "not for all at once")
-    log_event("recordings", f"{name}: {reason}")
-    if not entry.recordings:
-        entry.phase, entry.reason = KeyPhase.REFUSED, reason
-    else:
-        entry.causes.append(str(reason).splitlines()[0])
-
-
-def _compile(
-    of: weakref.ref[Recording],
-    compile_it: Callable[[], Callable[[Recording], Source]],
-    cache: weakref.ref[Any],
-    lock: Any,
-    name: str,
-) -> None:
-    """In the background: compile what a recording runs, and write its call function."""
-    recording = of()
-    if recording is None or recording.is_dropped:
-        return
-    del recording  # a program that is dropped meanwhile goes at once
-    start, failed, write = perf_counter(), None, None
-    try:
-        with recorders, Boundary("compiling in the background", reasons=(LoweringError, Refusal)):
-            write = compile_it()
-    except Refusal as refusal:
-        failed = refusal.reason
-    except (LoweringError, InternalError) as error:
-        failed = Reason(_OP, f"not compiled for all at once: {str(error).splitlines()[0]}", _FIX)
-        if isinstance(error, InternalError):
-            tell_internal(error, name)
-    seconds = perf_counter() - start
-    with lock:
-        recording, owner = of(), cache()
-        if recording is None or recording.is_dropped or owner is None:
-            return
-        entry = owner.entry_of(recording)
-        owner.budget.spent(entry, seconds)
-        recording.seconds["lower in the background"] = seconds
-        if write is None:
-            owner.drop(entry, recording)
-            _failed(entry, failed or Reason(_OP, "nothing was compiled", _FIX), name)
-        elif not _still_holds(recording):
-            owner.drop(entry, recording)  # a later call is traced anew
-            entry.rerecordings += 1
-        else:
-            source = write(recording)
-            asked, key = recording.signature.sizes, owner.table.key_of(entry)
-            if asked is not None:
-                asked.elsewhere.update(owner.sizes.recorded_alone(key, owner.table.items()))
-            recording.call, recording.source = load_source(source), source.text
-            recording.launched, recording.tier = source.launched, "compiled once for all sizes"
-            if settings.compare_with_eager:
-                owner.sizes.trials[recording] = SizesTrial()
-            owner.tally.recordings += 1
-            counters.add("sizes", "compiled for all")
-            log_event("recordings", f"{name}: compiled for all sizes in the background in {seconds:.2f} s")
-        owner.look_again()
-
-
-def _still_holds(recording: Recording) -> bool:
-    """Whether all that the program read is as it was. A first compile leaves traces in the process that guards tell of."""
-    guards = recording.signature.guarded
-    return guards is None or guards.holds()

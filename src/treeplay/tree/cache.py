@@ -1,10 +1,10 @@
-"""The recordings of one program: the one that served the last call, whose call function is tried first, and all by key."""
+"""The recordings of one program: the one that served the last call, whose call function is tried first; all others by key, and
+how they come and go. Which key a call has, and which keys get an entry, is in `keys.py`."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,24 +14,21 @@ from treeplay.observe import counters, warn_once
 from treeplay.observe.events import log_event
 from treeplay.settings import settings
 from treeplay.torch_seam.modes import default_device
-from treeplay.trace.call import Call, call_of
+from treeplay.trace.call import Call
 from treeplay.tree.budget import Budget, Pause
 from treeplay.tree.decide import KeyPhase
 from treeplay.tree.glances import Glances
-from treeplay.tree.key import Key, describe, has_fakes, kind_of, make_key, varying
-from treeplay.tree.mismatch import key_mismatches, nearest_mismatches
-from treeplay.tree.numbers import VaryingNumbers
-from treeplay.tree.reasons import OF_FAKES, not_faster, under_mode
+from treeplay.tree.key import varying
+from treeplay.tree.keys import Keys
+from treeplay.tree.mismatch import nearest_mismatches
+from treeplay.tree.reasons import not_faster
 from treeplay.tree.sizes import ChangingSizes
-from treeplay.tree.strangers import Stranger, Strangers
 from treeplay.tree.table import MOST_TRIES, Entry, EntryTable, Observation, Recording
 from treeplay.tree.tiers import compile_thread
-from treeplay.values.structure import holds_tensors, is_unhashable, may_open
 from treeplay.wrap.emit import MISS
 
 CallFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 _NEVER = 2**62
-_MOST_OBJECTS = 16  # that come once each, before calls with such are left alone
 
 
 def _is_compiling() -> bool:
@@ -63,24 +60,23 @@ class Cache:
 
     def __init__(self, name: str, *, may_free_numbers: bool = True) -> None:
         self.name = name
-        self.may_free_numbers = may_free_numbers
+        self._may_free_numbers = may_free_numbers
         self.tally = Tally()
         self.table = EntryTable()
-        self.strangers = Strangers()
-        self.passing_object: set[Hashable] = set()  # keys by class, of calls with objects that do not come again
-        self.numbers = VaryingNumbers()
         self.glances = Glances()
         self.sizes = ChangingSizes()
         self.budget = Budget(_is_compiling)
         self.pause = Pause()  # of all calls
+        self.keys = self._new_keys()
         self.began = 0.0  # the look at a call that is under way
-        self.opened: set[type] = set()  # classes of objects that count as what they hold: another one came in each call
         self.last: Recording | None = None
         self.warm: CallFunction = no_recording
-        self._has_told_of_strangers = False
         self.device: torch.device | None = None  # the default device under which the last recording was called
         self.warm_calls = 0
         self.due = _NEVER  # warm calls until the next look at whether the last recording is to be audited
+
+    def _new_keys(self) -> Keys:
+        return Keys(self.name, self.table, self.budget, self.pause, may_free_numbers=self._may_free_numbers)
 
     # --- the last recording ---------------------------------------------------------------------------------
 
@@ -126,132 +122,6 @@ class Cache:
             self.use(None)  # a call that is left alone does not ask whether the last recording fits either
         else:
             self.glances.leave_alone(entry, call, why, cost=cost, ran=ran)
-
-    # --- keys -----------------------------------------------------------------------------------------------
-
-    def find(self, call: Call) -> tuple[Key, Entry]:
-        """The key of a call, and its entry: a new one is in no table yet. Raises `Refusal` for arguments that have no key."""
-        key = make_key(call)
-        if self.passing_object and (kind := kind_of(key)) is not None and kind in self.passing_object:
-            key = kind
-        entry = self.table.get(key) or Entry({})
-        return key, entry
-
-    def admit(self, entry: Entry, key: Key, call: Call) -> bool:
-        """Have a new entry in the table, if there is a place and the budget is for it. A key that is not admitted is told from
-        the others, once."""
-        kind = kind_of(key)
-        mark = hash(key if kind is None else kind)
-        stranger = self.strangers.of(mark)
-        has_place = self._has_place(stranger)
-        if has_place and self.budget.admits(entry, stranger.times + 1 if kind is None else 1):
-            self._enter(entry, key, call)
-            self.pause.paid_off()
-            return True
-        self.strangers.came(mark, self.table.uses)
-        if not self._has_told_of_strangers:
-            self._has_told_of_strangers = True
-            calls = [*(other.arguments for other in self.table), describe(call)]
-            why, setting = (
-                (f"recording each would take more than {settings.compile_budget:.0%} of the time", "compile_budget")
-                if has_place
-                else (f"there are more of them than {len(self.table)}", "max_recordings_per_program")
-            )
-            warn_once(
-                f"treeplay runs calls of {self.name} as they are that no recording fits: what varies from call to call is "
-                f"{varying(calls)}, and {why}. Keep it constant (pad shapes, pass numbers as tensors), or raise "
-                f"treeplay.settings.{setting}."
-            )
-        return False
-
-    def _has_place(self, stranger: Stranger) -> bool:
-        """Whether a key may have an entry: there are few, or one was not used since the key came the last time. So keys that
-        come in turn, more than are kept, do not drive each other out."""
-        kept = max(len(self.table), self.table.recordings)
-        is_full = kept >= settings.max_recordings_per_program and settings.compile_budget != math.inf
-        return not is_full or self.table.oldest <= stranger.when
-
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """A call with these arguments, taken apart."""
-        return self.numbers.marked(call_of(args, kwargs, self.opens, takes_arrays=self.may_free_numbers))
-
-    def varies(self, entry: Entry, key: Key, call: Call) -> bool:
-        """Whether a new entry differs from another one only by what need not be part of a key, and no longer is."""
-        return self.opens_more(entry, key, call) or self._frees_numbers(key, call)
-
-    def _frees_numbers(self, key: Key, call: Call) -> bool:
-        others = [(other, at) for other, at in self.table.items() if isinstance(other, Key)]
-        if not self.may_free_numbers or not self.numbers.found(key, call, (other for other, _ in others)):
-            return False
-        self._forget([other for other, at in others if at.phase is KeyPhase.OBSERVED and not at.recordings])
-        return True
-
-    def fix_numbers(self, entry: Entry, call: Call) -> None:
-        """Have the numbers among a call's arguments, which were inputs, be part of the key from now on."""
-        self.numbers.fix(call)
-        self._forget([key for key, at in self.table.items() if at is entry])
-
-    def _forget(self, keys: Iterable[Hashable]) -> None:
-        self.budget.took_back(self.table.forget(keys))  # calls have other keys from now on
-
-    def opens(self, value: Any) -> bool:
-        """Whether an object among the arguments counts as what it holds, and not as itself."""
-        return type(value) in self.opened or is_unhashable(value)
-
-    def opens_more(self, entry: Entry, key: Key, call: Call) -> bool:
-        """Whether a new entry differs only by objects that hold tensors from one whose objects came once: batches, it seems.
-
-        From now on objects of their classes count as what they hold."""
-        kind = kind_of(key)
-        if kind is None:
-            return False
-        others = [(other, at) for other, at in self.table.items() if at is not entry and isinstance(other, Key)]
-        once = [other for other, at in others if at.phase is KeyPhase.OBSERVED and kind_of(other) == kind]
-        if not once:
-            return False
-        batches = {type(leaf) for leaf in call.leaves if may_open(leaf) and holds_tensors(leaf)}
-        if not batches:
-            return False
-        self.opened |= batches
-        self._forget([key, *once])
-        return True
-
-    def look_around(self, entry: Entry, key: Key, call: Call) -> None:
-        """Note which mode keeps a new entry's calls eager."""
-        mode = key.ambience.only_eagerly
-        if mode is not None or has_fakes(call):
-            entry.phase, entry.reason = KeyPhase.EAGER, under_mode(mode) if mode is not None else OF_FAKES
-            self._enter(entry, key, call)
-
-    def compare(self, entry: Entry, key: Key, call: Call) -> None:
-        """Note what keeps a new entry's calls apart from the nearest that are recorded."""
-        others = [(other, at) for other, at in self.table.items() if isinstance(other, Key) and at.recordings]
-        differing = [
-            key_mismatches(other.ambience, at.recordings[-1].signature, key.ambience, call) for other, at in others
-        ]
-        entry.differs = min(reversed(differing), key=len, default=())  # of two as near, the one used last
-        for differs in entry.differs[:1]:
-            log_event("guards", f"{self.name}: other arguments than in the calls that were recorded: {differs}")
-
-    def comes_once(self, entry: Entry, key: Key, call: Call) -> bool:
-        """Whether an object among the arguments has been another one in each of many calls, none of them twice.
-
-        Then its calls share the new entry, from now on."""
-        kind = kind_of(key)
-        most = min(_MOST_OBJECTS, settings.max_recordings_per_program)
-        if kind is None or len(self.table) + self.strangers.of(hash(kind)).times < most:
-            return False
-        if any(at.phase is not KeyPhase.OBSERVED or kind_of(other) != kind for other, at in self.table.items()):  # type: ignore[arg-type]
-            return False
-        self.table.clear()
-        self.strangers.clear()
-        self._enter(entry, kind, call)
-        self.passing_object.add(kind)
-        return True
-
-    def _enter(self, entry: Entry, key: Key, call: Call) -> None:
-        entry.arguments = describe(call)
-        self.table.put(key, entry)
 
     def entry_of(self, recording: Recording) -> Entry:
         """The entry that has a recording; one that is in no table if it was reset meanwhile."""
@@ -347,12 +217,9 @@ class Cache:
     def reset(self) -> None:
         """Forget every recording and every refusal."""
         self.settle()
-        self.passing_object.clear()
-        self.strangers.clear()
         self.glances.clear()
         self.sizes = ChangingSizes()
-        self.budget, self.pause, self._has_told_of_strangers = Budget(_is_compiling), Pause(), False
-        self.opened.clear()
-        self.numbers = VaryingNumbers()
+        self.budget, self.pause = Budget(_is_compiling), Pause()
+        self.keys = self._new_keys()
         self.table.clear()
         self.use(None)

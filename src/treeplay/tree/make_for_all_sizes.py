@@ -12,7 +12,7 @@ import torch
 from treeplay.codegen import Source
 from treeplay.torch_seam import dynamo
 from treeplay.trace.call import Call
-from treeplay.tree.all_sizes import MadeForAllSizes, not_yet
+from treeplay.tree.compile_all_sizes import MadeForAllSizes, not_yet
 from treeplay.tree.inputs import current_inputs
 from treeplay.tree.table import Recording
 from treeplay.values.failing import ToKeep

@@ -1,12 +1,10 @@
 """The manager of one program: finds the recording for a call, or decides what to do without one.
 
-    warm call      the last recording's call function, nothing else
-    cold call      key ─▶ entry ─▶ audit, if one is due ─▶ the entry's recordings in turn ─▶ decide ┬▶ observe
-                                                                                                   ├▶ record, replay
-                                                                                                   └▶ run eagerly, refuse
+    warm call             the last recording's call function, nothing else
+    call that is left     the program as it is, without a look at the call: nothing would serve it
+    cold call             any other (`cold.py`)
 
-Every call's effects happen exactly once, whichever way it ran. Prepare, act, commit: an entry changes only after the step
-that may fail has succeeded.
+Every call's effects happen exactly once, whichever way it ran.
 """
 
 from __future__ import annotations
@@ -19,40 +17,20 @@ from typing import Any
 from torch.autograd.profiler import record_function
 
 from treeplay.codegen import hide_from_dynamo
-from treeplay.errors import InternalError, Refusal
-from treeplay.observe import counters
-from treeplay.observe.events import log_event
-from treeplay.sandbox.boundary import Boundary, UninterruptedBlock, internal
-from treeplay.settings import settings
+from treeplay.sandbox.boundary import UninterruptedBlock
 from treeplay.torch_seam.dynamo import watching, without_dynamo
 from treeplay.torch_seam.flags import profiler
 from treeplay.torch_seam.modes import default_device, foreign_mode, is_mode_active, is_traced
-from treeplay.trace.call import Call
-from treeplay.trace.recordable import survey_call
-from treeplay.tree.all_sizes import AllSizes, ForAllSizes
-from treeplay.tree.answers import OBSERVED, OTHERS, OVER_BUDGET, Answers
-from treeplay.tree.auditing import audit_last
-from treeplay.tree.budget import Pause
+from treeplay.tree.all_sizes import AllSizes
+from treeplay.tree.answers import Answers
 from treeplay.tree.cache import Cache, no_recording
-from treeplay.tree.decide import Action, CallFacts, KeyPhase, decide
+from treeplay.tree.cold import ColdCalls
+from treeplay.tree.compile_all_sizes import ForAllSizes
 from treeplay.tree.gate import Gate
-from treeplay.tree.holdings import holdings
-from treeplay.tree.key import values_in_objects
 from treeplay.tree.launching import answer_raised
-from treeplay.tree.mismatch import cause_of
-from treeplay.tree.moved import bring_back
-from treeplay.tree.on_probation import next_step, timing_of
-from treeplay.tree.probation import ProbationStep
-from treeplay.tree.reasons import passing_object, too_often
-from treeplay.tree.recorders import recorders
-from treeplay.tree.recording import UNLIKE, CallRecorder, MakeRecording
-from treeplay.tree.table import Entry, Observation, Recording
-from treeplay.values.structure import Leaf
+from treeplay.tree.observing import CallObserver, Observe
+from treeplay.tree.recording import CallRecorder, MakeRecording
 from treeplay.wrap.emit import MISS
-
-Observe = Callable[[Callable[..., Any], Call], tuple[Any, list[Any]]]
-_MOST_OBSERVATIONS = 4
-_GONE = (KeyPhase.OUTDONE, KeyPhase.EVICTED)
 
 
 class Manager:
@@ -72,11 +50,12 @@ class Manager:
     ) -> None:
         self.gate = gate or Gate()
         self.program = program
-        self.observe = observe
         self.cache = Cache(name, may_free_numbers=not self.gate.is_opaque)
         self.answers = Answers(program, self.cache, self.gate, on_refusal=on_refusal)
-        self.recorder = CallRecorder(record, self.gate, self.answers)
-        self.all_sizes = AllSizes(for_all_sizes, observe, self.gate, self.answers)
+        observer = CallObserver(program, observe, self.gate, self.answers)
+        recorder = CallRecorder(record, self.gate, self.answers)
+        all_sizes = AllSizes(for_all_sizes, observe, self.gate, self.answers)
+        self._cold = ColdCalls(program, self.gate, self.answers, observer, recorder, all_sizes).answer
         self._lock = self.gate.lock
 
     # --- a warm call ----------------------------------------------------------------------------------------
@@ -172,174 +151,5 @@ class Manager:
             self.answers.replay_raised()
             raise error
         with UninterruptedBlock():
-            call = self.cache.call(args, kwargs)
+            call = self.cache.keys.call(args, kwargs)
             return answer_raised(self.answers, self.cache.entry_of(recording), recording, error, call)
-
-    # --- a cold call ----------------------------------------------------------------------------------------
-
-    def _cold(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with UninterruptedBlock():
-            if self.gate.closer is not None:
-                self.gate.wait()
-            self.cache.began = perf_counter()
-            if self.cache.warm_calls < self.cache.due and not is_mode_active():
-                out = self._at_a_glance(args, kwargs)
-                if out is not MISS:
-                    return out
-            call = Call(args, kwargs, [], Leaf(0))
-            try:
-                call = self.cache.call(args, kwargs)
-                key, entry = self.cache.find(call)
-                while entry.phase is KeyPhase.NEW and self.cache.varies(entry, key, call):
-                    call = self.cache.call(args, kwargs)
-                    key, entry = self.cache.find(call)
-            except Refusal as refusal:
-                return self.answers.refused(Entry({"unhashable": ""}), refusal, call)
-            except Exception as error:
-                return self.answers.broken(Entry({"unknown": ""}), internal(error, "making the key of a call"), call)
-            if entry.phase in _GONE and self._may_try_again(entry):
-                entry.phase, entry.reason = KeyPhase.NEW, None
-            if self.cache.warm_calls >= self.cache.due:
-                audit_last(self.answers, self.gate, call)
-            out = self.all_sizes.answer(entry, key, call)
-            if out is not MISS:
-                return out
-            if entry.phase is KeyPhase.NEW:
-                self.cache.look_around(entry, key, call)
-                if self.cache.comes_once(entry, key, call):
-                    return self.answers.refused(entry, Refusal(passing_object(self.program, call)), call)
-                if not self.cache.table.holds(entry) and not self.cache.admit(entry, key, call):
-                    return self.answers.left_alone(entry, call, OVER_BUDGET)
-                if entry.phase is KeyPhase.NEW:
-                    self.cache.compare(entry, key, call)
-            return self._with_entry(entry, call)
-
-    def _may_try_again(self, entry: Entry) -> bool:
-        """Whether a key may have another recording, whose recording went."""
-        self.cache.settle()
-        return self.cache.budget.may_try_again(entry) if entry.phase is KeyPhase.OUTDONE else holdings.admits(entry)
-
-    def _at_a_glance(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of the recording that served the last call with such arguments, or of the program if it is left alone
-        with them; else MISS. A key costs more than a try."""
-        found = self.cache.glances.find(args, kwargs, but=self.cache.last)
-        if found is None:
-            return MISS
-        if isinstance(found, Pause):
-            if not found.left:
-                return MISS
-            found.left -= 1
-            return self.answers.eagerly(found.entry, Call(args, kwargs, [], Leaf(0)), found.why)
-        entry, recording = found
-        if recording.probation is not None and recording.calls >= recording.probation.due:
-            return MISS
-        try:
-            out = recording.call(args, kwargs)
-        except Exception as error:
-            call = self.cache.call(args, kwargs)
-            return answer_raised(self.answers, entry, recording, error, call)
-        if out is not MISS:
-            self.cache.table.used(entry)
-            self._served(entry, recording)
-        return out
-
-    def _served(self, entry: Entry, recording: Recording) -> None:
-        self.cache.served(recording)
-        if recording.next_tier is not None:
-            self.recorder.promote(entry, recording)
-
-    def _with_entry(self, entry: Entry, call: Call) -> Any:
-        since = recorders.now()
-        for recording in reversed(entry.recordings):  # the newest first
-            step = next_step(self.cache, entry, recording)
-            if step is ProbationStep.GOES:
-                return self.answers.as_before(entry, call)
-            if step is ProbationStep.AS_IT_IS:
-                return self.answers.timed(entry, timing_of(recording, step), call)
-            try:
-                with timing_of(recording, step):
-                    out = recording.call(call.args, call.kwargs)
-                if out is MISS and bring_back(recording.moved):
-                    out = recording.call(call.args, call.kwargs)
-            except Exception as error:
-                return answer_raised(self.answers, entry, recording, error, call)
-            if out is not MISS:
-                self._served(entry, recording)
-                self.cache.glances.remember(call, entry, recording)
-                return out
-        if entry.phase in _GONE:
-            return self.answers.as_before(entry, call)
-        if entry.recordings and recorders.disturbed(since):
-            return self.answers.eagerly(entry, call, OTHERS)
-        if entry.phase is KeyPhase.OBSERVED and not self.cache.budget.allows(entry):
-            return self.answers.left_alone(entry, call, OVER_BUDGET)
-        with self.cache.budget.spending(entry):
-            self.cache.let_go(entry, call)
-        seen, has_changed = entry.observation(values_in_objects(call)), False
-        if seen is None and entry.was_observed and entry.tries and entry.observations:
-            entry.tries -= 1
-            # What changed since may be nothing to this program: the trace will tell.
-            seen, has_changed = entry.observations[-1], True
-        return self._without_recording(entry, call, seen, has_changed=has_changed)
-
-    def _without_recording(self, entry: Entry, call: Call, seen: Observation | None, *, has_changed: bool) -> Any:
-        match decide(CallFacts(entry.phase, seen is not None, entry.rerecordings, settings.max_rerecordings)):
-            case Action.OBSERVE:
-                if entry.phase is not KeyPhase.NEW:
-                    self._note_cause(entry, call)
-                return self._observe(entry, call)
-            case Action.RECORD:
-                if seen is None:
-                    raise InternalError("a call was to be recorded that was not observed")
-                if not self.cache.budget.allows(entry):
-                    return self.answers.left_alone(entry, call, OVER_BUDGET)
-                with self.cache.budget.spending(entry):
-                    out = self.recorder.record(entry, call, seen, has_changed=has_changed)
-                if out is not UNLIKE:
-                    return out
-                if has_changed:
-                    return self._without_recording(entry, call, None, has_changed=False)
-                return self._observe(entry, call)
-            case Action.REFUSE:
-                return self.answers.refused(entry, Refusal(too_often(self.cache.name, entry)), call)
-            case Action.RUN_EAGERLY:
-                return self.answers.as_before(entry, call)
-
-    def _observe(self, entry: Entry, call: Call) -> Any:
-        self.answers.count(entry, OBSERVED)
-        with self.cache.budget.spending(entry), self.gate.inside():
-            out, log = self.observe(self.program, call)
-            seen = self._seen(entry, call, log)
-        if seen is None or entry.phase is KeyPhase.REFUSED:  # by another thread, meanwhile
-            return out
-        del entry.observations[: -_MOST_OBSERVATIONS + 1]  # a later call may agree with one of them
-        entry.observations.append(seen)
-        entry.phase = KeyPhase.RECORDED if entry.recordings else KeyPhase.OBSERVED
-        entry.was_observed = True
-        self.cache.evict()
-        return out
-
-    def _seen(self, entry: Entry, call: Call, log: list[Any]) -> Observation | None:
-        """What was observed of a call that has had its effects; None where that breaks, and the next call is told."""
-        try:
-            with Boundary("observing a call"):
-                if (failure := getattr(log, "failure", None)) is not None:
-                    raise failure
-                # What the program itself counts up is as it leaves it: the trace finds such changes and names their line.
-                return Observation(log, survey_call(self.program, call).watched_only(), values_in_objects(call))
-        except Refusal as refusal:
-            self.answers.note_later(entry, refusal.reason)
-        except InternalError as error:
-            self.answers.note_broken(entry, error)
-        return None
-
-    def _note_cause(self, entry: Entry, call: Call) -> None:
-        """Why the recordings of this entry do not serve its call."""
-        entry.rerecordings += 1
-        if entry.is_told:
-            entry.is_told = False
-            return
-        told, what = cause_of(entry.recordings, entry.observations, call)
-        entry.causes.append(told)
-        log_event("guards", f"{self.cache.name}: no recording fits, since {told}")
-        counters.add("rerecordings", what)

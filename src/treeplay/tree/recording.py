@@ -68,7 +68,7 @@ class CallRecorder:
         except (Busy, UsageError):  # another call may find nobody in its way
             return answers.eagerly(entry, call, OTHERS)
         except _NumbersStay:
-            answers.cache.fix_numbers(entry, call)
+            answers.cache.keys.fix_numbers(entry, call)
             return answers.eagerly(entry, call, "a number that varies is no input")
         except TooEarly as early:
             entry.waits += 1

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+HEAP = 1 << 9
+"""The flag of classes that Python code made, or an extension in the same way."""
+
 
 def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
     """As `isinstance`, without asking `value` for its `__class__`."""

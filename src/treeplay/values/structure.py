@@ -1,31 +1,17 @@
-"""Nested containers taken apart and put together: dict, list, tuple, namedtuple, dataclass, and objects that hold tensors.
+"""The structure of nested containers, apart from what is in them: dict, list, tuple, namedtuple, dataclass, and objects.
 
-{"a": t, "b": (t2, 3)}  ->  leaves [t, t2, 3] and Structure(dict, ("a", "b"), (leaf 0, Structure(tuple, ...)))
-Batch(x=t)              ->  leaves [t]        and Structure(Batch, (), (Structure(dict, ("x",), (leaf 0,)),), ("__dict__",))
+`flatten` takes a value apart into leaves and a `Structure`, `unflatten` puts it together again. Two values of one structure
+have their leaves in the same order.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
-import types
-import typing
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 DICTS = (dict, OrderedDict)
-_BASES: tuple[Any, ...] = (OrderedDict, defaultdict, dict, list, tuple, types.SimpleNamespace)  # objects may be such
-_PLAIN = frozenset({*DICTS, list, tuple})
-_DEEPEST = 100
-_HEAP = 1 << 9  # of classes that Python code made
-_MOST_SEARCHED = 1000  # objects
-_MOST_OPENED = 100
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_NO_BATCHES = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, type, enum.Enum, *_SYMBOLS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,161 +70,16 @@ def is_dataclass_value(value: Any) -> bool:
     return not has_more and all(field.init and hasattr(value, field.name) for field in fields)
 
 
-LeafTest = Callable[[Any], bool]
-_TakenApart = tuple[tuple[Any, ...], Iterable[Any], tuple[str, ...] | None]
-
-
 def is_unhashable(value: Any) -> bool:
     """Whether `value` says of itself that it may change: no other object can be asked whether it is the same."""
     return type(value).__hash__ is None
 
 
-def flatten(
-    value: Any, is_leaf: LeafTest | None = None, opens: LeafTest | None = None
-) -> tuple[list[Any], Leaf | Structure]:
-    """Take `value` apart: its leaves in order, and the structure that puts them together again.
-
-    A container that contains itself is a leaf where it comes again, and so is one deeper than any program means. Containers
-    inside of `value` for which `is_leaf` says so are not taken apart either. Objects are, for which `opens` says so, and
-    those inside of them that hold tensors.
-    """
-    leaves: list[Any] = []
-    return leaves, _Flattening(leaves, is_leaf, opens).take_apart(value, ())
-
-
-@dataclass(frozen=True, slots=True)
-class _Flattening:
-    leaves: list[Any]
-    is_leaf: LeafTest | None
-    opens: LeafTest | None
-    opened: set[int] = field(default_factory=set)  # objects inside of others, each of which is opened once, by `id`
-
-    def take_apart(self, value: Any, above: tuple[int, ...], *, is_inside: bool = False) -> Leaf | Structure:
-        """`above`: the containers that `value` is in, by `id`. `is_inside` of an object."""
-        is_closed = above and self.is_leaf is not None and self.is_leaf(value)
-        opened = None if is_closed else self._open(value, above, is_inside=is_inside)
-        if opened is None:
-            self.leaves.append(value)
-            return Leaf(len(self.leaves) - 1)
-        above = (*above, id(value))
-        keys, parts, rest = opened
-        is_inside |= rest is not None
-        taken = tuple(self.take_apart(part, above, is_inside=is_inside) for part in parts)
-        return Structure(type(value), keys, taken, rest)
-
-    def _open(self, value: Any, above: tuple[int, ...], *, is_inside: bool) -> _TakenApart | None:
-        """The keys, the parts and the attributes of a container; None for whatever is a leaf."""
-        opened = _open(value, above)
-        if (
-            opened is not None
-            or self.opens is None
-            or not may_open(value)
-            or id(value) in above
-            or len(above) > _DEEPEST
-        ):
-            return opened
-        if is_inside:
-            if id(value) in self.opened or len(self.opened) >= _MOST_OPENED:
-                return None  # what refers to its surroundings leads to each object on many ways
-            self.opened.add(id(value))
-            return _open_object(value) if self.opens(value) or holds_tensors(value) else None
-        return _open_object(value) if self.opens(value) else None
-
-
-def _open(value: Any, above: tuple[int, ...] = ()) -> _TakenApart | None:
-    """The keys and the parts of a container that is no more than these; inside of containers with these `id`s."""
-    cls = type(value)
-    if cls not in _PLAIN and not hasattr(cls, "__dataclass_fields__") and not issubclass(cls, tuple):
-        return None
-    if id(value) in above or len(above) > _DEEPEST:
-        return None
-    if is_dataclass_value(value):
-        names = tuple(field.name for field in dataclasses.fields(cls))
-        return names, [getattr(value, name) for name in names], None
-    if cls in DICTS:
-        return tuple(value), value.values(), None
-    if cls in _PLAIN or is_named_result(cls) or (is_namedtuple(cls) and not getattr(value, "__dict__", None)):
-        return (), tuple.__iter__(value) if issubclass(cls, tuple) else value, None
-    return None
-
-
-# --- objects ------------------------------------------------------------------------------------------------
-
-
-def may_open(value: Any) -> bool:
-    """Whether `value` is an object which is its attributes, and the items of a builtin container if it is one, and no more."""
-    cls = type(value)
-    if issubclass(cls, _NO_BATCHES) or callable(value) or hasattr(cls, "__next__"):
-        return False
-    if any(not base.__flags__ & _HEAP and base not in (object, typing.Generic, *_BASES) for base in cls.__mro__):
-        return False
-    tables = [vars(base)["__dict__"] for base in cls.__mro__ if base.__flags__ & _HEAP and "__dict__" in vars(base)]
-    is_made_here = bool(cls.__flags__ & _HEAP) or cls in (defaultdict, types.SimpleNamespace)
-    return is_made_here and all(type(table) is types.GetSetDescriptorType for table in tables)
-
-
-def base_of(cls: type) -> Any:
-    """The builtin container that a class is made of, by whose methods its items are found; `object` if none."""
-    return next((base for base in _BASES if issubclass(cls, base)), object)
-
-
-def holds_tensors(value: Any) -> bool:
-    """Whether there is a tensor in an object, or in the containers and objects that are in it."""
-    waiting, seen = [value], {id(value): value}
-    while waiting and len(seen) < _MOST_SEARCHED:
-        found = waiting.pop()
-        opened = _open(found) or (_open_object(found) if may_open(found) else None)
-        for part in opened[1] if opened is not None else ():
-            if isinstance(part, torch.Tensor):
-                return True
-            if id(part) not in seen:
-                seen[id(part)] = part
-                waiting.append(part)
-    return False
-
-
-def _open_object(value: Any) -> _TakenApart | None:
-    cls = type(value)
-    base = base_of(cls)
-    keys = tuple(base.__iter__(value)) if issubclass(base, dict) else ()
-    if issubclass(base, dict):
-        parts = [base.__getitem__(value, key) for key in keys]
-    else:
-        parts = list(base.__iter__(value)) if base in (list, tuple) else []
-    rest = _attributes_of(cls)
-    try:
-        return keys, [*parts, *(object.__getattribute__(value, name) for name in rest)], rest
-    except AttributeError:  # a slot without a value
-        return None
-
-
-def _attributes_of(cls: type) -> tuple[str, ...]:
-    slots = [name for base in cls.__mro__ for name, at in vars(base).items() if type(at) is types.MemberDescriptorType]
-    table = ("__dict__",) if cls.__dictoffset__ else ()
-    return (*table, *dict.fromkeys(slots))
-
-
-def parts_in(structure: Structure, value: Any) -> list[Any]:
-    """The parts of a value that has this structure."""
-    if structure.rest is None:
-        opened = _open(value)
-        return list(opened[1]) if opened is not None else []
-    opened = _open_object(value)
-    return list(opened[1]) if opened is not None else []
-
-
-def attributes_in(structure: Leaf | Structure, value: Any) -> Iterator[tuple[Any, str, set[int]]]:
-    """The attributes of the objects in `value`: the object, the name, and the indices of the leaves below."""
+def classes_in(structure: Leaf | Structure) -> set[type]:
+    """The classes of the containers in `structure`."""
     if isinstance(structure, Leaf):
-        return
-    parts = parts_in(structure, value)
-    for part, inner in zip(structure.parts, parts, strict=False):
-        yield from attributes_in(part, inner)
-    for name, part in zip(structure.rest or (), structure.parts[len(structure.items) :], strict=True):
-        if name == "__dict__" and isinstance(part, Structure):
-            yield from ((value, key, indices_in(below)) for key, below in zip(part.keys, part.parts, strict=True))
-        elif name != "default_factory":
-            yield value, name, indices_in(part)
+        return set()
+    return {structure.cls}.union(*(classes_in(part) for part in structure.parts))
 
 
 def indices_in(structure: Leaf | Structure) -> set[int]:
@@ -253,99 +94,6 @@ def indices_in_objects(structure: Leaf | Structure) -> set[int]:
     items = structure.items
     attributes = structure.parts[len(items) :]
     return set().union(*map(indices_in_objects, items), *map(indices_in, attributes))
-
-
-def containers(structure: Leaf | Structure, value: Any, name: str) -> Iterator[tuple[str, Any, Structure]]:
-    """The containers in a value of this structure, each by the name of the variable that a call function has it in."""
-    if isinstance(structure, Structure):
-        yield name, value, structure
-        for index, (part, inner) in enumerate(zip(structure.parts, parts_in(structure, value), strict=False)):
-            yield from containers(part, inner, f"{name}_{index}")
-
-
-def given_containers(structure: Leaf | Structure, args: Any, kwargs: Any) -> Iterator[tuple[str, Any, Structure]]:
-    """The containers among the arguments of a call."""
-    if isinstance(structure, Structure):
-        for start, values, of in zip(("args", "kwargs"), (args, list(kwargs.values())), structure.parts, strict=True):
-            for index, (value, part) in enumerate(zip(values, of.parts, strict=False)):  # type: ignore[union-attr]
-                yield from containers(part, value, f"{start}_{index}")
-
-
-def twins_in(structure: Leaf | Structure, value: Any) -> tuple[int, ...]:
-    """For each container in a value, the number of the first place that holds it: `(d, d)` gives (0, 1, 1)."""
-    first: dict[int, int] = {}
-    return tuple(first.setdefault(id(value), at) for at, (_, value, _) in enumerate(containers(structure, value, "")))
-
-
-def unflatten(structure: Leaf | Structure, leaves: list[Any], twins: tuple[int, ...] = ()) -> Any:
-    """Put leaves together again, as they are: what a constructor would do besides, it has done when they were taken apart.
-
-    With `twins`, what was one container in several places is one again."""
-    return _unflatten(structure, leaves, iter(twins), {})
-
-
-def _unflatten(structure: Leaf | Structure, leaves: list[Any], twins: Iterator[int], made: dict[int, Any]) -> Any:
-    if isinstance(structure, Leaf):
-        return leaves[structure.index]
-    number = next(twins, None)
-    value = _put_together(structure, [_unflatten(part, leaves, twins, made) for part in structure.parts])
-    return value if number is None else made.setdefault(number, value)
-
-
-def _put_together(structure: Structure, parts: list[Any]) -> Any:
-    if structure.rest is not None:
-        return object_of(structure.cls, structure.keys, structure.rest, parts)
-    if structure.is_named:
-        if takes_fields_only(structure.cls):
-            return structure.cls(**dict(zip(structure.keys, parts, strict=True)))
-        return with_fields(structure.cls, structure.keys, parts)
-    if structure.cls in DICTS:
-        return structure.cls(zip(structure.keys, parts, strict=True))
-    return tuple.__new__(structure.cls, parts) if is_namedtuple(structure.cls) else structure.cls(parts)
-
-
-def object_of(cls: type, keys: tuple[Any, ...], rest: tuple[str, ...], parts: Sequence[Any]) -> Any:
-    """An object that has these items and attributes, without a call of its constructor."""
-    base = base_of(cls)
-    items, attributes = parts[: len(parts) - len(rest)], parts[len(parts) - len(rest) :]
-    made: Any = base.__new__(cls, items) if base is tuple else base.__new__(cls)
-    if issubclass(base, dict):
-        base.update(made, zip(keys, items, strict=True))
-    elif base is list:
-        base.extend(made, items)
-    for name, value in zip(rest, attributes, strict=True):
-        if name == "__dict__":
-            object.__getattribute__(made, name).update(value)
-        else:
-            object.__setattr__(made, name, value)
-    return made
-
-
-def takes_fields_only(cls: type) -> bool:
-    """Whether the constructor of a dataclass puts its fields where they belong and does nothing else; or whether there is
-    no other way to make one, since it is a builtin container too."""
-    if not all(base is object or base.__flags__ & _HEAP for base in cls.__mro__):
-        return True
-    code = getattr(getattr(cls, "__init__", None), "__code__", None)
-    is_generated = code is not None and code.co_filename == "<string>"
-    hooked = [name for name in ("__new__", "__setattr__") if getattr(cls, name) is not getattr(object, name)]
-    is_frozen = hooked == ["__setattr__"] and cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    return is_generated and (not hooked or is_frozen) and not hasattr(cls, "__post_init__")
-
-
-def with_fields(cls: type, names: Iterable[str], values: Iterable[Any]) -> Any:
-    """An instance of a dataclass that has these fields, without a call of its constructor."""
-    made: Any = object.__new__(cls)
-    for name, value in zip(names, values, strict=True):
-        object.__setattr__(made, name, value)
-    return made
-
-
-def classes_in(structure: Leaf | Structure) -> set[type]:
-    """The classes of the containers in `structure`."""
-    if isinstance(structure, Leaf):
-        return set()
-    return {structure.cls}.union(*(classes_in(part) for part in structure.parts))
 
 
 def paths(structure: Leaf | Structure, start: str = "$") -> list[str]:

@@ -24,11 +24,10 @@ import torch
 
 from treeplay.codegen import Source, list_of, tuple_of
 from treeplay.codegen.idioms import NO_GRAD, note_writes, switched
-from treeplay.errors import DidNotPass, InternalError, TakenBack
+from treeplay.errors import DidNotPass, TakenBack
 from treeplay.torch_seam import flags
 from treeplay.values.output import Static
 from treeplay.values.place import Binding, How
-from treeplay.values.same import is_same
 from treeplay.values.signature import (
     Argument,
     Gone,
@@ -39,16 +38,10 @@ from treeplay.values.signature import (
     Write,
 )
 from treeplay.values.spec import TensorSpec
-from treeplay.values.structure import (
-    DICTS,
-    Leaf,
-    Structure,
-    base_of,
-)
 from treeplay.wrap.ambience import Ambience as Ambience
 from treeplay.wrap.conditions import AreOne, GuardsHold
-from treeplay.wrap.of_signature import of_arguments, of_numbers, of_places, of_state, of_tensors
-from treeplay.wrap.results import ResultText
+from treeplay.wrap.of_signature import of_numbers, of_places, of_state, of_tensors
+from treeplay.wrap.take_apart import ArgumentText
 from treeplay.wrap.take_back import TakeBack
 
 
@@ -81,15 +74,14 @@ def emit_call(signature: Signature, ambience: Ambience, parts: CallParts, *, nam
     return _CallEmitter(signature, ambience, parts).written(name)
 
 
-class _CallEmitter(ResultText):
+class _CallEmitter(ArgumentText):
     """Conditions, the call, and what follows it, in this order."""
 
     def __init__(self, signature: Signature, ambience: Ambience, parts: CallParts) -> None:
-        super().__init__(MISS=MISS, run=parts.run, check=parts.check)
+        super().__init__(signature, MISS=MISS, run=parts.run, check=parts.check)
         self.signature = signature
         self.ambience = ambience
         self.parts = parts
-        self.of_leaves = [*of_arguments(signature)]
         self.kept: list[str] = []  # lines that find the state which stays what it is while the guards hold
         self.is_compared: set[int] = set()  # places that these lines compare
         self.launched = 0  # lines of the body up to the end of the launch
@@ -136,66 +128,6 @@ class _CallEmitter(ResultText):
         specs = [leaf for leaf in self.signature.leaves if type(leaf) is TensorSpec]
         specs += [item.spec for item in self.signature.inputs if isinstance(item.source, State)]
         return {spec.device.type for spec in specs}
-
-    def arguments(self, structure: Leaf | Structure) -> None:
-        if isinstance(structure, Leaf):
-            raise InternalError("a call's arguments are a pair of args and kwargs, not a leaf")
-        args, kwargs = structure.parts
-        self.take_apart("args", args, is_known=True)
-        self.take_apart("kwargs", kwargs, is_known=True)
-
-    def take_apart(self, value: str, structure: Leaf | Structure, *, is_known: bool = False) -> None:
-        """Lines that take `value` apart as recorded; `is_known` where its class cannot differ."""
-        if isinstance(structure, Leaf):
-            self.leaves[structure.index] = value
-            self.of_leaves[structure.index].write(self)
-            return
-        self.leaves[value] = value
-        if not is_known:
-            self.require(f"type({value}) is {self.constant(structure.cls)}")
-        if structure.is_array:
-            self.add(f"{value}_0 = {self.use('from_numpy', torch.from_numpy)}({value})")
-            self.take_apart(f"{value}_0", structure.parts[0])
-            return
-        if structure.rest is not None:
-            self.take_object_apart(value, structure)
-            return
-        count = len(structure.parts)
-        if structure.cls in DICTS and count and not is_known:
-            names, expected = f"tuple({value})", self.constant(structure.keys)  # and their order
-            if all(type(key) is str for key in structure.keys):
-                self.require(f"{names} == {expected}")
-            else:
-                self.require(f"{self.use('is_same', is_same)}({names}, {expected})")
-        elif not structure.is_named:
-            self.require(f"len({value}) == {count}" if count else f"not {value}")
-        for index, part in enumerate(structure.parts):
-            variable = f"{value}_{index}"
-            if structure.is_named:
-                step = f"{value}.{structure.keys[index]}"
-            elif structure.keys:
-                step = f"{value}[{self.literal(structure.keys[index])}]"
-            else:
-                step = f"{value}[{index}]"
-            self.add(f"{variable} = {step}")
-            self.take_apart(variable, part)
-
-    def take_object_apart(self, value: str, structure: Structure) -> None:
-        """Lines that take an object apart, by the methods of what it is made of."""
-        base, count = base_of(structure.cls), len(structure.items)
-        text = self.constant(base)
-        if issubclass(base, dict):
-            found = f"tuple({text}.__iter__({value}))"
-            self.require(f"{self.use('is_same', is_same)}({found}, {self.constant(structure.keys)})")
-        elif base in (list, tuple):
-            self.require(f"{text}.__len__({value}) == {count}")
-        read = self.use("attribute_of", object.__getattribute__)
-        keys = [self.literal(key) for key in structure.keys] or range(count)
-        steps = [f"{text}.__getitem__({value}, {key})" for key in keys]
-        steps += [f"{read}({value}, {name!r})" for name in structure.rest or ()]
-        for index, (step, part) in enumerate(zip(steps, structure.parts, strict=True)):
-            self.add(f"{value}_{index} = {step}")
-            self.take_apart(f"{value}_{index}", part)
 
     def conditions(self) -> None:
         """Conditions on what the program reaches; the native check of all tensors; conditions on these and on numbers."""

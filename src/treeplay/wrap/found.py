@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from treeplay.trace.call import Call
+from treeplay.values.flatten import given_containers
 from treeplay.values.place import Binding, How
 from treeplay.values.signature import Argument, Constant, GivenContainer, State
 from treeplay.values.spec import TensorSpec
-from treeplay.values.structure import given_containers
 from treeplay.wrap.places import Operand
 
 

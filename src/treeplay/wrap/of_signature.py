@@ -23,20 +23,8 @@ from treeplay.values.signature import (
 )
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import as_written, paths
-from treeplay.wrap.conditions import (
-    Anything,
-    AreOne,
-    Begins,
-    Branches,
-    Condition,
-    Fits,
-    GuardsHold,
-    HasLength,
-    IsLeaf,
-    IsNumber,
-    IsValue,
-    SizesAre,
-)
+from treeplay.wrap.conditions import Anything, AreOne, Begins, Condition, Fits, GuardsHold, HasLength, IsLeaf, IsValue
+from treeplay.wrap.conditions_on_numbers import Branches, IsNumber, SizesAre
 from treeplay.wrap.places import Operand
 
 

@@ -11,15 +11,8 @@ from treeplay.codegen.idioms import view_of
 from treeplay.values.layout import Layout
 from treeplay.values.output import Cast, Fresh, SameAsInput, Static, View
 from treeplay.values.signature import Built, GivenContainer, Ref, StateContainer
-from treeplay.values.structure import (
-    DICTS,
-    Leaf,
-    Structure,
-    is_namedtuple,
-    object_of,
-    takes_fields_only,
-    with_fields,
-)
+from treeplay.values.structure import DICTS, Leaf, Structure, is_namedtuple
+from treeplay.values.unflatten import object_of, takes_fields_only, with_fields
 from treeplay.wrap.places import CallText
 
 

@@ -10,7 +10,7 @@ import torch
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 from treeplay.errors import PatternChanged, Refusal
-from treeplay.wrap.aot.node import LazyBackward
+from treeplay.wrap.aot.lazy_backward import LazyBackward
 from treeplay.wrap.aot.subclasses import plain_parts
 from wrap.aot.effects import LOG, logged
 from wrap.aot.oracle import min_cut, numbers, twin, wrapped

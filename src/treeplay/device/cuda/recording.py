@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch.cuda import is_current_stream_capturing as is_capturing
 
-from treeplay.device.cuda.captured import CapturedGraph, capture_work
+from treeplay.device.cuda.capture_work import capture_work
+from treeplay.device.cuda.captured import CapturedGraph
 from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.launch import weakly
 from treeplay.device.cuda.poisoned import differences

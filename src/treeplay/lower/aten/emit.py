@@ -30,18 +30,15 @@ import torch.fx
 from treeplay.codegen import tuple_of
 from treeplay.codegen.idioms import note_writes
 from treeplay.errors import LoweringError
-from treeplay.lower.aten.memory import GraphArena, below_autograd, empty_like_spec, result_specs
+from treeplay.lower.aten.into_arena import IntoArena
+from treeplay.lower.aten.memory import GraphArena, below_autograd, empty_like_spec
 from treeplay.lower.aten.numbers import NumberText
 from treeplay.lower.aten.ops import (
     COPIES,
     EMPTY,
     KEEPS_FOR_BACKWARD,
-    OutForm,
     aten,
-    fill_value,
     is_inplace_view,
-    out_form,
-    returns_count,
 )
 from treeplay.lower.aten.storage import Home, Node, Storage, StoragePlan, written_by
 from treeplay.lower.aten.text import GraphText, Meaning
@@ -64,10 +61,14 @@ class GraphEmitter:
     text: GraphText
     numbers: NumberText
     allocating: Counter[str] = field(default_factory=Counter)
+    _arena: IntoArena = field(init=False)
     _makes: dict[Node, list[Storage]] = field(default_factory=dict)
     _first: dict[Node, Meaning] = field(default_factory=dict)
     _views: dict[tuple[Any, ...], Meaning] = field(default_factory=dict)
     _locals: dict[Storage | Node, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def __post_init__(self) -> None:
+        self._arena = IntoArena(self.layout, self.memory, self.text, self.numbers)
 
     def write(self) -> None:
         """Write the whole function."""
@@ -158,7 +159,7 @@ class GraphEmitter:
         if home is Home.CONSTANT:
             self.text.bind_static(node, self._constant(node, op))
         elif home is Home.ARENA:
-            self._write_into_arena(node, op, makes)
+            self._arena.write(node, op, makes)
         elif op in EMPTY and node.meta["spec"].device.type == "cpu":
             spec: TensorSpec = node.meta["spec"]
             make = self.text.name(empty_strided_host, "empty_strided")
@@ -168,50 +169,6 @@ class GraphEmitter:
             if all(storage.home is Home.OWN for storage in makes):
                 self.allocating[str(op)] += 1
             self._write_call(node, op)
-
-    def _write_into_arena(self, node: Node, op: OpOverload, makes: list[Storage]) -> None:
-        if returns_count(op) == 1:
-            buffer = makes[0]
-            tensor = self.memory.tensor(buffer.birth.meta["storage"], node.meta["spec"], node.meta["offset"])
-            self.text.bind_static(node, tensor)
-        value = fill_value(op, node.args)
-        if op in EMPTY:
-            return
-        if op in COPIES:
-            words = self.text.call(aten.copy_.default, (node, node.args[0]), {})
-        elif value is not None:
-            words = self.text.call(aten.fill_.Scalar, (node, value), {})
-        else:
-            words = self._out_call(node, op)
-        self.text.add(words)
-
-    def _out_call(self, node: Node, op: OpOverload) -> str:
-        form = out_form(op)
-        assert form is not None
-        outs = self._outs(node, op, form)
-        _, args = self.numbers.with_cell(form.base, node.args)  # the form takes a cell where it takes a number
-        return self.text.call(form.op, (*args, *form.more), dict(node.kwargs), outs)
-
-    def _outs(self, node: Node, op: OpOverload, form: OutForm) -> dict[str, Any]:
-        if len(form.outs) == 1:
-            return {form.outs[0]: self.text.env[node]}
-        parts: dict[Any, Any] = {user.args[1]: user for user in node.users}
-        specs = None
-        for index in range(len(form.outs)):
-            part = parts.get(index)
-            if part is not None:
-                self.text.bind_static(part, self._in_arena(part))
-                parts[index] = self.text.env[part]
-                continue
-            # A result that nobody uses: the kernel writes it all the same.
-            specs = specs or node.meta.get("results") or result_specs(op, *_as_specs(node))
-            unused = self.memory.keep(empty_like_spec(specs[index]))
-            parts[index] = Meaning("unused", empty_like_spec(specs[index], "meta"), unused)
-        return {name: parts[index] for index, name in enumerate(form.outs)}
-
-    def _in_arena(self, node: Node) -> torch.Tensor:
-        storage = self.layout.of[node].birth.meta["storage"]
-        return self.memory.tensor(storage, node.meta["spec"], node.meta["offset"])
 
     def _write_writer(self, node: Node, op: OpOverload) -> None:
         target = next(written_by(node))
@@ -226,7 +183,7 @@ class GraphEmitter:
             return
         if op is aten.as_strided.default and node in self.layout.of and self.layout.of[node].home is Home.ARENA:
             # Its offset counts from the start of the storage: in the trace the tensor's own, here the whole arena.
-            self.text.bind_static(node, self._in_arena(node))
+            self.text.bind_static(node, self._arena.tensor_of(node))
             return
         made = below_autograd(op, *map(self.text.value, node.args), **node.kwargs)
         bases = [self.text.value(item) for item in node.all_input_nodes]
@@ -311,8 +268,3 @@ def _view_key(node: Node) -> tuple[Any, ...]:
 
 def _memory_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _as_specs(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda item: item.meta.get("spec", 0.5))
-    return args, kwargs

@@ -20,7 +20,7 @@ from treeplay.torch_seam.modes import is_wrapper
 from treeplay.torch_seam.tensors import shares_storage
 from treeplay.values.layout import Layout
 from treeplay.values.location import Location
-from treeplay.wrap.aot.capture import refusal
+from treeplay.wrap.aot.findings import refusal
 from treeplay.wrap.aot.opening import dtype_of
 from treeplay.wrap.aot.overlap import overlap, span
 from treeplay.wrap.aot.plan import Base, CommonBase, Member

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,35 +12,24 @@ import torch
 from treeplay.errors import Refusal, UsageError
 from treeplay.graph_check import check_module
 from treeplay.observe.lines import is_users
-from treeplay.torch_seam import context as torch_context
-from treeplay.torch_seam import fakes, flags
+from treeplay.torch_seam import fakes
 from treeplay.torch_seam.aot import Traced, is_written_by_graph
 from treeplay.trace.call import home_of
-from treeplay.wrap.aot.again import HigherDerivatives, Onward, Repeat, fingerprint, origins_of, why_not
+from treeplay.wrap.aot.again import HigherDerivatives, Repeat, fingerprint
 from treeplay.wrap.aot.arrange import Arrangement, RunNotes, arrange, needs_arrangement
-from treeplay.wrap.aot.capture import TraceFindings, captured, refusal
+from treeplay.wrap.aot.capture import captured
 from treeplay.wrap.aot.checks import check_of
-from treeplay.wrap.aot.compilers import ARGUMENT, INNER, VISIBLE, Boxed, Compile, Compilers, take_one_list
-from treeplay.wrap.aot.first_call import Instead, first_call
-from treeplay.wrap.aot.inner import inner_values_last
-from treeplay.wrap.aot.kept import kept_inputs, overwritten_inputs
+from treeplay.wrap.aot.compiled_call import load_inference, load_training
+from treeplay.wrap.aot.compilers import Compilers
+from treeplay.wrap.aot.findings import TraceFindings, refusal
 from treeplay.wrap.aot.later import forward_writes, take_out
 from treeplay.wrap.aot.layouts import reshaped_and_back
-from treeplay.wrap.aot.load import load_call
 from treeplay.wrap.aot.names import names_of, usable_names
-from treeplay.wrap.aot.node import Compiled, LazyBackward, as_it_lies
-from treeplay.wrap.aot.partial import without_gradients
-from treeplay.wrap.aot.plan import CallPlan, LateWrite
 from treeplay.wrap.aot.planning import plan_call
-from treeplay.wrap.aot.planning_node import plan_node, saved_by
 from treeplay.wrap.aot.probe import apart, written_by
-from treeplay.wrap.aot.random_states import generator_inputs
-from treeplay.wrap.aot.redrawn import draws_of
 from treeplay.wrap.aot.shared_results import with_common_values
-from treeplay.wrap.aot.stashed import compute_once_what_is_stashed
 from treeplay.wrap.aot.subclass_rules import explained
-from treeplay.wrap.aot.surroundings import refuse_backward_states, refuse_compiled_autograd, run_in_callers_context
-from treeplay.wrap.aot.writes_inside import write_inside, writes_of_forward
+from treeplay.wrap.aot.surroundings import refuse_backward_states
 
 
 def wrap_function(
@@ -190,7 +178,7 @@ def _build(task: _Task, trace: _FunctionTrace) -> Any:
     checks = tuple(map(check_of, task.samples)) if task.is_checked else ()
     plan = dataclasses.replace(with_common_values(traced, plan), checks=checks, awaited=task.awaited)
     if not traced.is_joint:
-        return _load_inference(traced, plan, compilers)
+        return load_inference(traced, plan, compilers)
     again = None
     if compilers.plain is not None:
         plain = dataclasses.replace(compilers.plain(), decompositions=compilers.decompositions)
@@ -198,7 +186,7 @@ def _build(task: _Task, trace: _FunctionTrace) -> Any:
         again = HigherDerivatives(repeat, wrap_function, plain, task.arrangement, mark=mark)
     late = take_out(traced, plan, seen.line(), lambda: task.writes_in_graph(trace))
     check_module(traced.graph, "the backward's writes were taken out")
-    return _load_training(traced, plan, late, compilers, again)
+    return load_training(traced, plan, late, compilers, again)
 
 
 def _located(refused: Refusal, function: Callable[..., Any]) -> Refusal:
@@ -211,115 +199,3 @@ def _located(refused: Refusal, function: Callable[..., Any]) -> Refusal:
 
 def _itself(function: Callable[..., Any]) -> Repeat:
     return lambda inputs: contextlib.nullcontext(function)
-
-
-def _load_inference(traced: Traced, plan: CallPlan, compilers: Compilers) -> Any:
-    """The call around a graph without a backward."""
-    _mark_arguments(traced.graph, plan)
-    with torch.no_grad():
-        _mark_visible(traced.graph, plan)
-        instead = _first_call(traced.graph, plan, compilers)
-        run = compilers.inference(traced.graph, traced.inputs)
-    return load_call(plan, run, instead=instead, is_boxed=compilers.is_boxed, direct=compilers.direct)
-
-
-def _load_training(
-    traced: Traced, plan: CallPlan, late: tuple[LateWrite, ...], compilers: Compilers, again: HigherDerivatives | None
-) -> Any:
-    """The call around a forward and its node, whose backward is compiled when it is first needed."""
-    _mark_arguments(traced.graph, plan)
-    refuse_compiled_autograd()
-    with torch.no_grad():
-        compute_once_what_is_stashed(traced.graph)
-        overwritten = overwritten_inputs(traced)
-        forward, backward = compilers.partition(
-            traced.graph,
-            traced.inputs,
-            num_fwd_outputs=plan.returned_values,
-            static_lifetime_input_indices=[],
-        )
-        writes = writes_of_forward(traced, forward, plan, late)
-        unseen = [write.value for write in writes]
-        inner = inner_values_last(forward, backward, returned=plan.returned_values, unseen=unseen)
-        node = plan_node(traced, plan, forward, backward, late, inner=inner)
-        origins = origins_of(traced.facts, node.differentiable)
-        saved, is_every = saved_by(forward, plan), compilers.keeps_inputs
-        kept = kept_inputs(traced, node, forward, saved, overwritten, is_every=is_every)
-        why = compilers.why_once or why_not(traced, node, forward, kept)
-        if why is None and again is not None:
-            node = dataclasses.replace(node, inputs=kept, draws=draws_of(forward))
-        _mark_visible(forward, plan)
-        first = plan.returned_values + node.first_inner
-        forward.graph.output_node().meta[INNER] = (first, first + node.inner)
-        plan, node = write_inside(forward, plan, node, writes)
-        onward = Onward(again if why is None else None, why, node, origins)
-        plan = dataclasses.replace(plan, node=node)
-        instead = _first_call(forward, plan, compilers)
-        run = compilers.forward(forward, [*traced.inputs[0], *traced.inputs[2:4], *generator_inputs(forward)])
-    tangents = 0 if node.is_whole else len(node.tangents)
-    lazy = LazyBackward(
-        _later(compilers.backward, backward, tangents, is_boxed=compilers.is_boxed),
-        tangents,
-        inner=node.first_inner if node.inner else None,
-    )
-    boxed = _called(lazy, backward)
-    call = load_call(
-        plan,
-        run,
-        boxed,
-        onward=onward,
-        instead=instead,
-        is_boxed=compilers.is_boxed,
-        direct=compilers.direct,
-    )
-    call.backward = lazy
-    return call
-
-
-def _called(lazy: LazyBackward, backward: torch.fx.GraphModule) -> Boxed:
-    """The backward as it is called: with its caller's context variables."""
-    return functools.partial(run_in_callers_context, lazy) if _is_threaded(backward) else lazy
-
-
-def _is_threaded(backward: torch.fx.GraphModule) -> bool:
-    """Whether the autograd engine runs this on a thread of its own, as it does for devices."""
-    values = [node.meta.get("val") for node in backward.graph.nodes if node.op == "placeholder"]
-    return any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in values)
-
-
-def _first_call(graph: torch.fx.GraphModule, plan: CallPlan, compilers: Compilers) -> Instead | None:
-    return first_call(graph, alias_check=compilers.alias_check, has_wrappers=plan.opened is not None)
-
-
-def _mark_arguments(graph: torch.fx.GraphModule, plan: CallPlan) -> None:
-    """Note at the placeholders of arguments where these stand in the call. The split into two graphs keeps such notes."""
-    nodes = graph.graph.find_nodes(op="placeholder")
-    for places, position in zip(plan.places_of_inputs(), plan.inputs, strict=True):
-        if position < len(plan.arguments):  # the others are bases
-            for at in places:
-                nodes[at].meta[ARGUMENT] = position
-
-
-def _mark_visible(graph: torch.fx.GraphModule, plan: CallPlan) -> None:
-    """Note which results a user sees: after the new contents of arguments, and before what the backward needs."""
-    visible = plan.places_of_values()[len(plan.writes) :]
-    graph.graph.output_node().meta[VISIBLE] = tuple(at for places in visible for at in places)
-
-
-def _later(
-    compiler: Compile, backward: torch.fx.GraphModule, tangents: int, *, is_boxed: bool
-) -> Callable[[tuple[int, ...], Sequence[Any]], Compiled]:
-    """Compile the backward when it is first needed, from a copy of its graph and as if still in this trace."""
-    context = torch_context.keep_tracing_context()
-
-    def compile_backward(missing: tuple[int, ...], values: Sequence[Any]) -> Compiled:
-        with context(), torch.no_grad():
-            module, taken = without_gradients(backward, tangents, missing)
-            check_module(module, "missing gradients were left out")
-            traced = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-            inputs = [as_it_lies(fake, values[k]) for fake, k in zip(traced, taken, strict=True)]
-            with flags.without_autocast():
-                run = compiler(module, inputs)
-            return run if is_boxed else take_one_list(run), taken
-
-    return compile_backward

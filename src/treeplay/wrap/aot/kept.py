@@ -15,8 +15,8 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.torch_seam.aot import Traced
-from treeplay.wrap.aot.node import unchanged
 from treeplay.wrap.aot.plan import KeptInputs, NodePlan
+from treeplay.wrap.aot.saved_values import unchanged
 
 
 def overwritten_inputs(traced: Traced) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

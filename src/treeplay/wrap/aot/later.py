@@ -21,7 +21,7 @@ from treeplay.errors import InternalError
 from treeplay.graph_check import add_placeholder
 from treeplay.torch_seam.aot import Traced
 from treeplay.values.location import Location
-from treeplay.wrap.aot.capture import refusal
+from treeplay.wrap.aot.findings import refusal
 from treeplay.wrap.aot.plan import CallPlan, LateWrite
 from treeplay.wrap.aot.planning_node import values_with_tangents
 

@@ -20,7 +20,7 @@ import torch
 from treeplay.torch_seam import fakes
 from treeplay.torch_seam.aot import Traced
 from treeplay.values.layout import Layout
-from treeplay.wrap.aot.capture import TraceFindings, refusal
+from treeplay.wrap.aot.findings import TraceFindings, refusal
 from treeplay.wrap.aot.probe import apart
 
 

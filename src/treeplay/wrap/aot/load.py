@@ -13,7 +13,8 @@ from treeplay.torch_seam import aot
 from treeplay.wrap.aot.again import Onward
 from treeplay.wrap.aot.compilers import Boxed, DirectCall, follow
 from treeplay.wrap.aot.emit import emit_call
-from treeplay.wrap.aot.emit_node import emit_backward, emit_forward
+from treeplay.wrap.aot.emit_backward import emit_backward
+from treeplay.wrap.aot.emit_forward import emit_forward
 from treeplay.wrap.aot.first_call import Instead, on_first_call
 from treeplay.wrap.aot.node import Needs
 from treeplay.wrap.aot.plan import CallPlan, NodePlan

@@ -18,8 +18,8 @@ from treeplay.values.memory import Extent, view_of
 from treeplay.values.output import Fresh, Result, SameAsInput, SameAsOutput, View
 from treeplay.values.spec import TensorSpec
 from treeplay.wrap.aot.arrange import Arrangement, RunNotes
-from treeplay.wrap.aot.capture import TraceFindings, is_leaf, refusal
 from treeplay.wrap.aot.compilers import Compilers
+from treeplay.wrap.aot.findings import TraceFindings, is_leaf, refusal
 from treeplay.wrap.aot.layouts import counts_from_the_start, fake_of, known_layout, layout_from, new_layouts
 from treeplay.wrap.aot.overlap import length, overlap, overlap_across_storages
 from treeplay.wrap.aot.plan import (

@@ -13,7 +13,7 @@ from treeplay.torch_seam import tensors
 from treeplay.torch_seam.aot import Traced, is_new
 from treeplay.torch_seam.schemas import returns_memory
 from treeplay.values.output import Fresh, values_used
-from treeplay.wrap.aot.capture import refusal
+from treeplay.wrap.aot.findings import refusal
 from treeplay.wrap.aot.fresh import fresh_values
 from treeplay.wrap.aot.layouts import fake_of, known_layout
 from treeplay.wrap.aot.partial import groups_of

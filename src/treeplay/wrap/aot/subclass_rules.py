@@ -8,7 +8,7 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.torch_seam.modes import is_wrapper
-from treeplay.wrap.aot.capture import refusal
+from treeplay.wrap.aot.findings import refusal
 from treeplay.wrap.aot.subclasses import plain_parts
 
 _WHY = {

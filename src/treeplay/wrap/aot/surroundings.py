@@ -7,8 +7,8 @@ from typing import Any
 
 from treeplay.errors import InternalError, UsageError
 from treeplay.torch_seam import aot, autograd
-from treeplay.wrap.aot.capture import refusal
 from treeplay.wrap.aot.compilers import Boxed
+from treeplay.wrap.aot.findings import refusal
 
 
 def transformed(place: str) -> UsageError:

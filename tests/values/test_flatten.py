@@ -10,7 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treeplay.values.structure import flatten, paths, unflatten
+from treeplay.values.flatten import flatten
+from treeplay.values.structure import paths
+from treeplay.values.unflatten import unflatten
 
 Point = collections.namedtuple("Point", ["x", "y"])
 

@@ -1,0 +1,38 @@
+"""Machinery: which code runs only because a program is traced, and so is none of the program's."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from types import CodeType
+
+import torch
+
+_OURS = __file__.rpartition("guards")[0]
+_OF_A_TRACE = (
+    "torch/_library/simple_registry.py",
+    "torch/_library/effects.py",
+    "torch/_library/fake_impl.py",
+    "torch/_library/utils.py",
+    "torch/_ops.py",
+    "torch/overrides.py",
+    "torch/utils/_python_dispatch.py",
+    "torch/fx/graph.py",
+    "torch/fx/node.py",
+    "torch/fx/immutable_collections.py",
+    "torch/fx/experimental/sym_node.py",
+    "torch/fx/experimental/symbolic_shapes.py",
+)
+_DYNAMO = "/torch/_dynamo/"  # it looks away while a program is traced
+
+
+@lru_cache(maxsize=4096)
+def is_machinery(file: str) -> bool:
+    """Whether a file is ours, or torch's way to a dispatch mode or a symbolic number: it runs because a program is traced."""
+    return file.startswith((_OURS, "<frozen importlib")) or file.endswith(_OF_A_TRACE) or _DYNAMO in file
+
+
+def is_of_a_trace(code: CodeType) -> bool:
+    """Whether code runs because a program is traced: of this package, or of torch's symbolic numbers, modes and graphs."""
+    return is_machinery(code.co_filename) or (
+        code.co_qualname.startswith(("SymFloat.", "SymBool.", "SymInt.", "sym_")) and code.co_filename == torch.__file__
+    )

@@ -1,0 +1,113 @@
+"""The front of a recording: what is known of a program before anything is compiled.
+
+program, call ─ trace ▶ Trace ─ compare with the first run ─ plan ▶ Front
+
+Nothing is recorded here, and no tensor is changed. All ways of making a recording of a trace begin with a `Front`, and
+`treeplay.check` ends with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from treeplay.codegen.compiler import find_compiler, find_gpu_compiler
+from treeplay.errors import Differing
+from treeplay.lower.aten.storage import writes_folded
+from treeplay.lower.functional import draws_often
+from treeplay.lower.inductor import keeps_draws_in_order
+from treeplay.plan.answers import check_can_be_taken_back
+from treeplay.plan.choose import choose
+from treeplay.plan.devices import CPU, device_of, settle
+from treeplay.plan.failing import MOST_BYTES, bytes_to_keep, to_keep, uncompiled
+from treeplay.plan.work import is_small
+from treeplay.record.timed import timed
+from treeplay.settings import settings
+from treeplay.trace.call import Call
+from treeplay.trace.going_on import EagerReads
+from treeplay.trace.jit import trace
+from treeplay.trace.log import LoggedCall, first_difference, other_operators
+from treeplay.trace.traced import Trace
+from treeplay.tree.audit import Audit
+from treeplay.tree.make import current_inputs
+from treeplay.values.overlap import overlapping, overlaps_itself
+from treeplay.values.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """What the stages before the first compilation give: the trace, its device, today's inputs, and the plan.
+
+    `moving`: indices of the inputs that are on the CPU and move to the device with the recording.
+    """
+
+    traced: Trace
+    device: torch.device
+    moving: tuple[int, ...]
+    inputs: list[torch.Tensor]
+    plan: Plan
+    audit: Audit
+
+
+def run_front(
+    program: Callable[..., Any],
+    call: Call,
+    first_run: list[LoggedCall],
+    seconds: dict[str, float],
+    *,
+    lower: str,
+    eager_reads: EagerReads | None = None,
+) -> Front:
+    """The stages up to the plan, which compile and record nothing. `eager_reads`: to find what else is in the way behind a
+    refusal."""
+
+    def retrace(call: Call) -> Trace:
+        return trace(program, call, is_exact=lower == "aten", first_run=first_run, eager_reads=eager_reads)
+
+    with timed("trace", seconds):
+        traced = retrace(call)
+    with timed("compare", seconds):
+        difference = first_difference(first_run, traced.log)
+        if difference is None and call.numbers:
+            # A symbol in the place of a number has another type, which the program may have asked for.
+            difference = other_operators(retrace(replace(call, numbers=frozenset())).log, traced.log)
+    if difference is not None:
+        raise Differing(difference)
+    audit = Audit(traced, retrace, seconds["trace"])
+    with timed("plan", seconds):
+        device = device_of(traced)
+        traced, moving = settle(traced, device)
+        inputs = current_inputs(traced.signature, call)
+        check_can_be_taken_back(traced, inputs)
+        return Front(traced, device, moving, inputs, make_plan(traced, inputs, lower, device), audit)
+
+
+def make_plan(traced: Trace, inputs: list[torch.Tensor], lower: str, device: torch.device) -> Plan:
+    """Gather the facts and choose the lowering."""
+    signature = traced.signature
+    return choose(
+        wanted=lower,
+        compiler=(find_compiler() if device == CPU else find_gpu_compiler()).path,
+        shared=overlapping(inputs, signature.mutated),
+        is_folded=writes_folded(traced.graph) or any(overlaps_itself(inputs[index]) for index in signature.mutated),
+        is_small=is_small(traced.graph),
+        uncompiled=_why_uncompiled(traced.graph, device) if lower != "aten" else None,
+    )
+
+
+def _why_uncompiled(graph: torch.fx.Graph, device: torch.device) -> str | None:
+    """Why compiled code would not fail, draw, or leave things, as the operators of a graph do; None if it does."""
+    if settings.eager_random and draws_often(graph) and not keeps_draws_in_order():
+        return (
+            "random numbers are to be eager's, and this release of Inductor changes the order in which they are drawn"
+        )
+    node = uncompiled(graph)
+    if node is not None:
+        return f"{node.target} checks or does something that compiled code leaves out"
+    keep = to_keep(graph, is_in_order=False)
+    if device == CPU and keep is not None and not keep.unless and bytes_to_keep(graph, keep) > MOST_BYTES:
+        return "an operator may fail on values, and too much is written to be taken back: operators run in order"
+    return None

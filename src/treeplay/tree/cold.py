@@ -1,0 +1,205 @@
+"""A cold call: one that the last recording does not serve.
+
+    a glance ─▶ key ─▶ entry ─▶ audit, if one is due ─▶ all sizes ─▶ its recordings in turn ─▶ decide ┬▶ observe
+                                                                                                      ├▶ record, replay
+                                                                                                      └▶ run eagerly, refuse
+
+Prepare, act, commit: an entry changes only after the step that may fail has succeeded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from treeplay.errors import InternalError, Refusal
+from treeplay.observe import counters
+from treeplay.observe.events import log_event
+from treeplay.sandbox.boundary import UninterruptedBlock, internal
+from treeplay.settings import settings
+from treeplay.torch_seam.modes import is_mode_active
+from treeplay.trace.call import Call
+from treeplay.tree.all_sizes import AllSizes
+from treeplay.tree.answers import OTHERS, OVER_BUDGET, Answers
+from treeplay.tree.auditing import audit_last
+from treeplay.tree.budget import Pause
+from treeplay.tree.decide import Action, CallFacts, KeyPhase, decide
+from treeplay.tree.gate import Gate
+from treeplay.tree.holdings import holdings
+from treeplay.tree.key import values_in_objects
+from treeplay.tree.launching import answer_raised
+from treeplay.tree.mismatch import cause_of
+from treeplay.tree.moved import bring_back
+from treeplay.tree.observing import CallObserver
+from treeplay.tree.on_probation import next_step, timing_of
+from treeplay.tree.probation import ProbationStep
+from treeplay.tree.reasons import passing_object, too_often
+from treeplay.tree.recorders import recorders
+from treeplay.tree.recording import UNLIKE, CallRecorder
+from treeplay.tree.table import Entry, Observation, Recording
+from treeplay.values.structure import Leaf
+from treeplay.wrap.emit import MISS
+
+_GONE = (KeyPhase.OUTDONE, KeyPhase.EVICTED)
+
+
+class ColdCalls:
+    """Answers the cold calls of a program, each with its effects exactly once."""
+
+    def __init__(
+        self,
+        program: Callable[..., Any],
+        gate: Gate,
+        answers: Answers,
+        observer: CallObserver,
+        recorder: CallRecorder,
+        all_sizes: AllSizes,
+    ) -> None:
+        self._program = program
+        self._gate = gate
+        self._answers = answers
+        self._cache = answers.cache
+        self._observer = observer
+        self._recorder = recorder
+        self._all_sizes = all_sizes
+
+    def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a call, or what it raises. The caller holds the gate's lock."""
+        with UninterruptedBlock():
+            if self._gate.closer is not None:
+                self._gate.wait()
+            self._cache.began = perf_counter()
+            if self._cache.warm_calls < self._cache.due and not is_mode_active():
+                out = self._at_a_glance(args, kwargs)
+                if out is not MISS:
+                    return out
+            call = Call(args, kwargs, [], Leaf(0))
+            try:
+                call = self._cache.keys.call(args, kwargs)
+                key, entry = self._cache.keys.find(call)
+                while entry.phase is KeyPhase.NEW and self._cache.keys.varies(entry, key, call):
+                    call = self._cache.keys.call(args, kwargs)
+                    key, entry = self._cache.keys.find(call)
+            except Refusal as refusal:
+                return self._answers.refused(Entry({"unhashable": ""}), refusal, call)
+            except Exception as error:
+                return self._answers.broken(Entry({"unknown": ""}), internal(error, "making the key of a call"), call)
+            if entry.phase in _GONE and self._may_try_again(entry):
+                entry.phase, entry.reason = KeyPhase.NEW, None
+            if self._cache.warm_calls >= self._cache.due:
+                audit_last(self._answers, self._gate, call)
+            out = self._all_sizes.answer(entry, key, call)
+            if out is not MISS:
+                return out
+            if entry.phase is KeyPhase.NEW:
+                self._cache.keys.look_around(entry, key, call)
+                if self._cache.keys.comes_once(entry, key, call):
+                    return self._answers.refused(entry, Refusal(passing_object(self._program, call)), call)
+                if not self._cache.table.holds(entry) and not self._cache.keys.admit(entry, key, call):
+                    return self._answers.left_alone(entry, call, OVER_BUDGET)
+                if entry.phase is KeyPhase.NEW:
+                    self._cache.keys.compare(entry, key, call)
+            return self._with_entry(entry, call)
+
+    def _may_try_again(self, entry: Entry) -> bool:
+        """Whether a key may have another recording, whose recording went."""
+        self._cache.settle()
+        return self._cache.budget.may_try_again(entry) if entry.phase is KeyPhase.OUTDONE else holdings.admits(entry)
+
+    def _at_a_glance(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of the recording that served the last call with such arguments, or of the program if it is left alone
+        with them; else MISS. A key costs more than a try."""
+        found = self._cache.glances.find(args, kwargs, but=self._cache.last)
+        if found is None:
+            return MISS
+        if isinstance(found, Pause):
+            if not found.left:
+                return MISS
+            found.left -= 1
+            return self._answers.eagerly(found.entry, Call(args, kwargs, [], Leaf(0)), found.why)
+        entry, recording = found
+        if recording.probation is not None and recording.calls >= recording.probation.due:
+            return MISS
+        try:
+            out = recording.call(args, kwargs)
+        except Exception as error:
+            call = self._cache.keys.call(args, kwargs)
+            return answer_raised(self._answers, entry, recording, error, call)
+        if out is not MISS:
+            self._cache.table.used(entry)
+            self._served(entry, recording)
+        return out
+
+    def _served(self, entry: Entry, recording: Recording) -> None:
+        self._cache.served(recording)
+        if recording.next_tier is not None:
+            self._recorder.promote(entry, recording)
+
+    def _with_entry(self, entry: Entry, call: Call) -> Any:
+        since = recorders.now()
+        for recording in reversed(entry.recordings):  # the newest first
+            step = next_step(self._cache, entry, recording)
+            if step is ProbationStep.GOES:
+                return self._answers.as_before(entry, call)
+            if step is ProbationStep.AS_IT_IS:
+                return self._answers.timed(entry, timing_of(recording, step), call)
+            try:
+                with timing_of(recording, step):
+                    out = recording.call(call.args, call.kwargs)
+                if out is MISS and bring_back(recording.moved):
+                    out = recording.call(call.args, call.kwargs)
+            except Exception as error:
+                return answer_raised(self._answers, entry, recording, error, call)
+            if out is not MISS:
+                self._served(entry, recording)
+                self._cache.glances.remember(call, entry, recording)
+                return out
+        if entry.phase in _GONE:
+            return self._answers.as_before(entry, call)
+        if entry.recordings and recorders.disturbed(since):
+            return self._answers.eagerly(entry, call, OTHERS)
+        if entry.phase is KeyPhase.OBSERVED and not self._cache.budget.allows(entry):
+            return self._answers.left_alone(entry, call, OVER_BUDGET)
+        with self._cache.budget.spending(entry):
+            self._cache.let_go(entry, call)
+        seen, has_changed = entry.observation(values_in_objects(call)), False
+        if seen is None and entry.was_observed and entry.tries and entry.observations:
+            entry.tries -= 1
+            # What changed since may be nothing to this program: the trace will tell.
+            seen, has_changed = entry.observations[-1], True
+        return self._without_recording(entry, call, seen, has_changed=has_changed)
+
+    def _without_recording(self, entry: Entry, call: Call, seen: Observation | None, *, has_changed: bool) -> Any:
+        match decide(CallFacts(entry.phase, seen is not None, entry.rerecordings, settings.max_rerecordings)):
+            case Action.OBSERVE:
+                if entry.phase is not KeyPhase.NEW:
+                    self._note_cause(entry, call)
+                return self._observer.observe(entry, call)
+            case Action.RECORD:
+                if seen is None:
+                    raise InternalError("a call was to be recorded that was not observed")
+                if not self._cache.budget.allows(entry):
+                    return self._answers.left_alone(entry, call, OVER_BUDGET)
+                with self._cache.budget.spending(entry):
+                    out = self._recorder.record(entry, call, seen, has_changed=has_changed)
+                if out is not UNLIKE:
+                    return out
+                if has_changed:
+                    return self._without_recording(entry, call, None, has_changed=False)
+                return self._observer.observe(entry, call)
+            case Action.REFUSE:
+                return self._answers.refused(entry, Refusal(too_often(self._cache.name, entry)), call)
+            case Action.RUN_EAGERLY:
+                return self._answers.as_before(entry, call)
+
+    def _note_cause(self, entry: Entry, call: Call) -> None:
+        """Why the recordings of this entry do not serve its call."""
+        entry.rerecordings += 1
+        if entry.is_told:
+            entry.is_told = False
+            return
+        told, what = cause_of(entry.recordings, entry.observations, call)
+        entry.causes.append(told)
+        log_event("guards", f"{self._cache.name}: no recording fits, since {told}")
+        counters.add("rerecordings", what)

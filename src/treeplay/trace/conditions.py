@@ -64,6 +64,8 @@ def make_signature(
         Watch(run.found.tensor_at(tensor)[0], tensor) for tensor in _leaves_of_backward(run) if has_hooks(tensor)
     )
     lengths = tuple(idle_scalers(run.found))
+    state = [seen.tensor for seen in tape.inputs if not seen.is_constant and not _is_given(seen.tensor, run)]
+    has_grad = [tensor for tensor in run.grads_read.values() if _is_given(tensor, run) and tensor.grad is not None]
     return Signature(
         kind=run.kind,
         arguments=call.structure,
@@ -74,12 +76,18 @@ def make_signature(
         watches=watches,
         identities=identities,
         lengths=lengths,
+        facts=tuple(run.watch.facts.of_run(run.found, [*call.tensors, *state], has_grad)),
         results=results,
         refs=refs,
         writes=writes,
         outputs=outputs,
         meetings=tuple(meetings(run.found, refs, writes)),
     )
+
+
+def _is_given(tensor: torch.Tensor, run: TracedRun) -> bool:
+    places = run.found.tensor_at(tensor)
+    return bool(places) and places[0].how is How.ARGUMENT
 
 
 def _input(seen: InputSeen, index: int, call: Call, names: list[str], run: TracedRun) -> Input:

@@ -173,6 +173,16 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedFact:
+    """What a program asked of a tensor that was there, by the name of the question, and the answer."""
+
+    source: Argument | State
+    label: str
+    name: str
+    answer: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Meeting:
     """Two containers of the arguments, by name, or one and a place of state: whether they are one object."""
 
@@ -210,6 +220,9 @@ class Signature:
     classes: tuple[type, ...] = ()  # of the tensors that are checked: the arguments', then those of state
     schedules: tuple[Any, ...] = ()  # of learning rates: each call steps them when all else is done
     sizes: AskedOfSizes | None = None  # of a recording that serves more than one set of sizes
+    facts: tuple[
+        AskedFact, ...
+    ] = ()  # that the program asked, and that other tensors of these specs may answer otherwise
     called: frozenset[str] | None = None  # names of operators and builtin functions that ran; None if that is not known
 
     @property

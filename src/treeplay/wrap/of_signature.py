@@ -31,6 +31,7 @@ from treeplay.wrap.conditions import (
     Condition,
     Fits,
     GuardsHold,
+    HasFact,
     HasLength,
     IsLeaf,
     IsNumber,
@@ -93,6 +94,11 @@ def of_tensors(signature: Signature) -> Iterator[Condition]:
             yield IsLeaf(item, item.is_leaf)
         if item.begins is not None:
             yield Begins(item, item.begins)
+    if signature.facts:
+        arguments = (Argument(at) for at, leaf in enumerate(signature.leaves) if type(leaf) is TensorSpec)
+        state = (item.source for item in signature.inputs if isinstance(item.source, State))
+        checked: tuple[Operand, ...] = (*arguments, *state)
+        yield from (HasFact(asked, checked) for asked in signature.facts)
     if signature.sizes is not None:
         yield SizesAre(signature.sizes, signature.inputs)
 

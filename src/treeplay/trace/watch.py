@@ -23,6 +23,7 @@ from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_of_transform
 from treeplay.torch_seam.tensors import TensorBase
 from treeplay.trace.checks import checked_by_operators
+from treeplay.trace.choosing import chosen
 from treeplay.trace.facts import FactsAsked
 from treeplay.trace.fused import with_symbolic_rate
 from treeplay.trace.gradients import Gradients
@@ -144,6 +145,8 @@ class WatchFunctions(TorchFunctionMode):
                 others = {name: value for name, value in kwargs.items() if name != "data"}
                 known = [value_of(number) for number in numbers]
                 return self.tracer.tensor_of(func, numbers, known if numbers is data else known[0], others), None
+        elif (result := chosen(func, args, kwargs)) is not None:
+            return result, None
         elif func in _BACKWARD:
             self.tracer.tape.fills_gradients |= func is not torch.autograd.grad
             inputs = args[1] if func is torch.autograd.grad and len(args) > 1 else kwargs.get("inputs")

@@ -15,6 +15,7 @@ Pure: the emitter returns text and names. Nothing here runs a program.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -161,7 +162,9 @@ class _CallEmitter(ResultText):
             self.take_object_apart(value, structure)
             return
         count = len(structure.parts)
-        if structure.cls in DICTS and count and not is_known:
+        if structure.cls is deque:
+            self.require(f"{value}.maxlen {'is' if structure.most is None else '=='} {structure.most}")
+        if (structure.cls in DICTS and count and not is_known) or (structure.cls is set and structure.keys):
             names, expected = f"tuple({value})", self.constant(structure.keys)  # and their order
             if all(type(key) is str for key in structure.keys):
                 self.require(f"{names} == {expected}")

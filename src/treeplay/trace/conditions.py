@@ -94,13 +94,15 @@ def _input(seen: InputSeen, index: int, call: Call, names: list[str], run: Trace
     tensor = seen.tensor
     spec = TensorSpec.of(tensor)
     mutated = storage_of(seen.value.fake) in run.tracer.tape.mutated
+    is_told = not mutated or storage_of(seen.value.fake) in run.tracer.tape.told
     if seen.is_constant:
         return Input(f"constant {index}", Constant(tensor), spec, mutated)
     places = run.found.tensor_at(tensor)
     first = places[0]
     if first.how is How.ARGUMENT:
-        return Input(names[first.key], Argument(first.key, tuple(places[1:])), spec, mutated, begins=seen.begins)
-    return Input(str(first), State(first, tuple(places[1:])), spec, mutated, begins=seen.begins)
+        source, name = Argument(first.key, tuple(places[1:])), names[first.key]
+        return Input(name, source, spec, mutated, begins=seen.begins, is_told=is_told)
+    return Input(str(first), State(first, tuple(places[1:])), spec, mutated, begins=seen.begins, is_told=is_told)
 
 
 def leaves_of_call(call: Call) -> tuple[Any, ...]:

@@ -89,6 +89,7 @@ class Input:
     is_mutated: bool
     is_leaf: bool | None = None  # of a differentiable program: whether it is where a backward ends
     begins: int | None = None  # its storage offset, where the program counts from the start of the storage
+    is_told: bool = True  # whether eager tells autograd of what is written there
 
     def __str__(self) -> str:
         mark = "!" if self.is_mutated else ""

@@ -19,6 +19,7 @@ from treeplay.values.lists import one_by_one, writes_shared
 from treeplay.values.location import Location
 from treeplay.wrap.aot import in_place
 from treeplay.wrap.aot.dropout import done_as_eager
+from treeplay.wrap.aot.statistics import statistics_written
 
 _LEAF = "a leaf Variable that requires grad, or a view of one, is being used in an in-place operation"
 _REQUEST = re.compile(
@@ -65,7 +66,8 @@ class TraceFindings:
     """What was noticed while the function ran for the trace.
 
     `again`: which results are one object with an earlier one; `touched`: arguments that were changed in place,
-    if only for a while; `versioned`: those of them whose version moves, as it does not for a write through `.data`;
+    if only for a while; `versioned`: those of them whose version moves, as it does not for a write through `.data`, nor where a
+    batch norm brings its statistics up to date;
     `grad_mode_after`: the grad mode that the function left, if another than it found; `reshaped_then_written`: what
     changed the shape of a tensor whose memory was written later; `writes`: the operations that
     change a tensor in place, with the user's lines; `reshaped`: arguments whose own shape was changed in place, if only for a
@@ -126,6 +128,10 @@ class _LineWatch(TorchFunctionMode):
             if args and isinstance(args[0], torch.Tensor):
                 self._touch(name, args[0], where)
         kwargs = kwargs or {}
+        written = statistics_written(func, args, kwargs)
+        self.seen.touched |= {
+            k for k, value in self.inputs if any(tensors.shares_storage(one, value) for one in written)
+        }
         result = done_as_eager(func, args, kwargs)
         if result is None:
             self._refuse_failing(name, args, kwargs)

@@ -14,6 +14,7 @@ from treeplay.errors import InternalError, UsageError
 from treeplay.locks import shared_lock
 from treeplay.torch_seam import autograd, fakes, flags
 from treeplay.torch_seam.dynamo import tensor_check
+from treeplay.torch_seam.operators import ExcludeKeys, keys_above_operators
 from treeplay.values.block import SavedLayout
 from treeplay.values.layout import Layout
 from treeplay.wrap.aot.block import from_block, lying_apart, opened
@@ -21,6 +22,7 @@ from treeplay.wrap.aot.compilers import Boxed, follow
 from treeplay.wrap.aot.plan import BackwardGroup
 
 _compiling = shared_lock()
+_ABOVE = keys_above_operators()
 _is_none = functools.partial(operator.is_, None)
 
 Compiled = tuple[Boxed, tuple[int, ...]]  # a backward, and which of the saved values and gradients it takes
@@ -322,7 +324,11 @@ def lay_out(tensor: torch.Tensor, layout: Layout) -> None:
 
 
 def write_unnoticed(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """A write that came through `.data`: the version stays."""
+    """A write that came through `.data`, or that of a batch norm to its statistics: the version stays."""
+    if type(tensor) is torch.Tensor and type(value) is torch.Tensor:
+        with ExcludeKeys(_ABOVE):
+            tensor.copy_(value)
+        return
     with autograd.preserving_version(tensor):
         tensor.detach().copy_(value.detach())
 

@@ -27,8 +27,11 @@ gate: $(READY)
 # A test may have the mark of a lower tier too, of its file for example.
 programs: LATER := or compile
 programs compile: HIGHER := models or
-unit programs compile models: $(READY)
+unit programs compile: $(READY)
 	$(PYTEST) -m "$@ and not ($(HIGHER) gpu or soak $(LATER))"
+
+models: $(READY)
+	$(PYTEST) -m "not gpu" tests/models
 
 check: test
 
@@ -42,9 +45,10 @@ table: $(READY)
 	$(BIN)/python -m benchmarks.table
 	$(BIN)/python -m benchmarks.plot
 
+# Of what is installed, a run imports a part, which it compiles then: to compile all takes longer than to run the examples.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --upgrade -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --upgrade --no-compile -c constraints.txt -e '.[dev]'
 	touch $(READY)
 
 clean:

@@ -349,3 +349,51 @@ def test_random_arithmetic_on_integers_gives_what_eager_gives(
                     jitted(x, value)
             else:
                 assert_same(jitted(x, value), wanted)
+
+
+MASK = torch.tensor([True, False, True, False])
+CHOSEN: dict[str, Callable[..., Any]] = {
+    "the other": lambda x, k: torch.where(MASK, x, k),
+    "the first": lambda x, k: torch.where(MASK, k, x) - k,
+    "of doubles": lambda x, k: torch.where(MASK, x.double(), k),
+    "of integers": lambda x, k: (torch.where(MASK, (x * 9).int(), k), torch.where(MASK, k, (x * 9).long())),
+    "of half": lambda x, k: torch.where(MASK, x.half(), k),
+    "of complex numbers": lambda x, k: torch.where(MASK, x.cfloat(), k),
+    "of booleans": lambda x, k: torch.where(MASK, x > 0, k),
+    "both": lambda x, k: (torch.where(MASK, k, k * 2), torch.where(MASK, k, 0), torch.where(MASK, 1.5, k)),
+    "both, and one is complex": lambda x, k: torch.where(MASK, k, 2j),
+    "by keyword": lambda x, k: torch.where(MASK, input=x, other=k),
+    "by the method": lambda x, k: (x.where(MASK, k), x.double().where(condition=MASK, other=k)),
+    "where it is greater": lambda x, k: torch.where(x > k, x, k),
+    "of another shape": lambda x, k: torch.where(MASK[:, None], x, -k),
+}
+
+
+@pytest.mark.parametrize("values", [VALUES, INTEGERS], ids=["floats", "integers"])
+@pytest.mark.parametrize("what", CHOSEN)
+def test_a_choice_of_a_number_that_varies_needs_one_recording(what: str, values: list[float]) -> None:
+    found = followed(CHOSEN[what], values=values).statistics()
+    assert (found.recordings, found.replays) == (1, len(values) - 2)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("default", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("what", CHOSEN)
+def test_a_compiled_choice_of_a_number_is_eagers(what: str, default: torch.dtype) -> None:
+    torch.set_default_dtype(default)
+    try:
+        jitted, x = jit(CHOSEN[what], lower="inductor"), torch.randn(4)
+        for value in VALUES[:5]:
+            assert_same(jitted(x, value), CHOSEN[what](x, value))
+        assert jitted.statistics().replays == 3
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_choice_of_a_number_that_is_differentiated_is_recorded_for_each() -> None:
+    jitted = jit(lambda x, k: torch.where(MASK, x, k) * x, on_refusal="eager")
+    for value in (0.5, 0.5, 0.5, 0.7, 0.7, 0.7):
+        x, y = (torch.arange(4.0).requires_grad_() for _ in range(2))
+        jitted(x, value).sum().backward()
+        (torch.where(MASK, y, value) * y).sum().backward()
+        assert_same(x.grad, y.grad)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, deque, namedtuple
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,14 @@ def test_keys_of_a_dict_may_come_in_any_order() -> None:
     a, b = torch.ones(1), torch.ones(2)
     contract = Contract.of(({"a": a, "b": b},), NO_KEYWORDS)
     assert contract.gather(({"b": b, "a": a},), ()) == [a, b]
+
+
+def test_a_deque_is_taken_apart_and_may_hold_as_many_items_as_it_did() -> None:
+    one = tensor()
+    contract = Contract.of((deque([one, one], 3),), NO_KEYWORDS)
+    assert contract.gather((deque([one, one], 3),), ()) == [one, one]
+    with pytest.raises(UsageError, match="a deque of at most None items, recorded with 3"):
+        contract.gather((deque([one, one]),), ())
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,22 @@ def test_the_order_of_keys_is_part_of_the_structure() -> None:
 
 
 def test_other_containers_are_leaves() -> None:
-    for value in ({1, 2}, collections.deque([1]), Box, torch.nn.Linear(1, 1), lambda: 1):
+    for value in ({1, 2}, bytearray(2), Box, torch.nn.Linear(1, 1), lambda: 1):
         assert flatten(value)[0] == [value]
+
+
+def test_a_deque_keeps_its_most_items() -> None:
+    leaves, structure = flatten(collections.deque([1, [2]], 3))
+    again = unflatten(structure, leaves)
+    assert (again, again.maxlen) == (collections.deque([1, [2]]), 3)
+    assert structure != flatten(collections.deque([1, [2]]))[1] and paths(structure) == ["$[0]", "$[1][0]"]
+
+
+def test_a_set_of_constants_is_its_keys_where_that_is_asked_for() -> None:
+    leaves, structure = flatten([{1, ("a", None)}, 2], opens_sets=True)
+    assert leaves == [2] and unflatten(structure, leaves) == [{1, ("a", None)}, 2]
+    for value in ({Box}, {torch.ones(1)}, {(1, Box)}):
+        assert flatten([value], opens_sets=True)[0] == [value]
 
 
 def test_paths_read_like_code() -> None:

@@ -9,6 +9,7 @@ Nothing here has an effect: a call that does not fit is refused before anything 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -148,6 +149,8 @@ def _follow(structure: Leaf | Structure, value: Any, path: str, leaves: list[Any
     cls: type = type(value)
     if cls is not structure.cls:
         raise UsageError(f"{path}: {_article(value)}, recorded with a {structure.cls.__name__}")
+    if structure.cls is deque and value.maxlen != structure.most:
+        raise UsageError(f"{path}: a deque of at most {value.maxlen} items, recorded with {structure.most}")
     if structure.is_named:
         for name, part in zip(structure.keys, structure.parts, strict=True):
             _follow(part, getattr(value, name), f"{path}.{name}", leaves)

@@ -80,7 +80,7 @@ def call_of(
 ) -> Call:
     """A call with these arguments. `opens` says which objects among them count as what they hold; with `takes_arrays`, a NumPy
     array counts as a tensor, be it an argument or in a dictionary, list or tuple among them."""
-    leaves, structure = flatten((args, kwargs), opens=opens)
+    leaves, structure = flatten((args, kwargs), opens=opens, opens_sets=True)
     found = {at: leaf for at, leaf in enumerate(leaves) if can_be_a_tensor(leaf)} if takes_arrays else {}
     if not found:
         return Call(args, kwargs, leaves, structure)

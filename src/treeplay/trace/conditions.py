@@ -64,6 +64,8 @@ def make_signature(
         Watch(run.found.tensor_at(tensor)[0], tensor) for tensor in _leaves_of_backward(run) if has_hooks(tensor)
     )
     lengths = tuple(idle_scalers(run.found))
+    state = [seen.tensor for seen in tape.inputs if not seen.is_constant and not _is_given(seen.tensor, run)]
+    has_grad = [tensor for tensor in run.grads_read.values() if _is_given(tensor, run) and tensor.grad is not None]
     return Signature(
         kind=run.kind,
         arguments=call.structure,
@@ -74,6 +76,7 @@ def make_signature(
         watches=watches,
         identities=identities,
         lengths=lengths,
+        facts=tuple(run.watch.facts.of_run(run.found, [*call.tensors, *state], has_grad)),
         results=results,
         refs=refs,
         writes=writes,
@@ -82,17 +85,24 @@ def make_signature(
     )
 
 
+def _is_given(tensor: torch.Tensor, run: TracedRun) -> bool:
+    places = run.found.tensor_at(tensor)
+    return bool(places) and places[0].how is How.ARGUMENT
+
+
 def _input(seen: InputSeen, index: int, call: Call, names: list[str], run: TracedRun) -> Input:
     tensor = seen.tensor
     spec = TensorSpec.of(tensor)
     mutated = storage_of(seen.value.fake) in run.tracer.tape.mutated
+    is_told = not mutated or storage_of(seen.value.fake) in run.tracer.tape.told
     if seen.is_constant:
         return Input(f"constant {index}", Constant(tensor), spec, mutated)
     places = run.found.tensor_at(tensor)
     first = places[0]
     if first.how is How.ARGUMENT:
-        return Input(names[first.key], Argument(first.key, tuple(places[1:])), spec, mutated, begins=seen.begins)
-    return Input(str(first), State(first, tuple(places[1:])), spec, mutated, begins=seen.begins)
+        source, name = Argument(first.key, tuple(places[1:])), names[first.key]
+        return Input(name, source, spec, mutated, begins=seen.begins, is_told=is_told)
+    return Input(str(first), State(first, tuple(places[1:])), spec, mutated, begins=seen.begins, is_told=is_told)
 
 
 def leaves_of_call(call: Call) -> tuple[Any, ...]:

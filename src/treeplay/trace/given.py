@@ -7,6 +7,7 @@ found.given     each container by its `id`: the variables that a call function h
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -34,7 +35,7 @@ def find_given(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any], str
                 child = place.child(How.ATTRIBUTE, container, slot, f"{place}.{slot}")
                 found.cells.append((child, child.read()))
         is_usual = type(container).__module__ in ("builtins", "collections") or of.rest is not None
-        if isinstance(container, (dict, list)) and is_usual:
+        if isinstance(container, (dict, list, deque, set)) and is_usual:
             found.containers[id(container)] = container
             found.container_places[id(container)] = place
         elif of.rest is not None:

@@ -85,8 +85,9 @@ def _add_gradients(dependencies: Dependencies, signature: Signature, run: Traced
     """Gradients of which the run only asked whether they are there, and that were."""
     inputs = {id(tensor) for tensor in _state_in(signature)}
     for tensor in run.grads_read.values():
-        if tensor.grad is not None and id(tensor.grad) not in inputs:
-            places = run.found.tensor_at(tensor)
+        places = run.found.tensor_at(tensor)
+        is_given = bool(places) and places[0].how is How.ARGUMENT  # another one in each call: see trace/facts.py
+        if tensor.grad is not None and id(tensor.grad) not in inputs and not is_given:
             label = f"{places[0] if places else 'a tensor'}.grad is there"
             dependencies.asked.append(HasGradient(tensor, label))
 

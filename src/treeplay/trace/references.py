@@ -64,7 +64,7 @@ class References:
             raise self.refuse(
                 "result",
                 f"a {type(value).__name__} that the program makes is among the results, and a replay makes only tensors "
-                "and the containers dict, OrderedDict, list, tuple, namedtuple and dataclass",
+                "and the containers dict, OrderedDict, list, tuple, namedtuple, deque and dataclass",
                 "return its tensors, and make the object after the call",
             )
         return Static(value)

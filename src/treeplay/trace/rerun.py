@@ -11,6 +11,7 @@ other thread notices, and gradients are those of the tensors that stand in.
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MethodType
@@ -25,6 +26,7 @@ from treeplay.observe.lines import user_location
 from treeplay.sandbox.generators import has_company
 from treeplay.torch_seam.autograd import autograd_function_arguments
 from treeplay.torch_seam.dynamo import dynamo_off
+from treeplay.torch_seam.facts import FACTS, is_tracing
 from treeplay.torch_seam.modes import as_eager, native_layers
 from treeplay.torch_seam.operators import nn_functions
 from treeplay.torch_seam.tensors import TensorBase
@@ -61,6 +63,7 @@ class Substitution:
     def __init__(self) -> None:
         self._others: dict[int, torch.Tensor] = {}
         self._own: dict[int, torch.Tensor] = {}
+        self.given: dict[int, torch.Tensor] = {}  # the program's own, by the `id` of what it is passed instead
         self._passed: frozenset[int] = frozenset()
         self.is_exact = False
 
@@ -111,6 +114,8 @@ class _SubstitutionMode(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if func == _DATA:
             return torch.ops.aten.detach.default(self._substitution.other(args[0]))
+        if func in FACTS and id(args[0]) in self._substitution.given and not is_tracing(sys._getframe(1)):
+            return func(self._substitution.given[id(args[0])])  # the answer that the trace had
         is_asked = name in ("__get__", "__set__", "__delete__") and func not in _VIEWS
         # The one would change something only in a tensor of the trace, and the other is asked of the program's own.
         if is_asked or func in (torch.Tensor.requires_grad_, torch.Tensor.is_inference):
@@ -154,6 +159,8 @@ class Rerun:
         direct = self._direct(others)
         passed = frozenset(map(id, direct.values())) if self._keeps_sizes else frozenset()
         self._substitution.set(self._tensors, others, passed)
+        own = {id(mine): mine for mine in self._tensors}
+        self._substitution.given = {id(other): own[key] for key, other in direct.items()}
         args, kwargs = self._arguments(direct)
         found = over(self._found, args, kwargs, self._call.structure)
         snapshot = Snapshot(found, self._call.tensors)
@@ -170,6 +177,7 @@ class Rerun:
             shown = look(flat, result, snapshot, [])
             is_disturbed = snapshot.whose is not None and snapshot.whose.disturbed is not None
         finally:
+            self._substitution.given = {}
             snapshot.restore()
             snapshot.whose = None  # which refers to what the run came across
         if shown.is_like(self._expected):

@@ -110,6 +110,10 @@ def _full(size: Sequence[int], value: Any, *, dtype: torch.dtype | None = None, 
     return _written_over(torch.zeros(size, dtype=dtype if dtype is not None else inferred, **options), value)
 
 
+def _scalar_tensor(value: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
+    return _full((), value, dtype=dtype if dtype is not None else torch.get_default_dtype(), **options)
+
+
 def _full_like(a: Any, value: Any, **options: Any) -> Any:
     return _written_over(torch.zeros_like(a, **options), value)
 
@@ -214,6 +218,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     table[_overload("clamp_min.default")] = _beside(torch.maximum)
     table[_overload("clamp_max.default")] = _beside(torch.minimum)
     table[_overload("full.default")] = _full
+    table[_overload("scalar_tensor.default")] = _scalar_tensor
     table[_overload("full_like.default")] = _full_like
     table[_overload("clamp.default")] = _clamp
     table[_overload("clamp_.default")] = _in_place(_clamp)

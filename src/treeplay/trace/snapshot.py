@@ -182,9 +182,10 @@ class Snapshot:
                 *(key for key in kept if key not in before),
             ]
             fill(container, {key: kept[key] if key in kept else put_back[key] for key in order})
-        elif isinstance(now, list) and len(now) == len(before):
-            for change in ours:
-                list.__setitem__(container, change.place.key, change.before)
+        elif isinstance(now, (list, collections.deque)) and len(now) == len(before):
+            base: Any = list if isinstance(now, list) else collections.deque
+            for change in ours if all(change.place is not place for change in ours) else ():
+                base.__setitem__(container, change.place.key, change.before)
 
     def _is_our_gradient(self, tensor: torch.Tensor, before: torch.Tensor | None) -> bool:
         now = tensor.grad
@@ -242,7 +243,7 @@ def _compare(container: Any, place: Binding, before: Any) -> Iterator[Change]:
                 yield Change(place.child(How.ITEM, container, key, f"{place}.{shown}"), old, new)
     elif len(found) != len(before):
         yield Change(place, ShownText(f"{len(before)} items"), ShownText(f"{len(found)} items"))
-    elif not isinstance(found, list):
+    elif not (isinstance(found, list) or (isinstance(found, collections.deque) and place.how is How.ARGUMENT)):
         if not _is_same(found, before):
             yield Change(place, ShownText("these items"), ShownText("other items"))
     else:

@@ -52,6 +52,7 @@ class TraceTape:
         self.inputs: list[InputSeen] = []
         self.log: list[LoggedCall] = []
         self.mutated: set[int] = set()  # fake storages that an operator wrote to
+        self.told: set[int] = set()  # those of them of which autograd is told
         self.generators: dict[int, torch.Generator] = {}  # by identity, those that operators drew from
         self.refusal: Reason | None = None
         self.refusals: dict[Reason, None] = {}  # all of them, where the trace goes on behind the first

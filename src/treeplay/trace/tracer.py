@@ -123,7 +123,9 @@ class Tracer(TorchDispatchMode):
             return args[0]
         self.lasting.check(func, args, kwargs, where)
         asked = question(func, asked_of(func, args), kwargs) if self.layouts else None
+        called = func
         func, args, kwargs = self._settle(func, args, kwargs)
+        is_untold = called is aten.native_batch_norm.default is not func
         if func in BEGINS:
             first = args[0] if args else kwargs["self"]
             args, kwargs = from_start(self.tape, func, self._value(first, func, where), args, kwargs, where)
@@ -137,7 +139,9 @@ class Tracer(TorchDispatchMode):
             with self.tape.fake_mode:
                 out = laid_out(out, self.layouts[asked])
         node = self.tape.call(func, node_args, node_kwargs, where=where)
-        self._note_writes(func, args, kwargs)
+        if is_untold:
+            node.meta["is_untold"] = True
+        self._note_writes(func, args, kwargs, is_untold=is_untold)
         if is_foreach_write(func):
             tell_autograd(func, args)
         both = zip(leaves_of((args, kwargs)), leaves_of((fake_args, fake_kwargs)), strict=True)
@@ -232,7 +236,7 @@ class Tracer(TorchDispatchMode):
             return self.tape.add_input(tensor)
         raise self.refuse(*unknown)
 
-    def _note_writes(self, func: Any, args: Any, kwargs: Any) -> None:
+    def _note_writes(self, func: Any, args: Any, kwargs: Any, *, is_untold: bool) -> None:
         for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
@@ -241,6 +245,8 @@ class Tracer(TorchDispatchMode):
                 if isinstance(leaf, torch.Tensor):
                     value = self.tape.values[id(leaf)]
                     self.tape.mutated.add(storage_of(value.fake))
+                    if not is_untold:
+                        self.tape.told.add(storage_of(value.fake))
                     if self.on_write is not None:
                         self.on_write(value)
 

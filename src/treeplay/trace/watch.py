@@ -18,10 +18,13 @@ from torch.overrides import TorchFunctionMode
 from treeplay.errors import Refusal
 from treeplay.observe.lines import user_location
 from treeplay.torch_seam.autograd import changes_what_is_saved
+from treeplay.torch_seam.facts import FACTS
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_of_transform
 from treeplay.torch_seam.tensors import TensorBase
 from treeplay.trace.checks import checked_by_operators
+from treeplay.trace.choosing import chosen
+from treeplay.trace.facts import FactsAsked
 from treeplay.trace.fused import with_symbolic_rate
 from treeplay.trace.gradients import Gradients
 from treeplay.trace.recurrent import weights_of
@@ -79,6 +82,7 @@ class WatchFunctions(TorchFunctionMode):
         super().__init__()
         self.tracer = tracer
         self.gradients = gradients
+        self.facts = FactsAsked(tracer)
         self.consumed: dict[int, Any] = {}
         self.grads_read: dict[int, torch.Tensor] = {}
         self.grads_set: set[int] = set()  # tensors, by `id`
@@ -89,6 +93,7 @@ class WatchFunctions(TorchFunctionMode):
 
     def forget(self) -> None:
         """Drop what was kept of the traced run."""
+        self.facts.forget()
         self.consumed.clear()
         self.grads_read.clear()
 
@@ -113,6 +118,8 @@ class WatchFunctions(TorchFunctionMode):
                 self.grads_read[id(args[0])] = args[0]
         elif func in (_GRAD_SET, _GRAD_DELETE, self.gradients.setter):
             self.grads_set.add(id(args[0]))
+        elif func in FACTS:
+            self.facts.note(func, args[0])
         elif func == _DATA_GET:
             return torch.ops.aten.detach.default(args[0]), None
         elif func in _SETTERS:
@@ -140,6 +147,8 @@ class WatchFunctions(TorchFunctionMode):
                 return self.tracer.constants.make_of(
                     func, numbers, known if numbers is data else known[0], others
                 ), None
+        elif (result := chosen(func, args, kwargs)) is not None:
+            return result, None
         elif func in _BACKWARD:
             self.tracer.tape.fills_gradients |= func is not torch.autograd.grad
             inputs = args[1] if func is torch.autograd.grad and len(args) > 1 else kwargs.get("inputs")

@@ -84,6 +84,12 @@ def _static(leaf: Any, at: int, call: Call, *, is_of_object: bool) -> Hashable:
             f"a {kind} is not described by its shape and strides, so it cannot be part of the key",
             "pass the tensors that it is made of, or call a lazy layer once before",
         )
+    if is_a(leaf, (set, frozenset)) and any(is_a(item, torch.Tensor) for item in leaf):
+        raise Refusal.of(
+            f"argument {as_written(paths(call.structure)[at])}",
+            f"a {type(leaf).__name__} of tensors comes in the order of their addresses, which is another one in each call",
+            "pass them in a list, a tuple or a dict",
+        )
     if is_of_object:  # a recording compares it, if the run read it
         return Itself(type(leaf))
     key = exact_key(leaf)
@@ -100,6 +106,8 @@ def _advice(leaf: Any) -> str:
     numpy = sys.modules.get("numpy")
     if numpy is not None and is_a(leaf, numpy.ndarray):
         return "pass torch.from_numpy(array), which shares its memory: nothing tells what the program reads of an array"
+    if is_a(leaf, set):
+        return "pass a set of numbers or strings, a frozenset, a list or a tuple, or put it in the program's closure"
     return "pass a tensor, a number, a string or a frozen dataclass, or put it in the program's closure"
 
 
@@ -137,7 +145,8 @@ def _exact(structure: Leaf | Structure) -> Hashable:
     """Equal for equal containers with the very same keys."""
     if isinstance(structure, Leaf):
         return structure.index
-    return exact_key(structure.cls), exact_key(structure.keys), tuple(map(_exact, structure.parts)), structure.rest
+    parts = tuple(map(_exact, structure.parts))
+    return exact_key(structure.cls), exact_key(structure.keys), parts, structure.rest, structure.most
 
 
 def describe(call: Call) -> dict[str, str]:

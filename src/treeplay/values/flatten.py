@@ -13,7 +13,7 @@ import dataclasses
 import enum
 import types
 import typing
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +34,7 @@ from treeplay.values.structure import (
 LeafTest = Callable[[Any], bool]
 _TakenApart = tuple[tuple[Any, ...], Iterable[Any], tuple[str, ...] | None]
 _BASES: tuple[Any, ...] = (OrderedDict, defaultdict, dict, list, tuple, types.SimpleNamespace)  # objects may be such
-_PLAIN = frozenset({*DICTS, list, tuple})
+_PLAIN = frozenset({*DICTS, list, tuple, deque})
 _DEEPEST = 100
 _MOST_SEARCHED = 1000  # objects
 _MOST_OPENED = 100
@@ -42,17 +42,32 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NO_BATCHES = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, type, enum.Enum, *_SYMBOLS)
 
 
+_CONSTANTS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
+
+
+def is_set_of_constants(value: set[Any]) -> bool:
+    """Whether a set holds nothing but constants, in the order in which they come if it is made anew of them."""
+    items = tuple(value)
+    return all(map(_is_constant, items)) and all(one is other for one, other in zip(items, set(items), strict=True))
+
+
+def _is_constant(item: Any) -> bool:
+    if type(item) in (tuple, frozenset):
+        return all(map(_is_constant, item))
+    return isinstance(item, _CONSTANTS) and type(item).__module__ != "numpy"
+
+
 def flatten(
-    value: Any, is_leaf: LeafTest | None = None, opens: LeafTest | None = None
+    value: Any, is_leaf: LeafTest | None = None, opens: LeafTest | None = None, *, opens_sets: bool = False
 ) -> tuple[list[Any], Leaf | Structure]:
     """Take `value` apart: its leaves in order, and the structure that puts them together again.
 
     A container that contains itself is a leaf where it comes again, and so is one deeper than any program means. Containers
     inside of `value` for which `is_leaf` says so are not taken apart either. Objects are, for which `opens` says so, and
-    those inside of them that hold tensors.
+    those inside of them that hold tensors. A set is a leaf, unless `opens_sets` and it is one of constants, in no object.
     """
     leaves: list[Any] = []
-    return leaves, _Flattening(leaves, is_leaf, opens).take_apart(value, ())
+    return leaves, _Flattening(leaves, is_leaf, opens, opens_sets).take_apart(value, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +75,13 @@ class _Flattening:
     leaves: list[Any]
     is_leaf: LeafTest | None
     opens: LeafTest | None
+    opens_sets: bool
     opened: set[int] = field(default_factory=set)  # objects inside of others, each of which is opened once, by `id`
 
     def take_apart(self, value: Any, above: tuple[int, ...], *, is_inside: bool = False) -> Leaf | Structure:
         """`above`: the containers that `value` is in, by `id`. `is_inside` of an object."""
+        if self.opens_sets and not is_inside and type(value) is set and is_set_of_constants(value):
+            return Structure(set, tuple(value), ())
         is_closed = above and self.is_leaf is not None and self.is_leaf(value)
         opened = None if is_closed else self._open(value, above, is_inside=is_inside)
         if opened is None:
@@ -73,7 +91,7 @@ class _Flattening:
         keys, parts, rest = opened
         is_inside |= rest is not None
         taken = tuple(self.take_apart(part, above, is_inside=is_inside) for part in parts)
-        return Structure(type(value), keys, taken, rest)
+        return Structure(type(value), keys, taken, rest, value.maxlen if type(value) is deque else None)
 
     def _open(self, value: Any, above: tuple[int, ...], *, is_inside: bool) -> _TakenApart | None:
         """The keys, the parts and the attributes of a container; None for whatever is a leaf."""

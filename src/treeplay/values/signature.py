@@ -89,6 +89,7 @@ class Input:
     is_mutated: bool
     is_leaf: bool | None = None  # of a differentiable program: whether it is where a backward ends
     begins: int | None = None  # its storage offset, where the program counts from the start of the storage
+    is_told: bool = True  # whether eager tells autograd of what is written there
 
     def __str__(self) -> str:
         mark = "!" if self.is_mutated else ""
@@ -173,6 +174,16 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedFact:
+    """What a program asked of a tensor that was there, by the name of the question, and the answer."""
+
+    source: Argument | State
+    label: str
+    name: str
+    answer: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Meeting:
     """Two containers of the arguments, by name, or one and a place of state: whether they are one object."""
 
@@ -210,6 +221,9 @@ class Signature:
     classes: tuple[type, ...] = ()  # of the tensors that are checked: the arguments', then those of state
     schedules: tuple[Any, ...] = ()  # of learning rates: each call steps them when all else is done
     sizes: AskedOfSizes | None = None  # of a recording that serves more than one set of sizes
+    facts: tuple[
+        AskedFact, ...
+    ] = ()  # that the program asked, and that other tensors of these specs may answer otherwise
     called: frozenset[str] | None = None  # names of operators and builtin functions that ran; None if that is not known
 
     @property

@@ -26,13 +26,14 @@ class Structure:
     """A container: its class, its keys (dict keys or field names; empty for sequences) and its parts in order.
 
     An object of any other class has the attributes `rest`, whose values are its last parts: its `__dict__` as a whole, and
-    slots.
+    slots. The keys of a set are its items, in their order. `most`: how many items a deque may have.
     """
 
     cls: type
     keys: tuple[Any, ...]
     parts: tuple[Leaf | Structure, ...]
     rest: tuple[str, ...] | None = None
+    most: int | None = None
 
     @property
     def is_named(self) -> bool:

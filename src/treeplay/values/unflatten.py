@@ -6,6 +6,7 @@ apart.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -38,6 +39,10 @@ def _put_together(structure: Structure, parts: list[Any]) -> Any:
         return with_fields(structure.cls, structure.keys, parts)
     if structure.cls in DICTS:
         return structure.cls(zip(structure.keys, parts, strict=True))
+    if structure.cls is deque:
+        return deque(parts, structure.most)
+    if structure.cls is set:
+        return set(structure.keys)
     return tuple.__new__(structure.cls, parts) if is_namedtuple(structure.cls) else structure.cls(parts)
 
 

@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
+from treeplay.codegen import tuple_of
 from treeplay.codegen.idioms import is_exactly
+from treeplay.torch_seam.facts import BY_NAME, base_among
 from treeplay.trace.call import Call
 from treeplay.trace.hooks import HookTables
 from treeplay.values.mismatch import Mismatch
@@ -23,6 +25,7 @@ from treeplay.values.place import Binding
 from treeplay.values.same import is_same
 from treeplay.values.signature import (
     Argument,
+    AskedFact,
     Input,
 )
 from treeplay.values.spec import TensorSpec
@@ -185,6 +188,38 @@ class IsLeaf(Condition):
             return None
         told = {True: "a leaf of autograd", False: "the result of something differentiable"}
         return Mismatch(self.item.name, told[self.is_leaf], told[found.is_leaf])
+
+
+@dataclass(frozen=True, slots=True)
+class HasFact(Condition):
+    """A question of the program's to a tensor has the answer that it had. It may be a view of one of `checked`."""
+
+    asked: AskedFact
+    checked: tuple[Operand, ...]
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return (self.asked.source,)
+
+    def write(self, text: CallText) -> None:
+        tensor, answer = text.operand(self.asked.source), self.asked.answer
+        if isinstance(answer, tuple):
+            asks, others = text.use("base_among", base_among), tuple_of(map(text.operand, self.checked))
+            text.require(f"{asks}({tensor}, {others}) == {text.constant(answer)}")
+        else:
+            text.require(is_exactly(text, BY_NAME[self.asked.name].code.format(tensor), answer))
+
+    def difference(self, call: Call) -> Mismatch | None:
+        found = found_at(self.asked.source, call)
+        if not isinstance(found, torch.Tensor):
+            return None  # told already
+        if isinstance(self.asked.answer, tuple):
+            now: Any = base_among(found, [found_at(other, call) for other in self.checked])
+        else:
+            now = BY_NAME[self.asked.name].ask(found)
+        if is_same(now, self.asked.answer) or (isinstance(now, tuple) and now == self.asked.answer):
+            return None
+        return Mismatch(f"{self.asked.label}.{self.asked.name}", shown(self.asked.answer), shown(now))
 
 
 @dataclass(frozen=True, slots=True)

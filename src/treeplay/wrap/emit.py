@@ -205,7 +205,7 @@ class _CallEmitter(ArgumentText):
             self.launched = len(self.lines)
             if self.signature.answer is not None:
                 self.add(f"if not out[{self.signature.answer}].item(): raise {self.use('DidNotPass', DidNotPass)}()")
-        written = [self.inputs[index] for index in self.signature.mutated]
+        written = [self.inputs[index] for index in self.signature.mutated if self.signature.inputs[index].is_told]
         if self.parts.is_unnoticed and written and not self.ambience.inference:
             note_writes(self, written)
 

@@ -23,7 +23,18 @@ from treeplay.values.signature import (
 )
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import as_written, paths
-from treeplay.wrap.conditions import Anything, AreOne, Begins, Condition, Fits, GuardsHold, HasLength, IsLeaf, IsValue
+from treeplay.wrap.conditions import (
+    Anything,
+    AreOne,
+    Begins,
+    Condition,
+    Fits,
+    GuardsHold,
+    HasFact,
+    HasLength,
+    IsLeaf,
+    IsValue,
+)
 from treeplay.wrap.conditions_on_numbers import Branches, IsNumber, SizesAre
 from treeplay.wrap.places import Operand
 
@@ -81,6 +92,11 @@ def of_tensors(signature: Signature) -> Iterator[Condition]:
             yield IsLeaf(item, item.is_leaf)
         if item.begins is not None:
             yield Begins(item, item.begins)
+    if signature.facts:
+        arguments = (Argument(at) for at, leaf in enumerate(signature.leaves) if type(leaf) is TensorSpec)
+        state = (item.source for item in signature.inputs if isinstance(item.source, State))
+        checked: tuple[Operand, ...] = (*arguments, *state)
+        yield from (HasFact(asked, checked) for asked in signature.facts)
     if signature.sizes is not None:
         yield SizesAre(signature.sizes, signature.inputs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import torch
@@ -94,6 +95,8 @@ class ResultText(CallText):
             return display if structure.cls is dict else f"{self.constant(structure.cls)}({display})"
         if structure.cls is list:
             return list_of(parts)
+        if structure.cls is deque:
+            return f"{self.constant(deque)}({list_of(parts)}, {structure.most})"
         if is_namedtuple(structure.cls):
             new = self.use("new", tuple.__new__)  # its own `__new__` has run
             return f"{new}({self.constant(structure.cls)}, {tuple_of(parts)})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import torch
@@ -50,7 +51,9 @@ class ArgumentText(ResultText):
             self.take_object_apart(value, structure)
             return
         count = len(structure.parts)
-        if structure.cls in DICTS and count and not is_known:
+        if structure.cls is deque:
+            self.require(f"{value}.maxlen {'is' if structure.most is None else '=='} {structure.most}")
+        if (structure.cls in DICTS and count and not is_known) or (structure.cls is set and structure.keys):
             names, expected = f"tuple({value})", self.constant(structure.keys)  # and their order
             if all(type(key) is str for key in structure.keys):
                 self.require(f"{names} == {expected}")

@@ -32,21 +32,21 @@ def for_norm() -> list[Any]:
 @pytest.mark.parametrize("changes", [{}, {"partition": min_cut}, {"plain": compilers}], ids=["cut", "min cut", "twice"])
 def test_statistics_and_counts_are_written_by_the_graph(changes: dict[str, Any]) -> None:
     call = twin(normed, for_norm, **changes)
-    assert call.plan.writes == () and call.plan.touched == (2, 3, 4) and len(call.plan.node.returned) == 1
+    assert call.plan.writes == () and len(call.plan.node.returned) == 1
+    assert call.plan.touched == (4,)  # of statistics, autograd is not told in eager either
     assert ".copy_(" not in call.source
 
 
-def test_each_call_writes_once_and_moves_the_version() -> None:
+def test_each_call_writes_once_and_moves_the_version_of_the_count() -> None:
     call = wrapped(normed, for_norm)
     ours, eagers = for_norm(), for_norm()
-    before = [0] * 3
+    before = 0
     for _ in range(4):
         call(list(ours))[0].sum().backward()
         normed(*eagers)[0].sum().backward()
         torch.testing.assert_close(ours, eagers)
-        now = [one._version for one in ours[2:]]
-        assert all(new > old for new, old in zip(now, before, strict=True))
-        before = now
+        assert ours[4]._version > before
+        before = ours[4]._version
     torch.testing.assert_close(ours[1].grad, eagers[1].grad)
 
 

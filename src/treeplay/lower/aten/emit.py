@@ -42,7 +42,7 @@ from treeplay.lower.aten.ops import (
 )
 from treeplay.lower.aten.storage import Home, Node, Storage, StoragePlan, written_by
 from treeplay.lower.aten.text import GraphText, Meaning
-from treeplay.lower.aten.uses import endings, written_inputs
+from treeplay.lower.aten.uses import endings, told_inputs
 from treeplay.lower.numbers import scalar_nodes
 from treeplay.torch_seam.operators import ExcludeKeys, OpOverload, keys_above_operators, with_gradients_on
 from treeplay.torch_seam.tensors import empty_strided_host
@@ -94,7 +94,7 @@ class GraphEmitter:
         placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
         for title, wanted in (("tensors", False), ("numbers", True)):
             self.text.unpack([self._input(node) for node in placeholders if (node in numbers) is wanted], title)
-        written = [node.name for node in written_inputs(self.graph, self.layout)]
+        written = [node.name for node in told_inputs(self.graph, self.layout)]
         if written:
             note_writes(self.text, written)
         guard = self.text.name(ExcludeKeys, "without")

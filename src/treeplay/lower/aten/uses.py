@@ -10,14 +10,15 @@ import torch.fx
 from treeplay.lower.aten.storage import Home, Node, Storage, StoragePlan, maker_of, written_by
 
 
-def written_inputs(graph: torch.fx.Graph, layout: StoragePlan) -> list[Node]:
-    """The inputs that an operator writes to, itself or through a view of it."""
+def told_inputs(graph: torch.fx.Graph, layout: StoragePlan) -> list[Node]:
+    """The inputs that an operator writes to, itself or through a view of it, so that autograd is told where eager runs."""
     roots: dict[Node, Node] = {}
     found: dict[Node, None] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
             roots[node] = node
-        found |= dict.fromkeys(roots[target] for target in written_by(node) if target in roots)
+        is_untold = node.meta.get("is_untold", False)
+        found |= dict.fromkeys(roots[target] for target in written_by(node) if target in roots and not is_untold)
         storage = layout.of.get(node)
         if storage is not None and storage.home is Home.INPUT and node not in roots:
             bases = maker_of(node).all_input_nodes

@@ -24,7 +24,8 @@ class TraceFindings:
     """What was noticed while the function ran for the trace.
 
     `again`: which results are one object with an earlier one; `touched`: arguments that were changed in place,
-    if only for a while; `versioned`: those of them whose version moves, as it does not for a write through `.data`;
+    if only for a while; `versioned`: those of them whose version moves, as it does not for a write through `.data`, nor where a
+    batch norm brings its statistics up to date;
     `grad_mode_after`: the grad mode that the function left, if another than it found; `reshaped_then_written`: what
     changed the shape of a tensor whose memory was written later; `writes`: the operations that
     change a tensor in place, with the user's lines; `reshaped`: arguments whose own shape was changed in place, if only for a

@@ -20,6 +20,7 @@ from treeplay.values.location import Location
 from treeplay.wrap.aot import in_place
 from treeplay.wrap.aot.dropout import done_as_eager
 from treeplay.wrap.aot.findings import TraceFindings, refusal
+from treeplay.wrap.aot.statistics import statistics_written
 
 _LEAF = "a leaf Variable that requires grad, or a view of one, is being used in an in-place operation"
 _FLAGS = frozenset(("requires_grad_", "detach_", "share_memory_"))
@@ -80,6 +81,10 @@ class LineWatch(TorchFunctionMode):
             if args and isinstance(args[0], torch.Tensor):
                 self._touch(name, args[0], where)
         kwargs = kwargs or {}
+        changed = statistics_written(func, args, kwargs)
+        self.seen.touched |= {
+            k for k, value in self.inputs if any(tensors.shares_storage(one, value) for one in changed)
+        }
         result = done_as_eager(func, args, kwargs)
         if result is None:
             self._refuse_failing(name, args, kwargs)

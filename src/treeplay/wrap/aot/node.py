@@ -10,8 +10,11 @@ import torch
 
 from treeplay.errors import InternalError
 from treeplay.torch_seam import autograd, flags
+from treeplay.torch_seam.operators import ExcludeKeys, keys_above_operators
 from treeplay.values.layout import Layout
 from treeplay.wrap.aot.compilers import Boxed
+
+_ABOVE = keys_above_operators()
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +84,11 @@ def lay_out(tensor: torch.Tensor, layout: Layout) -> None:
 
 
 def write_unnoticed(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """A write that came through `.data`: the version stays."""
+    """A write that came through `.data`, or that of a batch norm to its statistics: the version stays."""
+    if type(tensor) is torch.Tensor and type(value) is torch.Tensor:
+        with ExcludeKeys(_ABOVE):
+            tensor.copy_(value)
+        return
     with autograd.preserving_version(tensor):
         tensor.detach().copy_(value.detach())
 

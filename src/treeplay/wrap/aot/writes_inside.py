@@ -41,8 +41,12 @@ def writes_of_forward(
     placeholders = forward.graph.find_nodes(op="placeholder")
 
     def may_be(write: ArgumentWrite) -> bool:
-        is_usual = write.has_data and write.is_versioned and write.layout is None
-        if not is_usual or write.argument >= len(plan.arguments) or write.argument in others:
+        if (
+            not write.has_data
+            or write.layout is not None
+            or write.argument >= len(plan.arguments)
+            or write.argument in others
+        ):
             return False
         at, value = plan.inputs.index(write.argument), outputs[write.value]
         target = fake_of(placeholders[at])
@@ -73,11 +77,12 @@ def write_inside(
         with forward.graph.inserting_before(output):
             copy = forward.graph.call_function(torch.ops.aten.copy_.default, (target, value))
         copy.meta.update(value.meta, val=target.meta["val"])
+        copy.meta["is_untold"] = not write.is_versioned
         values[write.value] = None
     output.args = (tuple(values),)
     forward.graph.lint()
     forward.recompile()
-    gone, touched = {write.value for write in writes}, {write.argument for write in writes}
+    gone, touched = {write.value for write in writes}, {write.argument for write in writes if write.is_versioned}
     left = tuple(write for write in plan.writes if write not in writes)
     return (
         replace(plan, writes=left, touched=tuple(sorted({*plan.touched, *touched}))),

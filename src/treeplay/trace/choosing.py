@@ -1,0 +1,62 @@
+"""`torch.where` of numbers that vary. Torch makes tensors of their values before any operator sees them; a trace takes its
+steps one by one.
+
+    torch.where(mask, x, s0)  ─▶  where(mask, x.to(dtype), scalar_tensor(s0, dtype)) in the dtype of `x` and a number together
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from treeplay.trace.scalars import scalar_of, value_of
+
+_NAMES = ("condition", "input", "other")
+_OF_A_TENSOR = (
+    "input",
+    "condition",
+    "other",
+)  # the method is one of the tensor that is taken where the condition holds
+
+
+def _method(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    return dict(zip(_OF_A_TENSOR, args, strict=False)) | kwargs
+
+
+def _function(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    return {
+        ("input" if name == "self" else name): value
+        for name, value in (dict(zip(_NAMES, args, strict=False)) | kwargs).items()
+    }
+
+
+_CHOOSE: dict[Any, Callable[..., dict[str, Any]]] = {torch.where: _function, torch.Tensor.where: _method}
+
+
+def _together(one: Any, other: Any) -> torch.dtype:
+    """The dtype of two sides."""
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return torch.result_type(one, other)
+    default = torch.get_default_dtype()  # torch would make tensors of two numbers
+    kinds = {type(one), type(other)}
+    return default.to_complex() if complex in kinds else default if float in kinds else torch.int64
+
+
+def chosen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """The result of a call of `torch.where` in which a number is symbolic; None for any other call."""
+    named = _CHOOSE.get(func)
+    if named is None or not any(scalar_of(value) is not None for value in (*args, *kwargs.values())):
+        return None
+    given = named(*args, **kwargs)
+    if given.keys() != {*_NAMES} or not isinstance(given["condition"], torch.Tensor):
+        return None
+    condition, sides = given["condition"], [given["input"], given["other"]]
+    dtype = _together(*map(value_of, sides))
+    options = {"dtype": dtype, "layout": condition.layout, "device": condition.device}
+    make = torch.ops.aten.scalar_tensor.default
+    # In torch's order: tensors of numbers first, that of the last number before the other.
+    made = [side if isinstance(side, torch.Tensor) else make(side, **options) for side in reversed(sides)]
+    other, first = (side.to(dtype) for side in made)
+    return torch.where(condition, first, other)

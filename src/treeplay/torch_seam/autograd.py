@@ -24,8 +24,6 @@ def changes_what_is_saved() -> bool:
 
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
-increment_version = torch.autograd.graph.increment_version
-
 increment_versions: Callable[..., None] = torch._C._increment_version
 
 preserving_version: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]

@@ -41,6 +41,7 @@ from treeplay.errors import Refusal
 from treeplay.guards.names import names_in
 from treeplay.guards.reach import Reach, TooMuch
 from treeplay.guards.reads import WHOLE, Reads
+from treeplay.observe.lines import TORCH
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.trace import names
 from treeplay.trace.call import Call, roots_of
@@ -159,7 +160,7 @@ class Whose:
 @lru_cache(maxsize=4096)
 def keeps_to_itself(file: str) -> bool:
     """Whether code of a file changes no container that a program gives it: torch's but for schedulers, and some of Python's."""
-    if file.startswith(_TORCH):
+    if file.startswith(TORCH):
         return not file.startswith(_SCHEDULES)
     return file.startswith("<frozen ") or file in _PYTHONS
 
@@ -210,8 +211,7 @@ def _of_torch(place: Binding) -> bool:
     return False
 
 
-_TORCH = torch.__file__.rpartition("__init__")[0]
-_SCHEDULES = tuple(f"{_TORCH}optim/{name}.py" for name in ("lr_scheduler", "swa_utils"))
+_SCHEDULES = tuple(f"{TORCH}optim/{name}.py" for name in ("lr_scheduler", "swa_utils"))
 _PYTHONS = frozenset(
     str(module.__file__)
     for module in (

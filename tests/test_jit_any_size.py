@@ -233,7 +233,7 @@ def test_both_sides_of_a_branch_are_right() -> None:
 def test_what_is_asked_of_sizes_is_told() -> None:
     jitted = jitted_twice(branching, 3, 4)
     key = jitted._manager.cache.table
-    recording = next(made for entry in key for made in entry.recordings if made.is_for_all_sizes)
+    recording = next(made for entry in key for made in entry.recordings if made.signature.sizes is not None)
     from support import call_of
     from treeplay.tree.mismatch import first_mismatch
 

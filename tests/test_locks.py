@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from support import jit
+from support.children import in_a_child
 from treeplay.locks import TimedLock, shared_lock
 from treeplay.trace.turn import is_tracing_now, turn
 
@@ -37,19 +37,6 @@ def held_elsewhere(lock: Any) -> Callable[[], None]:
         thread.join()
 
     return let_go
-
-
-def in_a_child(work: Callable[[], bool]) -> bool:
-    """What `work` gives in a forked child, which may take some seconds."""
-    child = os.fork()
-    if child == 0:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(20)
-        try:
-            os._exit(0 if work() else 1)
-        except BaseException:
-            os._exit(2)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("make", [shared_lock, TimedLock])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,7 +16,13 @@ from torch.nn import functional as F
 import treeplay
 from backend.test_any_size import PROGRAMS, SIZES, equal_results, many_results
 from support.no_trial import NoTrial
+from treeplay.backend import program_any_size
 from treeplay.observe import internal_errors
+from treeplay.torch_seam.dynamo import compile_lock
+from treeplay.torch_seam.symbols import numpy_asks
+from treeplay.trace import rerun
+from treeplay.trace.scalars import meet_numpys
+from treeplay.trace.turn import turn
 from treeplay.tree import compile_all_sizes
 from treeplay.tree.tiers import compile_thread
 
@@ -88,6 +96,40 @@ def test_results_that_are_more_than_new_tensors_are_right_too(program: Any) -> N
             x = torch.randn(size, 6)
             torch.testing.assert_close(jitted(x), program(x))
             assert compile_thread.wait(120)
+
+
+def test_nothing_of_a_trace_stays_behind_when_another_thread_has_traced_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has_come, may_begin, waits = (threading.Event() for _ in range(3))
+
+    def begin() -> Any:
+        has_come.set()
+        may_begin.wait(30)
+        return compile_lock()
+
+    def wait() -> Any:
+        waits.set()
+        return turn()
+
+    compiled(lambda x: x * x.shape[0], torch.randn(4, 6), torch.randn(5, 6))  # so that all is imported
+    monkeypatch.setattr(program_any_size, "compile_lock", begin)
+    monkeypatch.setattr(rerun, "turn", wait)
+    program = PROGRAMS["a mean over rows"]
+    with torch.no_grad(), ThreadPoolExecutor(1) as other:
+        jitted = treeplay.jit(program)
+        jitted(torch.randn(4, 6))
+        x = torch.randn(5, 6)
+        found = other.submit(torch.no_grad()(jitted), x)
+        assert has_come.wait(30)
+        with turn(), numpy_asks(meet_numpys):
+            may_begin.set()
+            assert waits.wait(30)
+        torch.testing.assert_close(found.result(), program(x))
+        assert compile_thread.wait(120)
+        jitted(x)
+    assert calls_served(jitted) == 1
+    assert not hasattr(torch.SymFloat, "__array_ufunc__") and not hasattr(torch.SymInt, "__array_ufunc__")
 
 
 def test_a_transformer_for_all_lengths_and_batches() -> None:

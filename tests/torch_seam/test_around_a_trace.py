@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy
@@ -142,14 +143,17 @@ def test_a_scaled_step_is_replaced_for_a_while() -> None:
 
     weight = torch.ones(2, requires_grad=True)
     optimizer, scaler = torch.optim.SGD([weight], lr=1.0), torch.amp.GradScaler("cpu")
-    is_meant = [True]
-    with layers.scaled_step_replaced(step, lambda: is_meant[0]):
-        for _ in range(2):
-            scaler.scale(weight.sum()).backward()
-            result = scaler.step(optimizer)
-            scaler.update()
-            is_meant[0] = False
-    assert result is None and weight[0] != 1  # not meant: torch's own step
+
+    def step_scaled() -> Any:
+        scaler.scale(weight.sum()).backward()
+        result = scaler.step(optimizer)
+        scaler.update()
+        return result
+
+    with layers.scaled_step_replaced(step), ThreadPoolExecutor(1) as other:
+        step_scaled()
+        result = other.submit(step_scaled).result()
+    assert result is None and weight[0] != 1  # in another thread: torch's own step
     [(who, found, args, kwargs)] = seen
     assert who is optimizer and found[0].item() == 0.0 and (args, kwargs) == ((), {})
     before = weight.detach().clone()

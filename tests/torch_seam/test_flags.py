@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from treeplay.torch_seam import autograd, dynamo, flags, modes, tensors
+from treeplay.torch_seam import dynamo, flags, modes, tensors
 
 BASE = torch.ones(2, 3)
 OTHERS = {
@@ -61,7 +61,7 @@ def test_modes_can_be_set_and_versions_moved() -> None:
     with torch.autocast("cpu", torch.bfloat16), flags.without_autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
     tensor = torch.ones(1)
-    autograd.increment_version((tensor,))
+    torch.autograd.graph.increment_version((tensor,))
     assert tensor._version == 1
 
 

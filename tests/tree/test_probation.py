@@ -22,9 +22,10 @@ from support import Twins, assert_same, the_recording
 from treeplay.device.host import HostDevice
 from treeplay.device.protocol import Recorded, Work
 from treeplay.record import front
-from treeplay.tree import budget, probation
+from treeplay.tree import budget, pace, probation
 from treeplay.tree.answers import OUTDONE, TIMED
-from treeplay.tree.probation import Pace, Probation, ProbationStep
+from treeplay.tree.pace import Pace
+from treeplay.tree.probation import Probation, ProbationStep
 
 pytestmark = pytest.mark.programs
 
@@ -80,7 +81,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     monkeypatch.setattr(HostDevice, "record", slowly)
     monkeypatch.setattr(HostDevice, "stopwatch", lambda _: made.stopwatch())
     monkeypatch.setattr(front, "find_compiler", lambda: SimpleNamespace(path=None))  # operators are all there is
-    monkeypatch.setattr(probation, "perf_counter", made)
+    monkeypatch.setattr(pace, "perf_counter", made)
     monkeypatch.setattr(budget, "perf_counter", made)
     with treeplay.settings.changed(tiers="background"):
         yield made
@@ -356,8 +357,8 @@ def test_threads_share_a_probation(clock: Clock) -> None:
     ],
 )
 def test_what_counts_as_faster(ours: tuple[int, int], eager: tuple[int, int], wins: bool) -> None:
-    assert Pace(*ours).beats(Pace(*eager), probation.MARGIN) == wins
-    assert not (wins and Pace(*eager).beats(Pace(*ours), probation.MARGIN) and ours[0] == ours[1])
+    assert Pace(*ours).beats(Pace(*eager), pace.MARGIN) == wins
+    assert not (wins and Pace(*eager).beats(Pace(*ours), pace.MARGIN) and ours[0] == ours[1])
 
 
 def test_calls_that_cannot_be_timed_drop_nothing() -> None:

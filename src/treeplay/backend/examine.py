@@ -16,7 +16,7 @@ from treeplay.device.host.rules import refusal_of_operator
 from treeplay.errors import Refusal
 from treeplay.observe.lines import location_in
 from treeplay.torch_seam import trees as pytree
-from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
+from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload, name_of
 from treeplay.torch_seam.symbols import example_of
 from treeplay.values.captured import DeviceUse, InputFacts, Role
 from treeplay.values.location import Location
@@ -161,10 +161,7 @@ def has_caching_allocator() -> bool:
 
 
 def _name(node: torch.fx.Node) -> str:
-    target = node.target
-    if isinstance(target, OpOverload):
-        return str(target._schema.name).partition("::")[2]
-    return str(getattr(target, "__name__", target))
+    return name_of(node.target) or str(getattr(node.target, "__name__", node.target))
 
 
 def has_custom_functions(program: Any) -> bool:

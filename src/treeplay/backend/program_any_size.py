@@ -78,8 +78,8 @@ def trace_for_any_size(
         stack.enter_context(kept(acting))
         stack.enter_context(_without_inference_mode())
         stack.enter_context(shown_as_numbers())
-        stack.enter_context(numpy_asks(meets_numpy))
         stack.enter_context(rerun.ready(is_exact=False))
+        stack.enter_context(numpy_asks(meets_numpy))  # with the turn, as in any other trace
         fakes = [
             sizes.fake_of(tensor, f"t{at}", _changing(item, changing))
             for at, (item, tensor) in enumerate(zip(plain.inputs, tensors, strict=True))

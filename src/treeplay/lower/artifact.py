@@ -116,7 +116,7 @@ def compile_graph(
     with (
         unmoved(),  # padding and tuning are measured on random inputs
         keeping_order(),
-        _measuring_apart(),
+        benchmarking(turns.taken_last),  # it waits for the device, which breaks a capture that another thread has begun
         first_vector_instructions(),
         inductor_config.patch(options),
         V.set_fake_mode(mode),
@@ -158,10 +158,6 @@ def _emptying(run: ArtifactCall) -> ArtifactCall:
         return results
 
     return call
-
-
-_measuring_apart = benchmarking(turns.taken_last)
-"""Measuring waits for the device, which breaks a capture that another thread has begun."""
 
 
 @contextlib.contextmanager

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.lower.numbers import FORMS
 from treeplay.torch_seam.operators import OpOverload
+from treeplay.values.arithmetic import FORMS
 from treeplay.values.spec import TensorSpec
 
 _TORCHS = frozenset(("aten", "prims"))

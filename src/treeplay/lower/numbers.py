@@ -8,36 +8,15 @@ computed in Python only when a hyper-parameter has changed; kernels read the slo
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.fx
 
 from treeplay.codegen import Writer, list_of, load_source
 from treeplay.torch_seam.operators import OpOverload
-
-FORMS: dict[Any, str] = {
-    operator.add: "{} + {}",
-    operator.sub: "{} - {}",
-    operator.mul: "{} * {}",
-    operator.truediv: "{} / {}",
-    operator.pow: "{} ** {}",
-    operator.floordiv: "{} // {}",
-    operator.mod: "{} % {}",
-    operator.neg: "-{}",
-    abs: "abs({})",
-    float: "float({})",
-    operator.eq: "{} == {}",
-    operator.ne: "{} != {}",
-    operator.lt: "{} < {}",
-    operator.le: "{} <= {}",
-    operator.gt: "{} > {}",
-    operator.ge: "{} >= {}",
-}
-"""What is computed with numbers, as text."""
+from treeplay.values.arithmetic import FORMS, operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +101,6 @@ def split_numbers(graph: torch.fx.Graph) -> Numbers:
 def _expression(node: torch.fx.Node, known: dict[torch.fx.Node, str]) -> str:
     parts = [known[part] if isinstance(part, torch.fx.Node) else repr(part) for part in node.args]
     return f"({FORMS[node.target].format(*map(operand, parts))})"
-
-
-def operand(words: str) -> str:
-    """A part of an expression: a minus sign binds less tightly than a power."""
-    return f"({words})" if words.startswith("-") else words
 
 
 def _compute(arguments: list[str], expressions: list[str]) -> Callable[[Sequence[float]], Sequence[float]]:

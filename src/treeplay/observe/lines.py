@@ -19,11 +19,11 @@ import torch
 
 from treeplay.values.location import Location
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_OPTIM = f"{_TORCH}optim"
+TORCH = os.path.dirname(torch.__file__) + os.sep
+OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_OPTIM = f"{TORCH}optim"
 _PLUMBING = tuple(
-    _TORCH + part
+    TORCH + part
     for part in ("_compile.py", "_dynamo", "_ops.py", "overrides.py", "_tensor.py", "utils/_python_dispatch.py")
 )
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
@@ -33,7 +33,7 @@ _SITE = tuple({sysconfig.get_paths()["purelib"] + os.sep, sysconfig.get_paths()[
 @lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
     """Whether a source file is the user's or a third party's, not torch's, ours or the standard library's."""
-    if file.startswith(("<frozen", "<treeplay", "<string>", _TORCH, _OURS)):
+    if file.startswith(("<frozen", "<treeplay", "<string>", TORCH, OURS)):
         return False
     return file.startswith(_SITE) or not file.startswith(_STDLIB)
 
@@ -97,12 +97,12 @@ def call_site() -> tuple[str, int]:
 
 @lru_cache(maxsize=4096)
 def _is_of_program(file: str) -> bool:
-    return file.startswith(_OPTIM) or not file.startswith((_OURS, _TORCH))
+    return file.startswith(_OPTIM) or not file.startswith((OURS, TORCH))
 
 
 @lru_cache(maxsize=4096)
 def _asks_for_operators(file: str) -> bool:
-    return not file.startswith((_OURS, "<treeplay", *_PLUMBING))
+    return not file.startswith((OURS, "<treeplay", *_PLUMBING))
 
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import warnings
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import count
-from pathlib import Path
 from types import FrameType
 
-import torch
-
-from treeplay.observe.lines import is_own, own_location
+from treeplay.observe.lines import OURS, TORCH, is_own, own_location
 
 KEPT_TEXTS = 4096
 """How many texts are remembered, those seen last; one that was forgotten may be said again."""
 
 # What a context manager of ours raises and warns comes through `contextlib`.
-_OUR_FOLDERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}", contextlib.__file__)
+_OUR_FOLDERS = (OURS, TORCH, contextlib.__file__)
 _OUR_PACKAGES = ("treeplay", "torch")
 
 

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.lower.aten.storage import written_by
+from treeplay.lower.aten.storage import storages_written
 from treeplay.lower.checked import CONDITIONS
-from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
+from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload, name_of
 from treeplay.torch_seam.schemas import is_random
 from treeplay.trace.prune import acts
 from treeplay.values.failing import InRange, ToKeep
@@ -62,7 +62,7 @@ def uncompiled(graph: torch.fx.Graph) -> Node | None:
     found = next((node for node in nodes if acts(node)), None)
     if found is not None or not any(map(_is_table, nodes)):
         return found
-    varying, written = _varying(nodes), _written(nodes)
+    varying, written = _varying(nodes), storages_written(nodes)
     return next((node for node in nodes if _is_table(node) and _ranges(node, written, varying) != ()), None)
 
 
@@ -72,13 +72,13 @@ def to_keep(graph: torch.fx.Graph, *, is_in_order: bool) -> ToKeep | None:
     `is_in_order`: operators run in the graph's order, so what comes after the last one that can fail needs no thought."""
     nodes = list(graph.nodes)
     varying = _varying(nodes)
-    everywhere = _written(nodes)
+    everywhere = storages_written(nodes)
     asked = [(at, _ranges(node, everywhere, varying)) for at, node in enumerate(nodes) if can_fail(node)]
     known = {at: ranges for at, ranges in asked if ranges is None or ranges}
     if not known:
         return None
     reached = nodes[: max(known)] if is_in_order else nodes
-    places = _written(reached)
+    places = storages_written(reached)
     written = tuple(
         _position(node)
         for node in nodes
@@ -101,7 +101,7 @@ def can_fail(node: Node) -> bool:
     op = called(node)
     if op is None:
         return False
-    name = op._schema.name.partition("::")[2]
+    name = name_of(op)
     if op.namespace != "aten" or op in _CHECKING or name in FAILING or not op._schema.returns:
         return op.namespace not in ("prims", "prim", "profiler")
     if name.startswith(("linalg_", "_linalg_")):
@@ -129,19 +129,9 @@ def _is_table(node: Node) -> bool:
     if node.target not in (aten.scatter.value, aten.scatter_.value):
         return False
     filled: Any = node.args[0]
-    while _named(filled) in _KEEP_VALUES:
+    while name_of(filled.target) in _KEEP_VALUES:
         filled = filled.args[0]
-    return _named(filled) in _FILLED
-
-
-def _named(node: Node) -> str:
-    """The name of the operator that a node calls, if it calls one."""
-    return str(node.target._schema.name).partition("::")[2] if isinstance(node.target, OpOverload) else ""
-
-
-def _written(nodes: Sequence[Node]) -> set[Any]:
-    """The storages that operators write to."""
-    return {target.meta["storage"] for node in nodes for target in written_by(node) if "storage" in target.meta}
+    return name_of(filled.target) in _FILLED
 
 
 def _position(node: Node) -> int:
@@ -162,7 +152,7 @@ def _varying(nodes: Sequence[Node]) -> set[Any]:
         for node in nodes:
             if node.op == "call_function" and (_varies(node, found) or is_random(node.target)):
                 found.add(node.meta.get("storage", node))
-                found.update(target.meta["storage"] for target in written_by(node) if "storage" in target.meta)
+                found |= storages_written([node])
     return found
 
 
@@ -174,8 +164,7 @@ def _ranges(node: Node, written: Collection[int], varying: Collection[Any]) -> t
     """What has to hold of inputs for an operator not to fail; None if that is not known from inputs."""
     if not _varies(node, varying):
         return ()
-    op = called(node)
-    if op is None or op._schema.name.partition("::")[2] not in _INDICES:
+    if name_of(called(node)) not in _INDICES:
         return None
     ranges: list[InRange] = []
     for index, size, ignored in indices_of(node):
@@ -196,7 +185,7 @@ def _root(node: Any, written: Collection[int]) -> Node | None:
     while isinstance(node, Node) and isinstance(node.target, OpOverload):
         if node.meta.get("storage") in written:
             return None
-        if node.target._schema.name.partition("::")[2] not in _KEEP_VALUES or not isinstance(node.args[0], Node):
+        if name_of(node.target) not in _KEEP_VALUES or not isinstance(node.args[0], Node):
             break
         node = node.args[0]
     spec = node.meta.get("spec") if isinstance(node, Node) and node.meta.get("storage") not in written else None
@@ -207,7 +196,7 @@ def _bound(node: Node) -> float:
     """A number that all indices which an operator gives are below; infinity if that is not known."""
     is_second = node.target is operator.getitem and node.args[1] == 1
     maker: Any = node.args[0] if is_second else node
-    name = maker.target._schema.name.partition("::")[2] if isinstance(maker.target, OpOverload) else ""
+    name = name_of(maker.target)
     at = _POSITIONS.get(name) if is_second is not name.startswith("arg") else None
     if at is None:
         return math.inf
@@ -222,8 +211,7 @@ Indices = Iterator[tuple[Any, int, int | None]]
 
 def indices_of(node: Node) -> Indices:
     """The indices that an operator takes, how many things each of them chooses from, and the one that is ignored."""
-    op = called(node)
-    found = None if op is None else _INDICES.get(op._schema.name.partition("::")[2])
+    found = _INDICES.get(name_of(called(node)))
     return found(node) if found is not None else iter(())
 
 

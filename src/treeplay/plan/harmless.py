@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.lower.aten.storage import written_by
+from treeplay.lower.aten.storage import storages_written
 from treeplay.plan.failing import FAILING, indices_of
-from treeplay.torch_seam.operators import OpOverload
+from treeplay.torch_seam.operators import OpOverload, name_of
 from treeplay.trace.prune import TORCHS_OWN
 from treeplay.values.spec import TensorSpec
 
@@ -40,7 +40,7 @@ def made_harmless(graph: torch.fx.Graph, checks: Sequence[Node]) -> tuple[list[N
     flags: list[Node] = []
     safe: set[Node] = set()
     nodes = list(graph.nodes)
-    written = {target.meta["storage"] for node in nodes for target in written_by(node) if "storage" in target.meta}
+    written = storages_written(nodes)
     for node in nodes[nodes.index(checks[0]) + 1 :]:
         if node.op != "call_function" or node in checks:
             continue
@@ -76,7 +76,7 @@ MakesCondition = Callable[["NodeWriter", Node], Node]
 
 def _suspects(node: Node) -> Iterator[tuple[Node, MakesCondition, Any]]:
     """The arguments of an operator that it may not take, with what has to hold of each and a value that it takes."""
-    name, first = _name(node), node.args[0]
+    name, first = name_of(node.target), node.args[0]
     if name == "multinomial" and isinstance(first, Node):
         yield first, _are_weights, 1.0
     elif name in ("bernoulli", "binary_cross_entropy") and isinstance(first, Node):
@@ -88,16 +88,12 @@ def _suspects(node: Node) -> Iterator[tuple[Node, MakesCondition, Any]]:
                 yield index, _within(low, size, ignored), 0
 
 
-def _name(node: Node) -> str:
-    return str(node.target._schema.name).partition("::")[2] if isinstance(node.target, OpOverload) else ""
-
-
 def _is_a_danger(node: Node) -> bool:
     """Whether kernels of an operator may assert what only its name tells, or nobody knows what it does. Factorizations and
     divisions fail on the host, if at all, as does the count of a mask."""
     if not isinstance(node.target, OpOverload):
         return False
-    return _name(node) in (*FAILING, "_assert_async") or node.target.namespace not in TORCHS_OWN
+    return name_of(node.target) in (*FAILING, "_assert_async") or node.target.namespace not in TORCHS_OWN
 
 
 class NodeWriter:

@@ -11,6 +11,8 @@ import math
 import torch
 import torch.fx
 
+from treeplay.torch_seam.operators import name_of
+
 _MOST_ELEMENTS = 8192
 _MOST_PRODUCTS = 2**19
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "mkldnn_rnn_layer")
@@ -28,8 +30,7 @@ def _elements(node: torch.fx.Node) -> int:
 
 def _products(node: torch.fx.Node) -> float:
     """Multiplications of a matrix product m×k×n, from its three sizes mk, kn, mn; for a convolution, about as many."""
-    name = str(getattr(node.target, "_opname", ""))
-    if name not in _PRODUCTS:
+    if name_of(node.target) not in _PRODUCTS:
         return 0.0
     sizes = sorted((_elements(argument) for argument in node.all_input_nodes), reverse=True)[:2]
     result = max([_elements(node), *(_elements(user) for user in node.users)])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
@@ -23,7 +23,7 @@ from treeplay.observe.rng import default_generators
 from treeplay.sandbox.collection import no_collection
 from treeplay.torch_seam.dynamo import random_states_left_alone
 from treeplay.torch_seam.modes import is_dispatched
-from treeplay.torch_seam.patched import Shared
+from treeplay.torch_seam.patched import Shared, all_wanted
 
 moving = shared_lock()
 """Held for the few statements in which a generator's state is replaced or seeded."""
@@ -47,10 +47,7 @@ def unmoved() -> Iterator[None]:
     with moving:
         before = [(generator, generator.get_state()) for generator in default_generators()]
     try:
-        with ExitStack() as stack:
-            stack.enter_context(random_states_left_alone())
-            for function in _DRAWING:
-                stack.enter_context(function.wanted())
+        with random_states_left_alone(), all_wanted(_DRAWING):
             yield
     finally:
         is_shared |= has_company()

@@ -18,6 +18,7 @@ AT_ONCE = (
     "autograd",
     "context",
     "dynamo",
+    "facts",
     "fakes",
     "flags",
     "fx",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from treeplay.torch_seam.patched import stand_in
+from treeplay.torch_seam.patched import Shared, all_wanted
 
 saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
@@ -24,8 +23,6 @@ def changes_what_is_saved() -> bool:
 
 
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
-
-increment_version = torch.autograd.graph.increment_version
 
 increment_versions: Callable[..., None] = torch._C._increment_version
 
@@ -67,65 +64,59 @@ def _is_freed(node: Any) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def autograd_function_arguments(replaced: Callable[[Any], Any]) -> Iterator[None]:
-    """For a block and in this thread, `autograd.Function.apply` is given `replaced(arguments)`: no mode is asked for these."""
-    original, thread = vars(torch.autograd.Function)["apply"], threading.get_ident()
-
+def _with_arguments(original: Any, value: Callable[[], Any]) -> Any:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread:
+        replaced = value()
+        if replaced is not None:
             args, kwargs = replaced(args), replaced(kwargs)
         return original.__get__(None, cls)(*args, **kwargs)  # in C from torch 2.14 on
 
-    stand_in(apply, original)
-    owner: Any = torch.autograd.Function
-    owner.apply = classmethod(apply)
-    try:
-        yield
-    finally:
-        owner.apply = original
+    return classmethod(apply)
 
 
-@contextlib.contextmanager
-def histories_given(check: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """For a block and in this thread, `check(tensor)` is called before a custom function marks a tensor as changed in place
-    and so gives it a history. No operator and no mode sees that."""
-    owner: Any = torch.autograd.Function
-    apply, mark, thread = vars(owner)["apply"], owner.mark_dirty, threading.get_ident()
-    modes: list[bool] = []  # of those who called `apply`: inside of a forward gradients are off
+autograd_function_arguments = Shared(torch.autograd.Function, "apply", _with_arguments).wanted
+"""For a block and in this thread, `autograd.Function.apply` is given what a function makes of its arguments: no mode is asked
+for these."""
 
-    def noting(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:
-            return apply.__get__(None, cls)(*args, **kwargs)
+
+def _noting_mode(original: Any, value: Callable[[], Any]) -> Any:
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        given = value()
+        if given is None:
+            return original.__get__(None, cls)(*args, **kwargs)
+        _, modes = given
         modes.append(torch.is_grad_enabled())
         try:
-            return apply.__get__(None, cls)(*args, **kwargs)
+            return original.__get__(None, cls)(*args, **kwargs)
         finally:
             modes.pop()
 
-    def checking(ctx: Any, *tensors: Any) -> Any:
-        if threading.get_ident() == thread and modes and modes[-1] and any(ctx.needs_input_grad):
-            for tensor in tensors:
+    return classmethod(apply)
+
+
+def _checking(original: Any, value: Callable[[], Any]) -> Any:
+    def mark_dirty(ctx: Any, *tensors: Any) -> Any:
+        given = value()
+        if given is not None:
+            check, modes = given
+            for tensor in tensors if modes and modes[-1] and any(ctx.needs_input_grad) else ():
                 check(tensor)
-        return mark(ctx, *tensors)
+        return original(ctx, *tensors)
 
-    stand_in(noting, apply)
-    stand_in(checking, mark)
-    with (
-        _replaced(owner, "apply", classmethod(noting)),
-        _replaced(torch.autograd.function.FunctionCtx, "mark_dirty", checking),
-    ):
-        yield
+    return mark_dirty
 
 
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = vars(owner)[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
+_HISTORIES = (
+    Shared(torch.autograd.Function, "apply", _noting_mode),
+    Shared(torch.autograd.function.FunctionCtx, "mark_dirty", _checking),
+)
+
+
+def histories_given(check: Callable[[torch.Tensor], None]) -> contextlib.AbstractContextManager[None]:
+    """For a block and in this thread, `check(tensor)` is called before a custom function marks a tensor as changed in place
+    and so gives it a history. No operator and no mode sees that."""
+    modes: list[bool] = []  # of those who called `apply`: inside of a forward gradients are off
+    return all_wanted(_HISTORIES, (check, modes))
 
 
 def in_callers_context(function: Callable[..., Any], *inputs: Any) -> Any:

@@ -6,18 +6,15 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from threading import get_ident
 from types import CodeType, FunctionType, MappingProxyType
 from typing import Any, cast
 
 import torch
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
-from treeplay.locks import after_fork, shared_lock
-from treeplay.torch_seam.patched import Shared
+from treeplay.torch_seam.patched import Shared, Wanted, all_wanted
 
 _guards: Any = torch._C._dynamo.guards
 
@@ -134,47 +131,19 @@ def dynamo_off() -> Iterator[None]:
     set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
     callback = set_eval_frame(None)  # first: a stance may not be set inside of a compiled region
     try:
-        with _as_plain_python:
+        with _as_plain_python.wanted():
             yield
     finally:
         set_eval_frame(callback)
 
 
-class _Stance:
-    """A context in which compiled functions run as they were written. That is torch's for the whole process: whoever enters
-    first, in any thread, sets it, and whoever leaves last puts back what was there."""
-
-    def __init__(self) -> None:
-        self._lock = shared_lock()
-        self._threads: Counter[int] = Counter()
-        self._ours: Any = None
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._ours is None:
-                self._ours = torch.compiler.set_stance("force_eager")
-            self._threads[get_ident()] += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._threads[get_ident()] -= 1
-            self._put_back()
-
-    def _put_back(self) -> None:
-        self._threads += Counter()  # without threads that are not in it any more
-        if not self._threads and self._ours is not None:
-            ours, self._ours = self._ours, None
-            ours.__exit__(None, None, None)
-
-    def renew(self) -> None:
-        """Forget the threads that are not in a forked child."""
-        me = get_ident()
-        self._threads = Counter({me: self._threads[me]})
-        self._put_back()
+def _set_stance() -> Callable[[], object]:
+    ours = torch.compiler.set_stance("force_eager")
+    return lambda: ours.__exit__(None, None, None)
 
 
-_as_plain_python = _Stance()
-after_fork(_as_plain_python.renew)
+_as_plain_python = Wanted(_set_stance)
+"""Compiled functions run as they were written. That is torch's for the whole process."""
 
 
 def compile_lock() -> contextlib.AbstractContextManager[Any]:
@@ -190,22 +159,16 @@ def _leaving_states(original: Any, is_wanted: Callable[[], bool]) -> Any:
     return preserve_rng_state
 
 
-_PRESERVING = ("torch._dynamo.utils", "torch._functorch.aot_autograd")
+_PRESERVING = [
+    Shared(module, "preserve_rng_state", _leaving_states)
+    for module in ("torch._dynamo.utils", "torch._functorch.aot_autograd")
+]
 
-_preserving: dict[str, Shared] = {}
 
-
-@contextlib.contextmanager
-def random_states_left_alone() -> Iterator[None]:
+def random_states_left_alone() -> contextlib.AbstractContextManager[None]:
     """In this thread, torch does not put default generators back when it has traced or compiled for the length of a block: it
     would put back what other threads drew meanwhile."""
-    with contextlib.ExitStack() as stack:
-        for name in _PRESERVING:
-            if name not in _preserving and name in sys.modules:
-                _preserving[name] = Shared(sys.modules[name], "preserve_rng_state", _leaving_states)
-            if name in _preserving:
-                stack.enter_context(_preserving[name].wanted())
-        yield
+    return all_wanted(_PRESERVING)
 
 
 def _compiling(original: Callable[[], bool], is_wanted: Callable[[], bool]) -> Callable[[], bool]:
@@ -217,13 +180,9 @@ def _compiling(original: Callable[[], bool], is_wanted: Callable[[], bool]) -> C
     return is_compiling
 
 
-_is_compiling = Shared(torch.compiler, "is_compiling", _compiling)
-
-
-def traced_in_this_thread() -> contextlib.AbstractContextManager[None]:
-    """What is traced inside of a block is traced by this thread alone. Torch notes for the whole process that somebody traces,
-    and what `torch.compile` has made then raises in each thread that calls it."""
-    return _is_compiling.wanted()
+traced_in_this_thread = Shared(torch.compiler, "is_compiling", _compiling).wanted
+"""What is traced inside of a block is traced by this thread alone. Torch notes for the whole process that somebody traces, and
+what `torch.compile` has made then raises in each thread that calls it."""
 
 
 def note_changing_sizes(tensor: torch.Tensor, dimensions: frozenset[int]) -> None:

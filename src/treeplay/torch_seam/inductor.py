@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -69,17 +69,16 @@ keeping_order = Shared(SchedulerNode, "recompute_size_and_body", _recompute).wan
 overwrites. In torch 2.11 it comes to stand anywhere, since its dependencies are then read off its body alone."""
 
 
-def benchmarking(apart: Callable[[], AbstractContextManager[None]]) -> Callable[[], AbstractContextManager[None]]:
-    """For a block, whatever this thread's compile measures on a GPU, it measures inside of `apart()`."""
+def _measuring_apart(original: Callable[..., Any], value: Callable[[], Any]) -> Callable[..., Any]:
+    def benchmark_gpu(*args: Any, **kwargs: Any) -> Any:
+        with (value() or nullcontext)():
+            return original(*args, **kwargs)
 
-    def make(original: Callable[..., Any], is_wanted: Callable[[], bool]) -> Callable[..., Any]:
-        def benchmark_gpu(*args: Any, **kwargs: Any) -> Any:
-            with apart() if is_wanted() else nullcontext():
-                return original(*args, **kwargs)
+    return benchmark_gpu
 
-        return benchmark_gpu
 
-    return Shared(type(benchmarker), "benchmark_gpu", make).wanted
+benchmarking = Shared(type(benchmarker), "benchmark_gpu", _measuring_apart).wanted
+"""For a block, whatever this thread's compile measures on a GPU, it measures inside of the context that a function gives."""
 
 
 def _identity() -> torch.fx.GraphModule:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from torch.nn.modules import module as _module
 from torch.optim import optimizer as _optimizer
 from torch.utils.hooks import RemovableHandle
 
-from treeplay.torch_seam.patched import stand_in
+from treeplay.torch_seam.patched import Shared
 
 register_call_hook = _module.register_module_forward_pre_hook
 
@@ -42,22 +40,16 @@ def has_backward_hooks(modules: Iterable[torch.nn.Module]) -> bool:
     return any(everywhere) or any(own)
 
 
-@contextlib.contextmanager
-def scaled_step_replaced(step: Callable[..., Any], is_meant: Callable[[], bool]) -> Iterator[None]:
-    """Where `GradScaler.step` would ask on the host whether an optimizer may step, `step(optimizer, found, args, kwargs)` is
-    called instead, with the tensors that hold the answer, if `is_meant()`."""
-    original = GradScaler._maybe_opt_step
-    replacing = weakref.ref(step)  # another thread may be in the midst of a step when the block is long over
-
+def _without_asking(original: Any, value: Callable[[], Any]) -> Any:
     def maybe_step(self: Any, optimizer: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        instead = replacing() if is_meant() else None
-        if instead is None:
+        step = value()
+        if step is None:
             return original(self, optimizer, state, *args, **kwargs)
-        return instead(optimizer, state["found_inf_per_device"].values(), args, kwargs)
+        return step(optimizer, state["found_inf_per_device"].values(), args, kwargs)
 
-    stand_in(maybe_step, original)
-    GradScaler._maybe_opt_step = maybe_step  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        GradScaler._maybe_opt_step = original  # type: ignore[method-assign]
+    return maybe_step
+
+
+scaled_step_replaced = Shared(GradScaler, "_maybe_opt_step", _without_asking).wanted
+"""Where `GradScaler.step` of this thread would ask on the host whether an optimizer may step, `step(optimizer, found, args,
+kwargs)` is called instead, with the tensors that hold the answer."""

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import (
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_traceable_wrapper_subclass
 
 from treeplay.torch_seam.autograd import saving_hooks
-from treeplay.torch_seam.patched import Shared, stand_in
+from treeplay.torch_seam.patched import Shared
 
 DisableTorchFunctionSubclass: Any = torch._C.DisableTorchFunctionSubclass
 """A context in which `__torch_function__` of tensor subclasses is not called."""
@@ -209,20 +209,15 @@ class _ModeOff:
         torch.overrides._push_mode(self._mode)
 
 
-@contextlib.contextmanager
-def plain_functions() -> Iterator[None]:
-    """Torch's way from a function to a mode runs none of the standard library: what then runs there is the program's."""
-    original = torch.overrides._pop_mode_temporarily
-
+def _popping_plainly(original: Any, value: Callable[[], Any]) -> Any:
     def pop_mode_temporarily() -> _ModeOff:
         return _ModeOff()
 
-    stand_in(pop_mode_temporarily, original)
-    torch.overrides._pop_mode_temporarily = pop_mode_temporarily  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.overrides._pop_mode_temporarily = original
+    return pop_mode_temporarily
+
+
+plain_functions = Shared(torch.overrides, "_pop_mode_temporarily", _popping_plainly).wanted
+"""Torch's way from a function to a mode runs none of the standard library: what then runs there is the program's."""
 
 
 def is_innermost_mode(mode: object) -> bool:

@@ -32,6 +32,11 @@ _ABOVE_OPERATORS = (
 )
 
 
+def name_of(op: Any) -> str:
+    """What an operator is called, without its namespace and its overload; nothing for anything else."""
+    return str(op._schema.name).partition("::")[2] if isinstance(op, OpOverload) else ""
+
+
 def keys_above_operators() -> Any:
     """The dispatch keys that a traced operator has already been through: autograd, view tracking and autocast."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)

@@ -3,52 +3,93 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from threading import get_ident
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any
 
-from treeplay.locks import shared_lock
+from treeplay.locks import after_fork, shared_lock
 
 
-class Shared:
-    """A stand-in that several threads may want at once, each for itself: the first puts it there, the last takes it away.
+class Wanted:
+    """What several threads may want at once, each for itself: the first puts it there, the last takes it away.
 
-    `make(original, is_wanted)` gives the function; `is_wanted()` tells whether the thread that calls it is one of them.
+    `put` does the one and gives what does the other; None where there is nothing yet that it could change.
     """
 
-    def __init__(self, owner: Any, name: str, make: Callable[[Any, Callable[[], bool]], Any]) -> None:
-        self._owner, self._name, self._make = owner, name, make
+    def __init__(self, put: Callable[[], Callable[[], object] | None]) -> None:
+        self._put = put
+        self._take_away: Callable[[], object] | None = None
         self._lock = shared_lock()
-        self._threads: Counter[int] = Counter()
-        self._original: Any = None
+        self._values: dict[int, list[Any]] = {}
+        after_fork(self._in_child)
 
     @contextlib.contextmanager
-    def wanted(self) -> Iterator[None]:
-        """It stands in for a block, as far as this thread is concerned."""
+    def wanted(self, value: Any = True) -> Iterator[None]:
+        """It is there for a block, and is `value` to this thread."""
         me = get_ident()
         with self._lock:
-            if not self._threads:
-                self._original = getattr(self._owner, self._name)
-                function = self._make(self._original, self._is_wanted)
-                stand_in(function, self._original)
-                setattr(self._owner, self._name, function)
-            self._threads[me] += 1
+            if self._take_away is None:
+                self._take_away = self._put()
+            self._values.setdefault(me, []).append(value)
         try:
             yield
         finally:
             with self._lock:
-                self._threads[me] -= 1
-                self._threads += Counter()  # without threads that want it no more
-                if not self._threads:
-                    setattr(self._owner, self._name, self._original)
+                self._values[me].pop()
+                if not self._values[me]:
+                    del self._values[me]
+                self._leave()
 
-    def _is_wanted(self) -> bool:
-        return get_ident() in self._threads
+    def value(self) -> Any:
+        """What it is to the thread that asks; None if that does not want it."""
+        values = self._values.get(get_ident())
+        return values[-1] if values else None
+
+    def _leave(self) -> None:
+        if not self._values and self._take_away is not None:
+            take_away, self._take_away = self._take_away, None
+            take_away()
+
+    def _in_child(self) -> None:
+        """The other threads are not in a forked child."""
+        me = get_ident()
+        self._values = {me: self._values[me]} if me in self._values else {}
+        self._leave()
 
 
-F = TypeVar("F", bound=FunctionType)
+class Shared(Wanted):
+    """A function of ours that stands in for what `owner` has under a name. `owner` may be a module by its name, in which
+    nothing is replaced as long as nobody has imported it.
+
+    `make(original, value)` gives the function, and `value()` what it is to the thread that calls it.
+    """
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Any, Callable[[], Any]], Any]) -> None:
+        super().__init__(self._replace)
+        self._owner, self._name, self._make = owner, name, make
+
+    def _replace(self) -> Callable[[], object] | None:
+        owner = sys.modules.get(self._owner) if isinstance(self._owner, str) else self._owner
+        own = vars(owner).get(self._name, ABSENT) if owner is not None else ABSENT
+        original = getattr(owner, self._name, ABSENT) if own is ABSENT else own
+        if original is ABSENT:
+            return None
+        function = self._make(original, self.value)
+        stand_in(getattr(function, "__func__", function), own)
+        setattr(owner, self._name, function)
+        return partial(delattr, owner, self._name) if own is ABSENT else partial(setattr, owner, self._name, own)
+
+
+@contextlib.contextmanager
+def all_wanted(of: Iterable[Wanted], value: Any = True) -> Iterator[None]:
+    """All of these are there for a block."""
+    with contextlib.ExitStack() as stack:
+        for each in of:
+            stack.enter_context(each.wanted(value))
+        yield
 
 
 class _Absent:

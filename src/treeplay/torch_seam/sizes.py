@@ -21,7 +21,7 @@ from torch._dynamo.source import LocalSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from treeplay.torch_seam.fakes import FakeTensor, FakeTensorMode
-from treeplay.torch_seam.patched import Shared
+from treeplay.torch_seam.patched import Shared, all_wanted
 from treeplay.torch_seam.symbols import NAMES, example_of
 
 _KNOWN = frozenset({*NAMES, "abs", "max", "min", "round", "float", "int", "not", "and", "or", "if", "else"})
@@ -147,10 +147,6 @@ _texts = [
 ]
 
 
-@contextlib.contextmanager
-def shown_as_numbers() -> Iterator[None]:
+def shown_as_numbers() -> contextlib.AbstractContextManager[None]:
     """For a block in this thread, the text of a symbol is that of its number, for all but torch: the symbol is fixed then."""
-    with contextlib.ExitStack() as stack:
-        for text in _texts:
-            stack.enter_context(text.wanted())
-        yield
+    return all_wanted(_texts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.guards.names import globals_in
 from treeplay.observe.lines import is_users, user_location
-from treeplay.torch_seam.patched import Shared
+from treeplay.torch_seam.patched import Shared, all_wanted
 
 _SHOWN = frozenset(("shape", "dtype", "ndim", "size", "strides", "nbytes", "itemsize"))  # which a key has in it
 
@@ -135,10 +135,6 @@ _CONVERSIONS = (
 )
 
 
-@contextlib.contextmanager
-def arrays_become_tensors() -> Iterator[None]:
+def arrays_become_tensors() -> contextlib.AbstractContextManager[None]:
     """For a block, torch's functions take what stands for an array."""
-    with contextlib.ExitStack() as stack:
-        for conversion in _CONVERSIONS:
-            stack.enter_context(conversion.wanted())
-        yield
+    return all_wanted(_CONVERSIONS)

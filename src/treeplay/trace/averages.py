@@ -10,7 +10,6 @@ for the answer: it averages, and takes the weights themselves where the answer w
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -70,9 +69,5 @@ def _pairs(average: AveragedModel, model: torch.nn.Module) -> Iterator[tuple[tor
     return zip(own, itertools.chain(model.parameters(), model.buffers()), strict=False)
 
 
-_updates = Shared(AveragedModel, "update_parameters", _update)
-
-
-def averages_without_asking() -> contextlib.AbstractContextManager[None]:
-    """For the block, updates of averages in this thread do not ask on the host how many there were."""
-    return _updates.wanted()
+averages_without_asking = Shared(AveragedModel, "update_parameters", _update).wanted
+"""For the block, updates of averages in this thread do not ask on the host how many there were."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from types import CodeType, FunctionType
 
@@ -17,41 +17,33 @@ _STORES = frozenset({"STORE_GLOBAL", "STORE_NAME", "STORE_ATTR", "DELETE_GLOBAL"
 @lru_cache(maxsize=4096)
 def names_in(code: CodeType) -> frozenset[str]:
     """Every global, attribute and method name in `code` and in the functions it defines."""
-    names = set(code.co_names)
-    for inner in _inner(code):
-        names |= names_in(inner)
-    return frozenset(names)
+    return _and_within(names_in, code, code.co_names)
 
 
 @lru_cache(maxsize=4096)
 def values_in(code: CodeType) -> frozenset[str]:
     """The names read or written as values, so that `opt.step()` does not count as a use of a number named `step`."""
-    names: set[str] = set()
-    for instruction in dis.get_instructions(code):
-        is_call = instruction.opname == "LOAD_ATTR" and "NULL|self" in (instruction.argrepr or "")
-        if instruction.opname in _READS and not is_call:
-            names.add(str(instruction.argval))
-    for inner in _inner(code):
-        names |= values_in(inner)
-    return frozenset(names)
+    read = (step for step in dis.get_instructions(code) if step.opname in _READS)
+    names = {str(step.argval) for step in read if step.opname != "LOAD_ATTR" or "NULL|self" not in step.argrepr}
+    return _and_within(values_in, code, names)
 
 
 @lru_cache(maxsize=4096)
 def stores_in(code: CodeType) -> frozenset[str]:
     """The names of globals and attributes that `code`, or a function it defines, assigns or deletes."""
-    stored = {str(item.argval) for item in dis.get_instructions(code) if item.opname in _STORES}
-    return frozenset(stored.union(*(stores_in(inner) for inner in _inner(code))))
+    stored = {str(step.argval) for step in dis.get_instructions(code) if step.opname in _STORES}
+    return _and_within(stores_in, code, stored)
 
 
 @lru_cache(maxsize=4096)
 def strings_in(code: CodeType) -> frozenset[str]:
     """The string constants of `code` and of the functions it defines: keys that it may look up."""
-    strings = {constant for constant in code.co_consts if isinstance(constant, str)}
-    return frozenset(strings.union(*(strings_in(inner) for inner in _inner(code))))
+    return _and_within(strings_in, code, {constant for constant in code.co_consts if isinstance(constant, str)})
 
 
-def _inner(code: CodeType) -> Iterator[CodeType]:
-    return (constant for constant in code.co_consts if isinstance(constant, CodeType))
+def _and_within(ask: Callable[[CodeType], frozenset[str]], code: CodeType, own: Iterable[str]) -> frozenset[str]:
+    """What `ask` says of the functions that `code` defines, added to what is its own."""
+    return frozenset(own).union(*(ask(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
 
 
 def methods_used(cls: type, entry: str) -> Iterator[FunctionType]:

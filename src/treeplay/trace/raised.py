@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import traceback
-from pathlib import Path
 
 from treeplay.errors import ProgramRaised
-from treeplay.observe.lines import failed_call, is_users
+from treeplay.observe.lines import OURS, failed_call, is_users
 from treeplay.values.refusal import Reason
-
-_OURS = f"{Path(__file__).parents[1]}{os.sep}"
 
 _ANY = "make the line independent of tensors' values, or keep this program eager"
 _WITHOUT_FAKE = 'register one, with the operator\'s register_fake, or record without a trace: lower="capture"'
@@ -27,5 +23,5 @@ def program_raised(error: Exception, running: str = "running without data") -> P
         where=failed_call(error.__traceback__).where,
     )
     # What torch does not implement for a kind of tensor, it does not for the program either.
-    is_treeplays = file.startswith(_OURS) and not isinstance(error, NotImplementedError)
+    is_treeplays = file.startswith(OURS) and not isinstance(error, NotImplementedError)
     return ProgramRaised(reason, error, is_own=is_users(file), is_treeplays=is_treeplays)

@@ -24,6 +24,7 @@ from treeplay.errors import Refusal
 from treeplay.guards.reads import Reads
 from treeplay.observe.lines import user_location
 from treeplay.sandbox.interrupts import asked_by_cpp
+from treeplay.values.arithmetic import COMPARISONS, FORMS, operand
 from treeplay.values.refusal import Reason
 
 SYMBOLS = (torch.SymFloat, torch.SymInt, torch.SymBool)
@@ -155,10 +156,10 @@ class Scalar:
     def wrap_bool(self, number: bool) -> Scalar:
         return self._constant(number)
 
-    def _constant(self, number: float, *, integer: bool = False) -> Scalar:
-        # A minus sign binds less tightly than a power.
-        text = f"({number!r})" if repr(number).startswith("-") else repr(number)
-        return Scalar(self.world, text=text, value=number, node=number, integer=integer)
+    def _constant(self, number: float, *, boolean: bool = False, integer: bool = False) -> Scalar:
+        return Scalar(
+            self.world, text=operand(repr(number)), value=number, node=number, boolean=boolean, integer=integer
+        )
 
     # Where a plain value is needed.
     def guard_float(self, file: str, line: int) -> float:
@@ -171,7 +172,7 @@ class Scalar:
         if self.boolean:
             return bool(self._decide())
         # `if weight_decay:` asks whether it is zero, not what it is.
-        return bool(self._binary(self.wrap_int(0), operator.ne, "!=")._decide())
+        return bool(self._computed(operator.ne, self.wrap_int(0))._decide())
 
     def expect_true(self, file: str, line: int) -> bool:
         # torch checks that the base of a power is not negative; for a number read from a tensor only the run can tell.
@@ -209,79 +210,51 @@ class Scalar:
     __repr__ = __str__
     _graph_repr = __str__
 
-    def _binary(self, other: Scalar, fn: Callable[[Any, Any], Any], sign: str) -> Scalar:
-        known = self.text is not None and other.text is not None
-        boolean = sign in _COMPARISONS
-        value: float | bool = fn(self.value, other.value) if known else (False if boolean else 1.0)
+    def _computed(self, fn: Callable[..., Any], *others: Scalar) -> Scalar:
+        of = (self, *others)
+        texts = [each.text for each in of]
+        known, boolean = None not in texts, fn in COMPARISONS
+        is_given = known or not others
+        value: float | bool = fn(*(each.value for each in of)) if is_given else False if boolean else 1.0
         integer = type(value) is int
         if not self.world.is_mine:
-            return Scalar(self.world, text=repr(value), value=value, node=value, boolean=boolean, integer=integer)
+            return self._constant(value, boolean=boolean, integer=integer)
+        words = FORMS[fn].format(*texts)
         return Scalar(
             self.world,
-            text=f"({self.text} {sign} {other.text})" if known else None,
+            text=None if not known else words if fn in (abs, float) else f"({words})",
             value=value,
-            node=self.world.call(fn, self.node, other.node),
+            node=self.world.call(fn, *(each.node for each in of)),
             boolean=boolean,
             integer=integer,
         )
 
-    def _unary(self, fn: Callable[[Any], Any], text: str, value: float) -> Scalar:
-        integer = type(value) is int
-        if not self.world.is_mine:
-            return self._constant(value, integer=integer)
-        return Scalar(
-            self.world,
-            text=text.format(self.text) if self.text is not None else None,
-            value=value,
-            node=self.world.call(fn, self.node),
-            integer=integer,
-        )
-
-    def neg(self) -> Scalar:
-        return self._unary(operator.neg, "(-{})", -self.value)
-
     def pos(self) -> Scalar:
         return self
 
-    def abs(self) -> Scalar:
-        return self._unary(abs, "abs({})", abs(self.value))
-
     def sym_float(self) -> Scalar:
-        return self._unary(float, "float({})", float(self.value)) if self.integer else self
+        return self._computed(float) if self.integer else self
 
 
-_COMPARISONS = {"==", "!=", "<", "<=", ">", ">="}
-_BINARY: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
-    "add": (operator.add, "+"),
-    "sub": (operator.sub, "-"),
-    "mul": (operator.mul, "*"),
-    "truediv": (operator.truediv, "/"),
-    "float_truediv": (operator.truediv, "/"),
-    "int_truediv": (operator.truediv, "/"),
-    "int_floordiv": (operator.floordiv, "//"),
-    "mod": (operator.mod, "%"),
-    "pow": (operator.pow, "**"),
-    "float_pow": (operator.pow, "**"),
-    "pow_by_natural": (operator.pow, "**"),
-    "eq": (operator.eq, "=="),
-    "ne": (operator.ne, "!="),
-    "lt": (operator.lt, "<"),
-    "le": (operator.le, "<="),
-    "gt": (operator.gt, ">"),
-    "ge": (operator.ge, ">="),
-}
-
-
-def _install(name: str, fn: Callable[[Any, Any], Any], sign: str) -> None:
-    def method(self: Scalar, other: Scalar) -> Scalar:
-        return self._binary(other, fn, sign)
+def _install(name: str, fn: Callable[..., Any]) -> None:
+    def method(self: Scalar, *others: Scalar) -> Scalar:
+        return self._computed(fn, *others)
 
     setattr(Scalar, name, method)
 
 
 setattr(Scalar, "str", Scalar.__str__)  # torch's name for it; as a `def` it would hide the type in the class  # noqa: B010
-for _name, (_fn, _sign) in _BINARY.items():
-    _install(_name, _fn, _sign)
+_METHODS = {
+    **{fn.__name__: fn for fn in FORMS if fn is not float},
+    "float_truediv": operator.truediv,
+    "int_truediv": operator.truediv,
+    "int_floordiv": operator.floordiv,
+    "float_pow": operator.pow,
+    "pow_by_natural": operator.pow,
+}
+"""What torch calls of a symbolic number."""
+for _name, _fn in _METHODS.items():
+    _install(_name, _fn)
 
 
 def is_float(value: object) -> bool:
@@ -323,13 +296,13 @@ def meet_numpys(_: torch.SymFloat, ufunc: Any, method: str, *operands: Any, **op
     """What NumPy computes of a symbolic number: where it is computed in the same precision, that of Python's operator."""
     numpy = sys.modules["numpy"]
     as_pythons = []
-    for operand in operands:
-        if isinstance(operand, (numpy.generic, numpy.ndarray)):
-            if operand.ndim == 0 and (operand.dtype == numpy.float64 or operand.dtype.kind in "biu"):
-                as_pythons.append(operand.item())
+    for given in operands:
+        if isinstance(given, (numpy.generic, numpy.ndarray)):
+            if given.ndim == 0 and (given.dtype == numpy.float64 or given.dtype.kind in "biu"):
+                as_pythons.append(given.item())
                 continue
-            raise _met(f"a number of type {operand.dtype} meets one that is a symbol while the program is traced")
-        as_pythons.append(operand)
+            raise _met(f"a number of type {given.dtype} meets one that is a symbol while the program is traced")
+        as_pythons.append(given)
     if method != "__call__" or options or ufunc.__name__ not in _OPERATORS:
         raise _met(f"NumPy's {ufunc.__name__} is given a number that is a symbol while the program is traced")
     return _OPERATORS[ufunc.__name__](*as_pythons)

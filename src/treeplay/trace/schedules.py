@@ -23,7 +23,7 @@ from torch.optim import lr_scheduler
 from treeplay.errors import Refusal
 from treeplay.guards.reads import ObjectReads
 from treeplay.observe.lines import user_location
-from treeplay.torch_seam.patched import stand_in
+from treeplay.torch_seam.patched import Shared, all_wanted
 from treeplay.trace.found import Survey
 from treeplay.trace.tracer import Tracer
 from treeplay.values.flatten import flatten
@@ -47,8 +47,6 @@ class Schedules:
     def step(self, schedule: Any) -> bool:
         """Note that the program steps `schedule`, which stays as it is; False if it cannot wait for the end of the call."""
         reads = self._tracer.reads
-        if get_ident() != self._thread:
-            return False
         is_noting = reads.pause()
         try:
             return self._note(schedule, reads)
@@ -136,30 +134,23 @@ def _is_torchs(schedule: Any) -> bool:
     return type(schedule).__module__.startswith("torch.optim.")
 
 
-_CLASSES = [
-    cls
+def _noting(original: Callable[..., Any], value: Callable[[], Any]) -> Callable[..., Any]:
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        schedules = value()
+        if schedules is None or args or kwargs or not schedules.step(self):
+            return original(self, *args, **kwargs)
+        return None
+
+    return step
+
+
+_STEPS = [
+    Shared(cls, "step", _noting)
     for cls in vars(lr_scheduler).values()
     if isinstance(cls, type) and issubclass(cls, lr_scheduler.LRScheduler) and "step" in vars(cls)
 ]
 
 
-@contextlib.contextmanager
-def stepped_last(schedules: Schedules) -> Iterator[None]:
+def stepped_last(schedules: Schedules) -> contextlib.AbstractContextManager[None]:
     """For a block, schedules that this thread steps are noted instead."""
-    with contextlib.ExitStack() as stack:
-        for cls in _CLASSES:
-            original = vars(cls)["step"]
-            step = _noting(original, schedules)
-            stand_in(step, original)
-            stack.callback(setattr, cls, "step", original)
-            cls.step = step  # type: ignore[method-assign]
-        yield
-
-
-def _noting(original: Callable[..., Any], schedules: Schedules) -> Callable[..., Any]:
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if args or kwargs or not schedules.step(self):
-            return original(self, *args, **kwargs)
-        return None
-
-    return step
+    return all_wanted(_STEPS, schedules)

@@ -14,8 +14,7 @@ too early to record such a call. It runs eagerly, and a later one is traced.
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,13 +33,8 @@ from treeplay.values.place import Binding
 from treeplay.values.spec import TensorSpec
 
 
-@contextlib.contextmanager
-def steps_may_be_skipped(tracer: Tracer, snapshot: Snapshot) -> Iterator[None]:
+def steps_may_be_skipped(tracer: Tracer, snapshot: Snapshot) -> contextlib.AbstractContextManager[None]:
     """While a program is traced, `GradScaler.step` of this thread leaves the decision to the device."""
-    thread = threading.get_ident()
-
-    def is_traced() -> bool:
-        return threading.get_ident() == thread
 
     def step(optimizer: torch.optim.Optimizer, found: Iterable[torch.Tensor], args: Any, kwargs: Any) -> Any:
         skip = _any_of(found)
@@ -51,8 +45,7 @@ def steps_may_be_skipped(tracer: Tracer, snapshot: Snapshot) -> Iterator[None]:
         _check_python(tracer, before, _changes(snapshot), result)
         region.select(skip)
 
-    with scaled_step_replaced(step, is_traced):
-        yield
+    return scaled_step_replaced(step)
 
 
 def _any_of(found: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -9,45 +9,38 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import weakref
-from collections.abc import Iterator
-from threading import get_ident
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from treeplay.torch_seam.patched import stand_in
+from treeplay.torch_seam.patched import Shared, all_wanted
 from treeplay.trace.tracer import Tracer
 
 
-@contextlib.contextmanager
-def no_waiting(tracer: Tracer) -> Iterator[None]:
-    """For a block and in this thread, what would wait for another thread is refused with its line."""
-    with contextlib.ExitStack() as stack:
-        for owner in (threading.Barrier, threading.Condition):
-            stack.callback(setattr, owner, "wait", owner.wait)
-            owner.wait = _refusing(tracer, owner)  # type: ignore[method-assign]
-        yield
-
-
-def _refusing(tracer: Tracer, owner: Any) -> Any:
-    original, thread = owner.wait, get_ident()
-    tracing = weakref.ref(tracer)  # another thread that began to wait meanwhile is in here for as long as it waits
-
+def _refusing(original: Any, value: Callable[[], Any]) -> Any:
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if get_ident() == thread:
-            _refuse(tracing(), owner, sys._getframe(1).f_back)
+        tracer = value()
+        if tracer is not None:
+            _refuse(tracer, original.__qualname__, sys._getframe(1).f_back)
         return original(self, *args, **kwargs)
 
-    stand_in(wait, original)
     return wait
 
 
-def _refuse(tracer: Tracer | None, owner: Any, asking: FrameType | None) -> None:
+_WAITS = [Shared(owner, "wait", _refusing) for owner in (threading.Barrier, threading.Condition)]
+
+
+def no_waiting(tracer: Tracer) -> contextlib.AbstractContextManager[None]:
+    """For a block and in this thread, what would wait for another thread is refused with its line."""
+    return all_wanted(_WAITS, tracer)
+
+
+def _refuse(tracer: Tracer, what: str, asking: FrameType | None) -> None:
     """Raise if it is the program that waits. `asking`: what waits for the event of a condition."""
     is_new_thread = asking is not None and asking.f_code is threading.Thread.start.__code__  # refused by that name
-    if tracer is not None and tracer.reads.is_noting and not is_new_thread:  # else it is ours, or torch's
+    if tracer.reads.is_noting and not is_new_thread:  # else it is ours, or torch's
         raise tracer.refuse(
-            f"{owner.__name__}.wait",
+            what,
             "waits for another thread, which no replay would do",
             "wait outside of the program",
         )

@@ -42,7 +42,9 @@ from treeplay.guards.names import names_in
 from treeplay.guards.reach import Reach
 from treeplay.guards.reads import WHOLE, Reads
 from treeplay.guards.walk import TooMuch
+from treeplay.observe.lines import TORCH
 from treeplay.torch_seam.fakes import FakeTensor
+from treeplay.trace import names
 from treeplay.trace.call import Call, roots_of
 from treeplay.trace.found import Survey
 from treeplay.trace.scalars import scalar_of
@@ -112,7 +114,7 @@ class Whose:
         code = self._reads.code
         if code is None or not self._reads.methods.isdisjoint(_BACKWARD):
             return True
-        return any("grad" in _stored_in(one) for one in code.values())
+        return any("grad" in names.stores_in(one) for one in code.values())
 
     def _may(self, changed_in: Callable[[CodeType], frozenset[Any] | None], place: Binding) -> bool:
         """Whether code that ran may change what stands under this key or name."""
@@ -158,7 +160,7 @@ class Whose:
 @lru_cache(maxsize=4096)
 def keeps_to_itself(file: str) -> bool:
     """Whether code of a file changes no container that a program gives it: torch's but for schedulers, and some of Python's."""
-    if file.startswith(_TORCH):
+    if file.startswith(TORCH):
         return not file.startswith(_SCHEDULES)
     return file.startswith("<frozen ") or file in _PYTHONS
 
@@ -188,29 +190,13 @@ def changes_in(code: CodeType) -> frozenset[Any] | None:
             return None
         if step.opname not in ("CACHE", "EXTENDED_ARG"):
             before = step
-    return _and_within(changes_in, code, keys)
+    within = [changes_in(inner) for inner in code.co_consts if isinstance(inner, CodeType)]
+    return None if None in within else frozenset(keys).union(*(found for found in within if found is not None))
 
 
-@lru_cache(maxsize=4096)
-def assigned_in(code: CodeType) -> frozenset[Any] | None:
+def assigned_in(code: CodeType) -> frozenset[str] | None:
     """The names that `code`, or a function it defines, may assign as attributes or globals; None for any."""
-    if not _ASSIGNS_ANY.isdisjoint(code.co_names):
-        return None
-    return _and_within(assigned_in, code, set(_stored_in(code)))
-
-
-@lru_cache(maxsize=4096)
-def _stored_in(code: CodeType) -> frozenset[str]:
-    """The names that `code` spells out as attributes or globals that it assigns."""
-    return frozenset(step.argval for step in dis.get_instructions(code) if step.opname in _ASSIGNS)
-
-
-def _and_within(
-    ask: Callable[[CodeType], frozenset[Any] | None], code: CodeType, own: set[Any]
-) -> frozenset[Any] | None:
-    """What `ask` says of the functions that `code` defines, added to what is its own; None if that is None for any."""
-    within = [ask(inner) for inner in code.co_consts if isinstance(inner, CodeType)]
-    return None if None in within else frozenset(own).union(*(found for found in within if found is not None))
+    return names.stores_in(code) if _ASSIGNS_ANY.isdisjoint(names.names_in(code)) else None
 
 
 def _of_torch(place: Binding) -> bool:
@@ -225,8 +211,7 @@ def _of_torch(place: Binding) -> bool:
     return False
 
 
-_TORCH = torch.__file__.rpartition("__init__")[0]
-_SCHEDULES = tuple(f"{_TORCH}optim/{name}.py" for name in ("lr_scheduler", "swa_utils"))
+_SCHEDULES = tuple(f"{TORCH}optim/{name}.py" for name in ("lr_scheduler", "swa_utils"))
 _PYTHONS = frozenset(
     str(module.__file__)
     for module in (
@@ -247,7 +232,6 @@ _PYTHONS = frozenset(
 )
 _TABLES = ("_parameters", "_buffers", "_modules")
 _STORES = frozenset({"STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE"})
-_ASSIGNS = frozenset({"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "DELETE_NAME"})
 _ASSIGNS_ANY = frozenset({"setattr", "delattr", "__setattr__", "__delattr__", "vars", "globals", "__dict__"})
 _IN_PLACE = frozenset({"+=", "*=", "|=", "&=", "-=", "^="})
 # fmt: off

@@ -9,31 +9,26 @@ conditions ─▶ launch ─▶ slots, results
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-
 from treeplay.errors import DidNotPass, RanOtherwise, Refusal, TakenBack, UsageError
-from treeplay.observe.lines import is_users
+from treeplay.observe.lines import TORCH, is_users
 from treeplay.sandbox.boundary import internal
 from treeplay.trace.call import Call
 from treeplay.trace.raised import program_raised
 from treeplay.tree.answers import BROKEN, REPLAYING, Answers, as_internal
 from treeplay.tree.table import Entry, Recording
 
-_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LOWERED = (
     "<treeplay aten",
     "<treeplay launch",
     "<treeplay node",
     "<eval_with_key>",
-    _TORCH,
+    TORCH,
 )  # files of code that launches operators
 
 

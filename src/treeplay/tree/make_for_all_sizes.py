@@ -59,7 +59,6 @@ def make_for_all_sizes(
         free=lambda: None,
         draws=False,
         tier="Inductor compiles it for all sizes in the background",
-        is_for_all_sizes=True,
     )
 
     def compiled() -> Callable[[Recording], Source]:

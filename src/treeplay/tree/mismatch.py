@@ -62,7 +62,7 @@ def key_mismatches(recorded: Ambience, signature: Signature, now: Ambience, call
     """What makes the key of a call another one than that of a recording: modes and arguments."""
     is_alike = call.structure == signature.arguments
     meetings = _differences(of_meetings(signature), call) if is_alike else ()
-    return (*_modes(recorded, now), *_arguments(signature, call), *meetings)
+    return (*mode_mismatches(recorded, now), *_arguments(signature, call), *meetings)
 
 
 def _each_place_once(found: Iterable[Mismatch]) -> list[Mismatch]:
@@ -98,12 +98,8 @@ def _differences(conditions: Iterable[Condition], call: Call) -> Iterator[Mismat
             unfit += [condition.of] if isinstance(condition, Fits) else []
 
 
-def mode_mismatch(recorded: Ambience, now: Ambience) -> Mismatch | None:
-    """The first mode around the call that is another one, or None."""
-    return next(_modes(recorded, now), None)
-
-
-def _modes(recorded: Ambience, now: Ambience) -> Iterator[Mismatch]:
+def mode_mismatches(recorded: Ambience, now: Ambience) -> Iterator[Mismatch]:
+    """The modes around the call that are other ones."""
     for what, then, found in recorded.differences(now):
         yield Mismatch(what, shown(then), shown(found))
 
@@ -115,4 +111,4 @@ def _arguments(signature: Signature, call: Call) -> Iterator[Mismatch]:
         yield from _differences(of_arguments(signature), call)
 
 
-__all__ = ["cause_of", "first_mismatch", "key_mismatches", "memory_mismatch", "mode_mismatch", "nearest_mismatches"]
+__all__ = ["cause_of", "first_mismatch", "key_mismatches", "memory_mismatch", "mode_mismatches", "nearest_mismatches"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 
-from treeplay.tree.probation import MARGIN
+from treeplay.tree.pace import MARGIN
 
 _ENOUGH = 6  # calls of each, of the same sizes
 _UNTIMED = 2  # calls of the recording, which load code

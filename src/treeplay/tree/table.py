@@ -80,7 +80,6 @@ class Recording:
     saved: float = 0.0  # seconds by each of its calls, if that was measured
     worth: str = ""  # what it and the program as it is were found to take, as text
     is_dropped: bool = False
-    is_for_all_sizes: bool = False  # whether it serves calls of many keys, which differ in sizes of their arguments
 
     @property
     def replays(self) -> int:

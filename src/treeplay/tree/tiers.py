@@ -9,7 +9,6 @@ One graph is compiled at a time. What its thread changes of the tree it changes 
 from __future__ import annotations
 
 import ctypes
-import statistics
 import sys
 import threading
 import weakref
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 
-from treeplay.device.protocol import Recorded, Replay, Stopwatch
+from treeplay.device.protocol import Recorded, Replay
 from treeplay.device.turns import turns
 from treeplay.errors import InternalError, LoweringError
 from treeplay.locks import after_fork
@@ -33,6 +32,7 @@ from treeplay.observe.internal import tell_internal
 from treeplay.observe.progress import own_threads
 from treeplay.sandbox.boundary import Boundary
 from treeplay.torch_seam.dynamo import compile_lock
+from treeplay.tree.pace import Pace, Timing
 from treeplay.tree.recorders import recorders
 from treeplay.tree.table import NextTier, NextWrapper, Recording
 
@@ -126,7 +126,7 @@ class Trial:
         self._run: list[Replay] = [tier.now.replay, new.replay]
         self._watch = tier.watch
         self._left = deque([1] * _WARM_UPS + [0, 1] * _TIMED)
-        self._times: tuple[list[Stopwatch], list[Stopwatch]] = ([], [])
+        self._timings: tuple[list[Timing], list[Timing]] = ([], [])
 
     def begin(self) -> None:
         """From the next launch on."""
@@ -151,23 +151,24 @@ class Trial:
         which = self._left.popleft()
         if len(self._left) >= 2 * _TIMED:
             return self._run[which](tensors, numbers)
-        watch = self._watch()
-        watch.start()
-        out = self._run[which](tensors, numbers)
-        watch.stop()
-        self._times[which].append(watch)
-        return out
+        timing = Timing(self._watch())
+        self._timings[which].append(timing)
+        with timing:
+            return self._run[which](tensors, numbers)
 
     def _decide(self) -> None:
         """Keep the faster one, once all times are known."""
         recording = self._recording()
-        old, new = ([watch.seconds() for watch in times] for times in self._times)
-        if recording is None or recording.set_run is None or None in old or None in new:
+        is_known = all(timing.device() is not None for timings in self._timings for timing in timings)
+        if recording is None or recording.set_run is None or not is_known:
             return
-        before, after = (statistics.median(filter(None, times)) if any(times) else 0.0 for times in (old, new))
-        is_faster, recording.is_settling = after < before, False
+        before, after = map(Pace.of, self._timings)
+        is_faster, told = False, "it could not be timed"
+        if before is not None and after is not None:
+            is_faster = after.seconds < before.seconds
+            told = f"{after} where the operators one by one took {before}"
+        recording.is_settling = False
         keeps, goes = self._made[is_faster], self._made[not is_faster]
-        told = f"{after * 1e6:,.0f} µs where the operators one by one took {before * 1e6:,.0f}"
         recording.tier = f"Inductor's was tried: {told}" + ("" if is_faster else "; they stay")
         counters.add("tiers", "inductor" if is_faster else "aten")
         if is_faster:

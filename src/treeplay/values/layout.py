@@ -43,15 +43,15 @@ def overlaps(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     if 0 in sizes:
         return False
     dims = sorted((stride, size) for size, stride in zip(sizes, strides, strict=True) if size != 1 and stride != 0)
-    if _is_nested(dims):
+    if is_nested(dims):
         return False
     if prod(size for _, size in dims) > EXACT_ELEMENTS:
         return True
     return _hits_twice(dims)
 
 
-def _is_nested(dims: Sequence[tuple[int, int]]) -> bool:
-    """Whether each dimension steps over all that smaller steps reach: then no address is reached twice."""
+def is_nested(dims: Sequence[tuple[int, int]]) -> bool:
+    """Whether each dimension, a stride with a size, steps over all that smaller steps reach: no address is reached twice."""
     reach = 0
     for stride, size in dims:
         if stride <= reach:

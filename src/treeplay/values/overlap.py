@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from treeplay.values.layout import is_nested
 from treeplay.values.spec import TensorSpec
 
 Interval = tuple[int, int]
@@ -45,9 +46,4 @@ def overlaps_itself(tensor: torch.Tensor | TensorSpec) -> bool:
     """Whether two elements of a tensor may share an address (an expanded or otherwise folded tensor)."""
     stride = tensor.stride if isinstance(tensor, TensorSpec) else tensor.stride()
     dims = sorted((step, size) for size, step in zip(tensor.shape, stride, strict=True) if size > 1)
-    reach = 0
-    for step, size in dims:
-        if step <= reach:
-            return True
-        reach += step * (size - 1)
-    return False
+    return not is_nested(dims)

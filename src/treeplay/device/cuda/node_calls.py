@@ -14,7 +14,7 @@ from typing import Any
 
 from treeplay.errors import InternalError
 
-KERNEL, MEMCPY, MEMSET, CHILD = 0, 1, 2, 4
+KERNEL, MEMCPY, MEMSET = 0, 1, 2
 KINDS = {
     3: "host function",
     4: "child graph",

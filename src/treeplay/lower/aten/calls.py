@@ -16,7 +16,14 @@ from typing import Any
 import torch
 
 from treeplay.torch_seam.modes import TorchDispatchMode
-from treeplay.torch_seam.operators import ExcludeKeys, OpOverload, direct, keys_above_operators, python_functions
+from treeplay.torch_seam.operators import (
+    ExcludeKeys,
+    OpOverload,
+    direct,
+    keys_above_operators,
+    name_of,
+    python_functions,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ class Spelling:
 def spell(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], outs: dict[str, Any]) -> Spelling:
     """The callable to use for `op` on arguments like these (tensors without memory will do)."""
     wanted = _normal(op, args, {**kwargs, **outs})
-    name = op._schema.name.partition("::")[2]
+    name = name_of(op)
     for label, function in python_functions(name) if op.namespace == "aten" else ():
         spelling = Spelling(f"{label}_out" if outs else label, function, joins_outs=True)
         if _hears(function, args, {**kwargs, **spelling.keywords(outs)}, op, wanted):

@@ -79,13 +79,12 @@ class Cells:
 
     arrays: dict[torch.dtype, array[float]] = field(default_factory=dict)
     used: dict[torch.dtype, int] = field(default_factory=dict)
-    capacity: int = 0
 
     @classmethod
     def up_to(cls, capacity: int) -> Cells:
         """Room for `capacity` numbers of each type; the arrays never move."""
         arrays = {dtype: array(code, [0.0]) * capacity for dtype, code in _CELL_CODES.items()}
-        return cls(arrays, dict.fromkeys(arrays, 0), capacity)
+        return cls(arrays, dict.fromkeys(arrays, 0))
 
     def add(self, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
         """A new cell as a tensor without dimensions, and its position in the array of its type."""

@@ -15,8 +15,8 @@ from treeplay.errors import LoweringError
 from treeplay.lower.aten.memory import Cells, takes_cells
 from treeplay.lower.aten.ops import CELLS, aten
 from treeplay.lower.aten.text import GraphText, Meaning, Node
-from treeplay.lower.numbers import FORMS, operand
 from treeplay.torch_seam.operators import OpOverload
+from treeplay.values.arithmetic import FORMS, operand
 
 # Whole numbers up to here are the same in the type, so that which way they are converted cannot matter.
 _EXACT = {torch.float32: 2**24, torch.float64: 2**53}

@@ -27,7 +27,7 @@ from treeplay.lower.aten.ops import (
     is_written,
     needs_only_memory,
 )
-from treeplay.torch_seam.operators import OpOverload
+from treeplay.torch_seam.operators import OpOverload, name_of
 from treeplay.values.overlap import overlaps_itself
 from treeplay.values.spec import TensorSpec
 
@@ -120,6 +120,11 @@ def written_by(node: Node) -> Iterator[Node]:
             yield from _tensors(given)
 
 
+def storages_written(nodes: Iterable[Node]) -> set[Any]:
+    """The storages that operators write to."""
+    return {target.meta["storage"] for node in nodes for target in written_by(node) if "storage" in target.meta}
+
+
 def writes_folded(graph: torch.fx.Graph) -> bool:
     """Whether an operator writes to a tensor whose own elements overlap: what comes of it depends on the order."""
     return any(overlaps_itself(target.meta["spec"]) for node in graph.nodes for target in written_by(node))
@@ -170,7 +175,7 @@ def _check_shape(node: Node, target: Node, specs: dict[Node, TensorSpec]) -> Non
     if after is None or node.meta["storage"] != target.meta["storage"]:
         is_resized = is_inplace_view(op)
     elif is_inplace_view(op):
-        is_resized = op._schema.name.partition("::")[2] not in _RESHAPES or target.op == "placeholder"
+        is_resized = name_of(op) not in _RESHAPES or target.op == "placeholder"
         specs[target] = after
     else:
         is_resized = (before.shape, before.stride) != (after.shape, after.stride)

@@ -11,11 +11,12 @@ import gc
 import math
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tiers import TIER, WITHOUT_COMPILER, CompilerGate, compiled_code_of_this_run, sort_into_tiers
+from tiers import TIER, WITHOUT_COMPILER, CompilerGate, compiled_code_of_this_run, quick_linker, sort_into_tiers
 
 if TYPE_CHECKING:
     from support.interpreters import FreshPython
@@ -25,9 +26,9 @@ GATE = CompilerGate()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before any process of this run imports torch or a test."""
-    shared = compiled_code_of_this_run(os.environ)
-    shared.__enter__()
-    config.add_cleanup(lambda: shared.__exit__(None, None, None))
+    for lent in (compiled_code_of_this_run(os.environ), quick_linker(os.environ)):
+        lent.__enter__()
+        config.add_cleanup(partial(lent.__exit__, None, None, None))
     GATE.install()
     gc.disable()  # until all is loaded
 

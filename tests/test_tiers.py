@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tiers import CACHE, TIER, CompilerGate, compiled_code_of_this_run, sort_into_tiers, tier_of
+from tiers import (
+    CACHE,
+    TIER,
+    WHERE_LINKERS_ARE,
+    CompilerGate,
+    compiled_code_of_this_run,
+    quick_linker,
+    sort_into_tiers,
+    tier_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -94,3 +104,14 @@ def test_compiled_code_is_kept_for_one_run_unless_somebody_says_where(tmp_path: 
         assert folder.is_dir()
     assert not folder.exists() and not environment
     assert os.environ[CACHE]  # of this very run
+
+
+def test_compilers_of_this_run_find_the_quick_linker_first() -> None:
+    environment: dict[str, str] = {"PATH": os.environ["PATH"]}
+    gold = shutil.which("ld.gold")
+    with quick_linker(environment):
+        found = environment.get(WHERE_LINKERS_ARE)
+        assert found is None if gold is None else (Path(str(found)) / "ld").samefile(gold)
+        with quick_linker(environment):  # another process of the run
+            assert environment.get(WHERE_LINKERS_ARE) == found
+    assert WHERE_LINKERS_ARE not in environment

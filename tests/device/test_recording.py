@@ -16,7 +16,7 @@ from treeplay.device.cuda import recording
 from treeplay.device.cuda.recording import CudaRecording
 from treeplay.device.protocol import Replay, Work
 from treeplay.device.use import Use
-from treeplay.errors import CaptureFailed, UsageError
+from treeplay.errors import CaptureFailed, TooEarly, UsageError
 from treeplay.observe import counters, internal_errors
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.refusal import Reason
@@ -128,6 +128,23 @@ def test_a_capture_that_fails_in_a_thread_that_has_not_run_the_work_is_tried_aga
             elsewhere.submit(one, [], ()).result()
     assert log == ["run", "captured", "run", "captured", "launched", "launched"]
     assert one.plain_calls == {"warm-up": 2}
+
+
+def test_a_capture_that_comes_too_early_is_tried_again_by_later_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    early = TooEarly(Reason(op="random numbers", why="somebody draws on the host", advice="draw on the GPU"))
+    one, log, _ = made(monkeypatch, [early] * 5, has_run=True)
+    for _ in range(7):
+        one([], ())
+    assert log == ["captured", "run"] * 5 + ["captured", "launched", "launched"]
+
+
+def test_a_capture_that_always_comes_too_early_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    early = TooEarly(Reason(op="random numbers", why="somebody draws on the host", advice="draw on the GPU"))
+    one, log, _ = made(monkeypatch, [early] * 99, has_run=True)
+    with pytest.warns(UserWarning, match="unrecorded"):
+        for _ in range(20):
+            one([], ())
+    assert log.count("captured") == 16 and log.count("run") == 20 and one.facts().stage == "not recorded"
 
 
 def test_a_capture_that_fails_in_each_thread_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,17 +34,9 @@ def new_fake_mode(**options: Any) -> FakeTensorMode:
     return FakeTensorMode(shape_env=ShapeEnv(**options))
 
 
-def without_modes() -> contextlib.AbstractContextManager[Any]:
-    """While this lasts, operators go to no mode and no subclass."""
-    stack = contextlib.ExitStack()
-    stack.enter_context(torch._C._DisableTorchDispatch())
-    stack.enter_context(torch._C.DisableTorchFunction())
-    return stack
-
-
 def memory_like(tensor: torch.Tensor) -> torch.Tensor:
     """As much memory without data as the storage of `tensor` has, of the same dtype: for `fake_over`."""
-    with without_modes():
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         return torch.empty(
             tensor.untyped_storage().nbytes() // tensor.dtype.itemsize, dtype=tensor.dtype, device="meta"
         )
@@ -53,7 +45,7 @@ def memory_like(tensor: torch.Tensor) -> torch.Tensor:
 def fake_over(memory: torch.Tensor, mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     """A fake that lies in `memory` as `tensor` lies in its storage. Made by hand: through the mode, each of a step's thousand
     would take several times as long."""
-    with without_modes():
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         view = torch.as_strided(memory, tensor.shape, tensor.stride(), tensor.storage_offset())
         return FakeTensor(mode, view, tensor.device)
 

@@ -28,7 +28,7 @@ from treeplay.device.cuda.poisoned import differences
 from treeplay.device.protocol import ReplayListener, Work
 from treeplay.device.turns import turns
 from treeplay.device.use import Use
-from treeplay.errors import Explained, InternalError, UsageError
+from treeplay.errors import Explained, InternalError, TooEarly, UsageError
 from treeplay.observe import counters, warn_once
 from treeplay.observe.events import log_event
 from treeplay.observe.internal import tell_internal
@@ -41,6 +41,7 @@ Tensors = list[torch.Tensor]
 UNPLACED = "a tensor lies where the graph cannot read it"
 _CAPTURING = "inside of a capture"
 _MOST_THREADS = 4  # in which a capture may fail before it is the work's fault
+_MOST_EARLY_CAPTURES = 16  # that another call may be able to make, before it is the work's fault
 _MOST_FAILED_CAPTURES = 3  # of work that has run in the thread
 _EVICTED = "its graph was let go to make room; the next call captures it again, if it is worth more than others by then"
 _OVER_BUDGET = "over the memory budget"
@@ -80,7 +81,7 @@ class CudaRecording:
         self._state: Warming | Waiting | Ready | GivenUp = Waiting() if work.has_run else Warming()
         self._listener: ReplayListener = lambda replay, is_boxed: None
         self._unplaced_calls = 0
-        self._failed_captures = 0
+        self._failed_captures = self._early_captures = 0
         self._is_tried = False
         self._ran_in = {threading.get_ident()} if work.has_run else set()
         self._past = LaunchFacts(str(lane.device), "warming")  # counts of captured graphs that are gone
@@ -202,6 +203,9 @@ class CudaRecording:
     def _may_succeed_later(self, error: Exception) -> bool:
         """Whether a capture may have raised for no fault of the work: it has not run in this thread, which it is going to now,
         or another thread has broken the capture, as whoever waits for the whole device does."""
+        if isinstance(error, TooEarly):  # another thread has drawn numbers on the host, say
+            self._early_captures += 1
+            return self._early_captures < _MOST_EARLY_CAPTURES
         if isinstance(error, (InternalError, torch.OutOfMemoryError)) or not isinstance(error, RuntimeError):
             return False
         self._failed_captures += "CUDA error" in str(error)

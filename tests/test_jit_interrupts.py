@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import linecache
 import random
@@ -15,12 +16,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import treeplay
 from support import assert_same
 from support.exceptions import WAYS, are_equal
 from support.faults import surroundings
+from treeplay.torch_seam.fakes import fake_over, memory_like
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 
@@ -121,6 +123,25 @@ def check(device: str, lower: str, line: int) -> None:
     for _ in range(3):
         program(x)
     assert program.statistics().replays >= 2
+
+
+def test_an_interrupt_while_an_argument_is_faked_leaves_the_dispatcher_as_it_was() -> None:
+    mode, x, counted = FakeTensorMode(), torch.ones(3), PressedAtLine(-1)
+
+    def faked() -> None:
+        fake_over(memory_like(x), mode, x)
+
+    def dispatcher() -> tuple[Any, ...]:
+        excluded, included = torch._C._dispatch_tls_local_exclude_set(), torch._C._dispatch_tls_local_include_set()
+        return str(excluded), str(included), torch._C._is_torch_function_all_disabled()
+
+    counted.during(faked)
+    assert counted.lines > 20
+    for line in range(1, counted.lines):
+        before, pressed = dispatcher(), PressedAtLine(line)
+        with contextlib.suppress(KeyboardInterrupt):
+            pressed.during(faked)
+        assert dispatcher() == before, line
 
 
 LINES = (4_000, 60_000, 140_000, 215_000)

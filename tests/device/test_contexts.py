@@ -73,3 +73,12 @@ def test_a_context_of_the_users_own_is_left_alone(machine: Machine) -> None:
 def test_no_context_is_made_on_a_device_that_has_none(machine: Machine) -> None:
     machine.with_context = (1,)  # the recording's
     assert contexts.Here().has_context and machine.done == ["on 1"]
+
+
+def test_where_nothing_has_used_a_gpu_torch_makes_the_context(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.with_context = ()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: machine.done.append(f"a stream of {device}"))
+    assert contexts.Here().has_context
+    assert machine.done[0] == "a stream of 0" and "cuCtxSetCurrent" in machine.done

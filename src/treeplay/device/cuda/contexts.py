@@ -12,7 +12,6 @@ from ctypes import byref, c_int, c_void_p
 import torch
 
 from treeplay.device.cuda.node_calls import call, current_context
-from treeplay.errors import InternalError
 from treeplay.torch_seam import allocator
 
 
@@ -32,7 +31,8 @@ here = Here()
 
 
 def make_current() -> None:
-    """Give a thread without a context one that exists. The current device, as torch tells it, stays the same one."""
+    """Give a thread without a context one: one that exists, if there is any. The current device, as torch tells it, stays the
+    same one."""
     index = torch.cuda.current_device()
     if allocator.has_context(index):
         _make_primary_current(index)
@@ -40,7 +40,9 @@ def make_current() -> None:
     # A recording on another device: torch makes that one's current, and remembers which device the thread is on.
     other = next((at for at in range(torch.cuda.device_count()) if allocator.has_context(at)), None)
     if other is None:
-        raise InternalError("a graph is to be changed, and no device of this process has a context")
+        torch.cuda.Stream(device=index)  # nothing has used a GPU yet: torch makes the device's context with its streams
+        _make_primary_current(index)
+        return
     with torch.cuda.device(other):
         if not current_context():
             _make_primary_current(other)

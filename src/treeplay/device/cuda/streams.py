@@ -26,9 +26,8 @@ def side_stream(index: int) -> torch.cuda.Stream:
     """The device's stream for captures, made on first use and kept as long as the process.
 
     One of its own: torch deals its 32 out again and again, and what others issued on it would become part of a capture."""
-    dealt_out = torch.cuda.Stream(device=index)  # which makes the device's context, too
     if not is_available():
-        return dealt_out
+        return torch.cuda.Stream(device=index)
     with torch.cuda.device(index):
         return torch.cuda.ExternalStream(driver.new_stream(), device=index)
 

@@ -163,10 +163,6 @@ def can_be_made(index: int) -> bool:
     """Whether a device has address spaces: it and its driver map memory, and there is a C compiler."""
     if not mapping.is_available() or not allocator.has_pools_of_ours() or native.functions() is None:
         return False
-    if torch.cuda.is_available():
-        torch.cuda.Stream(
-            device=index
-        )  # makes the device's context where nothing has yet: without one, nothing is mapped
     try:
         mapping.try_out(index)
     except InternalError as error:

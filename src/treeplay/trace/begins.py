@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from treeplay.torch_seam.tensors import storage_of
-from treeplay.trace.tape import InputSeen, TracedValue, TraceTape, name_of
+from treeplay.trace.tape import InputSeen, TracedValue, TraceTape, spoken_name
 from treeplay.values.location import Location
 
 aten = torch.ops.aten
@@ -38,7 +38,7 @@ def from_start(
     else:
         why = "is told where in an argument's memory to begin, and takes what lies outside of the argument"
         advice = "pass the tensor that all of it lies in"
-    raise tape.refuse(name_of(func), why, advice, where)
+    raise tape.refuse(spoken_name(func), why, advice, where)
 
 
 def _piece(tape: TraceTape, seen: InputSeen, first: int, length: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from treeplay.errors import Refusal
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.schemas import leaves_of
-from treeplay.trace.tape import name_of
+from treeplay.trace.tape import spoken_name
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
 
@@ -34,7 +34,7 @@ class Lasting:
             return
         if torch.Tag.inplace_view in func.tags and not isinstance(args[0], FakeTensor):
             raise self._refuse(
-                name_of(func),
+                spoken_name(func),
                 "changes the shape of a tensor that outlives the call",
                 "use the form without the underscore, and return its result",
                 where,
@@ -45,8 +45,8 @@ class Lasting:
                 if isinstance(owner, FakeTensor) or any(owner is known for known, _ in self.given_history):
                     continue
                 if id(owner) not in self.arguments or owner.requires_grad or owner._is_view():
-                    raise self._refuse(name_of(func), *_GIVES_HISTORY, where)
-                self.given_history.append((owner, Reason(name_of(func), *_GIVES_HISTORY, where)))
+                    raise self._refuse(spoken_name(func), *_GIVES_HISTORY, where)
+                self.given_history.append((owner, Reason(spoken_name(func), *_GIVES_HISTORY, where)))
 
     def check_history(self, tensor: torch.Tensor) -> None:
         """Refuse a custom function that gives a history to a tensor which outlives the call."""

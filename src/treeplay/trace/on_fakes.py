@@ -9,7 +9,7 @@ from treeplay.torch_seam.fakes import (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
-from treeplay.trace.tape import KEEP_ON_DEVICE, TraceTape, name_of
+from treeplay.trace.tape import KEEP_ON_DEVICE, TraceTape, spoken_name
 from treeplay.values.location import Location
 
 
@@ -20,18 +20,18 @@ def run_on_fakes(tape: TraceTape, func: Any, args: Any, kwargs: Any, where: Loca
             return func(*args, **kwargs)
     except DataDependentOutputException:
         raise tape.refuse(
-            name_of(func), "its result is a Python value that depends on data", KEEP_ON_DEVICE, where
+            spoken_name(func), "its result is a Python value that depends on data", KEEP_ON_DEVICE, where
         ) from None
     except DynamicOutputShapeException:
         raise tape.refuse(
-            name_of(func),
+            spoken_name(func),
             "the shape of its result depends on data",
             "use a form with a fixed shape: torch.where, a mask that is multiplied in, or topk",
             where,
         ) from None
     except UnsupportedOperatorException:
         raise tape.refuse(
-            name_of(func),
+            spoken_name(func),
             "has no rule for running without data",
             "register one with torch.library.register_fake",
             where,

@@ -18,7 +18,7 @@ import torch.fx
 from treeplay.torch_seam.schemas import leaves_of
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.layouts import ShapeAndStride
-from treeplay.trace.tape import TraceTape, name_of
+from treeplay.trace.tape import TraceTape, spoken_name
 from treeplay.values.location import Location
 
 aten = torch.ops.aten
@@ -54,7 +54,7 @@ def outgrow(tape: TraceTape, func: Any, fake: torch.Tensor, where: Location | No
     for node in nodes:  # the operator's own is yet to come
         tape.describe(node, fake)
     if not nodes or tape.births.get(storage_of(fake)) is not nodes[-1]:
-        raise tape.refuse(name_of(func), _WHY, _ADVICE, where)
+        raise tape.refuse(spoken_name(func), _WHY, _ADVICE, where)
 
 
 def _layout(tensor: torch.Tensor) -> ShapeAndStride:

@@ -143,7 +143,7 @@ class TraceTape:
         if out is None:
             return None
         func, where = node.target, node.meta["where"]
-        raise self.refuse(name_of(func), "gives Python a value that depends on data", KEEP_ON_DEVICE, where)
+        raise self.refuse(spoken_name(func), "gives Python a value that depends on data", KEEP_ON_DEVICE, where)
 
     def add_tensor(self, fake: torch.Tensor, node: torch.fx.Node, handles: Mapping[int, torch.Tensor]) -> torch.Tensor:
         """What Python gets for one tensor."""
@@ -151,7 +151,7 @@ class TraceTape:
         if fake.layout is not torch.strided:
             layout = str(fake.layout).removeprefix("torch.")
             raise self.refuse(
-                name_of(node.target),
+                spoken_name(node.target),
                 f"makes a tensor of layout {layout}, and a recording has plain memory with a shape and strides",
                 "use the form for plain tensors (an embedding without sparse=True), or keep this part outside",
                 node.meta["where"],
@@ -197,7 +197,7 @@ def _unusual(tensor: torch.Tensor) -> str | None:
     return "quantized tensor" if tensor.is_quantized else None
 
 
-def name_of(func: Any) -> str:
+def spoken_name(func: Any) -> str:
     """An operator by the name that people know."""
     return str(getattr(func, "_overloadpacket", func)).removeprefix("aten.")
 

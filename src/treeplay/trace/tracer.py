@@ -39,7 +39,7 @@ from treeplay.trace.recurrent import TAKES_ONE_PIECE, asked_of, settled
 from treeplay.trace.recurrent_piece import RecurrentPiece
 from treeplay.trace.scalar_ops import takes_symbolic_number
 from treeplay.trace.scalars import Scalar, ScalarWorld, plain, scalar_of, symbolic
-from treeplay.trace.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, name_of
+from treeplay.trace.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, spoken_name
 from treeplay.values.location import Location
 
 aten = torch.ops.aten
@@ -107,7 +107,10 @@ class Tracer(TorchDispatchMode):
         where = user_location()
         if func in _FORWARD_MODE:
             raise self.refuse(
-                name_of(func), "starts forward-mode derivatives", "use reverse mode: torch.func.vjp or jacrev", where
+                spoken_name(func),
+                "starts forward-mode derivatives",
+                "use reverse mode: torch.func.vjp or jacrev",
+                where,
             )
         if func in _HOST_READS:
             return self._read_on_host(func, args, where)
@@ -178,14 +181,14 @@ class Tracer(TorchDispatchMode):
         generator = generator_in(leaves_of(list(arguments)), _device_of(arguments))
         if not self.generators.is_known(generator):
             raise self.refuse(
-                name_of(func),
+                spoken_name(func),
                 "draws from a generator that the program makes, or that treeplay cannot find",
                 "make the generator outside, and keep it in the closure, a global or an attribute of `self`",
                 where,
             )
         if self.generators.was_set(generator):
             raise self.refuse(
-                name_of(func),
+                spoken_name(func),
                 "draws after the program has seeded the generator or put back an earlier state of it, which a recording "
                 "does not repeat",
                 "seed outside of the program; in `checkpoint`, pass preserve_rng_state=False if other numbers will do",
@@ -215,7 +218,7 @@ class Tracer(TorchDispatchMode):
             return known
         if isinstance(tensor, FakeTensor):
             raise self.refuse(
-                name_of(func),
+                spoken_name(func),
                 "uses a fake tensor that this trace did not make",
                 "call the program outside of a FakeTensorMode",
                 where,
@@ -225,7 +228,7 @@ class Tracer(TorchDispatchMode):
         if self.is_known(tensor):
             return self.tape.add_input(tensor)
         unknown = (
-            name_of(func),
+            spoken_name(func),
             f"uses a tensor of shape {tuple(tensor.shape)} that is neither an argument nor found in the program's closure, "
             "globals or `self`, so a later change of it could not be noticed",
             "pass the tensor as an argument, or reach it through the closure, a global or an attribute of `self`",
@@ -265,7 +268,7 @@ class Tracer(TorchDispatchMode):
             node = self.tape.call(func, (value.node,), where=where)
             return symbolic(Scalar(self.world, text=None, value=1.0, node=node))
         raise self.refuse(
-            name_of(func).replace("_local_scalar_dense", "item"),
+            spoken_name(func).replace("_local_scalar_dense", "item"),
             "reads a tensor's value on the host, which a recording cannot wait for",
             KEEP_ON_DEVICE,
             where,

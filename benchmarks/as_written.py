@@ -29,7 +29,6 @@ RESULTS = machine.ROOT / "benchmarks" / "results" / "as_written"
 Call = Callable[[int], Any]
 WAYS = "torch.compile", "treeplay.jit", 'torch.compile(backend="treeplay")'
 FIRST, WARM, ROUNDS = 20, 200, 9  # calls, calls, rounds
-_UNRECORDED = "observed", "warm-up", "new, and over the compile budget", "compiled for all sizes meanwhile"
 ROUND_SECONDS, MOST_SECONDS, MOST_TO_SETTLE = 0.05, 20.0, 60.0
 
 
@@ -129,8 +128,11 @@ def _counts(wrapped: Any, way: str) -> dict[str, int]:
     """Calls of a program of treeplay's so far, those that were replayed, and those that a later recording may serve."""
     if way != "treeplay.jit":
         return {}
+    from treeplay.tree.all_sizes import COMPILING
+    from treeplay.tree.answers import OBSERVED, OVER_BUDGET
+
     found = wrapped.statistics()
-    unrecorded = sum(found.not_replayed.get(why, 0) for why in _UNRECORDED)
+    unrecorded = sum(found.not_replayed.get(why, 0) for why in (OBSERVED, "warm-up", OVER_BUDGET, COMPILING))
     return {"calls": found.calls, "replays": found.replays, "unrecorded": unrecorded}
 
 

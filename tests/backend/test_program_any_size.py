@@ -30,7 +30,7 @@ pytestmark = pytest.mark.compile
 
 
 @pytest.fixture(autouse=True)
-def in_the_background() -> Iterator[None]:
+def in_the_background(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # that ends after this
     with treeplay.settings.changed(tiers="background"):
         yield
     assert compile_thread.wait(120)

@@ -75,7 +75,7 @@ class Watch:
 
 
 @pytest.fixture(autouse=True)
-def in_the_background() -> Iterator[None]:
+def in_the_background(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # that ends after this
     with treeplay.settings.changed(tiers="background", compare_with_eager=False):
         yield
     assert compile_thread.wait(30)

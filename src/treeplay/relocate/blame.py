@@ -7,6 +7,7 @@
 
 Padding is common and full of rubbish: what the stack held before, unused entries of tables, the byte of an empty structure.
 Some of it is stale device addresses. But those are addresses of another capture, or of none; a real one is good in each.
+Some is half an address of this very capture. But a half that is meant has its other half beside it.
 """
 
 from __future__ import annotations
@@ -63,6 +64,9 @@ class _Judge:
         ]
         self.relations = Relations(movers)
         self.memory = memory
+        self.unexplained: dict[int, list[Word]] = defaultdict(list)
+        for word in found.unexplained:
+            self.unexplained[word.node].append(word)
         self.nearby: dict[int, set[Who]] = defaultdict(set)
         for who, sites in found.sites.items():
             for site in sites:
@@ -83,7 +87,13 @@ class _Judge:
     def computed_from(self, word: Word) -> set[Who]:
         """The tensors and outputs that it is a function of. Half a stale address is none."""
         is_stale = any(map(self.memory.is_known, word.values)) and not self.is_address(word)
-        return self.relations.of(word, self.nearby[word.node], halves=not is_stale)
+        members = self.unexplained[word.node] if self.is_member(word) else ()
+        return self.relations.of(word, self.nearby[word.node], halves=not is_stale, members=members)
+
+    def is_member(self, word: Word) -> bool:
+        """Whether it is a part of a structure, which may have padding, and no parameter by itself, as far as that is known."""
+        node = self.captures[0].nodes[word.node]
+        return isinstance(node, Kernel) and not node.is_packed and len(node.params[word.buffer]) > WORD_BYTES
 
     def followed(self, word: Word) -> set[Who]:
         """Those that it points into in the first capture and moved with in another one."""

@@ -23,6 +23,7 @@ _WORD = _HALF * _HALF
 _TELLING = 64  # how far a word must have moved at least to tell anything
 
 Owners = dict[Deltas, set[Who]]
+Half = Sequence[int]  # of a word, its value in each capture
 
 
 class Relations:
@@ -32,32 +33,51 @@ class Relations:
         self._movers = {mover.who: mover for mover in movers.all()}
         self._scratch = tuple(movers.scratch)
 
-    def of(self, word: Word, nearby: Iterable[Who], *, halves: bool = True) -> set[Who]:
+    def of(self, word: Word, nearby: Iterable[Who], *, halves: bool = True, members: Sequence[Word] = ()) -> set[Who]:
         """The tensors and outputs that a word is a function of, as far as can be seen.
 
         `nearby`: those whose addresses the same node holds; of two addresses that make a word, one is among them.
         `halves`: look at the halves of the word too.
+        `members`: where it is a member of a structure, and so may be padding, all unexplained words of its node.
         """
         around = [self._movers[who] for who in nearby]
         found = self._of_values(word.values, _WORD, around)
         if not halves:
             return found
-        for half in ([value % _HALF for value in word.values], [value // _HALF for value in word.values]):
+        for half in _halves(word):
+            of_half = (self._movers[who] for who in self._of_values(half, _HALF, around))
             found |= {
-                who for who in self._of_values(half, _HALF, around) if not self._is_of_scratch(half, self._movers[who])
+                mover.who
+                for mover in of_half
+                if not self._is_of_scratch(half, mover) and not self._is_left_over(half, mover, members)
             }
         return found
 
-    def _is_of_scratch(self, half: Sequence[int], mover: Mover) -> bool:
-        """Whether half an address that moved as an output did is an intermediate's, which moved alike: it lies outside."""
-        is_itself = all(
-            (value - half[0] - delta) % _HALF == 0 for value, delta in zip(half[1:], mover.deltas, strict=True)
-        )
+    def _is_left_over(self, half: Half, mover: Mover, members: Sequence[Word]) -> bool:
+        """Whether the lower half of an address is what the stack held before, in a member that nothing was written to.
+
+        It addresses nothing by itself. Its upper half, another one in each capture, must not be among the members, and no
+        second lower half, to which it could be a distance. What it tells of alignment, a move keeps.
+        """
+        if not members or not _is_lower(half, mover):
+            return False
         start, end = mover.span
-        return mover.deltas in self._scratch and is_itself and (half[0] - start) % _HALF >= end - start
+        upper = [(start + delta) // _HALF for delta in (0, *mover.deltas)]
+        if len(set(upper)) < len(upper) or end - start >= _HALF:
+            return False
+        others = [other for member in members for other in _halves(member)]
+        return not any(_moves_like(other, upper) for other in others) and all(
+            _is_lower(other, mover)
+            for other in others
+            if any(_is_lower(other, self._movers[who]) for who in self._half_singles.get(_moved(other, _HALF), ()))
+        )
+
+    def _is_of_scratch(self, half: Half, mover: Mover) -> bool:
+        """Whether half an address that moved as an output did is an intermediate's, which moved alike: it lies outside."""
+        return mover.deltas in self._scratch and _follows(half, mover) and not _is_lower(half, mover)
 
     def _of_values(self, values: Sequence[int], modulus: int, around: Sequence[Mover]) -> set[Who]:
-        moved = tuple((value - values[0]) % modulus for value in values[1:])
+        moved = _moved(values, modulus)
         if len(set(moved)) < len(moved) or any(min(delta, modulus - delta) < _TELLING for delta in moved):
             return set()
         singles = self._singles if modulus == _WORD else self._half_singles
@@ -119,6 +139,30 @@ _COMBINATIONS: tuple[Callable[[int, int], int], ...] = (
     lambda delta, own: own - delta,
     lambda delta, own: delta + own,
 )
+
+
+def _halves(word: Word) -> tuple[Half, Half]:
+    return [value % _HALF for value in word.values], [value // _HALF for value in word.values]
+
+
+def _moved(values: Sequence[int], modulus: int) -> Deltas:
+    return tuple((value - values[0]) % modulus for value in values[1:])
+
+
+def _follows(half: Half, mover: Mover) -> bool:
+    return _moved(half, _HALF) == tuple(delta % _HALF for delta in mover.deltas)
+
+
+def _is_lower(half: Half, mover: Mover) -> bool:
+    """Whether it is the lower half of an address inside."""
+    start, end = mover.span
+    return _follows(half, mover) and (half[0] - start) % _HALF < end - start
+
+
+def _moves_like(half: Half, upper: Sequence[int]) -> bool:
+    """Whether it is made of the upper half of an address, to which the lower half may carry one."""
+    pairs = zip(_moved(half, _HALF), upper[1:], strict=True)
+    return all((value - (other - upper[0]) + 1) % _HALF <= 2 for value, other in pairs)
 
 
 def _shifted(deltas: Deltas, shift: int) -> Iterator[Deltas]:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import product
+from math import gcd
 
 from treeplay.relocate.movers import Deltas, Mover, Movers
 from treeplay.relocate.sites import HALF_BYTES, Word
@@ -86,19 +87,32 @@ class Relations:
     def _of_pairs(self, moved: Deltas, modulus: int, around: Sequence[Mover]) -> set[Who]:
         """Two whose sum or difference it is, perhaps divided by the size of an element."""
         others, first_deltas = self._pair_tables[modulus]
+        firsts = [mover.deltas[0] for mover in around]
         found: set[Who] = set()
         for shift in _PAIR_SHIFTS:
             scaled = [(delta - modulus if delta >= modulus // 2 else delta) << shift for delta in moved]
+            # Almost no word is related to anything, which is settled before anything is built: what all moved by is round.
+            first = scaled[0]
+            if any(delta % self._step for delta in scaled) or (
+                first_deltas.isdisjoint([(first - own) % modulus for own in firsts])
+                and first_deltas.isdisjoint([(own - first) % modulus for own in firsts])
+                and first_deltas.isdisjoint([(own + first) % modulus for own in firsts])
+            ):
+                continue
             for combine in _COMBINATIONS:
-                # Almost no word is related to anything: one set of numbers settles that before anything is built.
-                if first_deltas.isdisjoint([combine(scaled[0], mover.deltas[0]) % modulus for mover in around]):
-                    continue
                 for mover in around:
                     pairs = zip(scaled, mover.deltas, strict=True)
                     partners = others.get(tuple(combine(delta, own) % modulus for delta, own in pairs))
                     if partners is not None:
                         found |= {mover.who, *partners}
         return found
+
+    @cached_property
+    def _step(self) -> int:
+        """The largest power of two that divides how far anything moved, and with it sums and differences."""
+        everything = (*(mover.deltas for mover in self._movers.values()), *self._scratch)
+        common = gcd(*(delta for deltas in everything for delta in deltas), _HALF)
+        return common & -common
 
     @cached_property
     def _singles(self) -> Owners:

@@ -93,6 +93,18 @@ def test_T27_the_backend_records_writes_where_they_are_made(
     assert sum(item.is_written for item in report.inputs) == (2 if name == "two" else 1)
 
 
+def test_Dplus2_a_write_to_an_argument_is_recorded_and_made_once_in_each_call(
+    device: str, monkeypatch: pytest.MonkeyPatch, fresh_dynamo: None
+) -> None:
+    on_a_tape(device, monkeypatch)
+    run = compiled(written, dynamic=False)
+    for call in range(5):  # the first is no replay yet, the second captures
+        x = torch.full((3,), float(call), device=device)
+        assert run(x).tolist() == [2.0 * call + 2] * 3 and x.tolist() == [call + 1.0] * 3
+    (report,) = new_reports()
+    assert report.launch is not None and (report.launch.stage, report.launch.launches) == ("recorded", 4)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_T27_compiled_kernels_write_where_arguments_lie(name: str, fresh_dynamo: None) -> None:

@@ -68,7 +68,9 @@ class Movers:
         found = list(self.tensors.get(deltas, ()))
         if len(found) > 1:
             found = [mover for mover in found if mover.holds(value)]
-        outputs = self.outputs.get(deltas, ())
+        outputs = self.outputs.get(deltas)
+        if not outputs:
+            return found
         is_alone = len(outputs) == 1 and deltas not in self.scratch
         born = [mover for mover in outputs if mover.birth is None or mover.birth <= node]
         return found + [mover for mover in born if is_alone or mover.holds(value)]

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from struct import Struct
 
 from treeplay.relocate.movers import Deltas, Movers
 from treeplay.relocate.table import Site, Who
 from treeplay.values.nodes import WORD_BYTES, CaptureNotes, Memcpy
 
 HALF_BYTES = WORD_BYTES // 2
+word_at = Struct("<Q").unpack_from
 CONTENT_BUFFER = 2  # of a memcpy from host memory
 
 
@@ -64,15 +66,15 @@ class _BufferVersions:
     versions: tuple[bytes, ...]
     is_content: bool
 
-    def word(self, offset: int) -> Word | None:
-        """The word at an offset, if there is a whole one."""
+    def values(self, offset: int) -> tuple[int, ...] | None:
+        """Of the word at an offset, if there is a whole one."""
         if offset < 0 or offset + WORD_BYTES > len(self.versions[0]):
             return None
-        return self.cut(offset)
+        return tuple([word_at(version, offset)[0] for version in self.versions])
 
-    def cut(self, offset: int) -> Word:
+    def word(self, offset: int) -> Word:
         """The word at an offset; what is missing at the end of the buffer counts as zero."""
-        values = (int.from_bytes(bytes_[offset : offset + WORD_BYTES], "little") for bytes_ in self.versions)
+        values = (int.from_bytes(version[offset : offset + WORD_BYTES], "little") for version in self.versions)
         return Word(self.node, self.number, offset, tuple(values))
 
     def differing_halves(self) -> Iterator[int]:
@@ -94,29 +96,29 @@ def _explain(found: SiteSearch, movers: Movers, buffers: _BufferVersions) -> Non
             continue
         aligned = half - half % WORD_BYTES
         for start in (aligned, half if half != aligned else half - HALF_BYTES):
-            word = buffers.word(start)
-            if word is not None and _take(found, movers, word, is_content=buffers.is_content):
+            values = buffers.values(start)
+            if values is not None and _take(found, movers, buffers, start, values):
                 explained |= {start, start + HALF_BYTES}
                 break
         else:
-            unexplained[aligned] = buffers.cut(aligned)
+            unexplained[aligned] = buffers.word(aligned)
     found.unexplained.extend(unexplained.values())
 
 
-def _take(found: SiteSearch, movers: Movers, word: Word, *, is_content: bool) -> bool:
+def _take(found: SiteSearch, movers: Movers, buffers: _BufferVersions, offset: int, values: tuple[int, ...]) -> bool:
     """Note whose word it is; whether anybody's."""
-    where = word.values[0], word.deltas
-    owners, is_scratch = movers.owners(*where, word.node), movers.is_scratch(*where)
+    first, node = values[0], buffers.node
+    deltas = tuple([value - first for value in values[1:]])
+    owners, is_scratch = movers.owners(first, deltas, node), movers.is_scratch(first, deltas)
     if len(owners) > 1 or (owners and is_scratch and owners[0].birth is None):
         return False
     if not owners:
-        is_scratch = is_scratch or movers.ends_scratch(*where)
+        is_scratch = is_scratch or movers.ends_scratch(first, deltas)
         if is_scratch:
-            found.scratch.append(word)
+            found.scratch.append(Word(node, buffers.number, offset, values))
         return is_scratch
     owner = owners[0]
-    if is_content:
-        found.frozen[owner.who] = f"its address is in host memory that node {word.node} copies"
-    site = Site(word.node, word.buffer, word.offset, word.values[0] - owner.address)
-    found.sites[owner.who].append(site)
+    if buffers.is_content:
+        found.frozen[owner.who] = f"its address is in host memory that node {node} copies"
+    found.sites[owner.who].append(Site(node, buffers.number, offset, first - owner.address))
     return True

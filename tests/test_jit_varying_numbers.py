@@ -65,7 +65,22 @@ COMPUTED: dict[str, Callable[..., Any]] = {
     "a tensor of it, written": lambda x, n: x - torch.tensor([n, n + 1, 3, -n], dtype=torch.float32).mul_(2),
     "in place": lambda x, n: x.clone().mul_(n).sub_(1).clamp_(min=-n if n > 0 else n),
     "compared": lambda x, n: x - 1 if n > 50 else x * n,
+    "stored": lambda x, n: stored(x, n),
+    "stored in integers": lambda x, n: stored((x * 9).long(), n),
+    "at an index": lambda x, n: x.index_fill(0, torch.tensor([2, 0]), n) - x.scatter(0, torch.tensor([3]), n + 1) * 2,
 }
+
+
+def stored(x: Tensor, number: float) -> Tensor:
+    """At an index, over a part, where a mask says so, at several indices, over all; each over what the last one left."""
+    made, rows = x.clone(), torch.zeros(2, 4, dtype=x.dtype)
+    made[0] = number
+    made[1:3] = number * 2
+    made[made > 1] = number - 1
+    made[[3, 0]] = 1 - number
+    rows[1, ...] = number
+    rows[0, made < 0] = number * 3
+    return made - rows * 2
 
 
 @pytest.mark.parametrize("what", COMPUTED)
@@ -73,6 +88,35 @@ def test_an_integer_that_varies_needs_one_recording_for_each_way(what: str) -> N
     found = followed(COMPUTED[what], values=INTEGERS * 2, lower="aten").statistics()
     ways = 2 if what in ("in place", "compared") else 1
     assert found.recordings == ways and found.replays >= 2 * len(INTEGERS) - 1 - 2 * ways
+
+
+def test_a_float_that_is_stored_in_a_tensor_needs_one_recording() -> None:
+    found = followed(lambda x, value: (stored(x, value), stored(x.double(), value), stored(x.bfloat16(), value)))
+    assert found.statistics().recordings == 1 and found.statistics().replays == len(VALUES) - 2
+
+
+def test_a_number_that_a_tensor_may_be_too_narrow_for_is_no_input() -> None:
+    """Whether eager raises depends on its value."""
+
+    def program(x: Tensor, n: int) -> Tensor:
+        made = (x > 0).to(torch.uint8)
+        made[0] = n  # and a number with a fraction, or an infinite one, in any integers
+        return made * 2 - x
+
+    jitted, x = jit(program, on_refusal="eager"), torch.randn(4)
+    for n in (1, 2, 255, 2, 2, 2):
+        assert_same(jitted(x, n), program(x, n))
+    with pytest.raises(RuntimeError, match="overflow"):
+        jitted(x, 256)
+
+
+@pytest.mark.gpu
+def test_a_number_that_is_stored_in_a_tensor_on_a_gpu_needs_one_recording() -> None:
+    jitted, x = jit(lambda x, value: stored(x, value)), torch.randn(4, device="cuda")
+    for value in VALUES:
+        assert_same(jitted(x, value).cpu(), stored(x.cpu(), value))
+    (recording,) = (recording for key in jitted.statistics().keys for recording in key.recordings)
+    assert recording.launch.stage == "recorded"
 
 
 @pytest.mark.compile
@@ -99,6 +143,7 @@ def test_integers_beyond_what_a_float_holds_are_exact(lower: str) -> None:
         "beside a tensor",
         "of an integer tensor",
         "a tensor full of it",
+        "stored",
     ],
 )
 def test_a_compiled_recording_takes_integers(what: str) -> None:

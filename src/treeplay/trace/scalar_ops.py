@@ -101,6 +101,14 @@ def _masked_fill(a: Any, mask: Any, value: Any) -> Any:
     return torch.where(mask, value.to(a.dtype), a)
 
 
+def _index_fill(a: Any, dim: int, index: Any, value: Any) -> Any:
+    return torch.index_fill(a, dim, index, value.to(a.dtype))
+
+
+def _scatter(a: Any, dim: int, index: Any, value: Any) -> Any:
+    return torch.scatter(a, dim, index, value.to(a.dtype).expand(index.shape))
+
+
 def _power_of(base: Any, exponent: Any) -> Any:
     return like(base, exponent) ** exponent
 
@@ -142,6 +150,8 @@ _POINTWISE: dict[str, Callable[..., Any]] = {
     "div.Tensor_mode": _beside(torch.div),
     "div.Scalar_mode": _beside(torch.div),
     "masked_fill.Scalar": _masked_fill,
+    "index_fill.int_Scalar": _index_fill,
+    "scatter.value": _scatter,
     **{f"{name}.Scalar": _beside(getattr(torch, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
 }
 _FOREACH: dict[str, Callable[..., Any]] = {

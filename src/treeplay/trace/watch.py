@@ -23,10 +23,10 @@ from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_of_transform
 from treeplay.torch_seam.tensors import TensorBase
 from treeplay.trace.checks import checked_by_operators
-from treeplay.trace.choosing import chosen
 from treeplay.trace.facts import FactsAsked
 from treeplay.trace.fused import with_symbolic_rate
 from treeplay.trace.gradients import Gradients
+from treeplay.trace.made_of_numbers import chosen, to_be_stored
 from treeplay.trace.recurrent import weights_of
 from treeplay.trace.scalars import scalar_of, value_of
 from treeplay.trace.tape import MOST_NUMBERS
@@ -149,6 +149,8 @@ class WatchFunctions(TorchFunctionMode):
                 ), None
         elif (result := chosen(func, args, kwargs)) is not None:
             return result, None
+        elif (stored := to_be_stored(func, args, self.tracer.constants)) is not None:
+            return func(*stored), None
         elif func in _BACKWARD:
             self.tracer.tape.fills_gradients |= func is not torch.autograd.grad
             inputs = args[1] if func is torch.autograd.grad and len(args) > 1 else kwargs.get("inputs")

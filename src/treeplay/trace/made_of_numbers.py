@@ -1,7 +1,7 @@
-"""`torch.where` of numbers that vary. Torch makes tensors of their values before any operator sees them; a trace takes its
-steps one by one.
+"""Numbers that vary, where torch makes tensors of their values before any operator sees them. A trace takes its steps singly.
 
-    torch.where(mask, x, s0)  ─▶  where(mask, x.to(dtype), scalar_tensor(s0, dtype)) in the dtype of `x` and a number together
+torch.where(mask, x, s0)  ─▶  where(mask, x.to(dtype), scalar_tensor(s0, dtype)) in the dtype of `x` and a number together
+x[index] = s0             ─▶  x[index] = torch.tensor(s0, dtype=x.dtype)
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from treeplay.trace.constants import Constants
 from treeplay.trace.scalars import scalar_of, value_of
 
 _NAMES = ("condition", "input", "other")
@@ -60,3 +61,16 @@ def chosen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Te
     made = [side if isinstance(side, torch.Tensor) else make(side, **options) for side in reversed(sides)]
     other, first = (side.to(dtype) for side in made)
     return torch.where(condition, first, other)
+
+
+def to_be_stored(func: Any, args: tuple[Any, ...], constants: Constants) -> tuple[Any, ...] | None:
+    """The arguments of `x[index] = number` with a tensor for a symbolic number; None for any other call, and where eager raises
+    for some numbers, since `x` is too narrow."""
+    if func is not torch.Tensor.__setitem__ or scalar_of(args[2]) is None:
+        return None
+    x, index, number = args
+    value = value_of(number)
+    if not (x.dtype.is_floating_point or (x.dtype == torch.int64 and type(value) is int)):
+        return None
+    options = {"dtype": x.dtype, "device": x.device}
+    return x, index, constants.make_of(torch.tensor, (number,), value, options)

@@ -28,7 +28,7 @@ def tried(sizes: Iterable[int], program: Seconds, recording: Seconds) -> tuple[t
 def test_the_faster_one_wins_whatever_the_sizes_take(sizes: list[int], recording: float, *, stays: bool) -> None:
     found, which = tried(sizes, lambda size: 1e-3 * size, lambda size: recording * 1e-3 * size)
     assert found is not None and found[0] is stays and f"takes {recording:.2f} of" in found[1]
-    assert not any(which[:2]) and 6 <= sum(which) <= 10  # the program's calls are few
+    assert not any(which[:2]) and 6 <= sum(which) <= (10 if stays else 22)  # the program's calls are few
 
 
 def test_calls_that_load_code_are_not_timed() -> None:
@@ -45,6 +45,12 @@ def test_one_outlier_decides_nothing(sizes: list[int]) -> None:
     took = iter([1e-3] * 4 + [1e-6] + [1e-3] * 40)
     found, _ = tried(sizes, lambda size: 5e-4, lambda size: next(took))
     assert found is not None and not found[0]
+
+
+def test_a_moment_in_which_all_takes_longer_does_not_decide_that_it_is_slower() -> None:
+    took = iter([1e-3] * 8 + [1e-4] * 40)
+    found, _ = tried([3] * 60, lambda size: 5e-4, lambda size: next(took))
+    assert found is not None and found[0]
 
 
 def test_sizes_that_do_not_repeat_have_nothing_to_compare() -> None:

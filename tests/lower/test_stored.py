@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 from collections.abc import Callable
@@ -49,12 +48,12 @@ def kept_file(program: Callable[..., Any]) -> Path:
     return folder() / "treeplay" / key[:2] / f"{key}.json"
 
 
-def test_what_was_compiled_is_loaded_and_computes_the_same(device: str) -> None:
+def test_D36_what_was_compiled_is_loaded_and_computes_the_same(device: str) -> None:
     program, x = never_compiled(), torch.randn(5, device=device)
     first = lowered(program, device)
-    assert counted() == {"miss": 1}
+    assert counted() == {"miss": 1} and dict(counters["inductor cache"]) == {"miss": 1}
     again = lowered(program, device)
-    assert counted() == {"miss": 1, "hit": 1}
+    assert counted() == {"miss": 1, "hit": 1} and dict(counters["inductor cache"]) == {"miss": 1}
     assert again.operators == first.operators and again.name == "inductor"
     assert_same(again.run([x], ())[0], first.run([x], ())[0])
     torch.testing.assert_close(again.run([x], ())[0], program(x))
@@ -104,14 +103,15 @@ def test_a_later_process_loads_it_without_the_compiler(fresh_python: FreshPython
     assert fresh_python(code, tests, number)[0] == "{'hit': 1} False"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"for": "another", "stored": {}}', '{"stored": 1}'])
-def test_a_file_that_is_damaged_is_not_there(text: str) -> None:
-    program = never_compiled()
+@pytest.mark.parametrize(
+    "text", ["{}", "", "{{", "[]", "null", '{{"for": "another", "stored": {{}}}}', '{{"stored": 1}}']
+)
+def test_D36_a_file_that_is_damaged_is_not_there(text: str) -> None:
+    program, x = never_compiled(), torch.randn(5)
     lowered(program)
     file = kept_file(program)
-    assert file.exists()
-    file.write_text(text)
-    lowered(program)
+    file.write_text(text.format(file.read_text()[:-9]))
+    assert_same(lowered(program).run([x], ())[0], program(x))
     assert counted() == {"miss": 2}
     assert json.loads(file.read_text())["for"] == file.stem  # and whole again
 
@@ -138,36 +138,86 @@ def test_an_artifact_that_cannot_be_loaded_is_compiled(monkeypatch: pytest.Monke
     torch.testing.assert_close(again.run([x], ())[0], program(x))
 
 
-def test_what_is_asked_of_the_compiler_and_how_it_is_set_are_in_the_key() -> None:
-    graph = trace(never_compiled(), call_of(torch.arange(5.0))).graph
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return (x - 1.5) / 3
 
-    def key(**asked: Any) -> str | None:
-        return stored_artifacts.key_of(graph, CPU, **asked)
 
-    first = key(is_small=False)
-    assert first is not None and first == key(is_small=False)
-    others = {key(is_small=True), stored_artifacts.key_of(copy.deepcopy(graph), torch.device("cpu", 0), is_small=False)}
+X = torch.arange(6.0).reshape(2, 3)
+OTHER_PROGRAMS: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
+    "a constant": (lambda x: (x - 1.25) / 3, X),
+    "an operator": (lambda x: (x - 1.5) * 3, X),
+    "their order": (lambda x: x / 3 - 1.5, X),
+    "one result more": (lambda x: ((x - 1.5) / 3, x - 1.5), X),
+    "sizes": (scaled, X.reshape(3, 2)),
+    "strides": (scaled, X.t().contiguous().t()),
+    "dtype": (scaled, X.double()),
+    "offset": (scaled, torch.arange(7.0)[1:].reshape(2, 3)),
+    "a write": (lambda x: x.sub_(1.5) / 3, X),
+}
+
+
+def key_for(program: Callable[..., Any], argument: torch.Tensor, **asked: Any) -> str | None:
+    return stored_artifacts.key_of(trace(program, call_of(argument)).graph, CPU, **asked)
+
+
+@pytest.mark.parametrize("what", OTHER_PROGRAMS)
+def test_D35_what_is_compiled_otherwise_has_another_key(what: str) -> None:
+    assert key_for(*OTHER_PROGRAMS[what]) not in (None, key_for(scaled, X))
+
+
+SURROUNDINGS: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
+    "an environment variable of the compiler": lambda patch: patch.setenv("CXX", "another-compiler"),
+    "an environment variable of torch's": lambda patch: patch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1"),
+    "the release of torch": lambda patch: patch.setattr(torch.version, "git_version", "another"),
+    "the release of CUDA": lambda patch: patch.setattr(torch.version, "cuda", "1.0"),
+    "our own code": lambda patch: patch.setattr(stored_artifacts, "_code_of_ours", lambda: "another"),
+    "threads": lambda patch: patch.setattr(torch, "get_num_threads", lambda: 7),
+    "precision": lambda patch: patch.setattr(torch, "get_float32_matmul_precision", lambda: "medium"),
+    "determinism": lambda patch: patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True),
+    "the processor": lambda patch: patch.setattr("platform.machine", lambda: "another"),
+}
+
+
+@pytest.mark.parametrize("what", SURROUNDINGS)
+def test_D35_what_is_compiled_elsewhere_has_another_key(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key_for(scaled, X)
+    SURROUNDINGS[what](monkeypatch)
+    assert key_for(scaled, X) not in (None, before)
+
+
+def test_D35_how_inductor_is_set_is_in_the_key() -> None:
     from torch._inductor import config
 
+    before = key_for(scaled, X)
     with config.patch({"cpp.enable_floating_point_contract_flag": "fast"}):
-        others.add(key(is_small=False))
-    torch.set_num_threads(2)
-    others.add(key(is_small=False))
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    others.add(key(is_small=False))
-    torch.use_deterministic_algorithms(False)
-    assert first not in others and len(others) == 5 and None not in others
+        assert key_for(scaled, X) not in (None, before)
 
 
-def test_the_environment_of_the_compiler_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = trace(never_compiled(), call_of(torch.arange(5.0))).graph
-    first = stored_artifacts.key_of(graph, CPU)
-    monkeypatch.setenv("CXX", "another-compiler")
-    assert stored_artifacts.key_of(graph, CPU) != first
+def test_D35_what_is_asked_of_the_compiler_is_in_the_key() -> None:
+    graph = trace(scaled, call_of(X)).graph
+    asked = [{"is_small": is_small, "eager_random": random} for is_small in (False, True) for random in (False, True)]
+    keys = {stored_artifacts.key_of(graph, CPU, **each) for each in asked}
+    keys.add(stored_artifacts.key_of(graph, torch.device("cpu", 0), is_small=False, eager_random=False))
+    assert None not in keys and len(keys) == 5
 
 
-def test_without_inductors_store_nothing_is_kept() -> None:
+def test_D35_the_same_program_has_the_same_key_wherever_it_is_written(fresh_python: FreshPython) -> None:
+    def scaled(given: torch.Tensor) -> torch.Tensor:
+        less = given - 1.5
+
+        return less / 3
+
+    code = (
+        "import sys, torch; sys.path.insert(0, sys.argv[1])\n"
+        "torch.set_num_threads(1)\n"
+        "from lower.test_stored import X, key_for, scaled\n"
+        "print(key_for(scaled, X, is_small=True))"
+    )
+    key = key_for(scaled, X, is_small=True)
+    assert key is not None and fresh_python(code, Path(__file__).parent.parent)[0] == key
+
+
+def test_D36_without_inductors_store_nothing_is_kept() -> None:
     from torch._inductor import config
 
     program = never_compiled()
@@ -176,7 +226,7 @@ def test_without_inductors_store_nothing_is_kept() -> None:
     assert counted() == {} and not kept_file(program).exists()
 
 
-def test_a_pass_of_the_users_is_a_bypass() -> None:
+def test_D36_a_pass_of_the_users_is_a_bypass() -> None:
     from torch._inductor import config
 
     graph = trace(never_compiled(), call_of(torch.arange(5.0))).graph

@@ -30,12 +30,11 @@ from treeplay.trace.begins import BEGINS, from_start
 from treeplay.trace.constants import Constants
 from treeplay.trace.fused import torchs_own
 from treeplay.trace.lasting import Lasting
-from treeplay.trace.layouts import Answer, Question, laid_out, question
+from treeplay.trace.layouts import Answer, Question
 from treeplay.trace.log import LoggedCall
-from treeplay.trace.on_fakes import run_on_fakes
-from treeplay.trace.outgrown import outgrow, outgrown, outs_of
+from treeplay.trace.on_fakes import OnFakes
 from treeplay.trace.randomness import TrackedGenerators, generator_in
-from treeplay.trace.recurrent import TAKES_ONE_PIECE, asked_of, settled
+from treeplay.trace.recurrent import TAKES_ONE_PIECE, settled
 from treeplay.trace.recurrent_piece import RecurrentPiece
 from treeplay.trace.scalar_ops import takes_symbolic_number
 from treeplay.trace.scalars import Scalar, ScalarWorld, plain, scalar_of, symbolic
@@ -59,6 +58,7 @@ _SHAPES = frozenset(
         aten.resize_.default,
     )
 )
+_DEVICE = torch.ops.prim.device.default
 _LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
 
 
@@ -74,7 +74,6 @@ class Tracer(TorchDispatchMode):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_known = is_known
-        self.layouts = layouts or {}
         self.generators = generators
         self.host_scalars: set[int] = set()
         self.reads = Reads(())
@@ -82,6 +81,7 @@ class Tracer(TorchDispatchMode):
         self.on_write: Callable[[TracedValue], None] | None = None  # told of each tensor that an operator writes to
         self.tape = TraceTape()
         self.refuse = self.tape.refuse
+        self._on_fakes = OnFakes(self.tape, layouts or {})
         self.world = ScalarWorld(self.tape.graph)
         self.constants = Constants(self.tape)
         self.recurrent = RecurrentPiece(self.tape)
@@ -102,6 +102,8 @@ class Tracer(TorchDispatchMode):
         if func.namespace == "profiler":
             return func(*args, **kwargs)
         if func.namespace == "prim":  # C++ asks a fake for its device; raising there would end the process
+            if func is _DEVICE and type(args[0]) is FakeTensor:
+                return args[0].fake_device
             with self.tape.fake_mode:
                 return func(*args, **kwargs)
         where = user_location()
@@ -125,8 +127,7 @@ class Tracer(TorchDispatchMode):
         if self._is_idle(func, args):
             return args[0]
         self.lasting.check(func, args, kwargs, where)
-        asked = question(func, asked_of(func, args), kwargs) if self.layouts else None
-        called = func
+        told, called = self._on_fakes.foretold(func, args, kwargs), func
         func, args, kwargs = self._settle(func, args, kwargs)
         is_untold = called is aten.native_batch_norm.default is not func
         if func in BEGINS:
@@ -134,13 +135,7 @@ class Tracer(TorchDispatchMode):
             args, kwargs = from_start(self.tape, func, self._value(first, func, where), args, kwargs, where)
         node_args, node_kwargs = with_leaves(self._to_node(func, where), (args, kwargs))
         fake_args, fake_kwargs = with_leaves(self._to_fake, (args, kwargs))
-        outs = outs_of(func, fake_kwargs)
-        out = run_on_fakes(self.tape, func, fake_args, fake_kwargs, where)
-        for grown in outgrown(outs):
-            outgrow(self.tape, func, grown, where)
-        if asked is not None and asked in self.layouts:
-            with self.tape.fake_mode:
-                out = laid_out(out, self.layouts[asked])
+        out = self._on_fakes.run(func, fake_args, fake_kwargs, told, where)
         node = self.tape.call(func, node_args, node_kwargs, where=where)
         if is_untold:
             node.meta["is_untold"] = True

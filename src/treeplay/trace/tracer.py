@@ -90,6 +90,8 @@ class Tracer(TorchDispatchMode):
     # --- operators ------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:  # autograd's engine asks a thousand times
+            return args[0].fake_device
         was_noting = self.reads.pause()  # what follows is ours and torch's, not the program's
         try:
             return self._dispatch(func, args, kwargs or {})
@@ -102,8 +104,6 @@ class Tracer(TorchDispatchMode):
         if func.namespace == "profiler":
             return func(*args, **kwargs)
         if func.namespace == "prim":  # C++ asks a fake for its device; raising there would end the process
-            if func is _DEVICE and type(args[0]) is FakeTensor:
-                return args[0].fake_device
             with self.tape.fake_mode:
                 return func(*args, **kwargs)
         where = user_location()

@@ -86,6 +86,21 @@ def test_a_rule_that_was_wrong_is_asked_each_time(asked: Counter[Any]) -> None:
     assert asked[aten.mul.Tensor] == 1
 
 
+def test_no_guard_is_on_code_by_which_torch_asks_a_fake_for_its_device() -> None:
+    model = nn.Linear(3, 3)
+
+    def program(x: torch.Tensor) -> None:
+        model.zero_grad()
+        model(x).sum().backward()
+
+    args = torch.randn(2, 3)
+    program(args)
+    _, log = observe(program, call_of(args))
+    guarded = trace(program, call_of(args), first_run=log).signature.guarded
+    codes = [guard.code.co_filename for guard in guarded._dependencies.functions]
+    assert codes and not [file for file in codes if "_subclasses" in file]
+
+
 def test_lengths_that_follow_from_numbers_are_those_of_each_call() -> None:
     def make(scale: torch.Tensor):
         def program(x: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor  # by name: modules are watched while it is asked for
 
 from treeplay.torch_seam.fakes import device_of
 from treeplay.torch_seam.schemas import gives_back
@@ -27,6 +28,7 @@ Question = tuple[Any, ...]
 ShapeAndStride = tuple[tuple[int, ...], tuple[int, ...]]
 Looks = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 
+_STRIDED = torch.strided
 _NUMBER = "number"  # a float, or the symbol that stands for one in a trace
 _IS_TOLD = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
 
@@ -107,14 +109,14 @@ def _looks(leaf: torch.Tensor) -> Looks:
 
 
 def _is_strided(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
+    return isinstance(leaf, Tensor) and leaf.layout is _STRIDED and not leaf.is_nested
 
 
 def _told(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         if value.is_nested:  # of no shape
             return "nested"
-        strides = tuple(value.stride()) if value.layout is torch.strided else None
+        strides = tuple(value.stride()) if value.layout is _STRIDED else None
         return tuple(value.shape), strides, value.dtype, device_of(value)
     if isinstance(value, (list, tuple)):
         return tuple(map(_told, value))

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch import Tensor  # by name: modules are watched while it is asked for
 
 from treeplay.guards.reads import Reads
 from treeplay.observe.lines import call_site, innermost_is_optimizer, user_location
@@ -90,8 +91,6 @@ class Tracer(TorchDispatchMode):
     # --- operators ------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _DEVICE and type(args[0]) is FakeTensor:  # autograd's engine asks a thousand times
-            return args[0].fake_device
         was_noting = self.reads.pause()  # what follows is ours and torch's, not the program's
         try:
             return self._dispatch(func, args, kwargs or {})
@@ -100,6 +99,8 @@ class Tracer(TorchDispatchMode):
                 self.reads.resume()
 
     def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:  # autograd's engine asks a thousand times
+            return args[0].fake_device
         func = torchs_own(func)
         if func.namespace == "profiler":
             return func(*args, **kwargs)
@@ -143,7 +144,7 @@ class Tracer(TorchDispatchMode):
         if is_foreach_write(func):
             tell_autograd(func, args)
         both = zip(leaves_of((args, kwargs)), leaves_of((fake_args, fake_kwargs)), strict=True)
-        return self.tape.add(out, node, {id(fake): real for real, fake in both if isinstance(fake, torch.Tensor)})
+        return self.tape.add(out, node, {id(fake): real for real, fake in both if isinstance(fake, Tensor)})
 
     def _settle(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         """The operator to record for the one called: the same, but for a few that hide what they do."""
@@ -194,7 +195,7 @@ class Tracer(TorchDispatchMode):
 
     def _to_node(self, func: Any, where: Location | None) -> Callable[[Any], Any]:
         def convert(leaf: Any) -> Any:
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, Tensor):
                 return self._value(leaf, func, where).node
             scalar = scalar_of(leaf)
             return leaf if scalar is None else scalar.node
@@ -202,7 +203,7 @@ class Tracer(TorchDispatchMode):
         return convert
 
     def _to_fake(self, leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
+        if isinstance(leaf, Tensor):
             return self.tape.values[id(leaf)].fake
         scalar = scalar_of(leaf)
         return leaf if scalar is None else scalar.value
@@ -240,7 +241,7 @@ class Tracer(TorchDispatchMode):
                 continue
             target = args[position] if position < len(args) else kwargs.get(argument.name)
             for leaf in leaves_of(target):
-                if isinstance(leaf, torch.Tensor):
+                if isinstance(leaf, Tensor):
                     value = self.tape.values[id(leaf)]
                     self.tape.mutated.add(storage_of(value.fake))
                     if not is_untold:
@@ -289,6 +290,4 @@ def _device_of(arguments: Iterable[Any]) -> torch.device:
     """Where an operator with these arguments computes: on a device that it is given, else with its first tensor."""
     leaves = leaves_of(list(arguments))
     named = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
-    return next(
-        iter([*named, *(leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor))]), torch.device("cpu")
-    )
+    return next(iter([*named, *(leaf.device for leaf in leaves if isinstance(leaf, Tensor))]), torch.device("cpu"))

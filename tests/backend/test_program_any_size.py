@@ -21,7 +21,7 @@ from treeplay.observe import internal_errors
 from treeplay.torch_seam.dynamo import compile_lock
 from treeplay.torch_seam.symbols import numpy_asks
 from treeplay.trace import rerun
-from treeplay.trace.scalars import meet_numpys
+from treeplay.trace.numpy_numbers import meet_numpys
 from treeplay.trace.turn import turn
 from treeplay.tree import compile_all_sizes
 from treeplay.tree.tiers import compile_thread

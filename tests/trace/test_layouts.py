@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from support import Twins, assert_same, jit, training
-from treeplay.trace.layouts import answer, laid_out, question
+from treeplay.trace.layouts import answer, laid_out, numbers_in, question
 
 aten = torch.ops.aten
 
@@ -54,14 +54,37 @@ def test_numbers_are_no_part_of_the_question_and_strides_are() -> None:
     assert question(aten.sin.default, (x,), {}) != question(aten.sin.default, (torch.ones(3, 2).t(),), {})
 
 
-def test_nothing_is_asked_of_operators_that_give_back_what_they_were_given() -> None:
+def test_nothing_is_asked_of_operators_that_give_views_of_what_they_were_given() -> None:
     x = torch.ones(2, 3)
     assert question(aten.view.default, (x, [6]), {}) is None
-    assert question(aten.mul_.Tensor, (x, 2.0), {}) is None
+    assert question(aten.squeeze_.default, (x,), {}) is None
+    assert question(aten.mul_.Tensor, (x, 2.0), {}) is not None
+
+
+def test_an_answer_tells_all_of_new_memory_and_of_what_was_given_back() -> None:
+    x = torch.ones(2, 3)
+    assert answer(aten.sin.default, x.sin(), (x,)).is_new
+    assert answer(aten.sort.default, tuple(x.sort()), (x,)).is_new
+    assert answer(aten.mul_.Tensor, x.mul_(2.0), (x, 2.0)).gives_back
+    assert answer(aten._foreach_mul_.Scalar, None, ([x], 2.0)).is_new  # nothing at all
+    lying = aten._unsafe_view.default  # whose schema says that the result is new
+    assert not answer(lying, lying(x, [6]), (x, [6])).tells_all
+    part = torch.ones(4)[1:]
+    assert not answer(aten.sin.default, part, (x,)).tells_all
+
+
+def test_numbers_that_a_question_leaves_out_are_with_the_answer() -> None:
+    def told(end: float):
+        return answer(aten.arange.start, torch.arange(0.0, end), (0.0, end), {"dtype": torch.float32})
+
+    assert question(aten.arange.start, (0.0, 2.0), {}) == question(aten.arange.start, (0.0, 3.0), {})
+    assert told(2.0).numbers == told(2.0).numbers == numbers_in((0.0, 2.0), {}) != told(3.0).numbers
+    symbol = object()
+    assert numbers_in((symbol,), {}) != numbers_in((symbol,), {})
 
 
 def test_a_result_of_other_strides_is_laid_out_anew() -> None:
-    wanted = answer((torch.ones(3, 2).t(), None))
+    wanted = answer(aten.sort.default, (torch.ones(3, 2).t(), None))
     made = laid_out((torch.ones(2, 3), None), wanted)
     assert made[0].stride() == (1, 2) and made[1] is None
     same = (torch.ones(3, 2).t(), None)

@@ -22,6 +22,7 @@ _OF_A_TRACE = (
     "torch/fx/experimental/sym_node.py",
     "torch/fx/experimental/symbolic_shapes.py",
 )
+_SYMBOLS_FILE = torch.__file__  # kept: modules are watched while this is compared
 _DYNAMO = "/torch/_dynamo/"  # it looks away while a program is traced
 
 
@@ -34,5 +35,5 @@ def is_machinery(file: str) -> bool:
 def is_of_a_trace(code: CodeType) -> bool:
     """Whether code runs because a program is traced: of this package, or of torch's symbolic numbers, modes and graphs."""
     return is_machinery(code.co_filename) or (
-        code.co_qualname.startswith(("SymFloat.", "SymBool.", "SymInt.", "sym_")) and code.co_filename == torch.__file__
+        code.co_qualname.startswith(("SymFloat.", "SymBool.", "SymInt.", "sym_")) and code.co_filename == _SYMBOLS_FILE
     )

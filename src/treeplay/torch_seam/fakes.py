@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException as Dynamic
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import UnsupportedOperatorException as UnsupportedOperatorException
+from torch._subclasses.fake_tensor import in_kernel_invocation_manager
 from torch._subclasses.functional_tensor import FunctionalTensor, disable_functional_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -48,6 +49,59 @@ def fake_over(memory: torch.Tensor, mode: FakeTensorMode, tensor: torch.Tensor) 
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         view = torch.as_strided(memory, tensor.shape, tensor.stride(), tensor.storage_offset())
         return FakeTensor(mode, view, tensor.device)
+
+
+def new_fake(
+    mode: FakeTensorMode, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A fake in memory of its own, made by hand as well."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        memory = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        return FakeTensor(mode, memory, device)
+
+
+def view_fake(mode: FakeTensorMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What an operator of `PLAIN_VIEWS` gives for a fake: a view, or several. Their kernels look at no data, and are the same
+    for all devices."""
+    device = device_of(args[0])
+    with in_kernel_invocation_manager(mode), torch._C.DisableTorchFunction():
+        out = func(*args, **kwargs)
+        if isinstance(out, torch.Tensor):
+            return FakeTensor(mode, out, device)
+        return type(out)([FakeTensor(mode, view, device) for view in out])
+
+
+PLAIN_VIEWS = frozenset(
+    getattr(getattr(torch.ops.aten, name), overload)
+    for name, overload in (
+        *(
+            ("view", "default"),
+            ("_unsafe_view", "default"),
+            ("t", "default"),
+            ("transpose", "int"),
+            ("permute", "default"),
+        ),
+        *(
+            ("expand", "default"),
+            ("detach", "default"),
+            ("alias", "default"),
+            ("unsqueeze", "default"),
+            ("squeeze", "dim"),
+        ),
+        *(
+            ("slice", "Tensor"),
+            ("select", "int"),
+            ("split", "Tensor"),
+            ("split_with_sizes", "default"),
+            ("unbind", "int"),
+        ),
+    )
+)
+
+
+def device_of(tensor: torch.Tensor) -> torch.device:
+    """The device of a tensor. To ask a fake for it takes as long as an operator does."""
+    return tensor.fake_device if type(tensor) is FakeTensor else tensor.device
 
 
 def is_real(value: Any) -> bool:

@@ -84,10 +84,42 @@ def is_inplace_view(op: Any) -> bool:
 
 
 @lru_cache(maxsize=4096)
+def gives_back(op: OpOverload) -> bool:
+    """Whether an operator writes to its first argument, leaves its shape, and gives back that very tensor."""
+    arguments, returns = op._schema.arguments, op._schema.returns
+    written = [argument for argument in arguments if is_written(argument)]
+    return (
+        not is_inplace_view(op)
+        and len(returns) == len(written) == 1
+        and written[0].name == arguments[0].name
+        and is_written(returns[0])
+        and str(returns[0].type) == "Tensor"
+    )
+
+
+@lru_cache(maxsize=4096)
+def is_elementwise(op: OpOverload) -> bool:
+    """Whether the numbers that an operator is given decide what its results hold and not how they lie."""
+    return torch.Tag.pointwise in op.tags or is_foreach(op)
+
+
+@lru_cache(maxsize=4096)
+def is_foreach(op: OpOverload) -> bool:
+    """Whether an operator does to each tensor of a list what another does to one."""
+    return op._schema.name.startswith("aten::_foreach_")
+
+
+@lru_cache(maxsize=4096)
+def depends_on_data(op: OpOverload) -> bool:
+    """Whether an operator gives what nobody knows before it has run: a shape, or a number."""
+    return torch.Tag.dynamic_output_shape in op.tags or torch.Tag.data_dependent_output in op.tags
+
+
+@lru_cache(maxsize=4096)
 def is_foreach_write(op: OpOverload) -> bool:
     """Whether an operator writes to lists of tensors. What tells autograd of these writes is inside of its kernel, and is off
     while a dispatch mode runs it: the mode has to."""
-    return op._schema.name.startswith("aten::_foreach_") and op._schema.is_mutable
+    return is_foreach(op) and op._schema.is_mutable
 
 
 def tell_autograd(op: OpOverload, args: tuple[Any, ...]) -> None:

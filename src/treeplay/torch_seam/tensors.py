@@ -74,6 +74,12 @@ def is_alone(tensor: torch.Tensor) -> bool:
     return users == 1 and storage.resizable()
 
 
+def fills_new_memory(tensor: torch.Tensor) -> bool:
+    """Whether a strided tensor is alone in memory that is no larger than it."""
+    size = tensor.numel() * tensor.itemsize
+    return not tensor.storage_offset() and tensor.untyped_storage().nbytes() == size and is_alone(tensor)
+
+
 def owns_memory(tensor: torch.Tensor) -> bool:
     """Whether torch allocated the memory of `tensor`: then it is in no other storage."""
     return tensor.untyped_storage().resizable()

@@ -36,11 +36,11 @@ from treeplay.trace.layouts import Answer, Question
 from treeplay.trace.left_behind import check_global_state, check_no_leak
 from treeplay.trace.log import LoggedCall, first_difference, result_entry
 from treeplay.trace.noticing import noticing
+from treeplay.trace.numpy_numbers import meet_numpys
 from treeplay.trace.outcome import outcome_of
 from treeplay.trace.raised import program_raised
 from treeplay.trace.randomness import TrackedGenerators
 from treeplay.trace.recordable import survey_to_record
-from treeplay.trace.scalars import meet_numpys
 from treeplay.trace.schedules import Schedules, stepped_last
 from treeplay.trace.skipping import steps_may_be_skipped
 from treeplay.trace.snapshot import Snapshot

@@ -2,6 +2,7 @@
 
     first run    hardtanh_backward of strides (256, 8, 1, 32) ─▶ gave strides (256, 8, 1, 32)
     trace        the same operator, the same question         ─▶ the fake that torch's rule made contiguous is laid out anew
+                 once the rule was right                      ─▶ no rule is asked: the fake is made as the first run tells
 
 torch's rules for running without data get the strides of several backwards wrong where a gradient comes transposed. A view that
 such a fake allows is none on the real result, and a sum over another layout rounds in another way. They also get dtypes wrong:
@@ -10,65 +11,127 @@ the statistics of a batch norm on the CPU are float32 where the input is bfloat1
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor  # by name: modules are watched while it is asked for
+
+from treeplay.torch_seam.fakes import device_of
+from treeplay.torch_seam.schemas import gives_back
+from treeplay.torch_seam.tensors import fills_new_memory
 
 Question = tuple[Any, ...]
 ShapeAndStride = tuple[tuple[int, ...], tuple[int, ...]]
-Looks = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-Answer = tuple[Looks | None, ...]
+Looks = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 
+_STRIDED = torch.strided
 _NUMBER = "number"  # a float, or the symbol that stands for one in a trace
+_IS_TOLD = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How the results of an operator lay: of each its shape, strides, dtype and device, or None if it was no such tensor.
+
+    `container`: what several of them came in. `is_new`: each lay alone in memory that it filled, or was no result at all.
+    `gives_back`: the operator wrote to its first argument and gave that back. `numbers`: those that no question shows."""
+
+    looks: tuple[Looks | None, ...] = ()
+    container: type | None = None
+    is_new: bool = False
+    gives_back: bool = False
+    numbers: tuple[Any, ...] = ()
+
+    @property
+    def tells_all(self) -> bool:
+        """Whether results can be made of this alone."""
+        return self.is_new or self.gives_back
+
+    def is_as(self, other: Answer) -> bool:
+        """Whether the results lay alike."""
+        return (self.looks, self.is_new, self.gives_back) == (other.looks, other.is_new, other.gives_back)
+
+
+@lru_cache(maxsize=4096)
+def _is_asked(func: Any) -> bool:
+    return gives_back(func) or not any(result.alias_info is not None for result in func._schema.returns)
 
 
 def question(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Question | None:
-    """What the layout of an operator's results follows from; None if they share memory with its arguments."""
-    if any(result.alias_info is not None for result in func._schema.returns):
+    """What the layout of an operator's results follows from; None if they share memory with its arguments, other than by being
+    the first of them."""
+    if not _is_asked(func):
         return None
     return (str(func), _told(args), tuple((name, _told(value)) for name, value in kwargs.items()))
 
 
-def answer(out: Any) -> Answer:
-    """The shape, strides and dtype of each result of an operator."""
-    return tuple(
-        (tuple(leaf.shape), tuple(leaf.stride()), leaf.dtype) if _is_strided(leaf) else None
-        for leaf in (out if isinstance(out, (list, tuple)) else (out,))
+def answer(func: Any, out: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Answer:
+    """What an operator made of its arguments."""
+    numbers = numbers_in(args, kwargs or {})
+    if gives_back(func):
+        return Answer(gives_back=out is args[0], numbers=numbers)
+    several = isinstance(out, (list, tuple))
+    leaves = out if several else (out,)
+    looks = tuple(_looks(leaf) if _is_strided(leaf) else None for leaf in leaves)
+    is_new = all(
+        leaf is None or (look is not None and fills_new_memory(leaf)) for leaf, look in zip(leaves, looks, strict=True)
     )
+    return Answer(looks, type(out) if several else None, is_new=is_new, numbers=numbers)
 
 
 def laid_out(out: Any, wanted: Answer | None) -> Any:
     """The results with those replaced that are not as `wanted`. Called where new tensors are fakes."""
-    if wanted is None or answer(out) == wanted:
+    if wanted is None or wanted.gives_back:
         return out
     if not isinstance(out, (list, tuple)):
-        return _alike(out, wanted[0])
-    return type(out)(_alike(leaf, layout) for leaf, layout in zip(out, wanted, strict=True))
+        return _alike(out, wanted.looks[0])
+    laid = [_alike(leaf, looks) for leaf, looks in zip(out, wanted.looks, strict=True)]
+    return out if all(map(operator.is_, laid, out)) else type(out)(laid)
 
 
-def _alike(leaf: Any, layout: Looks | None) -> Any:
-    if layout is None or not _is_strided(leaf) or (leaf.shape, leaf.stride(), leaf.dtype) == layout:
+def _alike(leaf: Any, looks: Looks | None) -> Any:
+    if looks is None or not _is_strided(leaf) or _looks(leaf) == looks:
         return leaf
     # What a library keeps for its backward is of a size that torch does not know.
     is_scratch = leaf.dtype == torch.uint8 and not leaf.numel()
-    if leaf.shape != layout[0] and not is_scratch:
+    if leaf.shape != looks[0] and not is_scratch:
         return leaf
-    shape, stride, dtype = layout
-    return torch.empty_strided(shape, stride, dtype=dtype, device=leaf.device)
+    shape, stride, dtype, device = looks
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+
+def _looks(leaf: torch.Tensor) -> Looks:
+    return tuple(leaf.shape), tuple(leaf.stride()), leaf.dtype, device_of(leaf)
 
 
 def _is_strided(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
+    return isinstance(leaf, Tensor) and leaf.layout is _STRIDED and not leaf.is_nested
 
 
 def _told(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         if value.is_nested:  # of no shape
             return "nested"
-        strides = tuple(value.stride()) if value.layout is torch.strided else None
-        return tuple(value.shape), strides, value.dtype, value.device
+        strides = tuple(value.stride()) if value.layout is _STRIDED else None
+        return tuple(value.shape), strides, value.dtype, device_of(value)
     if isinstance(value, (list, tuple)):
         return tuple(map(_told, value))
-    # Learning rates and counts differ from run to run, and no layout follows from them.
-    return value if isinstance(value, (bool, int, str, type(None), torch.dtype, torch.device)) else _NUMBER
+    # Learning rates and counts differ from run to run, and no layout of theirs follows from them.
+    return value if isinstance(value, _IS_TOLD) else _NUMBER
+
+
+def numbers_in(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The numbers among an operator's arguments that its question leaves out; a symbol is equal to nothing."""
+    return tuple(_numbers((args, tuple(kwargs.values()))))
+
+
+def _numbers(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _numbers(item)
+    elif not isinstance(value, (torch.Tensor, *_IS_TOLD)):
+        yield value if type(value) is float else object()

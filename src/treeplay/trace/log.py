@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor  # by name: modules are watched while it is asked for
 
 from treeplay.trace.layouts import Answer, Question
 from treeplay.trace.scalars import SYMBOLS
@@ -66,7 +67,7 @@ class LoggedCall:
     ) -> LoggedCall:
         """The entry of an operator that is called now."""
         named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-        given = frozenset(name for name, value in named if isinstance(value, torch.Tensor))
+        given = frozenset(name for name, value in named if isinstance(value, Tensor))
         numbers = () if site[0] == _ENGINE else tuple(numbers_in((args, kwargs)))
         return cls(str(func), where, numbers, site, given, kinds=tuple(v for _, v in named if isinstance(v, _KINDS)))
 

@@ -51,7 +51,7 @@ class Observer(TorchDispatchMode):
             tell_autograd(func, args)
         if asked is not None:
             try:
-                self.log[position] = replace(self.log[position], layout=(asked, answer(out)))
+                self.log[position] = replace(self.log[position], layout=(asked, answer(func, out, args, kwargs)))
             except Exception as error:
                 self.log.failure = error
         return out

@@ -17,7 +17,7 @@ from treeplay.errors import Refusal
 from treeplay.trace.arrays import GivenArray, asks_for_types
 from treeplay.trace.call import Call
 from treeplay.trace.conditions import mentions
-from treeplay.trace.scalars import is_float
+from treeplay.trace.numpy_numbers import is_float
 from treeplay.trace.traced import TracedRun
 from treeplay.values.place import Binding, How
 from treeplay.values.signature import Number

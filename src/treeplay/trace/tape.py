@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch import Tensor  # by name: modules are watched while it is asked for
 
 from treeplay.errors import Refusal
 from treeplay.observe.lines import user_location
@@ -128,11 +129,11 @@ class TraceTape:
         """What Python gets for a result, or for the parts of one: a few operators give lists among their results.
 
         `handles`: what Python holds for the fakes among the operator's arguments, by their identity."""
-        if isinstance(out, torch.Tensor):
+        if isinstance(out, Tensor):
             return self.add_tensor(out, node, handles)
         if isinstance(out, (tuple, list)):
             wrapped = []
-            if all(isinstance(item, torch.Tensor) and item.layout is torch.strided for item in out):
+            if all(isinstance(item, Tensor) and item.layout is torch.strided for item in out):
                 node.meta["results"] = [TensorSpec.of(item) for item in out]  # also of those that nobody will use
             for index, item in enumerate(out):
                 if isinstance(item, (torch.Tensor, tuple, list)):

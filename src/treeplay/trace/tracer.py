@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch import Tensor  # by name: modules are watched while it is asked for
 
 from treeplay.guards.reads import Reads
 from treeplay.observe.lines import call_site, innermost_is_optimizer, user_location
@@ -30,12 +31,11 @@ from treeplay.trace.begins import BEGINS, from_start
 from treeplay.trace.constants import Constants
 from treeplay.trace.fused import torchs_own
 from treeplay.trace.lasting import Lasting
-from treeplay.trace.layouts import Answer, Question, laid_out, question
+from treeplay.trace.layouts import Answer, Question
 from treeplay.trace.log import LoggedCall
-from treeplay.trace.on_fakes import run_on_fakes
-from treeplay.trace.outgrown import outgrow, outgrown, outs_of
+from treeplay.trace.on_fakes import OnFakes
 from treeplay.trace.randomness import TrackedGenerators, generator_in
-from treeplay.trace.recurrent import TAKES_ONE_PIECE, asked_of, settled
+from treeplay.trace.recurrent import TAKES_ONE_PIECE, settled
 from treeplay.trace.recurrent_piece import RecurrentPiece
 from treeplay.trace.scalar_ops import takes_symbolic_number
 from treeplay.trace.scalars import Scalar, ScalarWorld, plain, scalar_of, symbolic
@@ -59,6 +59,7 @@ _SHAPES = frozenset(
         aten.resize_.default,
     )
 )
+_DEVICE = torch.ops.prim.device.default
 _LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
 
 
@@ -74,7 +75,6 @@ class Tracer(TorchDispatchMode):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_known = is_known
-        self.layouts = layouts or {}
         self.generators = generators
         self.host_scalars: set[int] = set()
         self.reads = Reads(())
@@ -82,6 +82,7 @@ class Tracer(TorchDispatchMode):
         self.on_write: Callable[[TracedValue], None] | None = None  # told of each tensor that an operator writes to
         self.tape = TraceTape()
         self.refuse = self.tape.refuse
+        self._on_fakes = OnFakes(self.tape, layouts or {})
         self.world = ScalarWorld(self.tape.graph)
         self.constants = Constants(self.tape)
         self.recurrent = RecurrentPiece(self.tape)
@@ -98,6 +99,8 @@ class Tracer(TorchDispatchMode):
                 self.reads.resume()
 
     def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:  # autograd's engine asks a thousand times
+            return args[0].fake_device
         func = torchs_own(func)
         if func.namespace == "profiler":
             return func(*args, **kwargs)
@@ -125,8 +128,7 @@ class Tracer(TorchDispatchMode):
         if self._is_idle(func, args):
             return args[0]
         self.lasting.check(func, args, kwargs, where)
-        asked = question(func, asked_of(func, args), kwargs) if self.layouts else None
-        called = func
+        told, called = self._on_fakes.foretold(func, args, kwargs), func
         func, args, kwargs = self._settle(func, args, kwargs)
         is_untold = called is aten.native_batch_norm.default is not func
         if func in BEGINS:
@@ -134,13 +136,7 @@ class Tracer(TorchDispatchMode):
             args, kwargs = from_start(self.tape, func, self._value(first, func, where), args, kwargs, where)
         node_args, node_kwargs = with_leaves(self._to_node(func, where), (args, kwargs))
         fake_args, fake_kwargs = with_leaves(self._to_fake, (args, kwargs))
-        outs = outs_of(func, fake_kwargs)
-        out = run_on_fakes(self.tape, func, fake_args, fake_kwargs, where)
-        for grown in outgrown(outs):
-            outgrow(self.tape, func, grown, where)
-        if asked is not None and asked in self.layouts:
-            with self.tape.fake_mode:
-                out = laid_out(out, self.layouts[asked])
+        out = self._on_fakes.run(func, fake_args, fake_kwargs, told, where)
         node = self.tape.call(func, node_args, node_kwargs, where=where)
         if is_untold:
             node.meta["is_untold"] = True
@@ -148,7 +144,7 @@ class Tracer(TorchDispatchMode):
         if is_foreach_write(func):
             tell_autograd(func, args)
         both = zip(leaves_of((args, kwargs)), leaves_of((fake_args, fake_kwargs)), strict=True)
-        return self.tape.add(out, node, {id(fake): real for real, fake in both if isinstance(fake, torch.Tensor)})
+        return self.tape.add(out, node, {id(fake): real for real, fake in both if isinstance(fake, Tensor)})
 
     def _settle(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         """The operator to record for the one called: the same, but for a few that hide what they do."""
@@ -199,7 +195,7 @@ class Tracer(TorchDispatchMode):
 
     def _to_node(self, func: Any, where: Location | None) -> Callable[[Any], Any]:
         def convert(leaf: Any) -> Any:
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, Tensor):
                 return self._value(leaf, func, where).node
             scalar = scalar_of(leaf)
             return leaf if scalar is None else scalar.node
@@ -207,7 +203,7 @@ class Tracer(TorchDispatchMode):
         return convert
 
     def _to_fake(self, leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
+        if isinstance(leaf, Tensor):
             return self.tape.values[id(leaf)].fake
         scalar = scalar_of(leaf)
         return leaf if scalar is None else scalar.value
@@ -245,7 +241,7 @@ class Tracer(TorchDispatchMode):
                 continue
             target = args[position] if position < len(args) else kwargs.get(argument.name)
             for leaf in leaves_of(target):
-                if isinstance(leaf, torch.Tensor):
+                if isinstance(leaf, Tensor):
                     value = self.tape.values[id(leaf)]
                     self.tape.mutated.add(storage_of(value.fake))
                     if not is_untold:
@@ -294,6 +290,4 @@ def _device_of(arguments: Iterable[Any]) -> torch.device:
     """Where an operator with these arguments computes: on a device that it is given, else with its first tensor."""
     leaves = leaves_of(list(arguments))
     named = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
-    return next(
-        iter([*named, *(leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor))]), torch.device("cpu")
-    )
+    return next(iter([*named, *(leaf.device for leaf in leaves if isinstance(leaf, Tensor))]), torch.device("cpu"))

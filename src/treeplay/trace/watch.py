@@ -65,6 +65,7 @@ _ATTRIBUTES: Mapping[str, Any] = vars(TensorBase)
 _SETTERS = {_ATTRIBUTES[name].__set__: name for name in ("data", "requires_grad")}
 _BACKWARD = (torch.autograd.backward, torch.autograd.grad, _TENSOR.backward)
 _MAKES = (torch.tensor, torch.as_tensor)
+_SYM_FLOAT: Any = torch.sym_float
 READS_ON_THE_HOST = frozenset({*_READS.values(), *_PRINTS.values()})
 
 
@@ -98,6 +99,8 @@ class WatchFunctions(TorchFunctionMode):
         self.grads_read.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _SYM_FLOAT:  # of each number of each parameter that an optimizer computes
+            return func(*args)
         reads = self.tracer.reads
         was_noting = reads.pause()
         try:

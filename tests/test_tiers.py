@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import sys
@@ -104,6 +105,11 @@ def test_compiled_code_is_kept_for_one_run_unless_somebody_says_where(tmp_path: 
         assert folder.is_dir()
     assert not folder.exists() and not environment
     assert os.environ[CACHE]  # of this very run
+
+
+def test_pytest_does_not_listen_to_what_torch_prints_only_for_listeners() -> None:
+    trace = logging.getLogger("torch.__trace")
+    assert not [handler for handler in trace.handlers if type(handler).__module__.startswith("_pytest.")]
 
 
 def test_compilers_of_this_run_find_the_quick_linker_first() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -114,10 +115,27 @@ def test_pytest_does_not_listen_to_what_torch_prints_only_for_listeners() -> Non
 
 def test_compilers_of_this_run_find_the_quick_linker_first() -> None:
     environment: dict[str, str] = {"PATH": os.environ["PATH"]}
-    gold = shutil.which("ld.gold")
     with quick_linker(environment):
         found = environment.get(WHERE_LINKERS_ARE)
-        assert found is None if gold is None else (Path(str(found)) / "ld").samefile(gold)
+        assert (found is None) is (shutil.which("ld.gold") is None)
+        if found is not None:
+            assert "GNU gold" in subprocess.run([f"{found}/ld", "--version"], capture_output=True, text=True).stdout
         with quick_linker(environment):  # another process of the run
             assert environment.get(WHERE_LINKERS_ARE) == found
     assert WHERE_LINKERS_ARE not in environment
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_a_library_that_is_linked_quickly_finds_torchs_functions(tmp_path: Path) -> None:
+    import ctypes
+
+    import torch
+
+    folder = Path(torch.__file__).parent / "lib"
+    source, library = tmp_path / "threads.cpp", tmp_path / "threads.so"
+    source.write_text(
+        'namespace at { int get_num_threads(); } extern "C" int threads() { return at::get_num_threads(); }'
+    )
+    named = [f"-L{folder}", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
+    subprocess.run(["g++", "-shared", "-fPIC", source, "-o", library, *named], check=True)
+    assert ctypes.CDLL(str(library)).threads() == torch.get_num_threads() == 1

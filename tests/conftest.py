@@ -51,10 +51,16 @@ def fresh_process_state(request: pytest.FixtureRequest) -> Iterator[None]:
     import torch
 
     import treeplay
-    from support.quick import leave_out_of_collections, leave_out_timing_of_guards, seed
+    from support.quick import (
+        leave_out_of_collections,
+        leave_out_structured_trace,
+        leave_out_timing_of_guards,
+        seed,
+    )
     from treeplay import observe
 
     leave_out_timing_of_guards()
+    leave_out_structured_trace()
     leave_out_of_collections(request.node.stash[TIER])
     observe.reset()
     seed(0)

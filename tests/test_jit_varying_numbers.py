@@ -134,9 +134,8 @@ def test_integers_beyond_what_a_float_holds_are_exact(lower: str) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(
-    "what",
-    [
+def test_a_compiled_recording_takes_integers() -> None:
+    ways = (
         "a negative number to a power of it",
         "divided",
         "on both sides",
@@ -144,13 +143,16 @@ def test_integers_beyond_what_a_float_holds_are_exact(lower: str) -> None:
         "of an integer tensor",
         "a tensor full of it",
         "stored",
-    ],
-)
-def test_a_compiled_recording_takes_integers(what: str) -> None:
-    program, x = COMPUTED[what], torch.randn(4)
-    jitted = jit(program, lower="inductor")
+    )
+
+    def program(x: Tensor, n: int) -> dict[str, Any]:
+        return {what: COMPUTED[what](x, n) for what in ways}
+
+    jitted, x = jit(program, lower="inductor"), torch.randn(4)
     for value in INTEGERS:
-        torch.testing.assert_close(jitted(x, value), program(x, value))
+        found, expected = jitted(x, value), program(x, value)
+        for what in ways:
+            torch.testing.assert_close(found[what], expected[what], msg=lambda text, what=what: f"{what}: {text}")
     assert jitted.statistics().recordings == 1
 
 
@@ -423,13 +425,17 @@ def test_a_choice_of_a_number_that_varies_needs_one_recording(what: str, values:
 
 @pytest.mark.compile
 @pytest.mark.parametrize("default", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("what", CHOSEN)
-def test_a_compiled_choice_of_a_number_is_eagers(what: str, default: torch.dtype) -> None:
+def test_compiled_choices_of_a_number_are_eagers(default: torch.dtype) -> None:
+    def program(x: Tensor, k: float) -> dict[str, Any]:
+        return {what: choose(x, k) for what, choose in CHOSEN.items()}
+
     torch.set_default_dtype(default)
     try:
-        jitted, x = jit(CHOSEN[what], lower="inductor"), torch.randn(4)
+        jitted, x = jit(program, lower="inductor"), torch.randn(4)
         for value in VALUES[:5]:
-            assert_same(jitted(x, value), CHOSEN[what](x, value))
+            found, expected = jitted(x, value), program(x, value)
+            for what in CHOSEN:
+                assert_same(found[what], expected[what], what)
         assert jitted.statistics().replays == 3
     finally:
         torch.set_default_dtype(torch.float32)

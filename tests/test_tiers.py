@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,12 +108,34 @@ def test_compiled_code_is_kept_for_one_run_unless_somebody_says_where(tmp_path: 
     assert os.environ[CACHE]  # of this very run
 
 
+def test_pytest_does_not_listen_to_what_torch_prints_only_for_listeners() -> None:
+    trace = logging.getLogger("torch.__trace")
+    assert not [handler for handler in trace.handlers if type(handler).__module__.startswith("_pytest.")]
+
+
 def test_compilers_of_this_run_find_the_quick_linker_first() -> None:
     environment: dict[str, str] = {"PATH": os.environ["PATH"]}
-    gold = shutil.which("ld.gold")
     with quick_linker(environment):
         found = environment.get(WHERE_LINKERS_ARE)
-        assert found is None if gold is None else (Path(str(found)) / "ld").samefile(gold)
+        assert (found is None) is (shutil.which("ld.gold") is None)
+        if found is not None:
+            assert "GNU gold" in subprocess.run([f"{found}/ld", "--version"], capture_output=True, text=True).stdout
         with quick_linker(environment):  # another process of the run
             assert environment.get(WHERE_LINKERS_ARE) == found
     assert WHERE_LINKERS_ARE not in environment
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_a_library_that_is_linked_quickly_finds_torchs_functions(tmp_path: Path) -> None:
+    import ctypes
+
+    import torch
+
+    folder = Path(torch.__file__).parent / "lib"
+    source, library = tmp_path / "threads.cpp", tmp_path / "threads.so"
+    source.write_text(
+        'namespace at { int get_num_threads(); } extern "C" int threads() { return at::get_num_threads(); }'
+    )
+    named = [f"-L{folder}", "-ltorch", "-ltorch_cpu", "-ltorch_python"]
+    subprocess.run(["g++", "-shared", "-fPIC", source, "-o", library, *named], check=True)
+    assert ctypes.CDLL(str(library)).threads() == torch.get_num_threads() == 1

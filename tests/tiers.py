@@ -17,6 +17,7 @@ a part of the tests that are left at once, and a thousand that take no time behi
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -36,6 +37,8 @@ TIER = pytest.StashKey[str]()
 _SKIPPED = "skipped"
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 WHERE_LINKERS_ARE = "COMPILER_PATH"
+_LIBRARIES = "torch", "torch_cpu", "torch_python"
+"""With which Inductor links what it compiles, in this order."""
 
 
 def tier_of(path: Path, marks: Sequence[str], parameters: Sequence[object], fixtures: Sequence[str]) -> str:
@@ -151,14 +154,35 @@ def compiled_code_of_this_run(environment: MutableMapping[str, str]) -> Iterator
 
 @contextmanager
 def quick_linker(environment: MutableMapping[str, str]) -> Iterator[None]:
-    """Compilers find the linker `gold` before the usual one, where the machine has it: Inductor's libraries are small, and
-    reading torch's is most of what linking one takes. Gold does it in less than half the time."""
+    """Compilers find the linker `gold` before the usual one, where the machine has it, and gold finds empty libraries in the
+    place of torch's: Inductor's libraries are small, and reading torch's is most of what linking one takes. What a library
+    lacks is looked for when it is loaded, in the libraries that it names: torch's."""
     gold = shutil.which("ld.gold")
     if gold is None or WHERE_LINKERS_ARE in environment:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="treeplay-tests-") as folder:
-        (Path(folder) / "ld").symlink_to(gold)
+        _write_linker(Path(folder), gold)
         environment[WHERE_LINKERS_ARE] = folder
         yield
         del environment[WHERE_LINKERS_ARE]
+
+
+def _write_linker(folder: Path, gold: str) -> None:
+    """Without `--no-as-needed`, a library that has nothing would not be named."""
+    nothing = folder / "nothing.ld"
+    nothing.write_text("PROVIDE(nothing = 0);")
+    for name in _LIBRARIES:
+        command = [gold, "-shared", "-soname", f"lib{name}.so", "-o", folder / f"lib{name}.so", nothing]
+        subprocess.run(command, check=True)
+    named = " ".join(f"-l{name}" for name in _LIBRARIES)
+    linker = folder / "ld"
+    linker.write_text(
+        f"""#!/bin/sh
+case " $* " in
+*" {named} "*) exec {gold} -L {folder} --no-as-needed {named} --as-needed "$@" ;;
+esac
+exec {gold} "$@"
+"""
+    )
+    linker.chmod(0o755)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from functools import cache
 
 import torch
@@ -16,6 +17,15 @@ def leave_out_timing_of_guards() -> None:
 
     if hasattr(guards, "profile_guard_manager"):  # its place is private
         guards.profile_guard_manager = lambda *args: 0.0
+
+
+@cache
+def leave_out_structured_trace() -> None:
+    """torch prints each graph, guard and time as JSON once somebody listens to that log. pytest listens to all that do not hand
+    their records on to the root."""
+    log = logging.getLogger("torch.__trace")  # its name is private
+    log.propagate = True
+    log.handlers = [handler for handler in log.handlers if not type(handler).__module__.startswith("_pytest.")]
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -33,9 +32,6 @@ def test_tracing_gives_a_graph_and_the_facts() -> None:
 
 
 def test_the_code_of_a_traced_graph_is_generated_when_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        logging.getLogger("torch.__trace"), "handlers", []
-    )  # pytest's, for which torch prints each graph
     generated, python_code = [], torch.fx.Graph.python_code
     monkeypatch.setattr(
         torch.fx.Graph,

@@ -40,6 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
+    gc.set_threshold(10_000, 10, 10)  # a trace makes so many objects that collections are a twentieth of a run
     gc.enable()
 
 

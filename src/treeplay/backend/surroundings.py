@@ -10,8 +10,8 @@ import torch
 
 from treeplay.sandbox.generators import unmoved
 from treeplay.torch_seam import modes
-from treeplay.torch_seam.dynamo import traced_in_this_thread
 from treeplay.torch_seam.flags import autocast_state, set_autocast_state
+from treeplay.torch_seam.traced_apart import traced_in_this_thread
 
 MIN_RECURSION_LIMIT = 2000
 """Graphs are walked recursively; Python's own limit of 1000 is too low for deep ones."""

@@ -26,8 +26,8 @@ from treeplay.lower.numbers import Numbers, Vector, split_numbers
 from treeplay.lower.shared_lists import with_shared_lists_apart
 from treeplay.lower.stored import Stored, find, keep, key_of, load
 from treeplay.lower.written_out import WRITTEN_OUT
-from treeplay.torch_seam.dynamo import traced_in_this_thread
 from treeplay.torch_seam.schemas import KEEPS_FOR_BACKWARD
+from treeplay.torch_seam.traced_apart import traced_in_this_thread
 from treeplay.values.spec import TensorSpec
 
 ArtifactCall = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]

@@ -30,6 +30,7 @@ AT_ONCE = (
     "streams",
     "symbols",
     "tensors",
+    "traced_apart",
     "trees",
 )
 LATER = ("aot", "inductor", "inductor_store", "kept_file", "partition", "sizes", "vector_isa")

@@ -12,7 +12,6 @@ from types import CodeType, FunctionType, MappingProxyType
 from typing import Any, cast
 
 import torch
-from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 from treeplay.torch_seam.patched import Shared, Wanted, all_wanted
 
@@ -169,20 +168,6 @@ def random_states_left_alone() -> contextlib.AbstractContextManager[None]:
     """In this thread, torch does not put default generators back when it has traced or compiled for the length of a block: it
     would put back what other threads drew meanwhile."""
     return all_wanted(_PRESERVING)
-
-
-def _compiling(original: Callable[[], bool], is_wanted: Callable[[], bool]) -> Callable[[], bool]:
-    def is_compiling() -> bool:
-        if not is_wanted() and sys._getframe(1).f_code is is_fx_symbolic_tracing.__code__:
-            return True  # by which torch takes nobody to trace
-        return original()
-
-    return is_compiling
-
-
-traced_in_this_thread = Shared(torch.compiler, "is_compiling", _compiling).wanted
-"""What is traced inside of a block is traced by this thread alone. Torch notes for the whole process that somebody traces, and
-what `torch.compile` has made then raises in each thread that calls it."""
 
 
 def note_changing_sizes(tensor: torch.Tensor, dimensions: frozenset[int]) -> None:

@@ -1,8 +1,10 @@
-"""Dropout as eager does it, where torch's tracing takes it apart in another way.
+"""Dropout and recurrent layers as eager does them, where torch's tracing takes them apart in another way.
 
-    dropout that is off     its argument: the very tensor, so that a write to one is a write to both
-    dropout of everything   zeros, and no random numbers are drawn
-    recurrent layers        one layer at a time, with the dropout between them; a trace by itself would leave it out
+    dropout that is off            its argument: the very tensor, so that a write to one is a write to both
+    dropout of everything          zeros, and no random numbers are drawn
+    recurrent layers on the CPU    eager's operators. A trace by itself would not use the library's kernel for LSTMs where the
+                                   input needs a gradient, but a dozen operators for each step of the sequence
+    other recurrent layers         one layer at a time, with the dropout between them; a trace by itself would leave it out
 
         lstm(x, [h, c], weights, num_layers=2, dropout=p)
           ─▶  x = dropout(lstm(x, [h[0], c[0]], weights of the first layer), p);  lstm(x, [h[1], c[1]], the others)
@@ -12,10 +14,12 @@ On the CPU that draws the numbers that eager draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+
+from treeplay.torch_seam.modes import as_eager
 
 _PLAIN = {torch.dropout: ("input", "p", "train"), torch.nn.functional.dropout: ("input", "p", "training", "inplace")}
 _DEFAULTS: dict[str, Any] = {"p": 0.5, "training": True, "inplace": False}
@@ -47,6 +51,9 @@ def _dropout(given: Mapping[str, Any]) -> torch.Tensor | None:
 
 
 def _layers(func: Callable[..., Any], given: dict[str, Any]) -> Any:
+    if "input" in given and given["input"].device.type == "cpu" and all(map(_has_plain_sizes, _tensors_in(given))):
+        with as_eager():
+            return func(**given)
     if not given["dropout"] or not given["train"] or given["num_layers"] < 2:
         return _of_eagers_shape(func(**given), given["hx"]) if func is torch.lstm else None
     directions = 2 if given["bidirectional"] else 1
@@ -71,6 +78,17 @@ def _of_eagers_shape(result: Sequence[torch.Tensor], before: Any) -> tuple[torch
     x, *after = result
     likes = before if isinstance(before, (list, tuple)) else [before]
     return (x, *(state.reshape(like.shape) for state, like in zip(after, likes, strict=True)))
+
+
+def _tensors_in(given: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    for value in given.values():
+        parts = value if isinstance(value, (list, tuple)) else (value,)
+        yield from (part for part in parts if isinstance(part, torch.Tensor))
+
+
+def _has_plain_sizes(tensor: torch.Tensor) -> bool:
+    """Whether its sizes are numbers: of symbols, eager's kernels take none."""
+    return all(type(size) is int for size in (*tensor.shape, *tensor.stride()))
 
 
 def _rows(state: Any, which: slice) -> Any:

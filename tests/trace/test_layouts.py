@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from support import Twins, assert_same, jit, training
-from treeplay.trace.layouts import answer, laid_out, numbers_in, question
+from treeplay.trace.layouts import answer, laid_out, numbers_not_asked, question
 
 aten = torch.ops.aten
 
@@ -78,9 +78,9 @@ def test_numbers_that_a_question_leaves_out_are_with_the_answer() -> None:
         return answer(aten.arange.start, torch.arange(0.0, end), (0.0, end), {"dtype": torch.float32})
 
     assert question(aten.arange.start, (0.0, 2.0), {}) == question(aten.arange.start, (0.0, 3.0), {})
-    assert told(2.0).numbers == told(2.0).numbers == numbers_in((0.0, 2.0), {}) != told(3.0).numbers
+    assert told(2.0).numbers == told(2.0).numbers == numbers_not_asked((0.0, 2.0), {}) != told(3.0).numbers
     symbol = object()
-    assert numbers_in((symbol,), {}) != numbers_in((symbol,), {})
+    assert numbers_not_asked((symbol,), {}) != numbers_not_asked((symbol,), {})
 
 
 def test_a_result_of_other_strides_is_laid_out_anew() -> None:

@@ -87,19 +87,15 @@ class Relations:
     def _of_pairs(self, moved: Deltas, modulus: int, around: Sequence[Mover]) -> set[Who]:
         """Two whose sum or difference it is, perhaps divided by the size of an element."""
         others, first_deltas = self._pair_tables[modulus]
-        firsts = [mover.deltas[0] for mover in around]
         found: set[Who] = set()
         for shift in _PAIR_SHIFTS:
             scaled = [(delta - modulus if delta >= modulus // 2 else delta) << shift for delta in moved]
-            # Almost no word is related to anything, which is settled before anything is built: what all moved by is round.
-            first = scaled[0]
-            if any(delta % self._step for delta in scaled) or (
-                first_deltas.isdisjoint([(first - own) % modulus for own in firsts])
-                and first_deltas.isdisjoint([(own - first) % modulus for own in firsts])
-                and first_deltas.isdisjoint([(own + first) % modulus for own in firsts])
-            ):
+            if any(delta % self._step for delta in scaled):
                 continue
             for combine in _COMBINATIONS:
+                # Almost no word is related to anything: one set of numbers settles that before anything is built.
+                if first_deltas.isdisjoint([combine(scaled[0], mover.deltas[0]) % modulus for mover in around]):
+                    continue
                 for mover in around:
                     pairs = zip(scaled, mover.deltas, strict=True)
                     partners = others.get(tuple(combine(delta, own) % modulus for delta, own in pairs))

@@ -17,7 +17,7 @@ from treeplay.relocate.table import Site, Who
 from treeplay.values.nodes import WORD_BYTES, CaptureNotes, Memcpy
 
 HALF_BYTES = WORD_BYTES // 2
-word_at = Struct("<Q").unpack_from
+_word_at = Struct("<Q").unpack_from
 CONTENT_BUFFER = 2  # of a memcpy from host memory
 
 
@@ -70,7 +70,7 @@ class _BufferVersions:
         """Of the word at an offset, if there is a whole one."""
         if offset < 0 or offset + WORD_BYTES > len(self.versions[0]):
             return None
-        return tuple([word_at(version, offset)[0] for version in self.versions])
+        return tuple([_word_at(version, offset)[0] for version in self.versions])
 
     def word(self, offset: int) -> Word:
         """The word at an offset; what is missing at the end of the buffer counts as zero."""

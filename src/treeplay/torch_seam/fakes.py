@@ -71,30 +71,24 @@ def view_fake(mode: FakeTensorMode, func: Any, args: Sequence[Any], kwargs: Mapp
         return type(out)([FakeTensor(mode, view, device) for view in out])
 
 
+_aten = torch.ops.aten
 PLAIN_VIEWS = frozenset(
-    getattr(getattr(torch.ops.aten, name), overload)
-    for name, overload in (
-        *(
-            ("view", "default"),
-            ("_unsafe_view", "default"),
-            ("t", "default"),
-            ("transpose", "int"),
-            ("permute", "default"),
-        ),
-        *(
-            ("expand", "default"),
-            ("detach", "default"),
-            ("alias", "default"),
-            ("unsqueeze", "default"),
-            ("squeeze", "dim"),
-        ),
-        *(
-            ("slice", "Tensor"),
-            ("select", "int"),
-            ("split", "Tensor"),
-            ("split_with_sizes", "default"),
-            ("unbind", "int"),
-        ),
+    (
+        _aten.view.default,
+        _aten._unsafe_view.default,
+        _aten.t.default,
+        _aten.transpose.int,
+        _aten.permute.default,
+        _aten.expand.default,
+        _aten.detach.default,
+        _aten.alias.default,
+        _aten.unsqueeze.default,
+        _aten.squeeze.dim,
+        _aten.slice.Tensor,
+        _aten.select.int,
+        _aten.split.Tensor,
+        _aten.split_with_sizes.default,
+        _aten.unbind.int,
     )
 )
 

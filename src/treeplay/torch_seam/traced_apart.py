@@ -24,7 +24,7 @@ import torch
 import torch.fx._symbolic_trace
 from torch.fx._symbolic_trace import _Patcher, is_fx_symbolic_tracing
 
-from treeplay.locks import TimedLock
+from treeplay.locks import shared_lock
 from treeplay.torch_seam.patched import Shared, all_wanted
 
 _OF_OPERATORS = "PythonKeyTracer"  # whose module takes a while to import
@@ -61,30 +61,19 @@ def _compiling(original: Callable[[], bool], is_wanted: Callable[[], bool]) -> C
     return is_compiling
 
 
-class _OwnTurns:
-    """Turns that a thread may take within its own turn."""
-
-    def __init__(self) -> None:
-        self._lock = TimedLock()
-
-    @contextlib.contextmanager
-    def taken(self) -> Iterator[None]:
-        is_taken = not self._lock._is_owned() and self._lock.acquire(_MOST_SECONDS_WAITED)
-        try:
-            yield
-        finally:
-            if is_taken:
-                self._lock.release()
-
-
-_notes = _OwnTurns()
+_notes = shared_lock()
 
 
 def _taking_turns(original: Callable[..., Any], is_wanted: Callable[[], bool]) -> Callable[..., Any]:
     @contextlib.contextmanager
     def setting_notes(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        with _notes.taken() if is_wanted() else contextlib.nullcontext(), original(*args, **kwargs) as value:
-            yield value
+        is_my_turn = is_wanted() and _notes.acquire(timeout=_MOST_SECONDS_WAITED)
+        try:
+            with original(*args, **kwargs) as value:
+                yield value
+        finally:
+            if is_my_turn:
+                _notes.release()
 
     return setting_notes
 

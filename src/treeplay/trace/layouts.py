@@ -12,7 +12,7 @@ the statistics of a batch norm on the CPU are float32 where the input is bfloat1
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor  # by name: modules are watched while it is asked for
 
 from treeplay.torch_seam.fakes import device_of
-from treeplay.torch_seam.schemas import gives_back
+from treeplay.torch_seam.schemas import gives_back, leaves_of
 from treeplay.torch_seam.tensors import fills_new_memory
 
 Question = tuple[Any, ...]
@@ -31,6 +31,7 @@ Looks = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 _STRIDED = torch.strided
 _NUMBER = "number"  # a float, or the symbol that stands for one in a trace
 _IS_TOLD = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format, torch.layout)
+_NO_NUMBER = (Tensor, *_IS_TOLD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def question(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Question | None
 
 def answer(func: Any, out: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Answer:
     """What an operator made of its arguments."""
-    numbers = numbers_in(args, kwargs or {})
+    numbers = numbers_not_asked(args, kwargs or {})
     if gives_back(func):
         return Answer(gives_back=out is args[0], numbers=numbers)
     several = isinstance(out, (list, tuple))
@@ -124,14 +125,7 @@ def _told(value: Any) -> Any:
     return value if isinstance(value, _IS_TOLD) else _NUMBER
 
 
-def numbers_in(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+def numbers_not_asked(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """The numbers among an operator's arguments that its question leaves out; a symbol is equal to nothing."""
-    return tuple(_numbers((args, tuple(kwargs.values()))))
-
-
-def _numbers(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _numbers(item)
-    elif not isinstance(value, (torch.Tensor, *_IS_TOLD)):
-        yield value if type(value) is float else object()
+    leaves = (leaf for leaf in leaves_of((args, kwargs)) if not isinstance(leaf, _NO_NUMBER))
+    return tuple(leaf if type(leaf) is float else object() for leaf in leaves)

@@ -26,7 +26,7 @@ from treeplay.torch_seam.fakes import (
     view_fake,
 )
 from treeplay.torch_seam.schemas import depends_on_data, is_elementwise, is_foreach
-from treeplay.trace.layouts import Answer, Question, answer, laid_out, numbers_in, question
+from treeplay.trace.layouts import Answer, Question, answer, laid_out, numbers_not_asked, question
 from treeplay.trace.outgrown import outgrow, outgrown, outs_of
 from treeplay.trace.recurrent import asked_of
 from treeplay.trace.tape import KEEP_ON_DEVICE, TraceTape, spoken_name
@@ -70,7 +70,7 @@ class OnFakes:
         """Whether the results follow from what was told, so that torch's rule need not be asked."""
         if not told.tells_all or depends_on_data(func) or not (func in self._is_right or is_foreach(func)):
             return False
-        return is_elementwise(func) or numbers_in(args, kwargs) == told.numbers
+        return is_elementwise(func) or numbers_not_asked(args, kwargs) == told.numbers
 
     def _made(self, told: Answer, args: Any) -> Any:
         if told.gives_back:

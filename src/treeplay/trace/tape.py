@@ -136,7 +136,7 @@ class TraceTape:
             if all(isinstance(item, Tensor) and item.layout is torch.strided for item in out):
                 node.meta["results"] = [TensorSpec.of(item) for item in out]  # also of those that nobody will use
             for index, item in enumerate(out):
-                if isinstance(item, (torch.Tensor, tuple, list)):
+                if isinstance(item, (Tensor, tuple, list)):
                     part = self.call(operator.getitem, (node, index), where=node.meta["where"])
                     item = self.add(item, part, handles)
                 wrapped.append(item)

@@ -47,8 +47,8 @@ class SizesTrial:
     def verdict(self) -> tuple[bool, str] | None:
         """Whether the recording stays, and what was found; None if that is not known yet."""
         pairs = {sizes: min(len(times), len(self._recording[sizes])) for sizes, times in self._program.items()}
-        enough = sum(pairs.values())
-        if enough < _ENOUGH:
+        compared = sum(pairs.values())
+        if compared < _ENOUGH:
             return None if self._calls < _MOST_CALLS else (True, "its sizes hardly repeat")
         ratios = [
             statistics.median(self._recording[sizes]) / statistics.median(self._program[sizes])
@@ -57,6 +57,6 @@ class SizesTrial:
         ]
         share = statistics.median(ratios)  # one outlier decides nothing
         is_faster = share < 1 - MARGIN
-        if not is_faster and enough < _ENOUGH_TO_LOSE and self._calls < _MOST_CALLS:
+        if not is_faster and compared < _ENOUGH_TO_LOSE and self._calls < _MOST_CALLS:
             return None
         return is_faster, f"a call takes {share:.2f} of what the program as it is takes"

@@ -14,12 +14,13 @@ On the CPU that draws the numbers that eager draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from treeplay.torch_seam.modes import as_eager
+from treeplay.torch_seam.schemas import leaves_of
 
 _PLAIN = {torch.dropout: ("input", "p", "train"), torch.nn.functional.dropout: ("input", "p", "training", "inplace")}
 _DEFAULTS: dict[str, Any] = {"p": 0.5, "training": True, "inplace": False}
@@ -51,7 +52,8 @@ def _dropout(given: Mapping[str, Any]) -> torch.Tensor | None:
 
 
 def _layers(func: Callable[..., Any], given: dict[str, Any]) -> Any:
-    if "input" in given and given["input"].device.type == "cpu" and all(map(_has_plain_sizes, _tensors_in(given))):
+    tensors = (leaf for leaf in leaves_of(given) if isinstance(leaf, torch.Tensor))
+    if "input" in given and given["input"].device.type == "cpu" and all(map(_has_plain_sizes, tensors)):
         with as_eager():
             return func(**given)
     if not given["dropout"] or not given["train"] or given["num_layers"] < 2:
@@ -78,12 +80,6 @@ def _of_eagers_shape(result: Sequence[torch.Tensor], before: Any) -> tuple[torch
     x, *after = result
     likes = before if isinstance(before, (list, tuple)) else [before]
     return (x, *(state.reshape(like.shape) for state, like in zip(after, likes, strict=True)))
-
-
-def _tensors_in(given: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    for value in given.values():
-        parts = value if isinstance(value, (list, tuple)) else (value,)
-        yield from (part for part in parts if isinstance(part, torch.Tensor))
 
 
 def _has_plain_sizes(tensor: torch.Tensor) -> bool:

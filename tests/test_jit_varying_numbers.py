@@ -73,7 +73,7 @@ COMPUTED: dict[str, Callable[..., Any]] = {
 
 def stored(x: Tensor, number: float) -> Tensor:
     """At an index, over a part, where a mask says so, at several indices, over all; each over what the last one left."""
-    made, rows = x.clone(), torch.zeros(2, 4, dtype=x.dtype)
+    made, rows = x.clone(), x.new_zeros(2, 4)
     made[0] = number
     made[1:3] = number * 2
     made[made > 1] = number - 1

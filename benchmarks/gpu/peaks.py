@@ -33,6 +33,7 @@ import treeplay
 from benchmarks import machine
 from benchmarks.backend.zoo import find_model
 from benchmarks.gpu.machine import facts
+from benchmarks.gpu.sampler import MemorySampler
 from treeplay.device.cuda.lane import lane_of
 from treeplay.torch_compile import backend
 from treeplay.tree.tiers import compile_thread
@@ -81,6 +82,16 @@ def measure(name: str, way: str, limit: float, *, only_first: bool) -> dict[str,
     """One measurement, in this process; `limit` in bytes, 0 for none."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     device = torch.device("cuda", 0)
+    torch.ones(1, device=device)
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    with MemorySampler(uuid) as sampler:
+        return _measured(name, way, limit, device, sampler, only_first=only_first)
+
+
+def _measured(
+    name: str, way: str, limit: float, device: torch.device, sampler: MemorySampler, *, only_first: bool
+) -> dict[str, Any]:
+    idle = sampler.most()
     if limit:
         torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
     treeplay.settings.tiers = "exact" if way == "jit exact" else "background"
@@ -100,16 +111,19 @@ def measure(name: str, way: str, limit: float, *, only_first: bool) -> dict[str,
     for number in range(FIRST):
         call(number)
     torch.cuda.synchronize()
-    found: dict[str, Any] = {"peak_mib": peak // _MIB}
+    found: dict[str, Any] = {"peak_mib": peak // _MIB, "used_mib": (sampler.most() - idle) // _MIB}
     for number in range(0 if only_first else MORE):
         compile_thread.wait(_MOST_SECONDS_WAITED)
         call(number)
     found["peak_of_all_calls_mib"] = peak // _MIB
+    found["used_by_all_calls_mib"] = (sampler.most() - idle) // _MIB
     _empty()
+    sampler.most()
     peak = 0
     for number in range(FIRST):
         call(number)
     found["running_mib"] = peak // _MIB
+    found["used_running_mib"] = (sampler.most() - idle) // _MIB
     _empty()
     found["warm_mib"] = (torch.cuda.memory_reserved() + scratch.nbytes) // _MIB
     found["scratch_mib"] = scratch.nbytes // _MIB

@@ -35,6 +35,9 @@ class Lane:
         self.asked.append(calls)
         return self.has_room
 
+    def run_on_scratch(self, run: Any) -> Any:
+        return run()
+
     def make_room(self) -> bool:
         self.room, was = False, self.room
         return was

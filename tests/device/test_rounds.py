@@ -36,7 +36,7 @@ class Shown:
         monkeypatch.setattr(module, "_capture_and_prove", self.capture)
         monkeypatch.setattr(module, "_ask_nodes", lambda made, found: None)
         monkeypatch.setattr(module, "movable_of", lambda work, tensors, buffers: [0, 1, 2])
-        monkeypatch.setattr(module, "_give_back_cache", lambda device: None)
+        monkeypatch.setattr(module, "give_back_cache", lambda device: None)
 
     def capture(
         self, work: Any, tensors: Any, lane: Any, found: CaptureFindings, buffers: Any, seconds: Any, *, in_space: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from ctypes import CFUNCTYPE, c_int, c_size_t, c_uint64, c_ulonglong, c_void_p, cast
+from ctypes import CFUNCTYPE, POINTER, c_int, c_size_t, c_uint64, c_ulonglong, c_void_p, cast
 from typing import Any
 
 import pytest
@@ -19,6 +19,8 @@ NO_GAPS = 453  # four times in a row
 _Map = CFUNCTYPE(c_int, c_uint64, c_size_t, c_size_t, c_uint64, c_ulonglong)
 _Allow = CFUNCTYPE(c_int, c_uint64, c_size_t, c_void_p, c_size_t)
 _Mode = CFUNCTYPE(c_int, c_void_p)
+_Create = CFUNCTYPE(c_int, POINTER(c_uint64), c_size_t, c_void_p, c_ulonglong)
+_Release = CFUNCTYPE(c_int, c_uint64)
 
 
 class Driver:
@@ -103,6 +105,65 @@ def test_what_was_mapped_before_a_failure_is_known() -> None:
     take = driver.use(100 * MIB, 200 * MIB)
     assert take(40 * MIB) is None
     assert driver.next() == 132 * MIB and driver.modes == 2 and not driver.allowed
+
+
+class MemoryDriver(Driver):
+    """One that makes memory too, and fails from the call number `makes` on, or in each call to `allow`."""
+
+    def __init__(self, makes: int = 1000, allows: bool = True) -> None:
+        super().__init__()
+        self.made: list[int] = []
+        self.released: list[int] = []
+
+        def create(memory: Any, size: int, properties: Any, flags: int) -> int:
+            if len(self.made) >= makes:
+                return 2
+            self.made.append(size)
+            memory[0] = 500 + len(self.made)
+            return 0
+
+        def release(memory: int) -> int:
+            self.released.append(memory)
+            return 0
+
+        self.memory_functions = (_Create(create), _Release(release), _Allow(lambda *_: int(not allows)))
+
+    def lend(self, start: int, mapped: int, end: int) -> Callable[[int], int | None]:
+        library = native.functions()
+        assert library is not None
+        create, release, allow = (cast(one, c_void_p) for one in self.memory_functions)
+        library.use_memory(start, mapped, end, create, None, cast(self.functions[0], c_void_p), allow, None, release)
+        return lambda size: library.take_memory(size, 0, None)
+
+
+def memory_end() -> int:
+    library = native.functions()
+    assert library is not None
+    return int(library.memory_end())
+
+
+def test_memory_that_is_lent_comes_first_and_then_as_much_as_is_missing() -> None:
+    driver = MemoryDriver()
+    take = driver.lend(100 * MIB, 140 * MIB, 200 * MIB)
+    assert take(20 * MIB) == 100 * MIB and not driver.made
+    assert take(32 * MIB) == 120 * MIB and driver.made == [12 * MIB]
+    assert driver.mapped == [(140 * MIB, 12 * MIB, 501)] and driver.released == [501]
+    assert take(2 * MIB) == 152 * MIB and driver.mapped[1:] == [(152 * MIB, 2 * MIB, 502)]
+    assert memory_end() == 154 * MIB
+    assert take(48 * MIB) is None and take(46 * MIB) == 154 * MIB and take(2 * MIB) is None
+
+
+def test_where_no_more_memory_can_be_made_the_rest_of_what_is_lent_is_still_given() -> None:
+    driver = MemoryDriver(makes=0)
+    take = driver.lend(100 * MIB, 140 * MIB, 200 * MIB)
+    assert take(42 * MIB) is None and take(40 * MIB) == 100 * MIB and memory_end() == 140 * MIB
+
+
+def test_memory_that_nobody_may_use_is_known_and_not_given() -> None:
+    driver = MemoryDriver(allows=False)
+    take = driver.lend(100 * MIB, 102 * MIB, 200 * MIB)
+    assert take(4 * MIB) is None and memory_end() == 104 * MIB
+    assert take(2 * MIB) is None and take(4 * MIB) is None
 
 
 def test_without_a_compiler_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,17 +13,32 @@ from typing import Protocol
 import torch
 
 from treeplay.device.cuda import driver
+from treeplay.device.cuda.memory.lent import LentScratch, PlainRun
+from treeplay.device.cuda.memory.pool import give_back_cache
 from treeplay.device.cuda.memory.scratch import Scratch
 from treeplay.device.cuda.memory.space import AddressSpace, can_be_made
+from treeplay.device.turns import turns
 from treeplay.device.use import Use, bytes_together, dearer
+from treeplay.errors import InternalError
 from treeplay.locks import shared_lock
 from treeplay.observe import counters
+from treeplay.observe.events import log_event
 from treeplay.settings import settings
 from treeplay.torch_seam import allocator
 from treeplay.values.nodes import Allocation
 
 Token = tuple[int, int]
-_Closing = list[tuple[torch.cuda.Event | None, AddressSpace]]
+_LEAST_BYTES_LENT = 16 << 20
+
+
+class Closable(Protocol):
+    """Addresses with an owner."""
+
+    def close(self) -> bool:
+        """Give them back, when nothing that uses them runs any more. False: it has to be called once more."""
+
+
+_Closing = list[tuple[torch.cuda.Event | None, Closable]]
 
 
 class Unplaced(Exception):
@@ -91,7 +106,25 @@ class Lane:
         self._close_what_is_done()
         return AddressSpace(self.scratch) if can_be_made(self.scratch.index) else None
 
-    def close(self, space: AddressSpace) -> None:
+    def run_on_scratch(self, run: PlainRun) -> Sequence[torch.Tensor]:
+        """What `run` gives, which allocates where recordings have their scratch if there is enough of it to be worth that."""
+        with turns.taken_once(), self.lock:
+            self._close_what_is_done()
+            if self.scratch.nbytes < _LEAST_BYTES_LENT:
+                return run()
+            give_back_cache(self.device)
+            try:
+                lent = LentScratch(self.scratch)
+            except (torch.OutOfMemoryError, InternalError) as error:
+                log_event("recordings", f"scratch is not lent: {error}")
+                return run()
+            try:
+                self.order_current()
+                return lent.run(run)
+            finally:
+                self.close(lent)
+
+    def close(self, space: Closable) -> None:
         """Close addresses when the last replay is done, which is waited for, and what was captured with them is gone."""
         with self.lock:
             event = self._event()
@@ -190,6 +223,12 @@ class Lane:
             event.record(stream_at(self.stream, self.device))
             torch.cuda.current_stream(self.device).wait_event(event)
         self.stream = stream
+
+    def order_current(self) -> None:
+        """Make the current stream wait for the last replay, if that was on another."""
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        if stream != self.stream:
+            self.order(stream)
 
     def keep_for_last_replay(self, tensor: torch.Tensor) -> None:
         """Keep the memory of a tensor that is let go from being used anew before the last replay is done with it."""

@@ -16,6 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch.cuda import is_current_stream_capturing as is_capturing
@@ -93,7 +94,7 @@ class CudaRecording:
     def __call__(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         match self._state:
             case Warming():
-                out = self._as_it_is("warm-up", tensors, numbers)
+                out = self._warm_up(tensors, numbers)
                 self._ran_in.add(threading.get_ident())
                 self._state = Waiting()
                 return out
@@ -160,14 +161,18 @@ class CudaRecording:
         self.plain_calls[why] += 1
         return out
 
+    def _warm_up(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        """The work as it is, before it is captured. It may take the place of a recording, whose scratch it borrows."""
+        if self._work.is_opaque or is_capturing():  # a program's own code may keep anything that it makes
+            return self._as_it_is("warm-up", tensors, numbers)
+        return self._lane.run_on_scratch(partial(self._as_it_is, "warm-up", tensors, numbers))
+
     def _plain(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         """The work as it is. Its numbers lie in one place for all streams, so it keeps the order of replays."""
         if self._work.vector is None or is_capturing():
             return self._work.run(tensors, numbers)
         with self._lane.lock:
-            stream = torch.cuda.current_stream(self._lane.device).cuda_stream
-            if stream != self._lane.stream:
-                self._lane.order(stream)
+            self._lane.order_current()
             return self._work.run(tensors, numbers)
 
     def _record(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
@@ -264,9 +269,7 @@ class CudaRecording:
         """A tensor lies where the graph cannot read it: captured anew a few times, then such calls run as they are."""
         if is_capturing():
             return self._as_it_is(_CAPTURING, tensors, numbers)
-        if (
-            self._is_tried
-        ):  # with tensors elsewhere, before it is trusted: the graph says itself that it cannot read them
+        if self._is_tried:  # with tensors elsewhere, before it is trusted: the graph says itself that it cannot read them
             return self._plain(tensors, numbers)
         if isinstance(self._state, Ready) and not self._state.graph.is_held:  # it was let go to make room
             self._leave(Waiting())

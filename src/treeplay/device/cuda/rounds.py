@@ -19,7 +19,7 @@ from treeplay.device.cuda.attempt import Attempt, attempt
 from treeplay.device.cuda.decoys import make_decoys
 from treeplay.device.cuda.history import device_ranges
 from treeplay.device.cuda.lane import Lane
-from treeplay.device.cuda.memory.pool import emptied
+from treeplay.device.cuda.memory.pool import give_back_cache
 from treeplay.device.cuda.memory.space import AddressSpace
 from treeplay.device.cuda.node_calls import is_available
 from treeplay.device.cuda.nodes import Shapes
@@ -32,7 +32,6 @@ from treeplay.relocate import Relocation, relocate
 from treeplay.values.nodes import CaptureNotes
 
 _MOST_ROUNDS = 8  # each shows what cannot move; the last is made with a copy of everything
-_MOST_BYTES_CACHED = 16 << 20
 _NEVER_SETTLED = "captures went on showing other inputs and outputs that cannot move"
 _NO_DRIVER = "the driver's library is not found, so addresses cannot be changed"
 
@@ -66,7 +65,7 @@ class Rounds:
 def capture_in_rounds(work: Work, tensors: Sequence[torch.Tensor], lane: Lane, *, in_space: bool = True) -> Rounds:
     """Capture the body of `work` over `tensors`, which executes nothing: each in addresses of its own if it may be `in_space`,
     and there are such. Raises `CaptureFailed`, or what the body raises."""
-    _give_back_cache(lane.device)
+    give_back_cache(lane.device)
     seconds: dict[str, float] = {}
     found = CaptureFindings()
     buffers: dict[int, torch.Tensor] = {}
@@ -81,13 +80,6 @@ def capture_in_rounds(work: Work, tensors: Sequence[torch.Tensor], lane: Lane, *
             found.copy_everything(arguments, range(len(made.outputs)))
         made.drop()
     raise InternalError("captures went on showing other things that cannot move")
-
-
-def _give_back_cache(device: torch.device) -> None:
-    """Give memory back that the work used when it ran as it is: its scratch is about to be made once more, for good."""
-    if torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) > _MOST_BYTES_CACHED:
-        with turns.taken_once():
-            emptied()
 
 
 def _capture_and_prove(
@@ -158,7 +150,7 @@ def _other(
     with turns.taken_once():  # so that what it wrote down is gone before the next one begins
         made.drop()
     if space is None:
-        _give_back_cache(lane.device)
+        give_back_cache(lane.device)
     if notes is None:
         raise InternalError("a capture was not read")
     return notes

@@ -1,6 +1,9 @@
-/* Gives torch's allocator addresses of one range, front to back. Every piece of the range is mapped to the same memory.
+/* Gives torch's allocator addresses of one range, front to back.
  *
- * Torch calls `take` while it holds the lock of its allocator. A function of Python's would wait there for the interpreter's
+ * For captures (`take`), every piece of the range is mapped to the same memory. For work that runs (`take_memory`), the range
+ * begins with memory that is lent, and what is beyond it gets memory when it is taken.
+ *
+ * Torch calls these functions while it holds the lock of its allocator. A function of Python's would wait there for the interpreter's
  * lock, whose holder may wait for the allocator's: that is why this is C.
  */
 
@@ -10,6 +13,8 @@
 typedef int (*map_function)(uint64_t address, size_t size, size_t offset, uint64_t memory, unsigned long long flags);
 typedef int (*access_function)(uint64_t address, size_t size, const void *access, size_t count);
 typedef int (*mode_function)(int *mode);
+typedef int (*create_function)(uint64_t *memory, size_t size, const void *properties, unsigned long long flags);
+typedef int (*release_function)(uint64_t memory);
 
 static struct {
     uint64_t next, end;  /* what is left of the range */
@@ -87,4 +92,62 @@ void give_back(void *address, size_t size, int device, void *stream)
     (void)size;
     (void)device;
     (void)stream;
+}
+
+static struct {
+    uint64_t next, mapped, end; /* what is left of the range, and up to where there is memory */
+    create_function create;
+    const void *properties;
+    map_function map;
+    access_function allow;
+    const void *access;
+    release_function release;
+} lent;
+
+void use_memory(uint64_t start, uint64_t mapped, uint64_t end, create_function create, const void *properties,
+                map_function map, access_function allow, const void *access, release_function release)
+{
+    lent.next = start;
+    lent.mapped = mapped;
+    lent.end = end;
+    lent.create = create;
+    lent.properties = properties;
+    lent.map = map;
+    lent.allow = allow;
+    lent.access = access;
+    lent.release = release;
+}
+
+/* The first address behind which there is no memory. */
+uint64_t memory_end(void) { return lent.mapped; }
+
+static int add(size_t size)
+{
+    uint64_t start = lent.mapped, memory;
+    int failed;
+    if (lent.create(&memory, size, lent.properties, 0) != 0)
+        return 1;
+    failed = lent.map(start, size, 0, memory, 0);
+    lent.release(memory); /* it stays as long as it is mapped */
+    if (failed)
+        return 1;
+    lent.mapped += size;
+    if (lent.allow(start, size, lent.access, 1) == 0)
+        return 0;
+    lent.end = lent.next; /* mapped, and nobody may use it */
+    return 1;
+}
+
+/* `size` bytes with memory behind them; NULL if there is no more. */
+void *take_memory(size_t size, int device, void *stream)
+{
+    uint64_t start = lent.next;
+    (void)device;
+    (void)stream;
+    if (size > lent.end - start)
+        return NULL;
+    if (start + size > lent.mapped && add((size_t)(start + size - lent.mapped)) != 0)
+        return NULL;
+    lent.next = start + size;
+    return (void *)(uintptr_t)start;
 }

@@ -37,7 +37,7 @@ class _MemoryLocation(Structure):
     _fields_ = [("kind", c_int), ("index", c_int)]
 
 
-class _MemoryProperties(Structure):
+class MemoryProperties(Structure):
     """CUmemAllocationProp."""
 
     _fields_ = [
@@ -59,10 +59,10 @@ class Access(Structure):
 
 
 _SIGNATURES = {
-    "cuMemGetAllocationGranularity": (POINTER(c_size_t), POINTER(_MemoryProperties), c_int),
+    "cuMemGetAllocationGranularity": (POINTER(c_size_t), POINTER(MemoryProperties), c_int),
     "cuMemAddressReserve": (POINTER(c_uint64), c_size_t, c_size_t, c_uint64, c_ulonglong),
     "cuMemAddressFree": (c_uint64, c_size_t),
-    "cuMemCreate": (POINTER(c_uint64), c_size_t, POINTER(_MemoryProperties), c_ulonglong),
+    "cuMemCreate": (POINTER(c_uint64), c_size_t, POINTER(MemoryProperties), c_ulonglong),
     "cuMemRelease": (c_uint64,),
     "cuMemMap": (c_uint64, c_size_t, c_size_t, c_uint64, c_ulonglong),
     "cuMemUnmap": (c_uint64, c_size_t),
@@ -103,7 +103,7 @@ def access_to(index: int) -> Access:
 def granularity(index: int) -> int:
     """Bytes that are mapped in one, on a device."""
     found = c_size_t()
-    _call("cuMemGetAllocationGranularity", byref(found), byref(_properties(index)), 0)
+    _call("cuMemGetAllocationGranularity", byref(found), byref(properties_of(index)), 0)
     return found.value
 
 
@@ -122,7 +122,7 @@ def release_addresses(start: int, nbytes: int) -> None:
 def make_memory(index: int, nbytes: int) -> int:
     """Memory of a device without an address, as the driver's handle. Raises `torch.OutOfMemoryError`."""
     found = c_uint64()
-    _call("cuMemCreate", byref(found), nbytes, byref(_properties(index)), 0)
+    _call("cuMemCreate", byref(found), nbytes, byref(properties_of(index)), 0)
     return found.value
 
 
@@ -167,5 +167,6 @@ def address_of_function(name: str) -> int:
     return int(cast(_function(name), c_void_p).value or 0)  # type: ignore[arg-type]
 
 
-def _properties(index: int) -> _MemoryProperties:
-    return _MemoryProperties(kind=_PINNED, location=_MemoryLocation(_ON_DEVICE, index))
+def properties_of(index: int) -> MemoryProperties:
+    """What memory of a device is like."""
+    return MemoryProperties(kind=_PINNED, location=_MemoryLocation(_ON_DEVICE, index))

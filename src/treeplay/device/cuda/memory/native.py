@@ -14,7 +14,7 @@ _SOURCE = Path(__file__).with_name("addresses.c")
 
 @cache
 def functions() -> CDLL | None:
-    """`use_range`, `range_next`, `take` and `give_back`; None on a machine without a C compiler. Takes a tenth of a second."""
+    """Its functions; None on a machine without a C compiler. Takes a tenth of a second."""
     try:
         library = compile_library(_SOURCE)
     except OSError as error:
@@ -24,6 +24,10 @@ def functions() -> CDLL | None:
     library.use_range.argtypes = (c_uint64, c_uint64, *pieces, *(c_void_p,) * 4, c_uint32)
     library.use_range.restype = None
     library.range_next.restype = c_uint64
-    library.take.argtypes = (c_size_t, c_int, c_void_p)
-    library.take.restype = c_void_p
+    library.use_memory.argtypes = (*(c_uint64,) * 3, *(c_void_p,) * 6)
+    library.use_memory.restype = None
+    library.memory_end.restype = c_uint64
+    for take in (library.take, library.take_memory):
+        take.argtypes = (c_size_t, c_int, c_void_p)
+        take.restype = c_void_p
     return library

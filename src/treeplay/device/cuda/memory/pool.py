@@ -16,6 +16,7 @@ from treeplay.errors import InternalError
 from treeplay.torch_seam import allocator
 from treeplay.torch_seam.allocator import Pool
 
+_MOST_BYTES_CACHED = 16 << 20
 _MOST_TRIES = 50
 _SECONDS_BETWEEN = 0.002
 
@@ -32,8 +33,13 @@ class AddressPool:
 
     def holds_tensors(self) -> bool:
         """Whether anything that was allocated from it is still there."""
+        return bool(self.spans_in_use())
+
+    def spans_in_use(self) -> list[tuple[int, int]]:
+        """The first address, and the first one after it, of each block that is still there."""
         segments = allocator.allocator_state().segments_of(self.token)
-        return any(block["state"] != "inactive" for segment in segments for block in segment["blocks"])
+        blocks = (block for segment in segments for block in segment["blocks"] if block["state"] != "inactive")
+        return [(int(block["address"]), int(block["address"] + block["size"])) for block in blocks]
 
     def forget_with_graph(self) -> None:
         """Have torch forget it, of which no tensor is left, although the graph that was captured into it exists.
@@ -75,6 +81,13 @@ class AddressPool:
     def _claim(self) -> None:
         allocator.begin_allocating_to_pool(self._index, self.token)
         allocator.end_allocating_to_pool(self._index, self.token)
+
+
+def give_back_cache(device: torch.device) -> None:
+    """Give memory back that work used when it ran as it is: its scratch is about to be made once more, for good."""
+    if torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) > _MOST_BYTES_CACHED:
+        with turns.taken_once():
+            emptied()
 
 
 def emptied() -> bool:

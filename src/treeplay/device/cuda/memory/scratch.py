@@ -84,6 +84,13 @@ class Scratch:
                 piece.users += 1
             return share
 
+    def share_of_all(self) -> Share:
+        """All the memory that there is, in one run."""
+        with self._lock:
+            for piece in self._pieces:
+                piece.users += 1
+            return Share([list(self._pieces)], mapping.granularity(self.index))
+
     def _run(self, pages: int, free: list[Piece]) -> list[Piece]:
         """Pieces that make up a run: of those that are free as long as they fit, then new ones."""
         found: list[Piece] = []

@@ -7,10 +7,11 @@
     jit exact                   the same with `settings.tiers = "exact"`: compiled before it is recorded
     backend                     `torch.compile(model, backend="treeplay")`, eager optimizer
 
-"peak": the most that was reserved over the first six calls. "running": over the last six of many more, caches emptied before.
-"warm": what is reserved after them, caches emptied. All count torch's memory and the scratch of recordings, which is not
-torch's; addresses without memory behind them, which torch counts while a capture lasts, are among it. With `--limit 1.3`, jit
-and backend get 1.3 x what eager reserved at most, and it is told whether the step was recorded.
+"peak": the most that was reserved over the first six calls, and over all. "running": over the last six of many more, caches
+emptied before. "warm": what is reserved after them, caches emptied. All count torch's memory and the scratch of recordings, which
+is not torch's, and leave out addresses without memory of their own, which torch counts for a while. "used" is what the driver
+counts on the whole device, with libraries and kernels: for one process at a time. With `--limit 1.3`, jit and backend get 1.3 x
+what eager reserved at most, and it is told whether the step was recorded.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import treeplay
 from benchmarks import machine
 from benchmarks.backend.zoo import find_model
 from benchmarks.gpu.machine import facts
+from benchmarks.gpu.reserved import ReservedMemory
 from benchmarks.gpu.sampler import MemorySampler
 from treeplay.device.cuda.lane import lane_of
 from treeplay.torch_compile import backend
@@ -97,32 +99,28 @@ def _measured(
     treeplay.settings.tiers = "exact" if way == "jit exact" else "background"
     step, feeds = step_of(name, way)
     scratch = lane_of(device).scratch
-    peak = 0
+    reserved = ReservedMemory(scratch)
 
     def call(number: int) -> None:
-        nonlocal peak
         inputs, target = feeds[number % len(feeds)]
-        torch.cuda.reset_peak_memory_stats()
-        before = scratch.nbytes
         step(inputs, target)
-        # Scratch is made when torch has forgotten what the captures wrote down.
-        peak = max(peak, torch.cuda.max_memory_reserved() + before, torch.cuda.memory_reserved() + scratch.nbytes)
+        reserved.look()
 
     for number in range(FIRST):
         call(number)
     torch.cuda.synchronize()
-    found: dict[str, Any] = {"peak_mib": peak // _MIB, "used_mib": (sampler.most() - idle) // _MIB}
+    found: dict[str, Any] = {"peak_mib": reserved.most // _MIB, "used_mib": (sampler.most() - idle) // _MIB}
     for number in range(0 if only_first else MORE):
         compile_thread.wait(_MOST_SECONDS_WAITED)
         call(number)
-    found["peak_of_all_calls_mib"] = peak // _MIB
+    found["peak_of_all_calls_mib"] = reserved.most // _MIB
     found["used_by_all_calls_mib"] = (sampler.most() - idle) // _MIB
     _empty()
     sampler.most()
-    peak = 0
+    reserved.begin_anew()
     for number in range(FIRST):
         call(number)
-    found["running_mib"] = peak // _MIB
+    found["running_mib"] = reserved.most // _MIB
     found["used_running_mib"] = (sampler.most() - idle) // _MIB
     _empty()
     found["warm_mib"] = (torch.cuda.memory_reserved() + scratch.nbytes) // _MIB

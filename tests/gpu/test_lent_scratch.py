@@ -84,7 +84,7 @@ def test_it_takes_no_memory_beside_the_scratch(lane: Lane) -> None:
         return [out]
 
     (found,) = lane.run_on_scratch(run)
-    assert during - before <= 2 * BLOCK * MIB and lane.scratch.nbytes == scratch
+    assert during - before <= 4 * BLOCK * MIB and lane.scratch.nbytes == scratch
     overwritten(lane)
     assert torch.equal(found, program(x))
 

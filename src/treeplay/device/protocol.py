@@ -105,6 +105,7 @@ class Recorded:
 
     `tell` has a listener told of what does the same without going through `replay`, from when there is such a thing.
     `plain_calls`: calls of `replay` that ran the work as it is and launched nothing, by reason.
+    `forget_results` lets go of results that the next replay would write again.
     """
 
     replay: Replay
@@ -112,6 +113,7 @@ class Recorded:
     free: Callable[[], None]
     tell: Callable[[ReplayListener], None] = lambda listener: None
     plain_calls: Counter[str] = field(default_factory=Counter)
+    forget_results: Callable[[], None] = lambda: None
 
 
 class Stopwatch(Protocol):

@@ -149,6 +149,7 @@ class Trial:
             self._decide()
             return self._run[1](tensors, numbers)
         which = self._left.popleft()
+        self._made[not which].forget_results()  # or both would hold all gradients
         if len(self._left) >= 2 * _TIMED:
             return self._run[which](tensors, numbers)
         timing = Timing(self._watch())

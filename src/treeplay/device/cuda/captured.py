@@ -13,7 +13,7 @@ import torch
 
 from treeplay.device.cuda.attempt import Attempt
 from treeplay.device.cuda.lane import Lane, Unplaced, union_bytes
-from treeplay.device.cuda.launch import disable, launches_of
+from treeplay.device.cuda.launch import disable, forget_results, launches_of
 from treeplay.device.cuda.patch import Patcher
 from treeplay.device.cuda.rounds import CaptureFindings
 from treeplay.device.protocol import Work
@@ -141,6 +141,11 @@ class CapturedGraph:
         for at, address in moves.items():
             self.addresses[at] = address
         self.moves += len(moves)
+
+    def forget_results(self) -> None:
+        """Let go of the results that the next launch would write again."""
+        with self.lane.lock:
+            forget_results(self.launch)
 
     def free(self) -> None:
         """Give graph and memory back; the next launch finds that it has to be captured again.

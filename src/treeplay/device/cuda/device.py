@@ -29,7 +29,14 @@ class CudaDevice:
     def record(self, work: Work) -> Recorded:
         """Take the work; its first replay runs it unrecorded, the second records it."""
         recording = CudaRecording(work, lane_of(self.device))
-        return Recorded(recording, recording.facts, recording.free, recording.tell, recording.plain_calls)
+        return Recorded(
+            recording,
+            recording.facts,
+            recording.free,
+            recording.tell,
+            recording.plain_calls,
+            recording.forget_results,
+        )
 
     def stopwatch(self) -> Stopwatch:
         """What times a launch: the time between two events on the stream of the caller."""

@@ -98,11 +98,18 @@ def disable(launch: Callable[..., Any]) -> None:
         raise Unplaced
 
     launch.__globals__["current_stream"] = gone  # the first thing it asks with the lock in its hands
-    for name in launch.__globals__:
+    forget_results(launch)
+
+
+def forget_results(launch: Callable[..., Any]) -> None:
+    """Have it let go of the results that it would write again. The caller holds the lane's lock."""
+    names = launch.__globals__
+    for name in names:
         if name.startswith("memory"):
-            streams.unwatch(launch.__globals__[name])
+            streams.unwatch(names[name])
+            names[name] = 0
         if name.startswith(("kept", "storage")):
-            launch.__globals__[name] = None
+            names[name] = None
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -26,6 +26,7 @@ from treeplay.device.cuda.captured import CapturedGraph
 from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.launch import weakly
 from treeplay.device.cuda.poisoned import differences
+from treeplay.device.cuda.states import GivenUp, Ready, Waiting, Warming
 from treeplay.device.protocol import ReplayListener, Work
 from treeplay.device.turns import turns
 from treeplay.device.use import Use
@@ -47,30 +48,6 @@ _MOST_FAILED_CAPTURES = 3  # of work that has run in the thread
 _EVICTED = "its graph was let go to make room; the next call captures it again, if it is worth more than others by then"
 _OVER_BUDGET = "over the memory budget"
 _MOST_UNASKED = 64  # calls of one that was let go, until it is asked again whether there is room
-
-
-@dataclass(frozen=True, slots=True)
-class Warming:
-    """The work has not run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """The next call captures it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """There is a graph, which the lane may have let go to make room."""
-
-    graph: CapturedGraph
-
-
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """It cannot be captured."""
-
-    why: str
 
 
 class CudaRecording:
@@ -135,6 +112,11 @@ class CudaRecording:
         self._leave(Waiting())
         self._listener(self, False)
 
+    def forget_results(self) -> None:
+        """Let go of the results that the next replay would write again: something else is to make them meanwhile."""
+        if isinstance(self._state, Ready):
+            self._state.graph.forget_results()
+
     def _leave(self, state: Waiting | GivenUp) -> None:
         """Go on without a graph; what it has launched still counts."""
         self._past, left, self._state = self._counted(), self._state, state
@@ -168,7 +150,10 @@ class CudaRecording:
         return self._lane.run_on_scratch(partial(self._as_it_is, "warm-up", tensors, numbers))
 
     def _plain(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
-        """The work as it is. Its numbers lie in one place for all streams, so it keeps the order of replays."""
+        """The work as it is. Its numbers lie in one place for all streams, so it keeps the order of replays. Gradients that it
+        replaces go first, as where a program clears them before its forward."""
+        for leaf in self._work.slots.values():
+            tensors[leaf].grad = None
         if self._work.vector is None or is_capturing():
             return self._work.run(tensors, numbers)
         with self._lane.lock:
@@ -269,7 +254,9 @@ class CudaRecording:
         """A tensor lies where the graph cannot read it: captured anew a few times, then such calls run as they are."""
         if is_capturing():
             return self._as_it_is(_CAPTURING, tensors, numbers)
-        if self._is_tried:  # with tensors elsewhere, before it is trusted: the graph says itself that it cannot read them
+        if (
+            self._is_tried
+        ):  # with tensors elsewhere, before it is trusted: the graph says itself that it cannot read them
             return self._plain(tensors, numbers)
         if isinstance(self._state, Ready) and not self._state.graph.is_held:  # it was let go to make room
             self._leave(Waiting())

@@ -1,7 +1,7 @@
 """The memory that a process reserves on a GPU: torch's and the scratch of recordings, each byte once.
 
-While a capture lasts, torch counts addresses that have no memory behind them; while work runs on lent scratch, torch counts that
-scratch once more. Both are left out.
+While a capture lasts, torch counts addresses that have no memory behind them; while work runs on lent scratch, torch counts
+that scratch once more. Both are left out.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class ReservedMemory:
         self._scratch = scratch
         recording.capture_work = self._captures(recording.capture_work)
         LentScratch.run = self._lends(LentScratch.run)  # type: ignore[method-assign]
+        LentScratch.close = _forgets_peak(LentScratch.close)  # type: ignore[method-assign]
         torch.cuda.reset_peak_memory_stats()
 
     def look(self) -> None:
@@ -61,3 +62,14 @@ class ReservedMemory:
             return made
 
         return counted
+
+
+def _forgets_peak(close: Callable[..., bool]) -> Callable[..., bool]:
+    """What was lent is no longer among what torch counts."""
+
+    def counted(lent: LentScratch) -> bool:
+        is_closed = close(lent)
+        torch.cuda.reset_peak_memory_stats()
+        return is_closed
+
+    return counted

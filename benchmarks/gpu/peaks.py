@@ -10,8 +10,8 @@
 "peak": the most that was reserved over the first six calls, and over all. "running": over the last six of many more, caches
 emptied before. "warm": what is reserved after them, caches emptied. All count torch's memory and the scratch of recordings,
 which is not torch's, and leave out addresses without memory of their own, which torch counts for a while. "used" is what the
-driver counts on the whole device, with libraries and kernels: for one process at a time. With `--limit 1.3`, jit and backend get
-1.3 x what eager reserved at most, and it is told whether the step was recorded.
+driver counts on the whole device, with libraries and kernels: for one process at a time. With `--limit 1.3`, jit and backend
+get 1.3 x what eager reserved at most, and it is told whether the step was recorded.
 """
 
 from __future__ import annotations

@@ -299,6 +299,23 @@ def test_a_gradient_that_nobody_else_has_is_written_again(machine: Machine) -> N
     assert len(machine.moves) == 1
 
 
+def test_an_old_gradient_of_another_origin_goes_before_the_new_one_is_made(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor | None] = []
+
+    def noting(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        seen.append(old())
+        return Machine.empty(shape, stride, dtype)
+
+    monkeypatch.setattr(allocator, "empty_on_gpu", lambda: noting)
+    step, parameter = slotted(machine)
+    parameter.grad = torch.ones(3)
+    old = weakref.ref(parameter.grad)
+    step()
+    assert seen == [None]
+
+
 def test_a_gradient_that_was_cleared_is_written_again(machine: Machine) -> None:
     step, parameter = slotted(machine)
     step()

@@ -97,6 +97,21 @@ def test_the_first_call_runs_the_second_captures_and_each_has_its_effect_once(mo
     assert len(told) == 1 and one.facts().stage == "recorded"
 
 
+def test_old_gradients_go_before_the_work_makes_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    leaf.grad = torch.ones(2)
+    seen: list[torch.Tensor | None] = []
+
+    def run(tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        seen.append(tensors[0].grad)
+        return (torch.zeros(2),)
+
+    monkeypatch.setattr(recording, "is_capturing", lambda: False)
+    one = CudaRecording(Work("work", run, lambda tensors: (), slots={0: 0}), Lane())  # type: ignore[arg-type]
+    one([leaf], ())
+    assert seen == [None]
+
+
 def test_work_that_has_run_is_captured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     one, log, _ = made(monkeypatch, has_run=True)
     one([], ())

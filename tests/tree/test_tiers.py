@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import os
 import sys
 import threading
@@ -129,6 +130,37 @@ def test_operators_serve_until_what_is_compiled_is_ready_and_faster(compiling: C
     assert compiling.threads == ["treeplay compiles"] and jitted.statistics().recordings == 1
     assert found.launch.stage == ("recorded" if device == "cuda" else "bound")
     assert found.seconds["lower in the background"] > 0
+
+
+def test_on_trial_one_lets_go_of_its_results_before_the_other_makes_them(
+    compiling: Compiling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+    numbers_of_recordings = itertools.count()
+    record = HostDevice.record
+
+    def noting(self: HostDevice, work: Any) -> Any:
+        made, name = record(self, work), f"recording {next(numbers_of_recordings)}"
+
+        def replay(tensors: Any, numbers: Any) -> Any:
+            log.append(f"{name} runs")
+            return made.replay(tensors, numbers)
+
+        return replace(made, replay=replay, tell=lambda _: None, forget_results=lambda: log.append(f"{name} forgets"))
+
+    monkeypatch.setattr(HostDevice, "record", noting)
+    jitted, x = treeplay.jit(lambda x: x * 2 - 1), torch.randn(4)
+    for call in range(CALLS):
+        if call == 4:
+            compiling.ready.set()
+            assert compile_thread.wait(30)
+            log.clear()
+        assert_same(jitted(x), x * 2 - 1)
+    runs = [at for at, what in enumerate(log) if what.endswith("runs")]
+    assert {log[at] for at in runs} == {"recording 0 runs", "recording 1 runs"}
+    for before, at in itertools.pairwise(runs):
+        if log[before] != log[at]:
+            assert log[before].replace("runs", "forgets") in log[before:at]
 
 
 @pytest.mark.parametrize("device", DEVICES)

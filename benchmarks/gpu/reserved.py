@@ -69,7 +69,8 @@ def _forgets_peak(close: Callable[..., bool]) -> Callable[..., bool]:
 
     def counted(lent: LentScratch) -> bool:
         is_closed = close(lent)
-        torch.cuda.reset_peak_memory_stats()
+        if is_closed:
+            torch.cuda.reset_peak_memory_stats()
         return is_closed
 
     return counted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -314,6 +315,14 @@ def test_an_old_gradient_of_another_origin_goes_before_the_new_one_is_made(
     old = weakref.ref(parameter.grad)
     step()
     assert seen == [None]
+
+
+def test_an_old_gradient_stays_for_code_that_may_ask_for_it(machine: Machine) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    kept = parameter.grad = torch.ones(3)
+    one = replace(result(machine, 3, leaf=0), clears=False)
+    machine.launch(results=(one,))([parameter], ())
+    assert parameter.grad is kept
 
 
 def test_a_gradient_that_was_cleared_is_written_again(machine: Machine) -> None:

@@ -112,6 +112,21 @@ def test_old_gradients_go_before_the_work_makes_new_ones(monkeypatch: pytest.Mon
     assert seen == [None]
 
 
+def test_a_programs_own_code_finds_the_gradients_that_it_may_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    leaf.grad = torch.ones(2)
+    seen: list[bool] = []
+
+    def run(tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
+        seen.append(tensors[0].grad is not None)
+        return (torch.zeros(2),)
+
+    monkeypatch.setattr(recording, "is_capturing", lambda: False)
+    work = Work("work", run, lambda tensors: (), slots={0: 0}, is_opaque=True)
+    CudaRecording(work, Lane())([leaf], ())  # type: ignore[arg-type]
+    assert seen == [True]
+
+
 def test_work_that_has_run_is_captured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     one, log, _ = made(monkeypatch, has_run=True)
     one([], ())

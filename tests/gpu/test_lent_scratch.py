@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,37 +11,20 @@ import torch
 
 import treeplay
 from support import the_recording
+from support.temporaries import MIB, temporaries
 from treeplay.device.cuda.lane import Lane, lane_of
 from treeplay.device.cuda.memory.lent import LentScratch
 from treeplay.tree.tiers import compile_thread
 
 pytestmark = pytest.mark.gpu
 
-MIB = 1 << 20
 BLOCK = 32  # MiB of each temporary tensor
-
-
-def temporaries(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A program with so many temporary tensors at once, and a small result."""
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        made = [x * (number + 2) - number for number in range(count)]
-        total = made[0] * 0
-        for number, one in enumerate(made):
-            total = total * 0.5 + one * (number + 1)
-        return total[:8] - 3
-
-    return program
-
-
-def made_input() -> torch.Tensor:
-    return torch.arange(BLOCK * MIB // 4, device="cuda", dtype=torch.float32) / 1e6
 
 
 @pytest.fixture
 def lane() -> Iterator[Lane]:
     """The lane of the GPU, with a recording that has scratch of eight tensors; at the end all that was lent is given back."""
-    program, x = temporaries(8), made_input()
+    program, x = temporaries(8, BLOCK)
     jitted: Any = treeplay.jit(program, lower="aten", on_refusal="raise")
     for number in range(4):
         given = x + number
@@ -73,7 +56,7 @@ def overwritten(lane: Lane) -> None:
 
 
 def test_it_takes_no_memory_beside_the_scratch(lane: Lane) -> None:
-    program, x = temporaries(8), made_input()
+    program, x = temporaries(8, BLOCK)
     torch.cuda.empty_cache()
     before, scratch, during = used(), lane.scratch.nbytes, 0
 
@@ -90,7 +73,7 @@ def test_it_takes_no_memory_beside_the_scratch(lane: Lane) -> None:
 
 
 def test_what_needs_more_gets_more_and_gives_it_back(lane: Lane) -> None:
-    program, x = temporaries(20), made_input()
+    program, x = temporaries(20, BLOCK)
     before = used()
     (found,) = lane.run_on_scratch(lambda: [program(x)])
     assert torch.equal(found, program(x))
@@ -149,7 +132,7 @@ def test_workspaces_of_libraries_do_not_stay_there(lane: Lane) -> None:
 
 
 def test_what_is_compiled_in_the_background_runs_there_first(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
-    program, x, lent = temporaries(6), made_input(), list[int]()
+    (program, x), lent = temporaries(6, BLOCK), list[int]()
     run = LentScratch.run
 
     def noted(self: LentScratch, work: Any) -> Any:

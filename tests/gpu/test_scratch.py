@@ -11,26 +11,13 @@ from torch import nn
 
 import treeplay
 from support import the_recording
+from support.temporaries import MIB, temporaries
 from treeplay.device.cuda.lane import lane_of
 from treeplay.device.cuda.memory.space import can_be_made
 
 pytestmark = pytest.mark.gpu
 
-MIB = 1 << 20
 DEVICE = torch.device("cuda", 0)
-
-
-def temporaries(count: int, mib: int) -> Any:
-    """A program with so many temporary tensors at once."""
-
-    def program(x: torch.Tensor) -> torch.Tensor:
-        made = [x * (number + 2) - number for number in range(count)]
-        total = made[0] * 0
-        for number, one in enumerate(made):
-            total = total * 0.5 + one * (number + 1)
-        return total[:8] - 3
-
-    return program, torch.arange(mib * MIB // 4, device="cuda", dtype=torch.float32) / 1e6
 
 
 def recorded(program: Any, x: torch.Tensor, *, lower: str = "aten") -> Any:

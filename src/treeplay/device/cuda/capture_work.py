@@ -118,7 +118,7 @@ def _parts(
             return LaunchOutput(result.spec, 0, None, result.held)
         # Most gradients are never moved: writing their movers would take longer than the captures.
         move = lazily(lambda: mover(row)) if at in work.slots else mover(row)
-        return LaunchOutput(result.spec, row.address, move, leaf=work.slots.get(at))
+        return LaunchOutput(result.spec, row.address, move, leaf=work.slots.get(at), clears=not work.is_opaque)
 
     return LaunchParts(
         lane=captured.lane,

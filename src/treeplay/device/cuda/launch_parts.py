@@ -42,7 +42,8 @@ class LaunchOutput:
     """An output: a new tensor on each replay, to whose address the graph writes; or `held` by the graph and copied.
 
     One that only becomes the gradient of the tensor at `leaf` replaces what the last replay has left there: if nobody
-    else has a hold on that, the graph writes to it again.
+    else has a hold on that, the graph writes to it again. Where it cannot, the gradient there goes first if the launch `clears`
+    it: not where a program's own code, which may run instead, could ask for it.
     """
 
     spec: TensorSpec
@@ -50,6 +51,7 @@ class LaunchOutput:
     move: Move | None
     held: torch.Tensor | None = None
     leaf: int | None = None
+    clears: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,8 @@ def _write_again(text: LaunchText, at: int, result: LaunchOutput) -> None:
         text.add(f"{text.use('unwatch', streams.unwatch)}({memory})")
         # The names are empty until all three are of one tensor. The old gradient goes first, as where a program clears it
         # before its forward: the new one gets its memory.
-        text.add(f"{kept} = {storage} = tensors[{result.leaf}].grad = None")
+        slot = f"tensors[{result.leaf}].grad = " if result.clears else ""
+        text.add(f"{kept} = {storage} = {slot}None")
         _write_new(text, at, result)
         text.add(f"{storage} = out{at}.untyped_storage()", f"{memory} = {storage}._cdata", f"{kept} = out{at}")
         text.add(f"{text.use('watch', streams.watch)}({memory})")

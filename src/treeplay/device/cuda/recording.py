@@ -151,8 +151,8 @@ class CudaRecording:
 
     def _plain(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         """The work as it is. Its numbers lie in one place for all streams, so it keeps the order of replays. Gradients that it
-        replaces go first, as where a program clears them before its forward."""
-        for leaf in self._work.slots.values():
+        replaces go first, as where a program clears them before its forward; a program's own code may ask for them."""
+        for leaf in () if self._work.is_opaque else self._work.slots.values():
             tensors[leaf].grad = None
         if self._work.vector is None or is_capturing():
             return self._work.run(tensors, numbers)

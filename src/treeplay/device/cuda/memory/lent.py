@@ -143,7 +143,7 @@ class LentScratch:
         long as somebody keeps a tensor that lies here."""
         if not self._is_open:
             return True
-        if self.pool.holds_tensors() or not self.pool.forget():
+        if not self.pool.forget():
             return False
         self._is_open = False
         self._give_back()

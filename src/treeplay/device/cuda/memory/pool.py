@@ -58,9 +58,9 @@ class AddressPool:
         raise InternalError("torch does not give a pool back: somebody captures all the time")
 
     def forget(self) -> bool:
-        """The same when the graph is gone, without waiting: whether it was possible now."""
+        """The same when the graph is gone, without waiting: whether it was possible now. It is not while a tensor is left."""
         is_mine = turns.is_mine
-        if not self.is_forgotten and (is_mine or turns.take_if_free()):
+        if not self.is_forgotten and not self.holds_tensors() and (is_mine or turns.take_if_free()):
             try:
                 self._release(claims=1)
                 self.is_forgotten = emptied()

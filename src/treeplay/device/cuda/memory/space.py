@@ -120,7 +120,7 @@ class AddressSpace:
         """
         if not self._is_open:
             return True
-        if not self.pool.is_forgotten and (self.pool.holds_tensors() or not self.pool.forget()):
+        if not self.pool.forget():
             return False
         self._is_open = False
         self._unmap_pool()

@@ -111,10 +111,11 @@ def test_a_number_that_a_tensor_may_be_too_narrow_for_is_no_input() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.xfail(reason="each value is a kind of argument of its own there, and masks are not captured", strict=True)
-def test_a_number_that_is_stored_in_a_tensor_on_a_gpu_needs_one_recording() -> None:
-    jitted, x = jit(lambda x, value: stored(x, value)), torch.randn(4, device="cuda")
-    for value in VALUES:
+@pytest.mark.parametrize("lower", ["aten", "inductor"])
+@pytest.mark.parametrize("values", [VALUES, INTEGERS], ids=["floats", "integers"])
+def test_a_number_that_is_stored_in_a_tensor_on_a_gpu_needs_one_recording(lower: str, values: list[Any]) -> None:
+    jitted, x = jit(lambda x, value: stored(x, value), lower=lower), torch.randn(4, device="cuda")
+    for value in values:
         assert_same(jitted(x, value).cpu(), stored(x.cpu(), value))
     (recording,) = (recording for key in jitted.statistics().keys for recording in key.recordings)
     assert recording.launch.stage == "recorded"

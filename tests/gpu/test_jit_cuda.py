@@ -384,3 +384,28 @@ def test_a_program_without_work_is_recorded(lower: str) -> None:
         view, same = jitted(x, x * 2)
         assert same is x and view.data_ptr() == x.data_ptr() and view.shape == (12,)
     assert internal_errors() == before
+
+
+@pytest.mark.parametrize("lower", LOWERINGS)
+@pytest.mark.parametrize("value", ["a number", "one of the GPU", "a few of one"])
+def test_one_number_is_stored_under_a_mask(lower: str, value: str) -> None:
+    """For one of the GPU, eager asks on the host where the mask holds; a recording does not."""
+    values = {
+        "a number": -0.5,
+        "one of the GPU": torch.tensor(-0.5, device="cuda"),
+        "a few of one": torch.tensor([-0.5], device="cuda"),
+    }
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x = x * 3
+        x[x > 1] = values[value]
+        x[:, x[0] < -1] = values[value]
+        x[x[:, 0] > 0] = values[value]
+        return x.masked_fill(x > 0.5, torch.tensor(2.0, device="cuda")) - x * 2
+
+    jitted = treeplay.jit(program, lower=lower, on_refusal="raise")
+    for _ in range(5):
+        x = torch.randn(8, 16, device="cuda")
+        torch.testing.assert_close(jitted(x), program(x), rtol=0, atol=0)
+    (recording,) = (recording for key in jitted.statistics().keys for recording in key.recordings)
+    assert recording.launch.stage == "recorded"

@@ -1,4 +1,4 @@
-"""Lowers a traced graph for a device that captures streams: its operators as they are, in order.
+"""Lowers a traced graph for a device that captures streams: its operators as they are, in order, but for those that fill masks.
 
 Python walks the graph while a stream is captured, and never again. Numbers are elements of a vector on the device, so that
 a learning rate may change; what an operator computes with them is written with tensors in their places.
@@ -16,6 +16,7 @@ from treeplay.device.protocol import Births
 from treeplay.graph_check import check_graph
 from treeplay.lower.functional import TensorsForNumbers
 from treeplay.lower.lowered import Lowered, with_vector
+from treeplay.lower.masked import ON_A_STREAM
 from treeplay.lower.numbers import Vector, split_numbers
 
 
@@ -25,7 +26,7 @@ def lower_for_stream(graph: torch.fx.Graph, device: torch.device) -> Lowered:
     numbers = split_numbers(graph)
     vector = Vector(numbers, device) if numbers.size else None
     # Values die as early as they do in eager code: what is captured reuses their memory.
-    walk = TensorsForNumbers(graph, numbers.scalars, numbers.known, numbers.slots, forgets=True)
+    walk = TensorsForNumbers(graph, numbers.scalars, numbers.known, numbers.slots, formulas=ON_A_STREAM, forgets=True)
 
     def body(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         with torch.no_grad():

@@ -72,5 +72,6 @@ def to_be_stored(func: Any, args: tuple[Any, ...], constants: Constants) -> tupl
     value = value_of(number)
     if not (x.dtype.is_floating_point or (x.dtype == torch.int64 and type(value) is int)):
         return None
-    options = {"dtype": x.dtype, "device": x.device}
+    # For a tensor on a GPU, torch makes that of the number on the host, and fills where it would have copied.
+    options = {"dtype": x.dtype, "device": "cpu" if x.is_cuda else x.device}
     return x, index, constants.make_of(torch.tensor, (number,), value, options)

@@ -93,7 +93,7 @@ def on_a_gpu(name: str) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["normal", "categorical"])
+@pytest.mark.parametrize("name", ["normal", "categorical", "geometric"])
 def test_on_a_gpu_a_recording_answers_once_for_all_checks(name: str) -> None:
     recorded, eager, compare = on_a_gpu(name)
     for call in range(8):
@@ -114,13 +114,25 @@ def test_on_a_gpu_a_recording_answers_once_for_all_checks(name: str) -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_calls_are_counted_once_where_a_distribution_cannot_be_captured() -> None:
-    """Of this one, the probability of a sample reads on the host which elements a mask has."""
-    recorded, eager, compare = on_a_gpu("geometric")
+def test_on_a_gpu_calls_are_counted_once_where_what_follows_a_check_cannot_be_captured() -> None:
+    """To find the elements of a mask beside other indices, torch reads on the host how many there are."""
+    first = torch.zeros(1, dtype=torch.int64, device="cuda")
+
+    def program_with(total: torch.Tensor) -> Any:
+        checked = with_state("geometric", total)
+
+        def program(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = checked(x, a)
+            return out.new_zeros(2, 2).index_put_((x > 0, first), total) - out
+
+        return program
+
+    totals = [torch.zeros((), device="cuda") for _ in range(2)]
+    recorded, eager = jit(program_with(totals[0])), program_with(totals[1])
     for call in range(8):
         x, a = torch.randn(2, device="cuda"), torch.tensor([1.0 if call != 6 else -3.0, 0.0], device="cuda")
         assert str(outcome(recorded, x, a)) == str(outcome(eager, x, a))
-        compare()
+        assert_same(*totals)
     made = recorded.statistics()
     assert made.replays == 0 and made.calls == 8 == sum(made.not_replayed.values()), made
 

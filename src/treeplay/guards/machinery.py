@@ -32,8 +32,20 @@ def is_machinery(file: str) -> bool:
     return file.startswith((_OURS, "<frozen importlib")) or file.endswith(_OF_A_TRACE) or _DYNAMO in file
 
 
+_MOST_KNOWN = 8192
+_known: dict[int, tuple[CodeType, bool]] = {}  # by identity: to hash code is to hash all that is in it
+
+
 def is_of_a_trace(code: CodeType) -> bool:
     """Whether code runs because a program is traced: of this package, or of torch's symbolic numbers, modes and graphs."""
-    return is_machinery(code.co_filename) or (
-        code.co_qualname.startswith(("SymFloat.", "SymBool.", "SymInt.", "sym_")) and code.co_filename == _SYMBOLS_FILE
-    )
+    known = _known.get(id(code))
+    if known is None or known[0] is not code:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        known = _known[id(code)] = code, is_machinery(code.co_filename) or _is_of_symbols(code)
+    return known[1]
+
+
+def _is_of_symbols(code: CodeType) -> bool:
+    is_named_so = code.co_qualname.startswith(("SymFloat.", "SymBool.", "SymInt.", "sym_"))
+    return is_named_so and code.co_filename == _SYMBOLS_FILE

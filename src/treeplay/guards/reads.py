@@ -161,6 +161,9 @@ class Reads:
 
     def note(self, value: Any, name: str) -> None:
         """`value` was asked for `name`, by the code two frames below."""
+        known = self.objects.get(id(value))
+        if known is not None and name in known.read:  # nearly all reads are such
+            return
         if not self._is_on or get_ident() != self._thread:
             return
         frame = _getframe(2)

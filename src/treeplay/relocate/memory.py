@@ -7,11 +7,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Generic, TypeVar
 
-from treeplay.relocate.movers import merged
 from treeplay.values.nodes import CaptureNotes
 from treeplay.values.overlap import Interval
 
 T = TypeVar("T")
+
+
+def merged(spans: Iterable[Interval]) -> list[Interval]:
+    """Spans joined where they touch, sorted."""
+    joined: list[Interval] = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return joined
 
 
 class Spans:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from treeplay.relocate.memory import Stretches, merged
 from treeplay.relocate.table import Who
 from treeplay.values.nodes import Allocation, CaptureNotes, Placed
 from treeplay.values.overlap import Interval
@@ -55,6 +56,7 @@ class Movers:
     scratch: dict[Deltas, list[Interval]] = field(default_factory=dict)
     fixed: dict[Who, str] = field(default_factory=dict)
     leaders: dict[int, int] = field(default_factory=dict)
+    _stretches: dict[tuple[str, Deltas], Stretches[Mover]] = field(default_factory=dict)  # of those that moved alike
 
     def all(self) -> list[Mover]:
         """Tensors and outputs."""
@@ -65,15 +67,21 @@ class Movers:
 
         What alone moved so far is known by that, for it may be pointed at from outside (a base less an offset, say).
         """
-        found = list(self.tensors.get(deltas, ()))
+        found: Sequence[Mover] = self.tensors.get(deltas, ())
         if len(found) > 1:
-            found = [mover for mover in found if mover.holds(value)]
-        outputs = self.outputs.get(deltas)
-        if not outputs:
-            return found
-        is_alone = len(outputs) == 1 and deltas not in self.scratch
-        born = [mover for mover in outputs if mover.birth is None or mover.birth <= node]
-        return found + [mover for mover in born if is_alone or mover.holds(value)]
+            found = self._holding(value, "tensors", deltas, found)
+        outputs: Sequence[Mover] = self.outputs.get(deltas, ())
+        if len(outputs) > 1 or deltas in self.scratch:
+            outputs = self._holding(value, "outputs", deltas, outputs)
+        return [*found, *(mover for mover in outputs if mover.birth is None or mover.birth <= node)]
+
+    def _holding(self, value: int, kind: str, deltas: Deltas, movers: Sequence[Mover]) -> list[Mover]:
+        """Those of all of a kind that moved by `deltas`, of whom there may be hundreds, in which a word of the first capture
+        points."""
+        known = self._stretches.get((kind, deltas))
+        if known is None:
+            known = self._stretches[kind, deltas] = Stretches((*mover.span, mover) for mover in movers)
+        return list(known.holding(value))
 
     def is_scratch(self, value: int, deltas: Deltas) -> bool:
         """Whether such a word may point into an intermediate, or around it where nothing else moved so far."""
@@ -133,17 +141,6 @@ def _add_blocks(movers: Movers, captures: Sequence[CaptureNotes]) -> None:
         if any(deltas[index]) and index not in taken:
             scratch[deltas[index]].append((block.address, block.end))
     movers.scratch = {moved: merged(spans) for moved, spans in scratch.items()}
-
-
-def merged(spans: Iterable[Interval]) -> list[Interval]:
-    """Spans joined where they touch, sorted."""
-    joined: list[Interval] = []
-    for start, end in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((start, end))
-    return joined
 
 
 def _why_blocks_are_unknown(captures: Sequence[CaptureNotes]) -> str | None:

@@ -19,17 +19,17 @@ BufferId = tuple[int, int]  # node and buffer
 
 def first_failure(captures: Sequence[CaptureNotes], found: SiteSearch) -> str | None:
     """The first byte that is not as predicted, in words. It says that nothing of what was found can be trusted."""
-    ignored: dict[BufferId, set[int]] = defaultdict(set)
+    ignored: dict[BufferId, list[int]] = defaultdict(list)
     for word in found.unexplained:
-        ignored[word.node, word.buffer] |= set(range(word.offset, word.offset + WORD_BYTES))
+        ignored[word.node, word.buffer].append(word.offset)
     for number in range(1, len(captures)):
         for (node, buffer), data in predict(captures, found, number).items():
             actual = captures[number].nodes[node].buffers[buffer]
-            if data == actual:
-                continue
-            wrong = {at for at in range(len(data)) if data[at] != actual[at]} - ignored[node, buffer]
-            if wrong:
-                where = f"byte {min(wrong)} of buffer {buffer} of node {node} ({captures[0].nodes[node]})"
+            for offset in ignored[node, buffer]:
+                data[offset : offset + WORD_BYTES] = actual[offset : offset + WORD_BYTES]
+            if data != actual:
+                wrong = next(at for at, (byte, there) in enumerate(zip(data, actual, strict=True)) if byte != there)
+                where = f"byte {wrong} of buffer {buffer} of node {node} ({captures[0].nodes[node]})"
                 return f"{where} in capture {number + 1} is not what was predicted from the first"
     return None
 

@@ -8,10 +8,10 @@ numbers, and words that moved equally far each time, are what rubbish in padding
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
-from itertools import product
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, reduce
 from math import gcd
+from operator import or_
 
 from treeplay.relocate.movers import Deltas, Mover, Movers
 from treeplay.relocate.sites import HALF_BYTES, Word
@@ -70,7 +70,7 @@ class Relations:
         return not any(_moves_like(other, upper) for other in others) and all(
             _is_lower(other, mover)
             for other in others
-            if any(_is_lower(other, self._movers[who]) for who in self._half_singles.get(_moved(other, _HALF), ()))
+            if any(_is_lower(other, self._movers[who]) for who in self._singles(_moved(other, _HALF), _HALF))
         )
 
     def _is_of_scratch(self, half: Half, mover: Mover) -> bool:
@@ -81,17 +81,17 @@ class Relations:
         moved = _moved(values, modulus)
         if len(set(moved)) < len(moved) or any(min(delta, modulus - delta) < _TELLING for delta in moved):
             return set()
-        singles = self._singles if modulus == _WORD else self._half_singles
-        return set(singles.get(moved, ())) or self._of_pairs(moved, modulus, around)
+        return self._singles(moved, modulus) or self._of_pairs(moved, modulus, around)
 
     def _of_pairs(self, moved: Deltas, modulus: int, around: Sequence[Mover]) -> set[Who]:
         """Two whose sum or difference it is, perhaps divided by the size of an element."""
         others, first_deltas = self._pair_tables[modulus]
         found: set[Who] = set()
+        low = reduce(or_, moved)
         for shift in _PAIR_SHIFTS:
-            scaled = [(delta - modulus if delta >= modulus // 2 else delta) << shift for delta in moved]
-            if any(delta % self._step for delta in scaled):
+            if (low << shift) % self._step:
                 continue
+            scaled = [(delta - modulus if delta >= modulus // 2 else delta) << shift for delta in moved]
             for combine in _COMBINATIONS:
                 # Almost no word is related to anything: one set of numbers settles that before anything is built.
                 if first_deltas.isdisjoint([combine(scaled[0], mover.deltas[0]) % modulus for mover in around]):
@@ -110,24 +110,31 @@ class Relations:
         common = gcd(*(delta for deltas in everything for delta in deltas), _HALF)
         return common & -common
 
-    @cached_property
-    def _singles(self) -> Owners:
-        return self._functions_of_one(_WORD)
+    def _singles(self, moved: Deltas, modulus: int) -> set[Who]:
+        """Of whose address alone such a word is made: itself or its negative, perhaps shifted."""
+        cut = self._cut[modulus]
+        found = set()
+        for sign in (1, -1):
+            first = sign * moved[0]
+            for mover, shift in (*cut.get(first % modulus, ()), *cut.get((first - 1) % modulus, ())):
+                if all(
+                    now in [sign * delta % modulus for delta in _shifted(whole, shift)]
+                    for now, whole in zip(moved, mover.deltas, strict=True)
+                ):
+                    found.add(mover.who)
+        return found
 
     @cached_property
-    def _half_singles(self) -> Owners:
-        return self._functions_of_one(_HALF)
-
-    def _functions_of_one(self, modulus: int) -> Owners:
-        """How words move that are made of one address: itself or its negative, perhaps shifted."""
-        owners: Owners = defaultdict(set)
-        for who, mover in self._movers.items():
-            for sign in (1, -1):
-                owners[tuple(sign * delta % modulus for delta in mover.deltas)].add(who)
-                for shift in _SHIFTS:
-                    for moved in _shifted(mover.deltas, shift):
-                        owners[tuple(sign * delta % modulus for delta in moved)].add(who)
-        return owners
+    def _cut(self) -> dict[int, dict[int, list[tuple[Mover, int]]]]:
+        """By modulus: what moved to the second capture by so much when its address is shifted, and the shift."""
+        tables = {}
+        for modulus in (_WORD, _HALF):
+            found: dict[int, list[tuple[Mover, int]]] = defaultdict(list)
+            for mover in self._movers.values():
+                for shift in (0, *_SHIFTS):
+                    found[(mover.deltas[0] >> shift) % modulus].append((mover, shift))
+            tables[modulus] = found
+        return tables
 
     @cached_property
     def _pair_tables(self) -> dict[int, tuple[Owners, set[int]]]:
@@ -175,9 +182,7 @@ def _moves_like(half: Half, upper: Sequence[int]) -> bool:
     return all((value - (other - upper[0]) + 1) % _HALF <= 2 for value, other in pairs)
 
 
-def _shifted(deltas: Deltas, shift: int) -> Iterator[Deltas]:
-    """How a shifted address may have moved: what was cut off may carry one."""
-    whole = (1 << shift) - 1
-    yield from product(
-        *(((delta >> shift), (delta >> shift) + 1) if delta & whole else (delta >> shift,) for delta in deltas)
-    )
+def _shifted(delta: int, shift: int) -> tuple[int, ...]:
+    """By how much a shifted address may have moved: what was cut off may carry one."""
+    cut = delta >> shift
+    return (cut, cut + 1) if delta & ((1 << shift) - 1) else (cut,)

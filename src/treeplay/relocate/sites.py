@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from struct import Struct
+from struct import Struct, unpack_from
 
 from treeplay.relocate.movers import Deltas, Movers
 from treeplay.relocate.table import Site, Who
@@ -79,13 +79,15 @@ class _BufferVersions:
 
     def differing_halves(self) -> Iterator[int]:
         """Offsets, multiples of half a word, at which versions differ."""
-        first, *others = self.versions
-        for offset in range(0, len(first), HALF_BYTES):
-            half = first[offset : offset + HALF_BYTES]
-            for other in others:
-                if other[offset : offset + HALF_BYTES] != half:
-                    yield offset
-                    break
+        size = len(self.versions[0])
+        whole = size // HALF_BYTES * HALF_BYTES
+        first, *others = (unpack_from(f"<{whole // HALF_BYTES}I", version) for version in self.versions)
+        found = {
+            at for other in others for at, (half, there) in enumerate(zip(first, other, strict=True)) if half != there
+        }
+        yield from (at * HALF_BYTES for at in sorted(found))
+        if whole < size and len({version[whole:] for version in self.versions}) > 1:
+            yield whole
 
 
 def _explain(found: SiteSearch, movers: Movers, buffers: _BufferVersions) -> None:

@@ -18,6 +18,7 @@ import torch.fx
 
 from treeplay.errors import ProgramRaised, Refusal, TooEarly
 from treeplay.guards.effects import effects_of
+from treeplay.sandbox.collection import no_collection
 from treeplay.sandbox.generators import has_company
 from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.sandbox.teardown import Teardown
@@ -71,7 +72,8 @@ def trace(
     long. The caller's tensors, slots, random state and modes are as before, also after an exception.
     """
     layouts = dict(entry.layout for entry in first_run if entry.layout is not None)
-    with turn():
+    # A trace keeps so many objects that Python would look for garbage among all that there are: a fifth of its time.
+    with turn(), no_collection():
         with native_layers() if is_exact else contextlib.nullcontext():
             try:
                 made, run = _trace(program, call, layouts, eager_reads, is_marking=not has_company())

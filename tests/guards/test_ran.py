@@ -185,3 +185,23 @@ def test_no_other_function_is_found_for_code(monkeypatch: pytest.MonkeyPatch) ->
     made: dict[str, Any] = {}
     exec("def of_text(): ...", made)
     assert [function_of(function.__code__) for function in (nested, plainly, made["of_text"])] == [None] * 3
+
+
+def test_the_same_code_is_noted_again_in_another_block() -> None:
+    """Also where the interpreter was told to tell of it no more."""
+    first, second = of(outer), of(outer)
+    assert names(first) == names(second) >= {"outer", "inner"}
+    assert first.builtins().keys() == second.builtins().keys() and first.builtins()
+
+
+def test_a_call_of_another_builtin_at_the_same_place_is_noted() -> None:
+    def each_of(functions: list[Callable[[list[int]], Any]]) -> None:
+        for function in functions:
+            function([1])
+
+    found = of(functools.partial(each_of, [other_than_a_builtin, len, sum, other_than_a_builtin, max])).builtins()
+    assert {name.rpartition(".")[2] for name in found} >= {"len", "sum", "max"}
+
+
+def other_than_a_builtin(_: list[int]) -> None:
+    pass

@@ -18,6 +18,8 @@ from threading import get_ident
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, ModuleType
 from typing import Any, Protocol
 
+from treeplay.guards.machinery import is_of_a_trace
+
 
 class RanCode(Protocol):
     """Notes code between `start` and `stop`; `pause` and `resume` leave out what is ours."""
@@ -130,8 +132,9 @@ class _Monitored:
     def __init__(self) -> None:
         self._monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
         self._code: dict[int, CodeType] = {}
-        self._builtins: dict[str, list[CodeType]] = {}
+        self._callers: dict[str, dict[int, CodeType]] = {}  # of builtins, by `id`: to compare code is to compare its constants
         self._methods: set[str] = set()
+        self._known: set[MethodDescriptorType] = set()  # of which `_methods` tells
         self._messages: set[str] = set()
         self._thread = 0
         self._is_on = False
@@ -149,6 +152,7 @@ class _Monitored:
         monitoring.register_callback(_TOOL, events.CALL, self._on_call)
         self._is_on = True
         monitoring.set_events(_TOOL, events.PY_START)
+        monitoring.restart_events()  # of code that was noted before, and was not to be told of again
 
     def stop(self) -> None:
         self._is_on = False
@@ -172,7 +176,7 @@ class _Monitored:
         return dict(self._code)
 
     def builtins(self) -> dict[str, list[CodeType]]:
-        return self._builtins
+        return {name: list(callers.values()) for name, callers in self._callers.items()}
 
     def methods(self) -> set[str]:
         return self._methods
@@ -180,28 +184,29 @@ class _Monitored:
     def messages(self) -> set[str]:
         return self._messages
 
-    def _on_start(self, code: CodeType, _: int) -> None:
+    def _on_start(self, code: CodeType, _: int) -> Any:
         if not self._is_on or get_ident() != self._thread:
-            return
+            return None
         if code is _PASSES_ON:  # by a call with `**`, of which Python 3.12 tells nothing
             caller = sys._getframe(1).f_back
             self._messages |= {caller.f_code.co_name} if caller is not None else set()
-        if id(code) not in self._code:
+        if id(code) not in self._code and not is_of_a_trace(code):
             self._code[id(code)] = code
             self._monitoring.set_local_events(_TOOL, code, self._monitoring.events.CALL)
+        return self._monitoring.DISABLE if code is not _PASSES_ON else None  # once is enough
 
     def _on_call(self, code: CodeType, _: int, function: object, __: object) -> None:
         if not self._is_on or get_ident() != self._thread:
             return
         if type(function) is MethodDescriptorType:
-            self._methods.add(f"{function.__objclass__.__name__}.{function.__name__}")
+            if function not in self._known:
+                self._known.add(function)
+                self._methods.add(f"{function.__objclass__.__name__}.{function.__name__}")
         elif type(function) is BuiltinFunctionType:
             self._methods.add(f"{type(function.__self__).__name__}.{function.__name__}")
             module = getattr(function, "__module__", None)
             name = f"{module}.{function.__name__}" if isinstance(module, str) else function.__name__
-            callers = self._builtins.setdefault(name, [])
-            if code not in callers:
-                callers.append(code)
+            self._callers.setdefault(name, {})[id(code)] = code
 
 
 def function_of(code: CodeType) -> FunctionType | None:

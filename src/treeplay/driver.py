@@ -37,6 +37,7 @@ from treeplay.record.lowered import compile_later, keeps_tiers, lower_by, make_l
 from treeplay.record.taking_back import take_back
 from treeplay.record.timed import timed
 from treeplay.sandbox.boundary import Boundary
+from treeplay.sandbox.collection import no_collection
 from treeplay.settings import settings
 from treeplay.torch_seam.dynamo import compile_lock
 from treeplay.torch_seam.modes import without_function_modes
@@ -114,7 +115,7 @@ def run_back(
         lowered = lower_by("aten", front, eager_random=True) if has_tiers else make_lowered(front)
     with timed("record", seconds), without_function_modes():
         recorded = device.record(make_work(front.traced, front.plan, lowered, name))
-    with timed("wrap", seconds):
+    with timed("wrap", seconds), no_collection():  # as in a trace
         signature = front.traced.signature
         inputs = move_state(signature, front.moving, front.inputs, front.device)
         moved = tuple(signature.inputs[index] for index in front.moving)

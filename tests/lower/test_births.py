@@ -8,7 +8,9 @@ from types import FunctionType
 
 import torch
 
-from treeplay.lower.births import ResultsTold, tell_results, telling
+from support import call_of
+from treeplay.lower.births import ResultsTold, makers_of_results, tell_results, telling
+from treeplay.trace.jit import trace
 
 
 class Births:
@@ -71,3 +73,23 @@ def test_a_wrapper_tells_what_it_allocates_and_what_its_operators_return() -> No
     told = dict(births.told)
     assert address(buffer) in told and address(pooled) in told
     assert names["empty_strided_cuda"] is allocate
+
+
+def test_only_operators_that_may_make_the_memory_of_results_are_asked() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        large, _ = torch.topk(x * 2 - 1, 2)
+        made = x.new_zeros(2).add_(3)
+        return large.sub_(1).t(), made
+
+    graph = trace(program, call_of(torch.randn(3, 4))).graph
+    assert sorted(node.name for node in makers_of_results(graph)) == [
+        "add__tensor",
+        "new_zeros_default",
+        "sub__tensor",
+        "topk_default",
+    ]
+
+
+def test_where_it_is_not_known_which_all_are_asked() -> None:
+    graph = torch.fx.symbolic_trace(lambda x: x * 2 - 1).graph
+    assert makers_of_results(graph) == set(graph.nodes)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
 import torch
+import torch.fx
 
 from treeplay.device.protocol import Births
 from treeplay.torch_seam.modes import TorchDispatchMode
@@ -37,6 +39,21 @@ class ResultsTold(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         tell_results(self._births, before, (args, kwargs or {}), result)
         return result
+
+
+def makers_of_results(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The operators of a traced graph that may make the memory of its results: only of these is anything asked. To ask takes
+    the driver the longer the more nodes there are."""
+    wanted = {node.meta.get("storage") for node in graph.output_node().all_input_nodes}
+    if None in wanted:
+        return set(graph.nodes)
+    found = set()
+    for node in graph.nodes:
+        if node.meta.get("storage") in wanted:
+            while node.target is operator.getitem:
+                node = node.args[0]
+            found.add(node)
+    return found
 
 
 def tell_results(births: Births, before: int, given: Any, result: Any) -> None:

@@ -45,7 +45,8 @@ class TensorsForNumbers(torch.fx.Interpreter):
     """Runs a traced graph with 0-dim tensors in the places of symbolic numbers: float64, or int64 for integers.
 
     `known` numbers are not computed here: those in `slots` are elements of a vector, given after the other inputs.
-    `formulas` stand for operators, whatever they are given. With `forgets`, values are dropped after their last use.
+    `formulas` stand for operators, whatever they are given. With `forgets`, values are dropped after their last use. While it
+    has `births`, these are told of the results of `makers`.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class TensorsForNumbers(torch.fx.Interpreter):
         slots: Mapping[torch.fx.Node, int],
         *,
         formulas: Mapping[Any, Callable[..., Any]] | None = None,
+        makers: Collection[torch.fx.Node] = (),
         forgets: bool = False,
     ) -> None:
         super().__init__(torch.nn.Module(), garbage_collect_values=forgets, graph=graph)
@@ -65,6 +67,7 @@ class TensorsForNumbers(torch.fx.Interpreter):
         self.known = {node.name for node in known}
         self.slots = {node.name: index for node, index in slots.items()}
         self._integers = {index for node, index in slots.items() if node.meta.get("is_integer")}
+        self.makers = {node.name for node in makers}
         self.formulas = formulas or {}
         self.vector: torch.Tensor | None = None
         self.births: Births | None = None
@@ -83,7 +86,7 @@ class TensorsForNumbers(torch.fx.Interpreter):
             return self._element(self.slots[n.name]) if n.name in self.slots else None
         if n.op != "call_function":
             return super().run_node(n)
-        if self.births is None:
+        if self.births is None or n.name not in self.makers:
             return self._call(n)
         before = self.births.now()
         value = self._call(n)

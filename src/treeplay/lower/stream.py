@@ -14,6 +14,7 @@ import torch.fx
 
 from treeplay.device.protocol import Births
 from treeplay.graph_check import check_graph
+from treeplay.lower.births import makers_of_results
 from treeplay.lower.functional import TensorsForNumbers
 from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.masked import ON_A_STREAM
@@ -26,7 +27,15 @@ def lower_for_stream(graph: torch.fx.Graph, device: torch.device) -> Lowered:
     numbers = split_numbers(graph)
     vector = Vector(numbers, device) if numbers.size else None
     # Values die as early as they do in eager code: what is captured reuses their memory.
-    walk = TensorsForNumbers(graph, numbers.scalars, numbers.known, numbers.slots, formulas=ON_A_STREAM, forgets=True)
+    walk = TensorsForNumbers(
+        graph,
+        numbers.scalars,
+        numbers.known,
+        numbers.slots,
+        formulas=ON_A_STREAM,
+        makers=makers_of_results(graph),
+        forgets=True,
+    )
 
     def body(tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         with torch.no_grad():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import pathlib
 import subprocess
 import sys
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from support import assert_same, training
 from support.recordings import on_a_tape
 from treeplay.backend.account import graph_reports
 from treeplay.torch_compile import compile_graph
+from treeplay.tree.tiers import compile_thread
 
 CALLS = 5
 
@@ -188,6 +191,34 @@ def test_T2_what_is_dropped_is_freed_without_the_garbage_collector(
         in_use.append(blocks() if device == "cuda" else (0, {}))
     assert alive == alive[:1] * len(alive)
     assert in_use == in_use[:1] * len(in_use)
+
+
+@pytest.mark.parametrize("who", ["another thread", "this thread"])
+def test_a_program_that_is_dropped_while_somebody_is_at_its_recordings_is_freed_after_that(who: str) -> None:
+    """As the thread that compiles is, or a thread in the middle of which garbage is collected."""
+    weight = torch.ones(3)
+    jitted = treeplay.jit(lambda x: x * weight - 1, lower="aten")
+    for _ in range(3):
+        jitted(torch.ones(3))
+    (recording,) = (recording for entry in jitted._manager.cache.table for recording in entry.recordings)
+    lock, left, taken = jitted._lock, threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            taken.set()
+            left.wait(30)
+
+    with lock if who == "this thread" else contextlib.nullcontext():
+        holder = threading.Thread(target=hold)
+        if who == "another thread":
+            holder.start()
+            assert taken.wait(30)
+        del jitted
+        assert not recording.is_dropped and recording.signature.guarded.holds()
+    left.set()
+    if holder.ident is not None:
+        holder.join()
+    assert compile_thread.wait(30) and recording.is_dropped
 
 
 @pytest.mark.parametrize("where", ["outside", "inside"])

@@ -39,6 +39,11 @@ Lower = Literal["auto", "inductor", "aten", "capture"]
 _numbers = itertools.count()
 
 
+def _reset(cache: Cache, lock: Any) -> None:
+    with lock:
+        cache.reset()
+
+
 class _Bound:
     """What an object's `__dict__` keeps for one of its jitted methods. A copy of the object finds that it is not its own."""
 
@@ -107,10 +112,20 @@ class Jitted(Generic[P, R]):
         )
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # modules are empty by then
-        """What recordings are made of refers to each other, and need not wait for Python's garbage collector."""
+        """What recordings are made of refers to each other, and need not wait for Python's garbage collector. This comes at any
+        moment, in any thread: not while somebody, or this very thread, is in the middle of something with them."""
         cache = self._cache()
-        if cache is not None and not is_finalizing():
+        if cache is None or is_finalizing():
+            return
+        if self._lock._is_owned() or not self._lock.acquire(blocking=False):
+            from treeplay.tree.tiers import compile_thread
+
+            compile_thread.add(functools.partial(_reset, cache, self._lock))
+            return
+        try:
             cache.reset()
+        finally:
+            self._lock.release()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if not settings.enabled:

@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -267,6 +268,19 @@ def test_threads_take_turns_often_while_something_is_compiled(
         assert seen == [pytest.approx(min(before, tiers._TURN))] and sys.getswitchinterval() == pytest.approx(after)
     finally:
         sys.setswitchinterval(usual)
+
+
+def test_an_error_in_the_background_ends_no_more_than_its_own_work() -> None:
+    done: list[int] = []
+
+    def fails() -> None:
+        raise ValueError("of our own")
+
+    with pytest.warns(UserWarning, match="of our own"):
+        for work in (partial(done.append, 1), fails, partial(done.append, 2)):
+            compile_thread.add(work)
+        assert compile_thread.wait(30)
+    assert done == [1, 2] and "ValueError: of our own" in internal_errors()[-1]
 
 
 @pytest.mark.parametrize("how", ["exact", "deterministic", "asked for"])

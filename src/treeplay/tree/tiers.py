@@ -30,7 +30,7 @@ from treeplay.observe import counters
 from treeplay.observe.events import log_event
 from treeplay.observe.internal import tell_internal
 from treeplay.observe.progress import own_threads
-from treeplay.sandbox.boundary import Boundary
+from treeplay.sandbox.boundary import Boundary, internal
 from treeplay.torch_seam.dynamo import compile_lock
 from treeplay.tree.pace import Pace, Timing
 from treeplay.tree.recorders import recorders
@@ -261,14 +261,19 @@ class CompileThread:
                     if self._is_over:
                         return
                     self._is_busy, work = True, self._todo.popleft()
-                with _taking_turns_often():
-                    work()
+                try:
+                    with _taking_turns_often():
+                        work()
+                except Exception as error:  # else what was added after it would never be done
+                    tell_internal(internal(error, "working in the background"), "a program")
                 del work
         except _TheProcessEnds:
             pass
         finally:
             own_threads.discard(me)
-            self._is_busy = False
+            with self._changed:
+                self._is_busy = False
+                self._changed.notify_all()
 
     def _stop(self) -> None:
         """Python's end must not find the thread in the middle of torch: it is interrupted, and waited for a moment."""

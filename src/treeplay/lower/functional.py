@@ -18,6 +18,7 @@ from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
 from treeplay.lower.aten.memory import empty_like_spec
 from treeplay.lower.births import tell_results
+from treeplay.lower.numbers_together import NumbersTogether, compute
 from treeplay.torch_seam.fakes import new_fake_mode
 from treeplay.torch_seam.schemas import is_random
 from treeplay.trace.scalar_ops import FORMULAS
@@ -46,7 +47,8 @@ class TensorsForNumbers(torch.fx.Interpreter):
 
     `known` numbers are not computed here: those in `slots` are elements of a vector, given after the other inputs.
     `formulas` stand for operators, whatever they are given. With `forgets`, values are dropped after their last use. While it
-    has `births`, these are told of the results of `makers`.
+    has `births`, these are told of the results of `makers`. Numbers that are computed `together` are computed once for all, and
+    what is computed is not kept from a compiler.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class TensorsForNumbers(torch.fx.Interpreter):
         slots: Mapping[torch.fx.Node, int],
         *,
         formulas: Mapping[Any, Callable[..., Any]] | None = None,
+        together: Mapping[str, NumbersTogether] | None = None,
         makers: Collection[torch.fx.Node] = (),
         forgets: bool = False,
     ) -> None:
@@ -69,6 +72,9 @@ class TensorsForNumbers(torch.fx.Interpreter):
         self._integers = {index for node, index in slots.items() if node.meta.get("is_integer")}
         self.makers = {node.name for node in makers}
         self.formulas = formulas or {}
+        self.together = together or {}
+        self._nodes = {node.name: node for node in self.graph.nodes}
+        self._computed: dict[str, torch.Tensor] = {}
         self.vector: torch.Tensor | None = None
         self.births: Births | None = None
 
@@ -80,12 +86,15 @@ class TensorsForNumbers(torch.fx.Interpreter):
         finally:
             self.env.clear()
             self._elements.clear()
+            self._computed.clear()
 
     def run_node(self, n: torch.fx.Node) -> Any:
         if n.name in self.known:
             return self._element(self.slots[n.name]) if n.name in self.slots else None
         if n.op != "call_function":
             return super().run_node(n)
+        if n.name in self.together:
+            return self._together(n.name)
         if self.births is None or n.name not in self.makers:
             return self._call(n)
         before = self.births.now()
@@ -116,11 +125,20 @@ class TensorsForNumbers(torch.fx.Interpreter):
             self._elements[index] = element
         return self._elements[index]
 
+    def _together(self, name: str) -> torch.Tensor:
+        if name not in self._computed:
+            self._computed |= self.together[name].computed(self._before)
+        return self._computed.pop(name)
+
+    def _before(self, node: torch.fx.Node) -> Any:
+        """The value of a node that numbers computed together follow from. A known one may come behind the first of them."""
+        known = node.name in self.known
+        return self._element(self.slots[node.name]) if known else self.env[self._nodes[node.name]]
+
     def _number(self, n: torch.fx.Node, args: Sequence[Any]) -> torch.Tensor:
-        is_read = n.target is aten._local_scalar_dense.default
-        value = args[0].to(torch.float64).reshape(()) if is_read else n.target(*args)  # type: ignore[operator]
+        value = compute(n.target, args)
         feeds_tensors = any(user.name not in self.scalars for user in n.users)
-        return settled(value) if feeds_tensors else value  # type: ignore[no-any-return]
+        return settled(value) if feeds_tensors else value
 
 
 def draws_often(graph: torch.fx.Graph) -> bool:

@@ -15,10 +15,12 @@ import torch.fx
 from treeplay.device.protocol import Births
 from treeplay.graph_check import check_graph
 from treeplay.lower.births import makers_of_results
+from treeplay.lower.foreach import ON_LISTS
 from treeplay.lower.functional import TensorsForNumbers
 from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.masked import ON_A_STREAM
 from treeplay.lower.numbers import Vector, split_numbers
+from treeplay.lower.numbers_together import numbers_together
 
 
 def lower_for_stream(graph: torch.fx.Graph, device: torch.device) -> Lowered:
@@ -32,7 +34,8 @@ def lower_for_stream(graph: torch.fx.Graph, device: torch.device) -> Lowered:
         numbers.scalars,
         numbers.known,
         numbers.slots,
-        formulas=ON_A_STREAM,
+        formulas=ON_A_STREAM | ON_LISTS,
+        together=numbers_together(graph, numbers.scalars, numbers.known),
         makers=makers_of_results(graph),
         forgets=True,
     )

@@ -1,0 +1,119 @@
+"""Numbers of one form are computed together, and are what each is by itself."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pytest
+import torch
+import torch.fx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support import assert_same
+from treeplay.lower.numbers_together import compute, numbers_together
+from treeplay.values.spec import TensorSpec
+
+aten = torch.ops.aten
+READ = aten._local_scalar_dense.default
+BINARY = (operator.add, operator.sub, operator.mul, operator.truediv, operator.pow)
+
+
+class Numbers:
+    """A graph of numbers that are read from tensors and computed with, and their values, each computed by itself."""
+
+    def __init__(self) -> None:
+        self.graph = torch.fx.Graph()
+        self.numbers: list[torch.fx.Node] = []
+        self.values: dict[torch.fx.Node, Any] = {}
+
+    def tensor(self, value: Any, dtype: torch.dtype = torch.float32) -> torch.fx.Node:
+        node = self.graph.placeholder(f"in{len(self.graph.nodes)}")
+        self.values[node] = torch.tensor(value, dtype=dtype)
+        node.meta["spec"] = TensorSpec.of(self.values[node])
+        return node
+
+    def known(self, value: float) -> torch.fx.Node:
+        node = self.graph.placeholder(f"s{len(self.graph.nodes)}")
+        self.values[node] = torch.tensor(value, dtype=torch.float64)
+        return node
+
+    def call(self, target: Any, *args: Any) -> torch.fx.Node:
+        node = self.graph.call_function(target, args)
+        self.values[node] = compute(target, [self.values.get(arg, arg) for arg in args])
+        self.numbers.append(node)
+        return node
+
+    def check(self) -> int:
+        """That all numbers are what they are by themselves; how often something was computed."""
+        found = numbers_together(self.graph, self.numbers, ())
+        assert found.keys() == {node.name for node in self.numbers}
+        together = {id(each): each for each in found.values()}
+        computed: dict[str, Any] = {}
+        for each in together.values():
+            computed |= each.computed(lambda node: computed.get(node.name, self.values[node]))
+        for node in self.numbers:
+            assert_same(computed[node.name], self.values[node], node.name)
+        return sum(len(each._forms) for each in together.values())
+
+
+def test_the_numbers_of_many_parameters_are_computed_at_once() -> None:
+    numbers = Numbers()
+    rate, beta = numbers.known(0.01), numbers.known(0.9)
+    steps = [numbers.tensor(float(at)) for at in range(1, 41)]
+    corrections = [
+        numbers.call(operator.sub, 1, numbers.call(operator.pow, beta, numbers.call(READ, x))) for x in steps
+    ]
+    sizes = [numbers.call(operator.truediv, rate, correction) for correction in corrections]
+    for size in sizes:
+        numbers.call(operator.mul, size, -1)
+    assert numbers.check() == 5
+
+
+def test_what_differs_in_a_sign_of_zero_a_type_or_its_order_is_not_mixed_up() -> None:
+    numbers = Numbers()
+    read = [numbers.call(READ, numbers.tensor(at, dtype)) for at in range(6) for dtype in (torch.float32, torch.int64)]
+    for constant in (0.0, -0.0, 0, 1, 1.0):
+        for number in read:
+            numbers.call(operator.mul, number, constant)
+    for number, other in zip(read, reversed(read), strict=True):
+        numbers.call(operator.sub, number, other)
+    numbers.check()
+
+
+def test_between_two_numbers_of_one_form_a_tensor_may_be_written() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["spec"] = TensorSpec.of(torch.tensor(1.0))
+    first = graph.call_function(READ, (x,))
+    written = graph.call_function(aten.add_.Tensor, (x, first))
+    second = graph.call_function(READ, (x,))
+    found = numbers_together(graph, [first, second], ())
+    assert written.name not in found and found[first.name] is not found[second.name]
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_random_numbers_are_what_each_is_by_itself(data: st.DataObject) -> None:
+    numbers = Numbers()
+    constants = st.sampled_from([0.0, -0.0, 0.5, 2, -3.0])
+    known = [numbers.known(value) for value in (0.25, -1.5)]
+    several = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=8))
+    level = [numbers.call(READ, numbers.tensor(float(value))) for value in several]
+    for _ in range(data.draw(st.integers(1, 5))):
+        target, is_turned = data.draw(st.sampled_from([*BINARY, operator.neg, operator.mod])), data.draw(st.booleans())
+        other = data.draw(st.one_of(constants, st.sampled_from(known), st.sampled_from([*numbers.numbers])))
+        if target is operator.neg:
+            level = [numbers.call(target, number) for number in level]
+        else:
+            level = [numbers.call(target, *((other, number) if is_turned else (number, other))) for number in level]
+    numbers.check()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_few_numbers_are_computed_one_by_one(count: int) -> None:
+    numbers = Numbers()
+    for at in range(count):
+        numbers.call(operator.pow, 0.5, numbers.call(READ, numbers.tensor(float(at))))
+    assert numbers.check() == 2

@@ -10,6 +10,7 @@ import torch
 
 from support import call_of
 from treeplay.lower.births import ResultsTold, makers_of_results, tell_results, telling
+from treeplay.lower.stream import lower_for_stream
 from treeplay.trace.jit import trace
 
 
@@ -19,6 +20,10 @@ class Births:
     def __init__(self) -> None:
         self.time = 0
         self.told: list[tuple[int, int]] = []
+        self.begun = 0
+
+    def begins(self) -> None:
+        self.begun += 1
 
     def now(self) -> int:
         self.time += 1
@@ -93,3 +98,15 @@ def test_only_operators_that_may_make_the_memory_of_results_are_asked() -> None:
 def test_where_it_is_not_known_which_all_are_asked() -> None:
     graph = torch.fx.symbolic_trace(lambda x: x * 2 - 1).graph
     assert makers_of_results(graph) == set(graph.nodes)
+
+
+def test_of_every_operator_it_is_told_that_it_begins() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2 - 1).tanh()
+
+    births, graph = Births(), trace(program, call_of(torch.ones(3))).graph
+    lowered = lower_for_stream(graph, torch.device("cpu"))
+    assert lowered.tells is not None and lowered.body is not None
+    with lowered.tells(births):
+        (found,) = lowered.body([torch.ones(3)])
+    assert births.told == [(address(found), 1)] and births.begun == 2

@@ -28,6 +28,9 @@ class InBlock(tuple[torch.Tensor, ...]):
 class Births(Protocol):
     """Told by a body, while it is captured, when it makes tensors."""
 
+    begins: Callable[[], object]
+    """To be called before an operator of which nothing else is told. It leaves nothing behind that a capture could show."""
+
     def now(self) -> int:
         """How much has been captured so far."""
 

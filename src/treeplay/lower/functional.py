@@ -95,7 +95,10 @@ class TensorsForNumbers(torch.fx.Interpreter):
             return super().run_node(n)
         if n.name in self.together:
             return self._together(n.name)
-        if self.births is None or n.name not in self.makers:
+        if self.births is None:
+            return self._call(n)
+        if n.name not in self.makers:
+            self.births.begins()
             return self._call(n)
         before = self.births.now()
         value = self._call(n)

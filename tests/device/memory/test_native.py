@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from ctypes import CFUNCTYPE, POINTER, c_int, c_size_t, c_uint64, c_ulonglong, c_void_p, cast
+from ctypes import CFUNCTYPE, POINTER, PyDLL, c_int, c_size_t, c_uint64, c_ulonglong, c_void_p, cast
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,3 +175,46 @@ def test_without_a_compiler_there_is_none(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_compiler_that_fails_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "find_c_compiler", lambda: "/bin/false")
     assert native.functions.__wrapped__() is None
+
+
+PEEKS = r"""
+#include <string.h>
+enum { SIZE = 8192 };
+__attribute__((noinline)) void soil(void)
+{
+    char here[SIZE];
+    memset(here, 7, SIZE);
+    __asm__ volatile("" : : "r"(here) : "memory");
+}
+__attribute__((noinline)) int soiled(void)
+{
+    char here[SIZE];
+    volatile char *seen = here;
+    int count = 0;
+    __asm__ volatile("" : "=m"(here));
+    for (int at = 0; at < SIZE; at++)
+        count += seen[at] == 7;
+    return count;
+}
+"""
+
+
+def test_the_stack_is_cleared(tmp_path: Path) -> None:
+    source = tmp_path / "peeks.c"
+    source.write_text(PEEKS)
+    peeks = library.compile_library(source, PyDLL)
+    clear = native.clear_stack()
+    peeks.soil()
+    assert peeks.soiled() > 4096
+    peeks.soil()
+    clear()
+    assert peeks.soiled() == 0
+
+
+def test_without_a_compiler_nothing_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "functions", lambda: None)
+    native.clear_stack.cache_clear()
+    try:
+        assert native.clear_stack()() is None
+    finally:
+        native.clear_stack.cache_clear()

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from treeplay.device.cuda import driver
+from treeplay.device.cuda.memory.native import clear_stack
 from treeplay.torch_seam import allocator
 from treeplay.values.nodes import Allocation
 
@@ -30,13 +31,16 @@ class Marks:
         self._stream = allocator.native("_cuda_getCurrentRawStream")(device.index)
         self._at: dict[int, Told] = {}
         self._operators = 0
+        self.begins = clear_stack()
 
     def now(self) -> int:
         """How many nodes there are. What is allocated until the next question belongs together."""
         self._operators += 1
         allocator.note_allocations(str(self._operators))
         graph = driver.captured_graph(self._stream)
-        return driver.count_nodes(graph) if graph is not None else 0
+        nodes = driver.count_nodes(graph) if graph is not None else 0
+        self.begins()
+        return nodes
 
     def born(self, tensor: torch.Tensor, at: int) -> None:
         """Note a tensor in memory of its own."""

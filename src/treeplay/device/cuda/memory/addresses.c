@@ -1,4 +1,4 @@
-/* Gives torch's allocator addresses of one range, front to back.
+/* Gives torch's allocator addresses of one range, front to back; and clears the stack, so that captures are alike.
  *
  * For captures (`take`), every piece of the range is mapped to the same memory. For work that runs (`take_memory`), the range
  * begins with memory that is lent, and what is beyond it gets memory when it is taken.
@@ -9,6 +9,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 typedef int (*map_function)(uint64_t address, size_t size, size_t offset, uint64_t memory, unsigned long long flags);
 typedef int (*access_function)(uint64_t address, size_t size, const void *access, size_t count);
@@ -150,4 +151,15 @@ void *take_memory(size_t size, int device, void *stream)
         return NULL;
     lent.next = start + size;
     return (void *)(uintptr_t)start;
+}
+
+enum { CLEARED = 1 << 16 };
+
+/* Leaves zeros where the frames of what is called next will lie. A kernel's parameters are put together there, with parts that
+ * nobody writes to: what happens to be there is captured, and would have to be told from addresses that are meant. */
+__attribute__((noinline)) void clear_stack(void)
+{
+    char below[CLEARED];
+    memset(below, 0, sizeof below);
+    __asm__ volatile("" : : "r"(below) : "memory"); /* or the compiler would leave it out: nobody reads it */
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ctypes import CDLL, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from collections.abc import Callable
+from ctypes import CDLL, PyDLL, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -31,3 +32,18 @@ def functions() -> CDLL | None:
         take.argtypes = (c_size_t, c_int, c_void_p)
         take.restype = c_void_p
     return library
+
+
+@cache
+def clear_stack() -> Callable[[], object]:
+    """Its function of that name, which keeps Python's lock; one that does nothing on a machine without a C compiler."""
+    library = functions()
+    if library is None:
+        return _nothing
+    clear = PyDLL("", handle=library._handle).clear_stack
+    clear.restype = None
+    return clear
+
+
+def _nothing() -> None:
+    """Captures are right without it, and take longer to be compared."""

@@ -93,6 +93,15 @@ def test_between_two_numbers_of_one_form_a_tensor_may_be_written() -> None:
     assert written.name not in found and found[first.name] is not found[second.name]
 
 
+def test_numbers_that_all_follow_from_one_of_before_are_computed() -> None:
+    numbers = Numbers()
+    first = numbers.call(READ, numbers.tensor(3.0))
+    written = numbers.graph.call_function(aten.add_.Tensor, (numbers.tensor(1.0), first))
+    for _ in range(9):
+        numbers.call(operator.mul, numbers.call(operator.sub, first, 1), 2.5)
+    assert numbers.check() == 3 and written.op == "call_function"
+
+
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_random_numbers_are_what_each_is_by_itself(data: st.DataObject) -> None:

@@ -25,7 +25,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _EXACT_WEIGHTS = (
     torch.float32,
     torch.float64,
-)  # in others, a weight in the tensors' type is rounded where eager's is not
+)  # in others, a weight of the tensors' type is rounded, and eager's is not
 
 
 def _is_symbolic(numbers: Any) -> bool:

@@ -69,7 +69,8 @@ class NumbersTogether:
 
         for index, form in enumerate(self._forms):
             nodes = form.nodes
-            if len(nodes) < _FEWEST:
+            is_of_each = form.target is _READ or any(isinstance(arg, _OfForm) for arg in form.args)
+            if len(nodes) < _FEWEST or not is_of_each:
                 values |= {node: compute(node.target, [value(arg) for arg in node.args]) for node in nodes}
                 continue
             args = [

@@ -237,6 +237,15 @@ def left_alone(program: Any) -> Any:
     return jitted
 
 
+def test_calls_that_are_looked_at_after_all_count_once() -> None:
+    jitted = left_alone(read_and_doubled)
+    before = jitted.statistics().calls
+    jitted._manager.cache.look_again()
+    for _ in range(3):
+        jitted(torch.ones(2))
+    assert jitted.statistics().calls == before + 3
+
+
 def test_calls_of_several_threads_that_are_not_looked_at_are_all_counted() -> None:
     jitted, before = left_alone(read_and_doubled), sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

@@ -335,3 +335,15 @@ def test_dropout_that_drops_nothing_gives_its_argument_under_inference_mode() ->
             x = torch.randn(500)
             assert torch.equal(jitted(x), program(x))
     assert jitted.statistics().replays == 3
+
+
+def test_tensors_of_numbers_may_be_made_under_inference_mode() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x.index_select(0, torch.tensor([1, 0])) + (x * 2).detach_()
+
+    jitted = jit(program)
+    with torch.inference_mode():
+        for _ in range(4):
+            x = torch.randn(2, 3)
+            assert_same(jitted(x), program(x))
+    assert jitted.statistics().replays == 3

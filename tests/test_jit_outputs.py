@@ -477,3 +477,21 @@ def test_a_place_in_a_parameter_is_differentiated(lower: str) -> None:
         found, expected = jitted(x), weight.as_strided((2, 2), (1, 2), 3) * x
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(*(torch.autograd.grad((y * y).sum(), weight) for y in (found, expected)))
+
+
+@pytest.mark.parametrize("lower", ["aten", "inductor"])
+def test_a_result_may_be_reshaped_in_place(lower: str) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        turned, before = x + 1, x * 2
+        same = before.detach()
+        turned.t_().mul_(3)
+        before.unsqueeze_(0).transpose_(1, 2)
+        square = x @ x.t()
+        square.t_()
+        return turned, before.sum(1), same, square, before
+
+    jitted = jit(program, lower=lower)
+    for _ in range(4):
+        x = torch.randint(-9, 9, (3, 2)).float()
+        assert_same(jitted(x), program(x))
+    assert jitted.statistics().replays == 3

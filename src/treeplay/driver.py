@@ -33,7 +33,7 @@ from treeplay.plan.devices import CPU, move_state
 from treeplay.plan.draws import draws
 from treeplay.record.differentiable import acting_of, run_differentiable
 from treeplay.record.front import Front, run_front
-from treeplay.record.lowered import compile_later, keeps_tiers, lower_by, make_lowered, may_depend_on_clocks
+from treeplay.record.lowered import compile_later, make_first, make_lowered, may_depend_on_clocks
 from treeplay.record.taking_back import take_back
 from treeplay.record.timed import timed
 from treeplay.sandbox.boundary import Boundary
@@ -109,22 +109,22 @@ def run_back(
     """The stages from the plan on."""
     if front.traced.signature.kind is Kind.DIFFERENTIABLE:
         return run_differentiable(program, call, front, seconds, name=name)
-    has_tiers = keeps_tiers(front)
     device = device_for(front.device)
     with timed("lower", seconds), without_function_modes():
-        lowered = lower_by("aten", front, eager_random=True) if has_tiers else make_lowered(front)
+        first = make_first(front)
+        lowered = make_lowered(front) if first is None else first
     with timed("record", seconds), without_function_modes():
         recorded = device.record(make_work(front.traced, front.plan, lowered, name))
     with timed("wrap", seconds), no_collection():  # as in a trace
         signature = front.traced.signature
         inputs = move_state(signature, front.moving, front.inputs, front.device)
         moved = tuple(signature.inputs[index] for index in front.moving)
-        is_compiled = has_tiers or lowered.name == "inductor"
+        is_compiled = first is not None or lowered.name == "inductor"
         back = take_back(front, inputs, is_in_order=not is_compiled)
         recording = make_recording(
             signature, front.plan, lowered, recorded, call, inputs, seconds, name, moved, back, is_compiled=is_compiled
         )
-        if has_tiers:
+        if first is not None:
             compile_next = partial(compile_later, replace(front, inputs=[]), name, eager_random=settings.eager_random)
             recording.next_tier = NextTier(recorded, compile_next, device.stopwatch)
         return recording

@@ -448,6 +448,31 @@ def test_a_first_tier_is_captured_before_its_next_one_is_compiled(
     assert order[0] == "captured while 0 are compiled" and len(compiling.threads) == 1
 
 
+def test_a_program_whose_operators_cannot_be_recorded_one_by_one_is_refused(compiling: Compiling) -> None:
+    compiling.error = LoweringError("it cannot take this")
+    compiling.ready.set()
+    jitted = treeplay.jit(lambda x: torch.zeros(1).resize_(2, 3).zero_() + x, on_refusal="raise")
+    jitted(torch.ones(3))
+    with pytest.raises(treeplay.Refusal, match=r"take this; aten: aten.resize_.default resizes a tensor in place"):
+        jitted(torch.ones(3))
+    assert not internal_errors()
+
+
+def test_what_only_inductor_takes_is_compiled_before_it_serves(
+    compiling: Compiling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Lowered:
+        raise LoweringError("it cannot take this")
+
+    monkeypatch.setattr(lowered, "lower_aten", fail)
+    compiling.ready.set()
+    jitted = treeplay.jit(lambda x: x * 2 - 1)
+    for _ in range(3):
+        assert_same(jitted(torch.ones(2)), torch.ones(2))
+    assert jitted.statistics().replays == 2 and the_recording(jitted).lowering == "inductor"
+    assert threading.current_thread().name in compiling.threads
+
+
 def test_settings_of_tiers() -> None:
     with pytest.raises(treeplay.errors.ArgumentError, match="expected 'background' or 'exact', found 'fast'"):
         treeplay.settings.tiers = "fast"

@@ -23,6 +23,7 @@ from treeplay.lower.functional import TensorsForNumbers, make_functional
 from treeplay.lower.layouts import check_layouts, has_convolutions_both_ways, lay_out_results
 from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.numbers import Numbers, Vector, split_numbers
+from treeplay.lower.reshaped import with_reshapes_as_views
 from treeplay.lower.shared_lists import with_shared_lists_apart
 from treeplay.lower.stored import Stored, find, keep, key_of, load
 from treeplay.lower.written_out import WRITTEN_OUT
@@ -44,6 +45,8 @@ def lower_inductor(
     check_layouts(graph)
     graph = with_shared_lists_apart(graph)
     check_graph(graph, "shared lists were taken apart")
+    graph = with_reshapes_as_views(graph)
+    check_graph(graph, "shapes that change in place became views")
     numbers = split_numbers(graph)
     key = key_of(graph, device, eager_random=eager_random, is_small=is_small)
     artifact, operators = _loaded(key) or _compiled(

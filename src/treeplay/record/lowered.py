@@ -1,7 +1,7 @@
 """From the front to what a device records: lowered at once, or one operator after the other now and compiled in the background.
 
 Front ─ make_lowered ▶ Lowered                   by the first lowering of the plan that takes the graph
-      ─ lower_by("aten") ▶ Lowered, and later ─ compile_later ▶ Lowered, Recorded        where it has tiers (`keeps_tiers`)
+      ─ make_first ▶ Lowered, and later ─ compile_later ▶ Lowered, Recorded              where it has tiers (`keeps_tiers`)
 """
 
 from __future__ import annotations
@@ -39,6 +39,18 @@ def make_lowered(front: Front) -> Lowered:
             return replace(lowered, details={**lowered.details, "passed over": tuple(problems)})
     other = "" if "aten" in front.plan.lowerings else 'try lower="aten", or '
     raise Refusal.of("lower", "; ".join(problems), f"{other}keep the program eager")
+
+
+def make_first(front: Front) -> Lowered | None:
+    """What serves until the graph is compiled in the background; None where there is one lowering from the start, as for a
+    graph with operators that only the compiler may take."""
+    if not keeps_tiers(front):
+        return None
+    try:
+        return lower_by("aten", front, eager_random=True)
+    except LoweringError:
+        counters.add("lowering failed", "aten")
+        return None
 
 
 def keeps_tiers(front: Front) -> bool:

@@ -164,7 +164,10 @@ class Tracer(TorchDispatchMode):
         return func, args, kwargs
 
     def _is_idle(self, func: Any, args: Any) -> bool:
-        """Whether an operator that changes shapes in place leaves that of a tensor which outlives the call as it is."""
+        """Whether an operator does nothing: one that changes shapes in place leaves that of a tensor which outlives the call as
+        it is, or `detach_` arrives, as it does under inference mode only, where there is no graph to take a tensor out of."""
+        if func is aten.detach_.default:
+            return True
         if func not in _SHAPES or isinstance(args[0], FakeTensor):
             return False
         fake = self._value(args[0], func, None).fake

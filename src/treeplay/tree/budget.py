@@ -126,6 +126,10 @@ class Pause:
         """A look led to something: so may the next ones."""
         self._looks = 0.0
 
+    def end(self) -> None:
+        """Leave no further call alone; those that were are `taken` before."""
+        self.left = self._counted = 0
+
     def taken(self) -> int:
         """The calls that were left alone and not counted yet."""
         taken, self._counted = self._counted - self.left, self.left

@@ -211,7 +211,7 @@ class Cache:
     def look_again(self) -> None:
         """Leave no call alone any more: there is something new that may serve it."""
         self.settle()
-        self.pause.left = 0
+        self.pause.end()
         self.glances.clear()
 
     def reset(self) -> None:

@@ -225,6 +225,14 @@ def test_reassigned_data_is_what_later_operators_mean() -> None:
     check(body, x, y)
 
 
+def test_the_data_of_a_parameter_is_written_in_each_replay() -> None:
+    def body(weight: torch.Tensor) -> torch.Tensor:
+        weight.data.mul_(2).sub_(1)
+        return weight.data * 3
+
+    check(body, nn.Parameter(torch.arange(3.0)))
+
+
 def test_constants_from_python_numbers_start_anew_in_each_replay() -> None:
     x = torch.ones(2)
 

@@ -386,6 +386,15 @@ def test_other_layouts_are_refused() -> None:
         record(lambda: torch.ones(3).to_sparse())
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused_where_they_are_made_and_where_they_are_used() -> None:
+    x = torch.ones(3)
+    for body in (lambda: torch.nested.nested_tensor([x, x]), lambda: nested * 2):
+        nested = torch.nested.nested_tensor([x, x])
+        with pytest.raises(CaptureFailed, match="works on a nested tensor"):
+            record(body)
+
+
 def test_a_mask_may_write_one_number_but_not_many() -> None:
     x = torch.arange(5.0)
 

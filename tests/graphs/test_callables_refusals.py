@@ -10,7 +10,7 @@ from torch import nn
 
 from support import assert_same
 from treeplay.errors import ArgumentError, ArgumentTypeError, CaptureFailed, UsageError
-from treeplay.graphs import make_graphed_callables
+from treeplay.graphs import Graph, graph, make_graphed_callables
 
 
 class Loud(nn.Linear):
@@ -319,3 +319,13 @@ def test_G36_a_module_wrapped_without_gradients_gives_none(dev: str) -> None:
         module(x)
     with pytest.raises(UsageError, match="wrapped without"):
         module(x)
+
+
+def test_wrapping_inside_of_a_capture_is_refused_and_leaves_the_capture_alone(loud: Loud, dev: str) -> None:
+    x, recording = torch.ones(2, 4, device=dev), Graph(device=dev)
+    with graph(recording):
+        refused(loud, UsageError, "inside of a capture", loud, (x,))
+        y = x * 2 - 1
+    x.fill_(3)
+    recording.replay()
+    assert float(y.sum()) == 40

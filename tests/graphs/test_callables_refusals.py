@@ -329,3 +329,17 @@ def test_wrapping_inside_of_a_capture_is_refused_and_leaves_the_capture_alone(lo
     x.fill_(3)
     recording.replay()
     assert float(y.sum()) == 40
+
+
+def test_an_argument_that_is_written_shares_no_memory_with_another(dev: str) -> None:
+    def bump(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x - y * 2
+
+    graphed = make_graphed_callables(bump, (torch.ones(3, device=dev), torch.ones(3, device=dev)))
+    memory = torch.arange(6.0, device=dev)
+    for x, y in ((memory[:3], memory[:3]), (memory[:3], memory[2:5])):
+        with pytest.raises(UsageError, match=r"\$\[0\] and \$\[1\]: they share memory"):
+            graphed(x, y)
+    assert memory.tolist() == [0, 1, 2, 3, 4, 5]
+    assert graphed(memory[:3], memory[3:]).tolist() == [-5, -6, -7]

@@ -208,9 +208,13 @@ class Graph:
 
 
 def _device(device: torch.device | str | None) -> torch.device:
-    found = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
-    if found.type not in ("cpu", "cuda"):
-        raise ArgumentError(f"device: expected a CUDA device or the CPU, found {found}")
+    wanted = device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(wanted)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise ArgumentError(f"device: expected a CUDA device or the CPU, found {wanted}")
     return found
 
 

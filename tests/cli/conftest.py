@@ -45,9 +45,9 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _imports_as_before() -> Iterator[None]:
     """`check` imports the user's file as Python would run it; tests take it back."""
-    path, modules = list(sys.path), set(sys.modules)
+    path, modules, words = list(sys.path), set(sys.modules), sys.argv
     yield
-    sys.path[:] = path
+    sys.path[:], sys.argv = path, words
     for name in set(sys.modules) - modules:
         if name.startswith("programs_of_a_user"):
             del sys.modules[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,6 +121,8 @@ def test_a_module_on_the_path_can_be_named(command: Command) -> None:
         (":name", "expected FILE.py:NAME or module:NAME"),
         ("/there/is/none.py:step", "there is no file /there/is/none.py"),
         ("no_such_module_here:step", "there is no module no_such_module_here"),
+        ("torch.no_such_module:step", "there is no module torch.no_such_module"),
+        ("..there:step", "there is no module ..there"),
         ("torch:sigmod", "did you mean sigmoid"),
         ("torch:pi", "torch:pi cannot be called: its type is float"),
     ],
@@ -139,6 +142,7 @@ def test_a_wrong_target_is_one_message(command: Command, target: str, message: s
         ("def program(x):\n    return x\n", ["--args", "1 +"], "SyntaxError"),
         ("def program(x):\n    return x\n", [], "missing 1 required positional argument"),
         ("import sys\nsys.exit(0)\n", [], "SystemExit"),
+        ("def __getattr__(name):\n    raise ValueError(name)\n", [], ":2 in __getattr__"),
     ],
 )
 def test_an_exception_of_the_user_is_one_message(
@@ -148,6 +152,30 @@ def test_an_exception_of_the_user_is_one_message(
     assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("line", ["1 / 0", "import no_such_module_here"])
+def test_an_exception_of_a_package_is_the_packages_own(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    folder = tmp_path / "programs_of_a_user"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(f"{line}\n")
+    (folder / "steps.py").write_text("def step():\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    result = command("check", "programs_of_a_user.steps:step")
+    assert result.exit_code == 2
+    assert "importing programs_of_a_user.steps raised" in result.stderr
+    assert "__init__.py:1" in result.stderr
+
+
+def test_a_file_that_parses_arguments_is_given_none(command: Command, write_program: WriteProgram) -> None:
+    path = write_program(
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--rate', type=float, default=0.5)\n"
+        "rate = parser.parse_args().rate\n\ndef step(x):\n    return x * rate\n"
+    )
+    result = command("check", f"{path}:step", "--args", "torch.ones(2)")
+    assert result.exit_code == 0, result.output
 
 
 def test_the_program_runs_eagerly_once(command: Command, write_program: WriteProgram) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +35,20 @@ def test_python_m_treeplay_is_the_command() -> None:
         [sys.executable, "-m", "treeplay", "chek"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2 and "treeplay" in done.stderr and "chek" in done.stderr
+
+
+def test_a_letter_that_the_output_lacks_is_written_as_its_number(tmp_path: Path) -> None:
+    file = tmp_path / "lines.py"
+    file.write_text("def step(x):\n    return x * x.sum().item()  # é\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "treeplay", "check", f"{file}:step", "--args", "torch.ones(2)"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        check=False,
+    )
+    assert done.returncode == 1 and "return x * x.sum().item()  # \\xe9" in done.stdout, done.stderr
 
 
 def test_the_list_of_verbs_says_what_each_says_of_itself() -> None:

@@ -225,6 +225,14 @@ def test_reassigned_data_is_what_later_operators_mean() -> None:
     check(body, x, y)
 
 
+def test_the_data_of_a_parameter_is_written_in_each_replay() -> None:
+    def body(weight: torch.Tensor) -> torch.Tensor:
+        weight.data.mul_(2).sub_(1)
+        return weight.data * 3
+
+    check(body, nn.Parameter(torch.arange(3.0)))
+
+
 def test_constants_from_python_numbers_start_anew_in_each_replay() -> None:
     x = torch.ones(2)
 
@@ -376,6 +384,15 @@ def test_profiling_marks_are_not_operators() -> None:
 def test_other_layouts_are_refused() -> None:
     with pytest.raises(CaptureFailed, match="layout torch"):
         record(lambda: torch.ones(3).to_sparse())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused_where_they_are_made_and_where_they_are_used() -> None:
+    x = torch.ones(3)
+    for body in (lambda: torch.nested.nested_tensor([x, x]), lambda: nested * 2):
+        nested = torch.nested.nested_tensor([x, x])
+        with pytest.raises(CaptureFailed, match="works on a nested tensor"):
+            record(body)
 
 
 def test_a_mask_may_write_one_number_but_not_many() -> None:

@@ -240,6 +240,21 @@ def test_an_argument_written_in_place_is_written_for_the_caller_too(dev: str) ->
         close(x, twin)
 
 
+def test_autograd_notices_that_a_sample_was_written_in_place(dev: str) -> None:
+    def bump(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x - 1
+
+    sample, weight = torch.ones(3, device=dev), torch.ones(3, device=dev, requires_grad=True)
+    graphed = make_graphed_callables(bump, (sample,))
+    loss = (weight * sample).sum()
+    for _ in range(2):
+        graphed(sample)
+    assert sample.tolist() == [4, 4, 4]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_G30_modules_and_functions_train_like_eager(dev: str) -> None:
     first, second = mlp(dev), nn.Linear(3, 2).to(dev)
     twins = copy.deepcopy((first, second))

@@ -10,7 +10,7 @@ from torch import nn
 
 from support import assert_same
 from treeplay.errors import ArgumentError, ArgumentTypeError, CaptureFailed, UsageError
-from treeplay.graphs import make_graphed_callables
+from treeplay.graphs import Graph, graph, make_graphed_callables
 
 
 class Loud(nn.Linear):
@@ -319,3 +319,27 @@ def test_G36_a_module_wrapped_without_gradients_gives_none(dev: str) -> None:
         module(x)
     with pytest.raises(UsageError, match="wrapped without"):
         module(x)
+
+
+def test_wrapping_inside_of_a_capture_is_refused_and_leaves_the_capture_alone(loud: Loud, dev: str) -> None:
+    x, recording = torch.ones(2, 4, device=dev), Graph(device=dev)
+    with graph(recording):
+        refused(loud, UsageError, "inside of a capture", loud, (x,))
+        y = x * 2 - 1
+    x.fill_(3)
+    recording.replay()
+    assert float(y.sum()) == 40
+
+
+def test_an_argument_that_is_written_shares_no_memory_with_another(dev: str) -> None:
+    def bump(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x - y * 2
+
+    graphed = make_graphed_callables(bump, (torch.ones(3, device=dev), torch.ones(3, device=dev)))
+    memory = torch.arange(6.0, device=dev)
+    for x, y in ((memory[:3], memory[:3]), (memory[:3], memory[2:5])):
+        with pytest.raises(UsageError, match=r"\$\[0\] and \$\[1\]: they share memory"):
+            graphed(x, y)
+    assert memory.tolist() == [0, 1, 2, 3, 4, 5]
+    assert graphed(memory[:3], memory[3:]).tolist() == [-5, -6, -7]

@@ -40,5 +40,12 @@ def test_G3_a_stream_means_nothing_on_the_cpu() -> None:
 
 
 def test_G3_a_tensor_of_another_device_is_refused_with_both_names() -> None:
-    with pytest.raises(CaptureFailed, match=r"works on a tensor of meta, and the capture is of cpu"):
+    with pytest.raises(CaptureFailed, match=r"works on a tensor of meta, and the capture is of cpu") as failure:
         record("cpu", lambda: torch.ones(3, device="meta") + 1)
+    assert failure.value.advice == "move the tensor to the CPU"  # nothing can be captured on meta
+
+
+@pytest.mark.parametrize("device", ["meta", "cpuu", object()])
+def test_a_device_that_nothing_records_on_is_refused(device: str) -> None:
+    with pytest.raises(ArgumentError, match="device: expected a CUDA device or the CPU, found"):
+        Graph(device=device)

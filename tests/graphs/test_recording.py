@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from support.recordings import record, reserved, ten_times
+from treeplay import UsageError
 from treeplay.graphs import Graph, graph
 
 
@@ -127,3 +131,16 @@ def test_G11_dropping_a_recording_while_it_captures_ends_the_capture(dev: str, x
     again, y = record(dev, lambda: x + 1)
     again.replay()
     assert float(y.sum()) == 2000
+
+
+@pytest.mark.parametrize("attempt", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_recording_refuses_to_be_copied_and_stays_as_it_is(
+    dev: str, x: torch.Tensor, attempt: Callable[[Graph], object]
+) -> None:
+    """The copy of an object that holds a recording used to drop the recording when it went."""
+    recording, y = record(dev, lambda: x * 2 - 1)
+    with pytest.raises(UsageError, match="cannot be copied or pickled"):
+        attempt(recording)
+    gc.collect()
+    recording.replay()
+    assert float(y.sum()) == 1000

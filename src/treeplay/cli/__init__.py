@@ -10,6 +10,8 @@ A verb's module, and torch with it, is imported when the verb is called: the ver
 from __future__ import annotations
 
 import importlib
+import io
+import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -68,4 +70,6 @@ def make_app() -> typer.Typer:
 
 def main() -> None:
     """The entry point of the command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a terminal may lack a letter of the user's line
     make_app()(prog_name="treeplay")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable
@@ -21,6 +20,8 @@ from treeplay.cli.outcome import CommandError
 from treeplay.module import JittedModule
 from treeplay.observe.lines import failed_call
 from treeplay.program import Jitted
+
+_NOTHING = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ def find_target(text: str, arguments: str | None) -> Target:
     where, separator, name = text.rpartition(":")
     if not separator or not where or not name:
         raise CommandError(f"expected FILE.py:NAME or module:NAME, found {text!r}")
+    sys.argv = [where]  # the user's code may parse them, and ours are not for it
     module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
     program = _unwrapped(_lookup(module, name))
     if not callable(program):
@@ -63,22 +65,25 @@ def _load_file(path: Path) -> ModuleType:
 
 def _load_module(name: str) -> ModuleType:
     sys.path.insert(0, os.getcwd())
+    missing = CommandError(f"there is no module {name} (for a file, write its path with .py)")
+    if name.startswith("."):
+        raise missing
     try:
-        found = importlib.util.find_spec(name)
-    except (ModuleNotFoundError, ValueError):  # a parent that is missing, or a name such as "..x"
-        found = None
-    if found is None:
-        raise CommandError(f"there is no module {name} (for a file, write its path with .py)")
-    module: ModuleType = with_user_errors(f"importing {name}", lambda: importlib.import_module(name))
+        module: ModuleType = with_user_errors(f"importing {name}", lambda: importlib.import_module(name))
+    except CommandError as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and f"{name}.".startswith(f"{cause.name}."):
+            raise missing from None  # it or its parent, and not what one of them imports
+        raise
     return module
 
 
 def _lookup(module: ModuleType, name: str) -> Any:
     value: Any = module
     for part in name.split("."):
-        if not hasattr(value, part):
+        value = with_user_errors(f"looking up {name}", functools.partial(getattr, value, part, _NOTHING))
+        if value is _NOTHING:
             raise CommandError(f"{module.__name__} has no {name}{_suggestion(module, name)}")
-        value = getattr(value, part)
     return value
 
 

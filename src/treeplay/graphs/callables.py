@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from treeplay.errors import CaptureFailed, TreeplayError
+from treeplay.device.turns import turns
+from treeplay.errors import CaptureFailed, TreeplayError, UsageError
 from treeplay.graphs.body import Body, CallableModes
 from treeplay.graphs.contract import Contract, Keywords, take_keywords
 from treeplay.graphs.order import order_of
@@ -93,6 +94,10 @@ def make_graphed_callables(
     options.check()
     if not settings.enabled:
         return callables
+    if turns.is_mine:
+        raise UsageError(
+            "callables were to be recorded inside of a capture, and captures do not nest: wrap them before it"
+        )
     requests = take_requests(callables, sample_args, sample_kwargs)
     for request in requests:
         check_request(request)

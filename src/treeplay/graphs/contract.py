@@ -19,6 +19,7 @@ import torch
 from treeplay.errors import UsageError
 from treeplay.torch_seam.modes import is_traceable_wrapper_subclass
 from treeplay.values.flatten import flatten
+from treeplay.values.overlap import overlapping
 from treeplay.values.same import exact_key
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import DICTS, Leaf, Structure, paths
@@ -94,6 +95,16 @@ class Contract:
         _follow(self.positional, args, "$", leaves)
         leaves.extend(tensors)
         return leaves
+
+    def check_apart(self, tensors: Sequence[torch.Tensor], written: Sequence[int]) -> None:
+        """`UsageError` if an argument that is written shares memory with another one: in a recording each has its own, so
+        that the other would not see what is written."""
+        for one, other in overlapping(tensors, written):
+            first, second = self.expected[one].path, self.expected[other].path
+            raise UsageError(
+                f"{first} and {second}: they share memory, one of them is written, and they were recorded apart: "
+                "pass a clone of one, or call the original"
+            )
 
     def check(self, leaves: Sequence[Any], *, with_gradients: bool) -> None:
         """Raise `UsageError` with every leaf that differs from what was recorded."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 
@@ -180,6 +180,10 @@ class Graph:
     def __repr__(self) -> str:
         return f"<treeplay.graphs.Graph on {self.device}, {self._phase.value}>"
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        # A copy would share what is recorded, and drop it from under the other when the first of both goes.
+        raise UsageError("a recording cannot be copied or pickled: it is tied to the memory it was recorded with")
+
     def __del__(self) -> None:
         with suppress(Exception):  # dropping it has the effect of reset, and never raises
             if self._phase is RecordingPhase.CAPTURING:
@@ -204,9 +208,13 @@ class Graph:
 
 
 def _device(device: torch.device | str | None) -> torch.device:
-    found = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
-    if found.type not in ("cpu", "cuda"):
-        raise ArgumentError(f"device: expected a CUDA device or the CPU, found {found}")
+    wanted = device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(wanted)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise ArgumentError(f"device: expected a CUDA device or the CPU, found {wanted}")
     return found
 
 

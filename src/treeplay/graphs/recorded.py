@@ -177,9 +177,11 @@ class RecordedBody:
         return [next(rest) if is_needed else None for is_needed in needed]
 
     def _write_back(self, values: Sequence[torch.Tensor]) -> None:
-        inputs = self.forward.inputs
-        moved = [index for index in self.forward.written if not inputs.is_place_of(index, values[index])]
+        inputs, written = self.forward.inputs, self.forward.written
+        moved = [index for index in written if not inputs.is_place_of(index, values[index])]
         copy_all([values[index] for index in moved], [inputs.tensors[index] for index in moved])
+        if len(moved) < len(written):  # a replay writes without telling autograd
+            increment_version([inputs.tensors[index] for index in written if index not in moved])
 
     def __repr__(self) -> str:
         return f"<recording of {self.label}, {self.calls} calls>"

@@ -152,6 +152,8 @@ class GraphedCallable:
         self._check_state(entry)
         if entry.recorded is None:  # `reset` came in between
             return self._fitting(args, kwargs)
+        if isinstance(entry.recorded, RecordedBody) and entry.recorded.forward.written:
+            entry.contract.check_apart(leaves, entry.recorded.forward.written)
         return entry.recorded, leaves
 
     def _record_now(self, args: tuple[Any, ...], keywords: Keywords, kwargs: dict[str, Any]) -> KeyState:

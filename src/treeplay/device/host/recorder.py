@@ -112,8 +112,8 @@ class Recorder(TorchDispatchMode):
         return CaptureFailed(reason)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(kind is not torch.Tensor for kind in types):
-            return NotImplemented  # a tensor subclass takes it apart first
+        if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
+            return NotImplemented  # a tensor subclass takes it apart first; a parameter has nothing to take apart
         with functions_unwatched():
             return self._run(func, args, kwargs or {})
 

@@ -62,11 +62,14 @@ def refusal_of_tensors(op: Any, tree: Any) -> Reason | None:
             continue
         if leaf.device.type != "cpu":
             why = f"works on a tensor of {leaf.device}, and the capture is of cpu"
-            return _reason(_spoken(op), why, f"capture on {leaf.device} (`device=`), or move the tensor to the CPU")
+            elsewhere = f"capture on {leaf.device} (`device=`), or " if leaf.is_cuda else ""
+            return _reason(_spoken(op), why, f"{elsewhere}move the tensor to the CPU")
         if leaf.layout is not torch.strided:
             return _reason(
                 _spoken(op), f"works on a tensor of layout {leaf.layout}", "use strided tensors (`to_dense()`)"
             )
+        if leaf.is_nested:
+            return _reason(_spoken(op), "works on a nested tensor", "use a padded tensor (`to_padded_tensor()`)")
     return None
 
 

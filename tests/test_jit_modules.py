@@ -280,14 +280,15 @@ def test_a_module_that_the_program_makes_is_part_of_it() -> None:
     ],
     ids=["transformer", "attention"],
 )
-def test_layers_take_the_large_operator_that_they_take_eagerly(make: Any) -> None:
+@pytest.mark.parametrize("lower", ["aten", "inductor"])
+def test_layers_take_the_large_operator_that_they_take_eagerly(make: Any, lower: Any) -> None:
     model = make().eval()
 
     def step(x: torch.Tensor) -> Any:
         with torch.no_grad():
             return model(x, x, x)[0] if isinstance(model, nn.MultiheadAttention) else model(x)
 
-    jitted = jit(step)
+    jitted = jit(step, lower=lower)
     for _ in range(4):
         x = torch.randn(4, 7, 8)
         found, expected = jitted(x), step(x)

@@ -380,3 +380,22 @@ def test_fake_arguments_run_eagerly_and_keep_nothing_from_being_recorded(lower: 
     statistics = jitted.statistics()
     assert (statistics.recordings, statistics.refusals) == (1, 0)
     assert any("no data to compute with" in str(key.refusal) for key in statistics.keys)
+
+
+def test_an_encoder_that_asks_for_the_mask_is_refused_with_the_option_that_helps() -> None:
+    x, mask = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+
+    def encoder(**options: bool) -> nn.Module:
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        return nn.TransformerEncoder(layer, 2, **options).eval()
+
+    with torch.no_grad():
+        asks = jit(encoder())
+        asks(x, src_key_padding_mask=mask)
+        with pytest.raises(treeplay.Refusal, match="enable_nested_tensor=False"):
+            asks(x, src_key_padding_mask=mask)
+        model = encoder(enable_nested_tensor=False)
+        does_not = jit(model)
+        for _ in range(4):
+            assert_same(does_not(x, src_key_padding_mask=mask), model(x, src_key_padding_mask=mask))
+    assert does_not.statistics().replays == 3

@@ -176,7 +176,10 @@ def record_for_all_sizes(
 
     with timed("lower", seconds):
         signature, tensors = of_tensors_only(front.traced.signature, call, front.inputs)
-        made = trace_for_any_size(program, call, signature, tensors, changing, acting_of(front), front.traced.log)
+        results = [node.meta["spec"] for node in front.traced.graph.output_node().args[0]]  # type: ignore[union-attr]
+        made = trace_for_any_size(
+            program, call, signature, tensors, changing, acting_of(front), front.traced.log, results
+        )
     return make_for_all_sizes(
         made.signature, front.plan, made.compile, call, changing, seconds, operators=made.operators, name=name
     )

@@ -181,3 +181,16 @@ def test_code_of_another_trace_serves_no_sizes_that_it_was_not_asked_for() -> No
                 torch.testing.assert_close(jitted(x), program(x))
                 assert compile_thread.wait(120)
             assert calls_served(jitted) > 3
+
+
+def test_a_layer_whose_result_would_lie_otherwise_is_recorded_for_each_size() -> None:
+    """Attention takes one large operator in evaluation, and smaller ones under a trace with symbols."""
+    layer = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    with torch.no_grad():
+        jitted = compiled(lambda x: layer(x, x, x)[0], *(torch.randn(2, size, 8) for size in (4, 5, 5)))
+        for size in (6, 5, 4, 6):
+            x = torch.randn(2, size, 8)
+            found, expected = jitted(x), layer(x, x, x)[0]
+            assert found.stride() == expected.stride()
+            torch.testing.assert_close(found, expected)
+    assert calls_served(jitted) == 0 and "lie in memory with strides" in jitted.explain()

@@ -25,14 +25,15 @@ from treeplay.torch_seam import flags
 from treeplay.torch_seam.context import TracingContext, tracing
 from treeplay.torch_seam.dynamo import compile_lock
 from treeplay.torch_seam.sizes import SymbolicSizes, shown_as_numbers
-from treeplay.torch_seam.symbols import numpy_asks
+from treeplay.torch_seam.symbols import example_of, numpy_asks
 from treeplay.trace.any_size import Changing, check_passed, check_same_operators, for_any_size, meets_numpy, refusal
 from treeplay.trace.call import Call
-from treeplay.trace.log import LoggedCall
+from treeplay.trace.log import LoggedCall, takes_large_layers
 from treeplay.trace.rerun import Rerun
 from treeplay.values.captured import Role
 from treeplay.values.signature import Argument, Input, Signature
 from treeplay.values.sizes import AskedOfSizes, SizeOf
+from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import as_written
 from treeplay.wrap.aot.capture import captured
 from treeplay.wrap.aot.compilers import Boxed
@@ -56,9 +57,11 @@ def trace_for_any_size(
     changing: Changing,
     acting: frozenset[Any],
     log: Sequence[LoggedCall],
+    results: Sequence[TensorSpec],
 ) -> ProgramForAnySize:
     """The program with symbols for the sizes in `changing`. `signature` and `tensors` are those of the ordinary trace of
-    `call`, without its constants; `acting` and `log` are its operators that act, and all. Raises `Refusal`."""
+    `call`, without its constants; `acting` and `log` are its operators that act, and all; `results` what it gives. Raises
+    `Refusal`."""
     plain = for_any_size(signature, call, changing)
     given = (call.leaves[item.source.index] for item in plain.inputs[len(tensors) :])  # type: ignore[union-attr]
     tensors = [*tensors, *given]
@@ -78,7 +81,7 @@ def trace_for_any_size(
         stack.enter_context(kept(acting))
         stack.enter_context(_without_inference_mode())
         stack.enter_context(shown_as_numbers())
-        stack.enter_context(rerun.ready(is_exact=False))
+        stack.enter_context(rerun.ready(is_exact=takes_large_layers(log)))
         stack.enter_context(numpy_asks(meets_numpy))  # with the turn, as in any other trace
         fakes = [
             sizes.fake_of(tensor, f"t{at}", _changing(item, changing))
@@ -92,6 +95,7 @@ def trace_for_any_size(
         if why is not None:
             raise refusal(why)
         _check_symbols(sizes, names)
+        _check_layouts(traced.graph, results)
         graph, inputs = traced.graph, list(traced.inputs)
 
     def compile_it() -> tuple[Boxed, AskedOfSizes]:
@@ -139,6 +143,16 @@ class _NotInference(ExitStack):
         self.enter_context(torch.inference_mode(False))
         self.enter_context(torch.no_grad())
         return self
+
+
+def _check_layouts(module: torch.fx.GraphModule, results: Sequence[TensorSpec]) -> None:
+    """Refuse a program whose results would lie otherwise than in the ordinary trace: a layer that took one large operator there
+    takes smaller ones under the trace with symbols."""
+    made: Any = module.graph.output_node().args[0]
+    for node, spec in zip(made, results, strict=True):
+        now = tuple(map(example_of, node.meta["val"].stride()))
+        if any(size > 1 and was != is_now for size, was, is_now in zip(spec.shape, spec.stride, now, strict=True)):
+            raise refusal(f"a result would lie in memory with strides {now}, and eager's with {spec.stride}")
 
 
 def _check_symbols(sizes: SymbolicSizes, names: Sequence[str]) -> None:

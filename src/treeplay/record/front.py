@@ -29,7 +29,7 @@ from treeplay.settings import settings
 from treeplay.trace.call import Call
 from treeplay.trace.going_on import EagerReads
 from treeplay.trace.jit import trace
-from treeplay.trace.log import LoggedCall, first_difference, other_operators
+from treeplay.trace.log import LoggedCall, first_difference, other_operators, takes_large_layers
 from treeplay.trace.traced import Trace
 from treeplay.tree.audit import Audit
 from treeplay.tree.make import current_inputs
@@ -64,8 +64,10 @@ def run_front(
     """The stages up to the plan, which compile and record nothing. `eager_reads`: to find what else is in the way behind a
     refusal."""
 
+    is_exact = lower == "aten" or takes_large_layers(first_run)
+
     def retrace(call: Call) -> Trace:
-        return trace(program, call, is_exact=lower == "aten", first_run=first_run, eager_reads=eager_reads)
+        return trace(program, call, is_exact=is_exact, first_run=first_run, eager_reads=eager_reads)
 
     with timed("trace", seconds):
         traced = retrace(call)

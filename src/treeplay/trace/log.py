@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,15 @@ class LoggedCall:
     def key(self) -> tuple[Any, ...]:
         """What identifies the call in another run."""
         return self.op, self.where, self.site, self.given, len(self.numbers)
+
+
+_LARGE = ("aten._native_multi_head_attention.default", "aten._transformer_encoder_layer_fwd.default")
+
+
+def takes_large_layers(log: Iterable[LoggedCall]) -> bool:
+    """Whether a run took the one large operator that layers of attention have for evaluation. What it gives lies otherwise than
+    what the smaller ones give that such a layer takes where it sees that it is traced."""
+    return any(entry.op in _LARGE for entry in log)
 
 
 def result_entry(result: Any) -> LoggedCall:

@@ -23,6 +23,7 @@ from treeplay.values.spec import TensorSpec
 
 MOST_NUMBERS = 64  # of a constant that a log shows, or that is made of numbers which vary
 KEEP_ON_DEVICE = "return the tensor and read it after the call, or keep the computation in tensors (torch.where)"
+_INSTEAD = {"_nested_tensor_from_mask_left_aligned": "make the nn.TransformerEncoder with enable_nested_tensor=False"}
 
 
 @dataclass(eq=False, slots=True)
@@ -143,8 +144,9 @@ class TraceTape:
             return type(out)(wrapped)
         if out is None:
             return None
-        func, where = node.target, node.meta["where"]
-        raise self.refuse(spoken_name(func), "gives Python a value that depends on data", KEEP_ON_DEVICE, where)
+        name, where = spoken_name(node.target), node.meta["where"]
+        advice = _INSTEAD.get(name, KEEP_ON_DEVICE)
+        raise self.refuse(name, "gives Python a value that depends on data", advice, where)
 
     def add_tensor(self, fake: torch.Tensor, node: torch.fx.Node, handles: Mapping[int, torch.Tensor]) -> torch.Tensor:
         """What Python gets for one tensor."""

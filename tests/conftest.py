@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import signal
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,6 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
         lent.__enter__()
         config.add_cleanup(partial(lent.__exit__, None, None, None))
     GATE.install()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as where a shell starts a run in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # until all is loaded
 
 

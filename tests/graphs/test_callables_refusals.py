@@ -343,3 +343,33 @@ def test_an_argument_that_is_written_shares_no_memory_with_another(dev: str) -> 
             graphed(x, y)
     assert memory.tolist() == [0, 1, 2, 3, 4, 5]
     assert graphed(memory[:3], memory[3:]).tolist() == [-5, -6, -7]
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer, and has one that it only reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.ones(3))
+        self.register_buffer("scale", torch.full((3,), 3.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        return x * self.scale - self.count
+
+
+def test_an_argument_is_no_buffer_that_is_written(dev: str) -> None:
+    module, twin = Counting().to(dev), Counting().to(dev)
+    make_graphed_callables(module, (torch.ones(3, device=dev),))
+    assert_same(module(module.scale), twin(twin.scale))
+    with pytest.raises(UsageError, match=r"\$\[0\]: it shares memory with the buffer count"):
+        module(module.count)
+    assert_same(module.count, twin.count)
+
+
+def test_an_argument_that_is_a_buffer_which_is_written_goes_to_the_original_if_asked_to(dev: str) -> None:
+    module, twin = Counting().to(dev), Counting().to(dev)
+    make_graphed_callables(module, (torch.ones(3, device=dev),), on_mismatch="eager")
+    for _ in range(2):
+        assert_same(module(module.count), twin(twin.count))
+    assert_same(module.count, twin.count)

@@ -10,7 +10,7 @@ Nothing here has an effect: a call that does not fit is refused before anything 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 
 from treeplay.errors import UsageError
 from treeplay.torch_seam.modes import is_traceable_wrapper_subclass
+from treeplay.torch_seam.tensors import storage_of
 from treeplay.values.flatten import flatten
 from treeplay.values.overlap import overlapping
 from treeplay.values.same import exact_key
@@ -105,6 +106,17 @@ class Contract:
                 f"{first} and {second}: they share memory, one of them is written, and they were recorded apart: "
                 "pass a clone of one, or call the original"
             )
+
+    def check_is_no_state(self, tensors: Sequence[torch.Tensor], written: Mapping[int, str]) -> None:
+        """`UsageError` if an argument is in the memory of a buffer that the callable writes: it would not see what is written.
+        `written`: names of such buffers by storage."""
+        for item, tensor in zip(self.expected, tensors, strict=True):
+            name = written.get(storage_of(tensor))
+            if name is not None:
+                raise UsageError(
+                    f"{item.path}: it shares memory with the buffer {name}, which is written, and they were recorded apart: "
+                    "pass a clone, or call the original"
+                )
 
     def check(self, leaves: Sequence[Any], *, with_gradients: bool) -> None:
         """Raise `UsageError` with every leaf that differs from what was recorded."""

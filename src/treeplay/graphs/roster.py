@@ -43,6 +43,7 @@ class Roster:
         self._addresses = [*map(_address, self.tensors)]
         self._are_in_place = _address_check(self.tensors, self._addresses)
         self._flags = [*map(_needs_gradient, self.tensors)]
+        self.written: dict[int, str] = {}  # buffers that the callable was seen to write: their names by storage
 
     @property
     def needs_gradient(self) -> bool:

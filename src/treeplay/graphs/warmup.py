@@ -13,6 +13,7 @@ import torch
 
 from treeplay.graphs.body import Body, sequence_number_for
 from treeplay.observe import keep_rng
+from treeplay.torch_seam.tensors import storage_of
 
 
 def warm_up(bodies: Sequence[Body], runs: int, device: torch.device) -> None:
@@ -49,6 +50,7 @@ def _on_a_side_stream(device: torch.device) -> Iterator[None]:
 @contextlib.contextmanager
 def kept_state(body: Body) -> Iterator[None]:
     """Put buffers and sample tensors back to their values if something wrote to them, and entries that were replaced."""
+    names = {storage_of(tensor): name for name, tensor in body.roster.buffers}
     tensors = [tensor for _, tensor in body.roster.buffers] + [item.detach() for item in body.inputs]
     before = [(tensor, tensor.detach().clone()) for tensor in tensors]
     try:
@@ -59,3 +61,5 @@ def kept_state(body: Body) -> Iterator[None]:
             for tensor, values in before:
                 if not torch.equal(tensor, values):  # versions do not tell: batch norm writes without a trace
                     tensor.copy_(values)
+                    if storage_of(tensor) in names:
+                        body.roster.written[storage_of(tensor)] = names[storage_of(tensor)]

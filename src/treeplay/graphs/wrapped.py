@@ -154,6 +154,8 @@ class GraphedCallable:
             return self._fitting(args, kwargs)
         if isinstance(entry.recorded, RecordedBody) and entry.recorded.forward.written:
             entry.contract.check_apart(leaves, entry.recorded.forward.written)
+        if entry.roster.written:
+            entry.contract.check_is_no_state(leaves, entry.roster.written)
         return entry.recorded, leaves
 
     def _record_now(self, args: tuple[Any, ...], keywords: Keywords, kwargs: dict[str, Any]) -> KeyState:

@@ -9,41 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from support import assert_same, call_of
+from support.compiled import SeenOperators
 from treeplay.lower.foreach import ON_LISTS
 from treeplay.lower.stream import lower_for_stream
 from treeplay.trace.jit import trace
-from treeplay.trace.traced import Trace
-from treeplay.values.signature import Argument, Constant
+from treeplay.tree.inputs import current_inputs
 
 LAYERS = 12
 VIEWS = ("view", "reshape", "unbind", "select", "unsqueeze", "aten.t.", "detach", "expand", "alias", "transpose")
-
-
-class Counted(TorchDispatchMode):
-    """Counts the operators that are called, but for views."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.called: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not any(view in str(func) for view in VIEWS):
-            self.called[str(func)] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def traced(step: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Trace, list[Tensor]]:
-    """A traced step, and the tensors that it works on."""
-    made = trace(step, call_of(x))
-    sources = [item.source for item in made.signature.inputs]
-    given = [
-        x if isinstance(source, Argument) else source.tensor if isinstance(source, Constant) else source.place.read()
-        for source in sources
-    ]
-    return made, given
 
 
 def make(name: str, dtype: torch.dtype, **options: Any) -> tuple[Callable[[Tensor], Tensor], Any]:
@@ -82,10 +57,11 @@ def test_a_step_is_eagers_in_few_operators(name: str, options: dict[str, Any], m
     for _ in range(3):
         step(x)
     optimizer.param_groups[0]["lr"] = 0.0123
-    made, theirs = traced(step, x)
+    made = trace(step, call_of(x))
+    theirs = current_inputs(made.signature, call_of(x))
     mine = [tensor.detach().clone() for tensor in theirs]
     run = lower_for_stream(made.graph, torch.device("cpu")).run
-    with Counted() as counted:
+    with SeenOperators() as log:
         run(list(mine), [number.value for number in made.signature.numbers])
     step(x)
     tolerance = {torch.float32: 1e-6, torch.float64: 1e-15, torch.bfloat16: 3e-2}[dtype]
@@ -94,7 +70,8 @@ def test_a_step_is_eagers_in_few_operators(name: str, options: dict[str, Any], m
     if dtype is torch.float32 and not options:  # with some, eager adds a multiple without rounding it first
         assert_same(mine, [tensor.detach() for tensor in theirs])
     if dtype is not torch.bfloat16:
-        assert counted.called.total() <= most * 2 * LAYERS, counted.called
+        called = Counter(op for op in log.seen if not any(view in op for view in VIEWS))
+        assert called.total() <= most * 2 * LAYERS, called
 
 
 def lists(*dtypes: torch.dtype) -> list[Tensor]:

@@ -8,27 +8,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from support import assert_same, call_of
+from support.compiled import SeenOperators
 from treeplay.lower.stream import lower_for_stream
 from treeplay.trace.jit import trace
-from treeplay.values.signature import Argument, Constant, State
+from treeplay.tree.inputs import current_inputs
 
-aten = torch.ops.aten
-READS_A_MASK = {aten.index_put_.default, aten.index_put.default, aten.masked_fill_.Tensor, aten.masked_fill.Tensor}
-
-
-class Called(TorchDispatchMode):
-    """Keeps the operators that are called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operators: set[Any] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.operators.add(func)
-        return func(*args, **(kwargs or {}))
+READS_A_MASK = {
+    "aten.index_put_.default",
+    "aten.index_put.default",
+    "aten.masked_fill_.Tensor",
+    "aten.masked_fill.Tensor",
+}
 
 
 def assign(where: Callable[[Tensor], Any], value: Any) -> Callable[[Tensor], Tensor]:
@@ -87,25 +79,19 @@ def test_one_number_is_chosen(program: Callable[[Tensor], Tensor]) -> None:
 )
 def test_what_is_no_choice_is_called_as_it_is(program: Callable[[Tensor], Tensor]) -> None:
     x = torch.arange(60.0).view(3, 4, 5) + 1
-    assert aten.index_put_.default in operators_of_a_run_like_eagers(program, x)
+    assert "aten.index_put_.default" in operators_of_a_run_like_eagers(program, x)
 
 
-def tensor_of(source: Argument | State | Constant, x: Tensor) -> Tensor:
-    """What an input of a program over `x` is."""
-    if isinstance(source, Argument):
-        return x
-    return source.tensor if isinstance(source, Constant) else source.place.read()
-
-
-def operators_of_a_run_like_eagers(program: Callable[[Tensor], Tensor], x: Tensor) -> set[Any]:
+def operators_of_a_run_like_eagers(program: Callable[[Tensor], Tensor], x: Tensor) -> set[str]:
     """What a lowered program calls, whose results and writes are those of the program."""
+    mine, theirs = x.clone(), x.clone()
     made = trace(program, call_of(x.clone()))
-    lowered, mine, theirs = lower_for_stream(made.graph, torch.device("cpu")), x.clone(), x.clone()
-    assert lowered.body is not None
-    given = [tensor_of(item.source, mine) for item in made.signature.inputs]
-    with Called() as called:
-        found = lowered.body(given)
+    body = lower_for_stream(made.graph, torch.device("cpu")).body
+    assert body is not None
+    given = current_inputs(made.signature, call_of(mine))
+    with SeenOperators() as log:
+        found = body(given)
     expected = program(theirs)
     assert_same(found[0], expected)
     assert_same(mine, theirs)
-    return called.operators
+    return set(log.seen)

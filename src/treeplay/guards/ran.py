@@ -132,9 +132,8 @@ class _Monitored:
     def __init__(self) -> None:
         self._monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
         self._code: dict[int, CodeType] = {}
-        self._callers: dict[
-            str, dict[int, CodeType]
-        ] = {}  # of builtins, by `id`: to compare code is to compare its constants
+        # Of builtins, by `id`: to compare code is to compare its constants.
+        self._callers: dict[str, dict[int, CodeType]] = {}
         self._methods: set[str] = set()
         self._known: set[MethodDescriptorType] = set()  # of which `_methods` tells
         self._messages: set[str] = set()

@@ -73,13 +73,15 @@ class NumbersTogether:
             if len(nodes) < _FEWEST or not is_of_each:
                 values |= {node: compute(node.target, [value(arg) for arg in node.args]) for node in nodes}
                 continue
-            args = [
-                self._each(form, at, values, whole) if isinstance(arg, _OfForm) else value(arg)
-                for at, arg in enumerate(form.args)
-            ]
             if form.target is _READ:
-                args = [torch.stack([read(node.args[0]).reshape(()) for node in nodes])]  # type: ignore[arg-type]
-            whole[index] = form.target(*args) if form.target is not _READ else args[0].to(torch.float64)
+                tensors: list[Any] = [read(node.args[0]).reshape(()) for node in nodes]  # type: ignore[arg-type]
+                whole[index] = torch.stack(tensors).to(torch.float64)
+            else:
+                args = [
+                    self._each(form, at, values, whole) if isinstance(arg, _OfForm) else value(arg)
+                    for at, arg in enumerate(form.args)
+                ]
+                whole[index] = form.target(*args)
             values |= dict(zip(nodes, whole[index].unbind(0), strict=True))
         return {node.name: number for node, number in values.items()}
 

@@ -38,10 +38,6 @@ class Mover:
     deltas: Deltas
     birth: int | None = None
 
-    def holds(self, value: int) -> bool:
-        """Whether a word of the first capture points inside."""
-        return self.span[0] <= value < self.span[1]
-
 
 @dataclass(slots=True)
 class Movers:

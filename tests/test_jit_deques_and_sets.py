@@ -169,6 +169,37 @@ def test_a_set_that_changes_between_two_calls_is_another_one() -> None:
     assert jitted.statistics().recordings == 2
 
 
+def test_a_set_is_followed_in_its_order_which_a_copy_may_not_have() -> None:
+    def program(x: Tensor, names: set[int]) -> Tensor:
+        for at, name in enumerate(names):
+            x = x * (name % 5 - 2) - at
+        return x
+
+    grown = set(range(0, 4000, 97)) - set(range(0, 4000, 194))
+    collided = {7, 15, 23}  # all three belong in the last place of eight
+    assert any(list(set(names)) != list(names) for names in (grown, collided))
+    jitted = jit(program)
+    for names in (grown, collided) * 2:
+        for at in range(2):
+            assert_same(jitted(t(at), names), program(t(at), names))
+    found = jitted.statistics()
+    assert (found.recordings, found.refusals) == (2, 0)
+
+
+def test_a_set_that_changes_before_a_second_derivative_is_taken_as_it_was() -> None:
+    def program(x: Tensor, names: set[int]) -> Tensor:
+        return (x**3).sum() * len(names) - x.sum()
+
+    jitted = jit(program)
+    for at in range(3):
+        names = {1, 2, 3}
+        x = (t(at) + 1).requires_grad_()
+        (first,) = torch.autograd.grad(jitted(x, names), x, create_graph=True)
+        names.add(4)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        assert_same(second, 18 * x.detach())
+
+
 def test_a_set_that_the_program_changes_is_refused_and_left_as_it_was() -> None:
     def program(x: Tensor, names: set[str]) -> Tensor:
         names.add("b")

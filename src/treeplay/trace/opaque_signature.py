@@ -15,7 +15,7 @@ from treeplay.trace.given import meetings
 from treeplay.trace.hooks import HookTables
 from treeplay.trace.host_tensors import HostState
 from treeplay.trace.shown import RunFacts
-from treeplay.values.flatten import twins_in
+from treeplay.values.flatten import Given
 from treeplay.values.output import SameAsInput, View
 from treeplay.values.place import Binding, How, root
 from treeplay.values.signature import (
@@ -43,14 +43,14 @@ class Arguments:
     def __init__(self, call: Call) -> None:
         self.structure = call.structure
         self.leaves = leaves_of_call(call)
-        self._twins = twins_in(call.structure, (call.args, call.kwargs))
+        self._given = Given.of(call.structure, (call.args, call.kwargs))
         self._classes = classes_in(call.structure)
         self._tensors = frozenset(at for at, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor))
 
     def over(self, tensors: Mapping[int, torch.Tensor]) -> tuple[Any, Any]:
         """args and kwargs with `tensors`, by the index of the leaf."""
         leaves = [self._leaf(at, tensors) for at in range(len(self.leaves))]
-        return unflatten(self.structure, leaves, self._twins)  # type: ignore[no-any-return]
+        return unflatten(self.structure, leaves, self._given)  # type: ignore[no-any-return]
 
     def opens(self, value: Any) -> bool:
         """Whether an object among the arguments counts as what it holds."""

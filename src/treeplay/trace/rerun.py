@@ -44,7 +44,7 @@ from treeplay.trace.shown import RunFacts
 from treeplay.trace.snapshot import Snapshot
 from treeplay.trace.surroundings import autocast_cache_apart
 from treeplay.trace.turn import Busy, turn
-from treeplay.values.flatten import flatten, twins_in
+from treeplay.values.flatten import Given, flatten
 from treeplay.values.signature import Argument, Input, Signature
 from treeplay.values.unflatten import unflatten
 
@@ -153,7 +153,7 @@ class Rerun:
         self._generators: TrackedGenerators | None = None
         self._reads = reads
         self._keeps_sizes = keeps_sizes
-        self._twins = twins_in(call.structure, (call.args, call.kwargs))
+        self._given = Given.of(call.structure, (call.args, call.kwargs))
 
     def __call__(self, *others: torch.Tensor) -> list[torch.Tensor]:
         direct = self._direct(others)
@@ -213,7 +213,7 @@ class Rerun:
         the program nor the tensors of this call.
 
         State that the program overwrites may come as it was before: where the program finds it, it is the program's own."""
-        signature, structure, twins = self._signature, self._call.structure, self._twins
+        signature, structure, containers = self._signature, self._call.structure, self._given
         places = {id(tensor): k for k, tensor in enumerate(self._tensors)}
         given = [places.get(id(leaf)) for leaf in self._call.leaves]
         others = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in self._call.leaves]
@@ -227,7 +227,7 @@ class Rerun:
         @contextlib.contextmanager
         def ready(tensors: Sequence[torch.Tensor]) -> Iterator[Rerun]:
             leaves = [other if k is None else tensors[k] for k, other in zip(given, others, strict=True)]
-            args, kwargs = unflatten(structure, leaves, twins)
+            args, kwargs = unflatten(structure, leaves, containers)
             again = program()
             if again is None:
                 raise Refusal.of("create_graph", "the program is gone", "keep it until the last backward", None)
@@ -247,7 +247,7 @@ class Rerun:
     def _arguments(self, direct: Mapping[int, torch.Tensor]) -> tuple[Any, Any]:
         """The call's arguments."""
         leaves = [direct.get(id(leaf), leaf) for leaf in self._call.leaves]
-        return unflatten(self._call.structure, leaves, self._twins)  # type: ignore[no-any-return]
+        return unflatten(self._call.structure, leaves, self._given)  # type: ignore[no-any-return]
 
     def _refuse(self, op: str, why: str, advice: str) -> Refusal:
         return Refusal.of(op, why, advice, user_location() or home_of(self._program))

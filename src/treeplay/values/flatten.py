@@ -45,12 +45,6 @@ _NO_BATCHES = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, type, enum.
 _CONSTANTS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, enum.Enum)
 
 
-def is_set_of_constants(value: set[Any]) -> bool:
-    """Whether a set holds nothing but constants, in the order in which they come if it is made anew of them."""
-    items = tuple(value)
-    return all(map(_is_constant, items)) and all(one is other for one, other in zip(items, set(items), strict=True))
-
-
 def _is_constant(item: Any) -> bool:
     if type(item) in (tuple, frozenset):
         return all(map(_is_constant, item))
@@ -80,7 +74,7 @@ class _Flattening:
 
     def take_apart(self, value: Any, above: tuple[int, ...], *, is_inside: bool = False) -> Leaf | Structure:
         """`above`: the containers that `value` is in, by `id`. `is_inside` of an object."""
-        if self.opens_sets and not is_inside and type(value) is set and is_set_of_constants(value):
+        if self.opens_sets and not is_inside and type(value) is set and all(map(_is_constant, value)):
             return Structure(set, tuple(value), ())
         is_closed = above and self.is_leaf is not None and self.is_leaf(value)
         opened = None if is_closed else self._open(value, above, is_inside=is_inside)
@@ -221,7 +215,21 @@ def given_containers(structure: Leaf | Structure, args: Any, kwargs: Any) -> Ite
                 yield from containers(part, value, f"{start}_{index}")
 
 
-def twins_in(structure: Leaf | Structure, value: Any) -> tuple[int, ...]:
-    """For each container in a value, the number of the first place that holds it: `(d, d)` gives (0, 1, 1)."""
-    first: dict[int, int] = {}
-    return tuple(first.setdefault(id(value), at) for at, (_, value, _) in enumerate(containers(structure, value, "")))
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a structure does not say of the containers in a value.
+
+    twins   for each of them, the number of the first place that holds it: `(d, d)` gives (0, 1, 1)
+    sets    the sets themselves: one that is made anew of its items may give them in another order
+    """
+
+    twins: tuple[int, ...]
+    sets: tuple[set[Any], ...]
+
+    @classmethod
+    def of(cls, structure: Leaf | Structure, value: Any) -> Given:
+        """The containers in a value of this structure."""
+        found = list(containers(structure, value, ""))
+        first: dict[int, int] = {}
+        twins = tuple(first.setdefault(id(value), at) for at, (_, value, _) in enumerate(found))
+        return cls(twins, tuple(value for _, value, part in found if part.cls is set))

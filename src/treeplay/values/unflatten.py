@@ -10,23 +10,37 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from treeplay.values.flatten import base_of
+from treeplay.values.flatten import Given, base_of
 from treeplay.values.kinds import HEAP
+from treeplay.values.same import is_same
 from treeplay.values.structure import DICTS, Leaf, Structure, is_namedtuple
 
 
-def unflatten(structure: Leaf | Structure, leaves: list[Any], twins: tuple[int, ...] = ()) -> Any:
+def unflatten(structure: Leaf | Structure, leaves: list[Any], given: Given | None = None) -> Any:
     """Put leaves together again, as they are: what a constructor would do besides, it has done when they were taken apart.
 
-    With `twins`, what was one container in several places is one again."""
-    return _unflatten(structure, leaves, iter(twins), {})
+    With what was `given`, one container in several places is one again, and sets are those that were given, as long as nobody
+    has changed them."""
+    twins, sets = (given.twins, given.sets) if given is not None else ((), ())
+    return _unflatten(structure, leaves, iter(twins), iter(sets), {})
 
 
-def _unflatten(structure: Leaf | Structure, leaves: list[Any], twins: Iterator[int], made: dict[int, Any]) -> Any:
+def _unflatten(
+    structure: Leaf | Structure,
+    leaves: list[Any],
+    twins: Iterator[int],
+    sets: Iterator[set[Any]],
+    made: dict[int, Any],
+) -> Any:
     if isinstance(structure, Leaf):
         return leaves[structure.index]
     number = next(twins, None)
-    value = _put_together(structure, [_unflatten(part, leaves, twins, made) for part in structure.parts])
+    if structure.cls is set:
+        own = next(sets, None)
+        value = own if own is not None and is_same(tuple(own), structure.keys) else set(structure.keys)
+    else:
+        parts = [_unflatten(part, leaves, twins, sets, made) for part in structure.parts]
+        value = _put_together(structure, parts)
     return value if number is None else made.setdefault(number, value)
 
 
@@ -41,8 +55,6 @@ def _put_together(structure: Structure, parts: list[Any]) -> Any:
         return structure.cls(zip(structure.keys, parts, strict=True))
     if structure.cls is deque:
         return deque(parts, structure.most)
-    if structure.cls is set:
-        return set(structure.keys)
     return tuple.__new__(structure.cls, parts) if is_namedtuple(structure.cls) else structure.cls(parts)
 
 

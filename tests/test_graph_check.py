@@ -110,7 +110,8 @@ def test_a_new_argument_is_called_as_it_is_taken() -> None:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """After what graphs are looked at, in order."""
     import treeplay.backend.wrapped
-    import treeplay.lower.inductor  # noqa: F401  with all that they import
+    import treeplay.lower.inductor
+    import treeplay.record.lowered  # noqa: F401  with all that they import
 
     told: list[str] = []
     for name, module in list(sys.modules.items()):
@@ -142,8 +143,8 @@ def test_jit_looks_at_its_graph_after_each_step(told: list[str], monkeypatch: py
         program(torch.ones(3))
     assert told[:5] == [
         "the trace",
-        "shared lists were taken apart",
         "shapes that change in place became views",
+        "shared lists were taken apart",
         "it was made functional",
         "results were laid out",
     ]

@@ -34,7 +34,7 @@ plan           values errors torch_seam trace lower
 tree           values errors settings locks torch_seam codegen observe sandbox device trace wrap lower
 backend        values errors settings locks torch_seam codegen graph_check observe sandbox device trace wrap lower
                plan
-record         values errors settings codegen observe device trace wrap lower plan tree backend
+record         values errors settings codegen graph_check observe device trace wrap lower plan tree backend
 driver         values errors settings torch_seam observe sandbox device trace wrap lower plan tree backend record
 torch_compile  settings backend driver
 report         values errors settings torch_seam trace tree backend record torch_compile

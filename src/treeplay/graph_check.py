@@ -1,6 +1,7 @@
 """Is a graph one from which right code can be written? Asked wherever one stage hands a graph to the next.
 
-    jit             trace ─ check ▶ lists apart ─ check ▶ functional ─ check ▶ layouts ─ check ▶ Inductor
+    jit             trace ─ check ▶ no reshapes in place ─ check ▶ lists apart ─ check ▶ functional ─ check ▶ layouts
+                    ─ check ▶ Inductor
     torch.compile   flat inputs and results ─ check ▶ passes ─ check ▶ trace ─ check ▶ writes of the backward ─ check ▶ passes
                     ─ check ▶ split ─ check ▶ no saved views ─ check ▶ passes ─ check ▶ compiler
 

@@ -19,6 +19,7 @@ from treeplay.lower.aten import lower_aten
 from treeplay.lower.aten.calls import spell
 from treeplay.lower.aten.ops import aten, out_form
 from treeplay.lower.lowered import Lowered
+from treeplay.lower.reshaped import with_reshapes_as_views
 from treeplay.plan.arena import plan_arena
 from treeplay.torch_seam import autograd, operators, tensors
 from treeplay.trace.call import Call
@@ -81,7 +82,8 @@ class Replay:
 def lower(program: Any, *args: Any, poison: bool = False) -> Replay:
     leaves, structure = flatten((args, {}))
     traced = trace(program, Call(args, {}, leaves, structure))
-    return Replay(traced, lower_aten(traced.graph, plan_arena(traced.graph)), poison)
+    graph = with_reshapes_as_views(traced.graph)
+    return Replay(traced, lower_aten(graph, plan_arena(graph)), poison)
 
 
 def snapshot(values: Any) -> list[torch.Tensor]:

@@ -448,12 +448,24 @@ def test_a_first_tier_is_captured_before_its_next_one_is_compiled(
     assert order[0] == "captured while 0 are compiled" and len(compiling.threads) == 1
 
 
-def test_a_program_whose_operators_cannot_be_recorded_one_by_one_is_refused(compiling: Compiling) -> None:
+def test_a_program_that_no_lowering_takes_is_refused(compiling: Compiling, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Lowered:
+        raise LoweringError("nor this")
+
     compiling.error = LoweringError("it cannot take this")
     compiling.ready.set()
+    monkeypatch.setattr(lowered, "lower_aten", fail)
+    jitted = treeplay.jit(lambda x: x * 2 - 1, on_refusal="raise")
+    jitted(torch.ones(3))
+    with pytest.raises(treeplay.Refusal, match=r"inductor: it cannot take this; aten: nor this"):
+        jitted(torch.ones(3))
+    assert not internal_errors()
+
+
+def test_a_tensor_that_grows_in_place_is_refused_with_its_line(compiling: Compiling) -> None:
     jitted = treeplay.jit(lambda x: torch.zeros(1).resize_(2, 3).zero_() + x, on_refusal="raise")
     jitted(torch.ones(3))
-    with pytest.raises(treeplay.Refusal, match=r"take this; aten: aten.resize_.default resizes a tensor in place"):
+    with pytest.raises(treeplay.Refusal, match=r"lower: inductor, aten: aten.resize_.default resizes a tensor .*\.py"):
         jitted(torch.ones(3))
     assert not internal_errors()
 

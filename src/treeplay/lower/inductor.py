@@ -23,7 +23,6 @@ from treeplay.lower.functional import TensorsForNumbers, make_functional
 from treeplay.lower.layouts import check_layouts, has_convolutions_both_ways, lay_out_results
 from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.numbers import Numbers, Vector, split_numbers
-from treeplay.lower.reshaped import with_reshapes_as_views
 from treeplay.lower.shared_lists import with_shared_lists_apart
 from treeplay.lower.stored import Stored, find, keep, key_of, load
 from treeplay.lower.written_out import WRITTEN_OUT
@@ -40,13 +39,10 @@ def lower_inductor(
     """Compile `graph` for `device`, on the CPU for one thread if it `is_small`.
 
     Raises `LoweringError` if torch's functionalization or Inductor cannot take it."""
-    check_graph(graph, "the trace")
     _check_keeping(graph)
     check_layouts(graph)
     graph = with_shared_lists_apart(graph)
     check_graph(graph, "shared lists were taken apart")
-    graph = with_reshapes_as_views(graph)
-    check_graph(graph, "shapes that change in place became views")
     numbers = split_numbers(graph)
     key = key_of(graph, device, eager_random=eager_random, is_small=is_small)
     artifact, operators = _loaded(key) or _compiled(

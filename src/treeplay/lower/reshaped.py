@@ -2,7 +2,8 @@
 
     y = add(x, 1); t_(y); mul(y, 2); output y   ─▶   y = add(x, 1); v = t(y); mul(v, 2); output y
 
-A result is the memory that an operator made, as that lies. A functional graph would give the tensor with its last shape.
+A result is the memory that an operator made, as that lies. A functional graph would give the tensor with its last shape. So
+no lowering meets an operator that changes a shape in place.
 """
 
 from __future__ import annotations
@@ -60,5 +61,6 @@ def _view(node: Node, target: Node) -> tuple[Any, ...]:
         return _VIEWS[node.target], node.args, node.kwargs
     before, after = target.meta["spec"], node.meta.get("spec")
     if after is None or after.nbytes > before.nbytes:
-        raise LoweringError(f"{node.target} gives a tensor other memory, or more of it, in place")
+        where = f", at {node.meta['where']}" if node.meta.get("where") else ""
+        raise LoweringError(f"{node.target} resizes a tensor in place{where}")
     return aten.as_strided.default, (target, after.shape, after.stride, node.meta["offset"])

@@ -13,7 +13,6 @@ import torch
 import torch.fx
 
 from treeplay.device.protocol import Births
-from treeplay.graph_check import check_graph
 from treeplay.lower.births import makers_of_results
 from treeplay.lower.foreach import ON_LISTS
 from treeplay.lower.functional import TensorsForNumbers
@@ -21,14 +20,10 @@ from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.masked import ON_A_STREAM
 from treeplay.lower.numbers import Vector, split_numbers
 from treeplay.lower.numbers_together import numbers_together
-from treeplay.lower.reshaped import with_reshapes_as_views
 
 
 def lower_for_stream(graph: torch.fx.Graph, device: torch.device) -> Lowered:
     """Make the callable that runs the operators of `graph` on the current stream of `device`."""
-    check_graph(graph, "the trace")
-    graph = with_reshapes_as_views(graph)
-    check_graph(graph, "shapes that change in place became views")
     numbers = split_numbers(graph)
     vector = Vector(numbers, device) if numbers.size else None
     # Values die as early as they do in eager code: what is captured reuses their memory.

@@ -14,9 +14,11 @@ import torch
 from treeplay.device.protocol import Recorded
 from treeplay.device.registry import device_for
 from treeplay.errors import LoweringError, Refusal
+from treeplay.graph_check import check_graph
 from treeplay.lower.aten import lower_aten
 from treeplay.lower.inductor import lower_inductor
 from treeplay.lower.lowered import Lowered
+from treeplay.lower.reshaped import with_reshapes_as_views
 from treeplay.lower.stream import lower_for_stream
 from treeplay.observe import counters
 from treeplay.plan.arena import plan_arena
@@ -28,17 +30,22 @@ from treeplay.tree.make import make_work
 
 def make_lowered(front: Front) -> Lowered:
     """Lower the graph by the first lowering of the plan that takes it; what the others said is kept in its details."""
-    problems: list[str] = []
+    problems: dict[str, list[str]] = {}
     for name in front.plan.lowerings:
         try:
             lowered = lower_by(name, front, eager_random=settings.eager_random)
         except LoweringError as error:
             counters.add("lowering failed", name)
-            problems.append(f"{name}: {error}")
+            problems.setdefault(str(error), []).append(name)
         else:
-            return replace(lowered, details={**lowered.details, "passed over": tuple(problems)})
+            return replace(lowered, details={**lowered.details, "passed over": _told(problems)})
     other = "" if "aten" in front.plan.lowerings else 'try lower="aten", or '
-    raise Refusal.of("lower", "; ".join(problems), f"{other}keep the program eager")
+    raise Refusal.of("lower", "; ".join(_told(problems)), f"{other}keep the program eager")
+
+
+def _told(problems: dict[str, list[str]]) -> tuple[str, ...]:
+    """What lowerings could not take, once if several say the same."""
+    return tuple(f"{', '.join(names)}: {problem}" for problem, names in problems.items())
 
 
 def make_first(front: Front) -> Lowered | None:
@@ -72,6 +79,9 @@ def compile_later(front: Front, name: str, *, eager_random: bool) -> tuple[Lower
 
 def lower_by(name: str, front: Front, *, eager_random: bool) -> Lowered:
     graph = front.traced.graph
+    check_graph(graph, "the trace")
+    graph = with_reshapes_as_views(graph)
+    check_graph(graph, "shapes that change in place became views")
     if name == "inductor":
         return lower_inductor(graph, device=front.device, eager_random=eager_random, is_small=front.plan.is_small)
     return lower_aten(graph, plan_arena(graph)) if front.device == CPU else lower_for_stream(graph, front.device)

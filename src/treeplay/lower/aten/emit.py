@@ -33,13 +33,7 @@ from treeplay.errors import LoweringError
 from treeplay.lower.aten.into_arena import IntoArena
 from treeplay.lower.aten.memory import GraphArena, below_autograd, empty_like_spec
 from treeplay.lower.aten.numbers import NumberText
-from treeplay.lower.aten.ops import (
-    COPIES,
-    EMPTY,
-    KEEPS_FOR_BACKWARD,
-    aten,
-    is_inplace_view,
-)
+from treeplay.lower.aten.ops import COPIES, EMPTY, KEEPS_FOR_BACKWARD, aten
 from treeplay.lower.aten.storage import Home, Node, Storage, StoragePlan, written_by
 from treeplay.lower.aten.text import GraphText, Meaning
 from treeplay.lower.aten.uses import endings, told_inputs
@@ -63,7 +57,6 @@ class GraphEmitter:
     allocating: Counter[str] = field(default_factory=Counter)
     _arena: IntoArena = field(init=False)
     _makes: dict[Node, list[Storage]] = field(default_factory=dict)
-    _first: dict[Node, Meaning] = field(default_factory=dict)
     _views: dict[tuple[Any, ...], Meaning] = field(default_factory=dict)
     _locals: dict[Storage | Node, list[str]] = field(default_factory=lambda: defaultdict(list))
 
@@ -111,7 +104,7 @@ class GraphEmitter:
     def _results(self, node: Node) -> Iterator[str]:
         items: Any = node.args[0]
         for item in items:
-            yield self.text.expression(self._first.get(item, self.text.env[item]))
+            yield self.text.expression(self.text.env[item])
 
     def _drop(self, ended: list[Storage | Node]) -> None:
         names = [name for item in ended for name in self._locals.pop(item, [])]
@@ -135,8 +128,6 @@ class GraphEmitter:
             env[node] = env[node.args[0]]  # type: ignore[index]
         elif node in self._makes:
             self._write_maker(node, op, self._makes[node])
-        elif is_inplace_view(op):
-            self._write_reshape(node, op)
         elif any(written_by(node)):
             self._write_writer(node, op)
         elif not op._schema.returns:  # it checks something
@@ -213,22 +204,6 @@ class GraphEmitter:
         """Let a later view of the same memory in the same shape be this one."""
         if self.layout.of[node].is_plain:
             self._views.setdefault(_view_key(node), self.text.env[node])
-
-    def _write_reshape(self, node: Node, op: OpOverload) -> None:
-        """A reshape in place acts on a twin: other nodes may be the same object without meaning to be reshaped."""
-        target = node.args[0]
-        assert isinstance(target, Node)
-        before = self.text.env[target]
-        self._first.setdefault(target, before)
-        if before.is_static:
-            self.text.bind_static(
-                node, below_autograd(op, below_autograd(aten.alias.default, before.value), *node.args[1:])
-            )
-        else:
-            twin = self.text.call(aten.alias.default, (target,), {})
-            self.text.add(f"{self._bind_local(node)} = {twin}")
-            self.text.add(self.text.call(op, (node, *node.args[1:]), {}))
-        self.text.env[target] = self.text.env[node]
 
     def _write_call(self, node: Node, op: OpOverload) -> None:
         op, args = self.numbers.with_cell(op, node.args)

@@ -27,12 +27,11 @@ from treeplay.lower.aten.ops import (
     is_written,
     needs_only_memory,
 )
-from treeplay.torch_seam.operators import OpOverload, name_of
+from treeplay.torch_seam.operators import OpOverload
 from treeplay.values.overlap import overlaps_itself
 from treeplay.values.spec import TensorSpec
 
 Node = torch.fx.Node
-_RESHAPES = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapdims_", "swapaxes_", "as_strided_"})
 
 
 class Home(Enum):
@@ -55,7 +54,7 @@ class Storage:
     nodes: list[Node] = field(default_factory=list)
     nbytes: int = 0
     is_mutated: bool = False
-    is_plain: bool = True  # the specs of its tensors say all: none is a lazy conjugate or negative, or reshaped
+    is_plain: bool = True  # the specs of its tensors say all: none is a lazy conjugate or negative
     home: Home = Home.OWN
 
     @property
@@ -142,18 +141,15 @@ def _tensors(value: Any) -> list[Node]:
 def _storages(graph: torch.fx.Graph, steps: dict[Node, int]) -> dict[Node, Storage]:
     known: dict[int, Storage] = {}
     of: dict[Node, Storage] = {}
-    specs: dict[Node, TensorSpec] = {}
     for node in graph.nodes:
         for argument in node.all_input_nodes:
             if argument in of:
                 of[argument].last = steps[node]
         for target in written_by(node):
-            of[target].is_mutated |= not is_inplace_view(node.target)
-            of[target].is_plain &= not is_inplace_view(node.target)
-            _check_shape(node, target, specs)
+            of[target].is_mutated = True
+            _check_shape(node, target)
         if "storage" in node.meta:
             of[node] = _note(node, known, steps)
-            specs[node] = node.meta["spec"]
     return of
 
 
@@ -168,18 +164,11 @@ def _note(node: Node, known: dict[int, Storage], steps: dict[Node, int]) -> Stor
     return storage
 
 
-def _check_shape(node: Node, target: Node, specs: dict[Node, TensorSpec]) -> None:
-    """Follow a tensor that is reshaped in place; refuse one that is given other memory, or more of it."""
-    before, after = specs[target], node.meta.get("spec")
-    op: Any = node.target
-    if after is None or node.meta["storage"] != target.meta["storage"]:
-        is_resized = is_inplace_view(op)
-    elif is_inplace_view(op):
-        is_resized = name_of(op) not in _RESHAPES or target.op == "placeholder"
-        specs[target] = after
-    else:
-        is_resized = (before.shape, before.stride) != (after.shape, after.stride)
-    if is_resized:
+def _check_shape(node: Node, target: Node) -> None:
+    """Refuse a tensor that changes its shape in place, as an operator may do to what it is told to write into."""
+    before: TensorSpec = target.meta["spec"]
+    after: TensorSpec = before if node.meta.get("storage") != target.meta["storage"] else node.meta["spec"]
+    if is_inplace_view(node.target) or (before.shape, before.stride) != (after.shape, after.stride):
         where = node.meta.get("where")
         raise LoweringError(f"{node.target} resizes a tensor in place{f', at {where}' if where else ''}")
 

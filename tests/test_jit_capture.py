@@ -321,13 +321,16 @@ def test_runs_that_store_under_one_name_in_two_objects_are_told_apart(make: Any)
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_an_exception_of_the_programs_own_is_raised_after_what_came_before_it(at: int, device: str) -> None:
+@pytest.mark.parametrize("kind", [KeyError, SystemExit])
+def test_an_exception_of_the_programs_own_is_raised_after_what_came_before_it(
+    kind: type[BaseException], at: int, device: str
+) -> None:
     broken, total, twin = ctypes.c_bool(False), torch.ones(3, device=device), torch.ones(3, device=device)
 
     def program(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         total.mul_(3).add_(x)
         if broken.value:
-            raise KeyError("mine")
+            raise kind("mine")
         return total - x
 
     jitted = capture(program, on_refusal="eager")
@@ -335,9 +338,9 @@ def test_an_exception_of_the_programs_own_is_raised_after_what_came_before_it(at
         x = torch.full((3,), float(call), device=device)
         broken.value = call == at
         if call == at and not _is_replayed(jitted):
-            with pytest.raises(KeyError, match="mine"):
+            with pytest.raises(kind, match="mine"):
                 program(x, twin)
-            with pytest.raises(KeyError, match="mine"):
+            with pytest.raises(kind, match="mine"):
                 jitted(x, total)
         else:
             broken.value = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from torch.optim import optimizer as optimizer_hooks
 
 import treeplay
 from support import assert_same, jit
+from support.faults import raising_once
+from treeplay.trace.tape import TraceTape
 
 
 class Broken(Exception):
@@ -49,14 +52,17 @@ def surroundings_stay() -> Iterator[None]:
 
 @pytest.mark.parametrize("on_refusal", ["raise", "eager"])
 @pytest.mark.parametrize("failing", [1, 2, 3, 5])
-def test_a_programs_own_exception_is_raised_at_any_call(failing: int, on_refusal: str) -> None:
+@pytest.mark.parametrize("kind", [Broken, SystemExit, asyncio.CancelledError])
+def test_a_programs_own_exception_is_raised_at_any_call(
+    kind: type[BaseException], failing: int, on_refusal: str
+) -> None:
     total = torch.zeros(2)
     is_broken = False
 
     def add(x: torch.Tensor) -> torch.Tensor:
         total.add_(x)
         if is_broken:
-            raise Broken("as told")
+            raise kind("as told")
         return total.mul_(2) - x
 
     jitted = jit(add, on_refusal=on_refusal)
@@ -65,7 +71,7 @@ def test_a_programs_own_exception_is_raised_at_any_call(failing: int, on_refusal
         is_broken = call == failing
         x = torch.full((2,), float(call))
         if is_broken:
-            with pytest.raises(Broken, match="as told"):
+            with pytest.raises(kind, match="as told"):
                 jitted(x)
             expected = expected + x
         else:
@@ -74,6 +80,23 @@ def test_a_programs_own_exception_is_raised_at_any_call(failing: int, on_refusal
         assert_same(total, expected)
     statistics = jitted.statistics()
     assert statistics.replays >= 3 and statistics.refusals == 0
+
+
+def test_a_process_that_is_told_to_end_in_a_trace_ends_after_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = torch.zeros(2)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        total.add_(x)
+        return total.mul_(2) - x
+
+    jitted = jit(program)
+    jitted(torch.ones(2))
+    ends = raising_once(SystemExit("told to end"), TraceTape.describe)  # as a signal's handler does
+    monkeypatch.setattr(TraceTape, "describe", ends)
+    with pytest.raises(SystemExit, match="told to end"):
+        jitted(torch.ones(2))
+    assert_same(total, torch.full((2,), 6.0))
+    assert_same(jitted(torch.ones(2)), torch.full((2,), 13.0))
 
 
 def test_an_exception_that_depends_on_a_static_argument_is_raised() -> None:
@@ -127,8 +150,7 @@ def test_an_exception_in_the_middle_of_a_step_leaves_what_eager_leaves() -> None
         assert_same([p.grad for p in model.parameters()], list(expected))
 
 
-@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_an_interrupt_while_tracing_leaves_no_mark(interrupt: type[BaseException]) -> None:
+def test_an_interrupt_while_tracing_leaves_no_mark() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     calls = []
@@ -138,7 +160,7 @@ def test_an_interrupt_while_tracing_leaves_no_mark(interrupt: type[BaseException
         model(x).sum().backward()
         optimizer.step()
         if pressed.is_set():
-            raise interrupt
+            raise KeyboardInterrupt
 
     pressed = threading.Event()
     jitted = jit(step)
@@ -146,7 +168,7 @@ def test_an_interrupt_while_tracing_leaves_no_mark(interrupt: type[BaseException
     before = [(p.detach().clone(), p.grad, dict(optimizer.state[p])) for p in model.parameters()]
     groups = [dict(group) for group in optimizer.param_groups]
     pressed.set()
-    with pytest.raises(interrupt):
+    with pytest.raises(KeyboardInterrupt):
         jitted(torch.ones(1, 2))
     pressed.clear()
     for p, (value, grad, state) in zip(model.parameters(), before, strict=True):

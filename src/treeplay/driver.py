@@ -150,9 +150,9 @@ def rehearsed(prepared: Prepared, device: Device) -> Rehearsed:
         return prepared.rehearsed(device.rehearse)
     except CaptureFailed as failed:
         raise Refusal(failed.reason) from failed
-    except (Refusal, Busy):
+    except (Refusal, Busy, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise program_raised(error, "being recorded") from error
 
 

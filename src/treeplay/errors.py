@@ -84,7 +84,7 @@ class ProgramRaised(Refusal):
     treeplay's did, under what it called.
     """
 
-    def __init__(self, reason: Reason, error: Exception, *, is_own: bool, is_treeplays: bool) -> None:
+    def __init__(self, reason: Reason, error: BaseException, *, is_own: bool, is_treeplays: bool) -> None:
         super().__init__(reason)
         self.error = error
         self.is_own = is_own

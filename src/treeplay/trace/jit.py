@@ -178,9 +178,9 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
 def _run(program: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         return program(*args, **kwargs)
-    except Refusal:
+    except (Refusal, KeyboardInterrupt):  # Ctrl-C ends the call
         raise
-    except Exception as error:
+    except BaseException as error:
         raise program_raised(error) from error
 
 

@@ -12,7 +12,7 @@ _ANY = "make the line independent of tensors' values, or keep this program eager
 _WITHOUT_FAKE = 'register one, with the operator\'s register_fake, or record without a trace: lower="capture"'
 
 
-def program_raised(error: Exception, running: str = "running without data") -> ProgramRaised:
+def program_raised(error: BaseException, running: str = "running without data") -> ProgramRaised:
     """An exception that came out of a program while it was only looked at."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     file = files[-1] if files else ""

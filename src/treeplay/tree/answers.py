@@ -112,6 +112,9 @@ class Answers:
 
     def to_tell(self, entry: Entry, raised: ProgramRaised, call: Call) -> Any:
         """For a program that raised while it was looked at: what it raises eagerly too is no reason to refuse it."""
+        if not isinstance(raised.error, Exception):  # also a signal's handler and another thread can end a program so
+            self.eagerly(entry, call, REFUSED)
+            raise raised.error
         if self.on_refusal == "raise" and not (raised.is_own or raised.is_treeplays):
             return self.refused(entry, raised, call)
         if raised.is_treeplays and self.on_refusal == "raise":

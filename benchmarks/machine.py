@@ -32,10 +32,11 @@ def facts() -> dict[str, str | int | None]:
 
 
 def write_whole(result: dict[str, Any], file: Path) -> None:
-    """Put a result into a file, as a whole or not at all."""
+    """Put a result into a file, as a whole or not at all. Files of this project are named as seen from its folder."""
     file.parent.mkdir(parents=True, exist_ok=True)
     fresh = file.with_suffix(".new")
-    fresh.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(result, indent=2, ensure_ascii=False).replace(f"{ROOT}/", "")
+    fresh.write_text(text + "\n")
     fresh.replace(file)
 
 

@@ -125,6 +125,7 @@ def boxed(module: torch.fx.GraphModule) -> Boxed:
     def call(args: list[Any]) -> Sequence[Any]:
         return run(args)
 
+    # By this torch knows a callable that takes one list.
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
 
@@ -148,6 +149,7 @@ class BoxedCode(torch.fx.graph.CodeGen):
 
     def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **_: Any) -> str:
         """The head of the function, and the lines that take the arguments out."""
+        # What torch.fx gives are parameters of a `def`: with annotations and defaults.
         names = [name.split(":")[0].split("=")[0].strip() for name in free_vars if name != "self"]
         taken = f"\n    {', '.join(names)}, = args_list" if names else ""
         return f"def {self._func_name}(self, args_list){maybe_return_annotation}:{taken}\n    args_list.clear()"

@@ -80,6 +80,7 @@ def with_known_sizes(
             compiled = compile_for(key, args)
         elif len(known) >= settings.max_recordings_per_program:  # the order matters only where one may be dropped
             with lock:
+                # Once more: another thread may have dropped it since it was looked up, and then it could not be moved.
                 known[key] = compiled
                 known.move_to_end(key)
         return compiled(*args)

@@ -118,6 +118,7 @@ def with_user_errors(doing: str, act: Callable[[], Any]) -> Any:
     """What `act` gives; an exception in the user's code becomes a `CommandError` with the user's line."""
     try:
         return act()
+    # A script may call `sys.exit` while it is loaded.
     except (Exception, SystemExit) as error:
         where = failed_call(error.__traceback__).where
         line = f"\n  at      {where}" if where is not None else ""

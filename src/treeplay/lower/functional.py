@@ -84,6 +84,7 @@ class TensorsForNumbers(torch.fx.Interpreter):
         try:
             return self.run(*tensors)  # number placeholders are known: they take no argument
         finally:
+            # An interpreter keeps what it computed last, and with it the tensors of the call.
             self.env.clear()
             self._elements.clear()
             self._computed.clear()

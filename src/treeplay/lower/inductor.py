@@ -85,6 +85,7 @@ def _compiled(
     is_small: bool,
 ) -> tuple[ArtifactCall, int]:
     """The artifact of a graph, which later processes find by `key`, and the nodes of its functional graph."""
+    # Here and not above: this imports Inductor, which whoever finds a stored artifact does without.
     from treeplay.lower import artifact as torch_artifact
     from treeplay.lower.own_lowerings import decompositions
 

@@ -167,6 +167,7 @@ _Positions = tuple[int | None, int | None, int | None, int | None]
 
 
 def _call(code: CodeType, instruction: int, where: Location) -> CallSite:
+    # `f_lasti` counts bytes, of which each instruction has two.
     positions = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
     source = _segment(code.co_filename, positions) or where.source
     return CallSite(_called(source), where, source)

@@ -107,6 +107,7 @@ class NodeWriter:
         node = self._graph.call_function(op, args)
         found: torch.Tensor = op(*torch.fx.node.map_arg(args, _without_data))
         spec = TensorSpec(tuple(found.shape), tuple(found.stride()), found.dtype, self._device)
+        # A storage is only asked who shares it: a new object is shared with nobody.
         node.meta.update(spec=spec, storage=object(), offset=0)
         return node
 

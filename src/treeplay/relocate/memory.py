@@ -31,6 +31,7 @@ class Spans:
         self._spans = merged(spans)
 
     def __contains__(self, address: int) -> bool:
+        # No end is as large: this finds the last span that starts at the address or before.
         index = bisect_right(self._spans, (address, 1 << 64)) - 1
         return index >= 0 and address < self._spans[index][1]
 

@@ -91,6 +91,7 @@ class Movers:
     def _scratch_distance(self, value: int, deltas: Deltas) -> int:
         """How far behind the end of the last intermediate that starts before it a value lies; negative: inside."""
         spans = self.scratch.get(deltas, ())
+        # No end is as large: this finds the last span that starts at `value` or before.
         index = bisect_right(spans, (value, 1 << 64)) - 1
         return value - spans[index][1] if index >= 0 else 1
 
@@ -131,6 +132,7 @@ def _add_blocks(movers: Movers, captures: Sequence[CaptureNotes]) -> None:
             movers.fixed[who] = SHARED
             continue
         _add(movers, movers.outputs, who, placed, (blocks[own].address, blocks[own].end))
+        # Without a birth, what lay in the output's place before moved as it did, and would make each of its words ambiguous.
         taken |= {own} if is_born else {at for at in range(len(blocks)) if _moves_with(at, own, blocks, deltas)}
     scratch: dict[Deltas, list[Interval]] = defaultdict(list)
     for index, block in enumerate(blocks):

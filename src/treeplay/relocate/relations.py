@@ -79,6 +79,7 @@ class Relations:
 
     def _of_values(self, values: Sequence[int], modulus: int, around: Sequence[Mover]) -> set[Who]:
         moved = _moved(values, modulus)
+        # Rubbish in padding looks like this: it moved equally far each time, or hardly at all.
         if len(set(moved)) < len(moved) or any(min(delta, modulus - delta) < _TELLING for delta in moved):
             return set()
         return self._singles(moved, modulus) or self._of_pairs(moved, modulus, around)
@@ -116,6 +117,7 @@ class Relations:
         found = set()
         for sign in (1, -1):
             first = sign * moved[0]
+            # `first - 1`: what the shift cut off may have carried one.
             for mover, shift in (*cut.get(first % modulus, ()), *cut.get((first - 1) % modulus, ())):
                 if all(
                     now in [sign * delta % modulus for delta in _shifted(whole, shift)]

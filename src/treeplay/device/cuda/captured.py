@@ -156,6 +156,7 @@ class CapturedGraph:
             if not self.is_held:
                 return
             self.is_held = False
+            # First, so that nobody launches a graph that is going; whoever waits for the lock finds it disabled.
             disable(self.launch)
             for buffer in self.buffers.values():
                 self.lane.keep_for_last_replay(buffer)

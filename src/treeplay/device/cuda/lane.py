@@ -81,6 +81,7 @@ class Lane:
         self.stream: int | None = None  # of the last replay, as the driver's handle
         self._token: Token | None = None
         self._users = 0
+        # Weakly: a lane lives as long as the process, a recording as long as its program.
         self._held: list[weakref.ref[LaneMember]] = []
         self._launches = 0  # of all, as far as they were looked at
         self.scratch = Scratch(device.index)
@@ -150,6 +151,7 @@ class Lane:
             self._closing = []
             for begun, space in waiting:
                 event = begun or self._event()
+                # Whatever is not done waits in the new list for the next time that anybody asks.
                 if event is None or not self._is_done(event) or not space.close():
                     self._closing.append((event, space))
 

@@ -50,6 +50,7 @@ class Workspace:
 
 def mentions(buffer: bytes, start: int, end: int) -> bool:
     """Whether eight bytes anywhere in `buffer` are an address from `start` up to `end`."""
+    # A workspace is small, so few values of the upper five bytes occur: each is searched for, instead of a loop over words.
     for high in range(start >> 24, (end - 1 >> 24) + 1):
         pattern = high.to_bytes(5, "little")
         found = buffer.find(pattern, 3)
@@ -74,6 +75,7 @@ class Workspaces:
         if index in made:
             return
         self.clear(index)
+        # Cleared once more below, and not by `clear`: the workspace made here does not show that the program uses cuBLAS.
         with contextlib.suppress(torch.OutOfMemoryError):  # no room for its workspace, which is wanted after the handle
             torch.cuda.current_blas_handle()
         allocator.clear_library_workspaces()

@@ -197,6 +197,7 @@ class Recorder(TorchDispatchMode):
             steps.add("putting a random generator back", restore)
         for content, copy in self._saved:
             steps.add("putting back what was written", partial(_put_back, content, copy))
+        # Steps run last first: the modes are left before anything is put back, which would be recorded otherwise.
         for what, leave in self._entered:
             steps.add(what, leave)
         if self._entered:

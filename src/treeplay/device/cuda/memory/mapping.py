@@ -27,7 +27,8 @@ import torch
 from treeplay.device.cuda.contexts import here
 from treeplay.device.cuda.node_calls import failed, library
 
-_OUT_OF_MEMORY = 2
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+# CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 _PINNED, _ON_DEVICE, _READ_AND_WRITE = 1, 1, 3
 
 
@@ -86,6 +87,7 @@ def is_available() -> bool:
 
 
 def _call(name: str, *args: object) -> None:
+    # The look-up itself makes a context current; without one the driver ends the process.
     _ = here.has_context
     code = _function(name)(*args)  # type: ignore[operator]
     if code == _OUT_OF_MEMORY:

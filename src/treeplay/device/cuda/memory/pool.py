@@ -38,6 +38,7 @@ class AddressPool:
     def spans_in_use(self) -> list[tuple[int, int]]:
         """The first address, and the first one after it, of each block that is still there."""
         segments = allocator.allocator_state().segments_of(self.token)
+        # Anything but "inactive": a block whose freeing waits for a stream is still in use.
         blocks = (block for segment in segments for block in segment["blocks"] if block["state"] != "inactive")
         return [(int(block["address"]), int(block["address"] + block["size"])) for block in blocks]
 
@@ -48,6 +49,7 @@ class AddressPool:
         somebody captures all the time.
         """
         with turns.taken_once():
+            # Ours and the graph's, which it keeps until it is destroyed.
             self._release(claims=2)
             for _ in range(_MOST_TRIES):
                 if emptied():

@@ -160,6 +160,7 @@ def _asked_for(inner: Callable[..., Any], flat: GraphRoles) -> dict[str, Any]:
     known = flat.as_keywords()
     try:
         parameters = inspect.signature(inner).parameters.values()
+    # What is written in C may have no signature.
     except (TypeError, ValueError):
         return {}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):

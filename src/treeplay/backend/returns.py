@@ -52,6 +52,7 @@ def survey_returns(args: Sequence[Any], results: Sequence[Any]) -> Returns | str
             if isinstance(found, str):
                 return found
             known[id(result)] = found
+            # The first result in a new storage: it is from this one that the storage is taken.
             if len(memory.made) > len(owners):
                 owners.append(at)
         refs.append(known[id(result)])

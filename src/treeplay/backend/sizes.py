@@ -50,6 +50,7 @@ def with_known_sizes(
     lock, budget = shared_lock(), _SizeBudget()
 
     def compile_for(key: tuple[Any, ...], args: Sequence[Any]) -> Function:
+        # Nobody waits while another thread compiles: meanwhile the program runs as it is.
         if not lock.acquire(blocking=False):
             counters.add("sizes", "another thread compiles")
             return plain

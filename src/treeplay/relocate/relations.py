@@ -90,6 +90,7 @@ class Relations:
         found: set[Who] = set()
         low = reduce(or_, moved)
         for shift in _PAIR_SHIFTS:
+            # Whatever moved did so by multiples of the step, and so does each sum or difference: this rules most words out.
             if (low << shift) % self._step:
                 continue
             scaled = [(delta - modulus if delta >= modulus // 2 else delta) << shift for delta in moved]

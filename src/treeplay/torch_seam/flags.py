@@ -132,6 +132,7 @@ def autocast_state() -> tuple[Any, ...]:
 
 
 def _autocast_nesting() -> int:
+    # Torch tells how deep contexts are nested only to whoever changes that.
     nesting = int(torch.autocast_increment_nesting()) - 1
     torch.autocast_decrement_nesting()
     return nesting

@@ -88,6 +88,7 @@ def attempt(
             spared.put_back()
             births = Marks(lane.device)
             with work.tells(births) if work.tells is not None else nullcontext(), kept_in_place(tensors):
+                # A list of its own, which the body may empty.
                 outputs = list(work.body(list(tensors)))
             for index in cloned:
                 before = births.now()

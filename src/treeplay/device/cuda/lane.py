@@ -108,7 +108,7 @@ class Lane:
         return AddressSpace(self.scratch) if can_be_made(self.scratch.index) else None
 
     def run_on_scratch(self, run: PlainRun) -> Sequence[torch.Tensor]:
-        """What `run` gives, which allocates where recordings have their scratch if there is enough of it to be worth that."""
+        """What `run` gives. It allocates in the scratch of recordings, if there is enough of that to be worth it."""
         with turns.taken_once(), self.lock:
             self._close_what_is_done()
             if self.scratch.nbytes < _LEAST_BYTES_LENT:
@@ -126,7 +126,7 @@ class Lane:
                 self.close(lent)
 
     def close(self, space: Closable) -> None:
-        """Close addresses when the last replay is done, which is waited for, and what was captured with them is gone."""
+        """Wait for the last replay, then close addresses. What cannot be closed yet is tried again later."""
         with self.lock:
             event = self._event()
             self._closing.append((event, space))
@@ -136,7 +136,7 @@ class Lane:
         self._close_what_is_done()
 
     def _event(self) -> torch.cuda.Event | None:
-        """What is done when the last replay is; None if its stream is being captured. Whoever captures does not notice."""
+        """An event that is done when the last replay is; None if its stream is being captured. Breaks no capture."""
         with driver.relaxed():
             if self.stream is not None and driver.is_capturing(self.stream):
                 return None
@@ -233,7 +233,7 @@ class Lane:
             self.order(stream)
 
     def keep_for_last_replay(self, tensor: torch.Tensor) -> None:
-        """Keep the memory of a tensor that is let go from being used anew before the last replay is done with it."""
+        """Keep the memory of a tensor that is let go from being reused before the last replay is done with it."""
         if self.stream is not None:
             # A program may be dropped while another one is traced in this thread: that trace is not to see it.
             with allocator.unobserved():

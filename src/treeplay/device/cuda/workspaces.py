@@ -67,7 +67,7 @@ class Workspaces:
     def __init__(self) -> None:
         self._spare: dict[tuple[int, int], Workspace] = {}
         self._busy: set[int] = set()  # devices on which cuBLAS has been used: on others nothing is lent
-        self._threads = threading.local()
+        self._threads = threading.local()  # which have made a handle: each has its own
 
     def make_handle(self, index: int) -> None:
         """Have cuBLAS make this thread's handle for the current device, which cannot be done inside of a capture."""
@@ -113,7 +113,7 @@ class Workspaces:
         weakref.finalize(graph, allocator.release_pool, workspace.index, workspace.pool).atexit = False
 
     def take_back(self, workspace: Workspace) -> None:
-        """Nobody uses it."""
+        """Nobody uses it: it is lent to the next capture, or goes where that stream has a spare one."""
         key = workspace.index, workspace.stream
         if self._spare.setdefault(key, workspace) is not workspace:
             allocator.release_pool(workspace.index, workspace.pool)

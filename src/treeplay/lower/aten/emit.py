@@ -127,6 +127,7 @@ class GraphEmitter:
         elif node in self.layout.settled:
             source = self.layout.settled[node]
             env[node] = env[source]
+            # A `copy_` into a new tensor: that tensor, too, is now the source.
             if node.target not in COPIES:
                 env[node.args[0]] = env[source]  # type: ignore[index]
         elif not isinstance(op, OpOverload):

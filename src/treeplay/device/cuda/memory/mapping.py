@@ -97,7 +97,7 @@ def _call(name: str, *args: object) -> None:
 
 
 def access_to(index: int) -> Access:
-    """That a device may read and write."""
+    """The access of a device that may read and write."""
     return Access(_MemoryLocation(_ON_DEVICE, index), _READ_AND_WRITE)
 
 
@@ -170,5 +170,5 @@ def address_of_function(name: str) -> int:
 
 
 def properties_of(index: int) -> MemoryProperties:
-    """What memory of a device is like."""
+    """The properties of memory that lies on a device."""
     return MemoryProperties(kind=_PINNED, location=_MemoryLocation(_ON_DEVICE, index))

@@ -60,7 +60,8 @@ class AddressPool:
         raise InternalError("torch does not give a pool back: somebody captures all the time")
 
     def forget(self) -> bool:
-        """The same when the graph is gone, without waiting: whether it was possible now. It is not while a tensor is left."""
+        """The same once the graph is gone, without waiting; whether it could be done now. It cannot while a tensor is left."""
+        # A turn that this thread has already does as well, and stays with it.
         is_mine = turns.is_mine
         if not self.is_forgotten and not self.holds_tensors() and (is_mine or turns.take_if_free()):
             try:

@@ -109,6 +109,7 @@ def _compiled(
                     eager_random=eager_random,
                     is_small=is_small,
                     is_inference=not has_convolutions_both_ways(module),
+                    # Each output of a trace is a storage of its own.
                     groups=tuple(range(len(results))),
                     stored=stored,
                 )

@@ -121,6 +121,7 @@ def _own_kernel(handle: int, sizes_of: Callable[[int], tuple[int, ...]]) -> OwnN
 
 def _own_memcpy(handle: int) -> OwnNode:
     params = params_of(handle, MemcpyParams)
+    # The executable is also told in which context the copy runs, which its parameters do not say.
     calls = Calls("cuGraphMemcpyNodeSetParams", "cuGraphExecMemcpyNodeSetParams", (current_context(),))
     ends = tuple(_address_field(end) for end in (params.source, params.destination))
     return OwnNode(handle, calls, params, ends)

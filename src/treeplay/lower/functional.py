@@ -90,6 +90,7 @@ class TensorsForNumbers(torch.fx.Interpreter):
             self._computed.clear()
 
     def run_node(self, n: torch.fx.Node) -> Any:
+        # A known number without a slot is read by other known numbers alone.
         if n.name in self.known:
             return self._element(self.slots[n.name]) if n.name in self.slots else None
         if n.op != "call_function":

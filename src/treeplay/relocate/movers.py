@@ -61,7 +61,7 @@ class Movers:
     def owners(self, value: int, deltas: Deltas, node: int) -> list[Mover]:
         """The tensors and outputs that a word of a node may belong to which had `value` first and moved by `deltas`.
 
-        What alone moved so far is known by that, for it may be pointed at from outside (a base less an offset, say).
+        What alone moved by these distances is told by them, wherever the word points: a base less an offset lies outside.
         """
         found: Sequence[Mover] = self.tensors.get(deltas, ())
         if len(found) > 1:
@@ -80,7 +80,7 @@ class Movers:
         return list(known.holding(value))
 
     def is_scratch(self, value: int, deltas: Deltas) -> bool:
-        """Whether such a word may point into an intermediate, or around it where nothing else moved so far."""
+        """Whether such a word may point into an intermediate, or near one where nothing else moved by these distances."""
         is_alone = deltas in self.scratch and deltas not in self.tensors and deltas not in self.outputs
         return is_alone or self._scratch_distance(value, deltas) < 0
 

@@ -57,8 +57,8 @@ class Relations:
     def _is_left_over(self, half: Half, mover: Mover, members: Sequence[Word]) -> bool:
         """Whether the lower half of an address is what the stack held before, in a member that nothing was written to.
 
-        It addresses nothing by itself. Its upper half, another one in each capture, must not be among the members, and no
-        second lower half, to which it could be a distance. What it tells of alignment, a move keeps.
+        By itself it addresses nothing. Neither its upper half, which is another one in each capture, may be among the members,
+        nor a second lower half, to which it could be a distance. What it tells of alignment stays true after a move.
         """
         if not members or not _is_lower(half, mover):
             return False

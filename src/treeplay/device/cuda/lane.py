@@ -109,6 +109,7 @@ class Lane:
 
     def run_on_scratch(self, run: PlainRun) -> Sequence[torch.Tensor]:
         """What `run` gives. It allocates in the scratch of recordings, if there is enough of that to be worth it."""
+        # The turn first: whoever has the lock never waits for it (`AddressPool.forget`), or each could wait for the other.
         with turns.taken_once(), self.lock:
             self._close_what_is_done()
             if self.scratch.nbytes < _LEAST_BYTES_LENT:

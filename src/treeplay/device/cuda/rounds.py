@@ -175,7 +175,7 @@ def lodgers(tensors: Sequence[torch.Tensor], among: Collection[int]) -> list[int
 
 
 def _ask_nodes(made: Attempt, found: CaptureFindings) -> None:
-    """What lies in nodes that do not take their parameters back as they are cannot move."""
+    """Keep in place what lies in nodes that do not stay what they are when they are set to their own parameters."""
     if found.table is None:
         return
     graph = made.graph.raw_cuda_graph()

@@ -61,7 +61,7 @@ class AddressPool:
 
     def forget(self) -> bool:
         """The same once the graph is gone, without waiting; whether it could be done now. It cannot while a tensor is left."""
-        # A turn that this thread has already does as well, and stays with it.
+        # Nobody waits for the turn here: the caller has the lane's lock, for which whoever has the turn may wait.
         is_mine = turns.is_mine
         if not self.is_forgotten and not self.holds_tensors() and (is_mine or turns.take_if_free()):
             try:

@@ -58,6 +58,7 @@ def _load_file(path: Path) -> ModuleType:
     loader = SourceFileLoader(path.stem, str(path.resolve()))
     module = ModuleType(path.stem)
     module.__file__, module.__loader__ = loader.path, loader
+    # As an import does, before its code runs: that may look its own module up.
     sys.modules[path.stem] = module
     with_user_errors(f"loading {path}", functools.partial(loader.exec_module, module))
     return module

@@ -125,6 +125,7 @@ class TensorsForNumbers(torch.fx.Interpreter):
         if index not in self._elements:
             element = self.vector[index]  # type: ignore[index]
             if index in self._integers:
+                # Two halves, each of which float64 holds exactly.
                 low = self.vector[index + 1].to(torch.int64)  # type: ignore[index]
                 element = element.to(torch.int64) * 2**32 + low
             self._elements[index] = element

@@ -46,6 +46,7 @@ def is_own(file: str) -> bool:
 
 def _innermost(is_wanted: Callable[[str], bool]) -> FrameType | None:
     """The innermost frame that runs in a file of this kind."""
+    # The frame that called whichever function here asks.
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and not is_wanted(frame.f_code.co_filename):
         frame = frame.f_back

@@ -52,6 +52,7 @@ def made_harmless(graph: torch.fx.Graph, checks: Sequence[Node]) -> tuple[list[N
         for value, condition, harmless in suspects:
             if value in safe:
                 continue
+            # It may hold other values when it is used than when it was checked.
             if value.meta["storage"] in written:
                 return flags, node
             with graph.inserting_before(node):

@@ -101,6 +101,7 @@ class _Judge:
         return {
             mover.who
             for mover in self.at_capture[0].holding(word.values[0])
+            # Without a known birth, any node may mean it.
             if (mover.birth or 0) <= word.node and any(a == b != 0 for a, b in zip(deltas, mover.deltas, strict=True))
         }
 

@@ -47,6 +47,7 @@ class Stretches(Generic[T]):
     def holding(self, address: int) -> Iterator[T]:
         """The owners of those that hold an address."""
         index = bisect_right(self._starts, address)
+        # Where the last end so far is not behind the address, nothing that begins earlier holds it.
         while index and self._ends[index - 1] > address:
             index -= 1
             _, end, owner = self._sorted[index]

@@ -93,6 +93,7 @@ class Movers:
         spans = self.scratch.get(deltas, ())
         # No end is as large: this finds the last span that starts at `value` or before.
         index = bisect_right(spans, (value, 1 << 64)) - 1
+        # 1: behind all of them, and at no end.
         return value - spans[index][1] if index >= 0 else 1
 
 

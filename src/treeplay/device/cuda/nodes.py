@@ -182,6 +182,7 @@ def _end_layout(end: MemcpyEnd) -> tuple[int, ...]:
 
 def _is_pinned(address: int) -> bool:
     kind = c_uint()
+    # The driver gives an error for an address that it does not know: host memory that is not pinned.
     code = function("cuPointerGetAttribute")(byref(kind), MEMORY_TYPE_OF_POINTER, address)
     return code == 0 and kind.value == HOST
 

@@ -110,6 +110,7 @@ class Workspaces:
 
     def keep(self, workspace: Workspace, graph: torch.cuda.CUDAGraph) -> None:
         """`graph` uses it: it goes when the graph dies."""
+        # Not at exit: the process's end gives all back.
         weakref.finalize(graph, allocator.release_pool, workspace.index, workspace.pool).atexit = False
 
     def take_back(self, workspace: Workspace) -> None:

@@ -31,6 +31,7 @@ class Wanted:
         """It is there for a block, and is `value` to this thread."""
         me = get_ident()
         with self._lock:
+            # None also where there was nothing to replace: a module may have been imported since.
             if self._take_away is None:
                 self._take_away = self._put()
             self._values.setdefault(me, []).append(value)

@@ -111,6 +111,7 @@ class GraphEmitter:
     def _results(self, node: Node) -> Iterator[str]:
         items: Any = node.args[0]
         for item in items:
+            # The memory as its operator made it, whatever a reshape in place has made of the name since.
             yield self.text.expression(self._first.get(item, self.text.env[item]))
 
     def _drop(self, ended: list[Storage | Node]) -> None:

@@ -77,6 +77,7 @@ class Account:
         try:
             self.skipped((Skip("uncompiled", reason),))
         finally:
+            # Whether or not `skipped` has raised: it has noted another outcome.
             self._outcome = "uncompiled"
 
     def failed(self, reason: Reason) -> None:

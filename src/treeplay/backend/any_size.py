@@ -61,7 +61,7 @@ def for_any_size(program: Any, inputs: Sequence[Any], options: Options) -> Calla
                 why = why_not_plain(traced, seen)
                 if why is None:
                     return _compiled(program, source, traced, job)
-    except Unrecorded:
+    except Unrecorded:  # a refusal too, but one that the user wants raised
         raise
     except (Refusal, LoweringError) as reason:
         why = str(reason).splitlines()[0]

@@ -41,6 +41,7 @@ def kept_by(module: torch.fx.GraphModule, options: Options) -> tuple[ToKeep | No
 def _described(module: torch.fx.GraphModule) -> torch.fx.Graph:
     """The graph with the facts that our own traces note at their nodes."""
     graph = copy.deepcopy(module.graph)
+    # Our own traces tell inputs by their names, `in0` and so on; these are called otherwise.
     for position, node in enumerate(graph.find_nodes(op="placeholder")):
         node.meta["input"] = position
     for node in graph.nodes:

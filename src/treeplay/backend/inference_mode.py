@@ -38,7 +38,7 @@ def leave_inference_mode(graph: torch.fx.Graph, *, is_grad_enabled: bool) -> boo
             graph.erase_node(node)
         elif is_inside:
             inside.add(node)
-    for node in list(graph.nodes):
+    for node in list(graph.nodes):  # only now: each is an argument of the node that exits
         if node.target is ENTER_INFERENCE:
             graph.erase_node(node)
     results = [node for node in graph.output_node().all_input_nodes if node.op != "placeholder"]

@@ -125,6 +125,7 @@ def boxed(module: torch.fx.GraphModule) -> Boxed:
     def call(args: list[Any]) -> Sequence[Any]:
         return run(args)
 
+    # By this torch knows a callable that takes one list.
     call._boxed_call = True  # type: ignore[attr-defined]
     return call
 
@@ -148,6 +149,7 @@ class BoxedCode(torch.fx.graph.CodeGen):
 
     def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **_: Any) -> str:
         """The head of the function, and the lines that take the arguments out."""
+        # What torch.fx gives are parameters of a `def`: with annotations and defaults.
         names = [name.split(":")[0].split("=")[0].strip() for name in free_vars if name != "self"]
         taken = f"\n    {', '.join(names)}, = args_list" if names else ""
         return f"def {self._func_name}(self, args_list){maybe_return_annotation}:{taken}\n    args_list.clear()"
@@ -158,6 +160,7 @@ def _asked_for(inner: Callable[..., Any], flat: GraphRoles) -> dict[str, Any]:
     known = flat.as_keywords()
     try:
         parameters = inspect.signature(inner).parameters.values()
+    # What is written in C may have no signature.
     except (TypeError, ValueError):
         return {}
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):

@@ -148,6 +148,7 @@ class Job:
             spare = copy_of(module)  # what compiles it rewrites it
             try:
                 with Boundary("compiling a backward", reasons=(TreeplayError,)):
+                    # For its check alone: what is saved has to come first.
                     fixed_inputs([node.name for node in module.graph.find_nodes(op="placeholder")])
                     refresh_layout(module, inputs)
                     visible = None if self.options.keep_gradient_strides else ()

@@ -52,7 +52,9 @@ def with_patterns(inputs: Sequence[Any], compile_next: CompileFor, as_it_is: Cal
                 uncompiled.append(made)
             else:
                 others.insert(0, made)
+                # The first pattern is kept beside these.
                 del others[max(1, settings.max_recordings_per_program - 1) :]
+            # Raised where it does not fit either, before it has done anything.
             with contextlib.suppress(PatternChanged):
                 return made(*args)
             unfit += 1

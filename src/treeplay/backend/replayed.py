@@ -138,6 +138,7 @@ class Replayed:
             if self._call is not None:
                 return self._call(args)
             known, self.known = self.known, None
+            # A copy: the graph empties `args`, and what it was given is looked at after it has run.
             given = list(args)
             results: Sequence[Any] = ()
             if known is None:
@@ -193,6 +194,7 @@ class Replayed:
             owner._told()
 
         call = self._loaded(boxing, _locked(self._lock, recorded.replay))
+        # Before `tell`: `told` takes no notice of any boxing but this one.
         self._recorded, self._boxing = recorded, boxing
         recorded.tell(told)
         if self.device.name == "cpu":  # which records at once, or when it is first replayed, and tells nobody

@@ -38,6 +38,7 @@ class Returns:
 def survey_returns(args: Sequence[Any], results: Sequence[Any]) -> Returns | str:
     """Where `results` lie in the memory of `args` and in new memory; or why a recording cannot tell."""
     tensors = [at for at, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
+    # Reversed: of the places of a tensor that is given several times, the first counts.
     known: dict[int, OutputRef] = {id(args[at]): SameAsInput(at) for at in reversed(tensors)}
     memory = OutputMemory(extent_of(args[at]) for at in tensors)
     refs: list[OutputRef] = []
@@ -51,6 +52,7 @@ def survey_returns(args: Sequence[Any], results: Sequence[Any]) -> Returns | str
             if isinstance(found, str):
                 return found
             known[id(result)] = found
+            # The first result in a new storage: it is from this one that the storage is taken.
             if len(memory.made) > len(owners):
                 owners.append(at)
         refs.append(known[id(result)])

@@ -43,6 +43,7 @@ def without_saved_views(forward: torch.fx.GraphModule, backward: torch.fx.GraphM
     if len(taken) < len(outputs) - returned:  # one value is saved twice
         return
     origin = {placeholder: node for node, placeholder in taken.items()}
+    # Behind all inputs, none of which may follow a call.
     begin = inputs[-1].next if inputs else backward.graph.output_node()
     dead: list[torch.fx.Node] = []
     for node, placeholder in list(taken.items()):

@@ -50,6 +50,7 @@ def with_known_sizes(
     lock, budget = shared_lock(), _SizeBudget()
 
     def compile_for(key: tuple[Any, ...], args: Sequence[Any]) -> Function:
+        # Nobody waits while another thread compiles: meanwhile the program runs as it is.
         if not lock.acquire(blocking=False):
             counters.add("sizes", "another thread compiles")
             return plain
@@ -80,6 +81,7 @@ def with_known_sizes(
             compiled = compile_for(key, args)
         elif len(known) >= settings.max_recordings_per_program:  # the order matters only where one may be dropped
             with lock:
+                # Once more: another thread may have dropped it since it was looked up, and then it could not be moved.
                 known[key] = compiled
                 known.move_to_end(key)
         return compiled(*args)

@@ -53,7 +53,7 @@ def wrapped(
             compiled: Any = wrap_function(
                 function, [*source.held, *inputs], compilers, is_checked=is_checked, names=names
             )
-    except Unrecorded:
+    except Unrecorded:  # a refusal too, but one that the user wants raised
         raise
     except Refusal as refusal:
         counters.add("traces", "refused")

@@ -64,6 +64,7 @@ def make_app() -> typer.Typer:
     app = typer.Typer(cls=Verbs, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_root)
     for name, told in VERBS.items():
+        # Only for the list of verbs: `resolve_command` puts the verb itself in its place.
         app.command(name, help=told)(lambda: None)
     return app
 

@@ -58,6 +58,7 @@ def _load_file(path: Path) -> ModuleType:
     loader = SourceFileLoader(path.stem, str(path.resolve()))
     module = ModuleType(path.stem)
     module.__file__, module.__loader__ = loader.path, loader
+    # As an import does, before its code runs: that may look its own module up.
     sys.modules[path.stem] = module
     with_user_errors(f"loading {path}", functools.partial(loader.exec_module, module))
     return module
@@ -118,6 +119,7 @@ def with_user_errors(doing: str, act: Callable[[], Any]) -> Any:
     """What `act` gives; an exception in the user's code becomes a `CommandError` with the user's line."""
     try:
         return act()
+    # A script may call `sys.exit` while it is loaded.
     except (Exception, SystemExit) as error:
         where = failed_call(error.__traceback__).where
         line = f"\n  at      {where}" if where is not None else ""

@@ -22,6 +22,7 @@ def is_exactly(text: Writer, value: str, recorded: Any) -> str:
     if recorded is None or isinstance(recorded, bool):
         return f"{value} is {recorded}"
     constant = text.literal(recorded)
+    # No zero, whose sign `==` does not see, and no NaN.
     is_usual = type(recorded) is float and recorded != 0 and recorded == recorded
     if any(type(recorded) is cls for cls in _EXACT) or is_usual:
         return f"type({value}) is {text.constant(type(recorded))} and {value} == {constant}"

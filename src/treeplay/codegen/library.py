@@ -30,6 +30,7 @@ def compile_library(source: Path, kind: type[CDLL] = CDLL) -> CDLL:
             subprocess.run(command, check=True, capture_output=True, timeout=_MOST_SECONDS)
         except subprocess.SubprocessError as error:
             raise OSError(f"{compiler} does not compile: {error}") from error
+        # What is loaded stays mapped when the folder goes.
         return kind(str(path))
 
 

@@ -12,6 +12,7 @@ def device_for(device: torch.device) -> Device:
     """What records there."""
     if device.type == "cpu":
         return HostDevice()
+    # Here and not above: on the CPU nothing for GPUs is imported.
     from treeplay.device.cuda.device import CudaDevice
 
     return CudaDevice(device)

@@ -51,6 +51,7 @@ class Turns:
                 "a capture was begun inside of a capture: this thread is capturing already, and captures do not nest. "
                 "End the outer one first, or put the work of both into one"
             )
+        # No lock is needed: CPython changes threads at calls and jumps, and there is none between this read and this write.
         self._waiting += 1
         try:
             self._lock.acquire()

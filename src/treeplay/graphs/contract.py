@@ -144,6 +144,7 @@ def take_keywords(kwargs: dict[str, Any]) -> Keywords:
     if not kwargs:
         return NO_KEYWORDS
     leaves, structure = flatten({name: kwargs[name] for name in sorted(kwargs)})
+    # From `$['mask'][0]` to `$.mask[0]`: a keyword is no item of a dict.
     names = ["$." + path[3:].replace("']", "", 1) for path in paths(structure)]
     is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
     constants = tuple(

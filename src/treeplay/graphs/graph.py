@@ -65,6 +65,7 @@ class Graph:
         self._forget()
         started = perf_counter()
         self._recording.begin(wish)
+        # Negative until `capture_end` adds the time at which it ends.
         self._phase, self._capture_seconds = RecordingPhase.CAPTURING, -started
 
     def capture_end(self) -> None:

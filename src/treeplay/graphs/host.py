@@ -63,6 +63,7 @@ class HostRecording:
         """End the recording."""
         if self._recorder is None:
             return
+        # First: elsewhere than where it began, the recording is not ended and goes on.
         self._recorder.check_ends_here()
         recorder, self._recorder = self._recorder, None
         first = None

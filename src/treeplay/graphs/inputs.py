@@ -113,6 +113,7 @@ class OutsideMemory(_InputWatch):
 
     def __init__(self, after: OutsideMemory | None = None) -> None:
         self.kept: list[torch.UntypedStorage] = []
+        # Not a bound method, by which the mode would keep itself.
         super().__init__(partial(_keep, self.kept), after._seen if after else ())
 
     @classmethod

@@ -83,6 +83,7 @@ def _first_order_only(
     if not found:
         return gradients
     anchors = [origin for origin in origins if origin is not None and origin.requires_grad]
+    # So the gradients have a history, and to differentiate them is an error, also where no origin needs one.
     anchors.append(torch.empty(0, device=found[0].device, requires_grad=True))
     tied = iter(FirstOrderOnly.apply(len(found), *found, *anchors))  # type: ignore[no-untyped-call]
     return [None if gradient is None else next(tied) for gradient in gradients]

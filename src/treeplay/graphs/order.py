@@ -54,6 +54,7 @@ class PoolOrder:
 
     def __init__(self, device: torch.device) -> None:
         self.lock = shared_lock()
+        # Not the device's lane: memory of other pools is apart, and only replays of this one wait for each other.
         self._lane = Lane(device) if device.type == "cuda" else None
         self._current_stream = native("_cuda_getCurrentRawStream") if self._lane is not None else None
         self._clock = 0

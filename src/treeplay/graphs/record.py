@@ -185,6 +185,7 @@ def _side_streams(device: torch.device) -> Iterator[SideStreams | None]:
     streams = SideStreams(device)
     with streams:
         yield streams
+    # Not after an exception: then the capture is abandoned.
     streams.join()
 
 

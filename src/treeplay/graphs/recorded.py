@@ -107,6 +107,7 @@ class RecordedBody:
         Gradients must be off, and the order's lock held.
         """
         forward = self.forward
+        # First: the last replay, on another stream perhaps, may still read the buffers that are filled next.
         self.order.enter()
         self.copied += forward.inputs.fill(values)
         self.calls += 1

@@ -35,6 +35,7 @@ class Roster:
         self._tables: list[dict[str, Any]] = list(_tables(self.modules))
         self._entries = [dict(table) for table in self._tables]
         self._filled = [table for table in self._tables if table]
+        # Most tables: of these it is enough to ask whether they still are.
         self._empty = [table for table in self._tables if not table]
         self._members = self._members_now()
         self.tensors = tuple(_tensors(self.modules, self._others))

@@ -61,6 +61,7 @@ class GraphedCallable:
     """
 
     def __init__(self, original: Original, record: Record, *, outputs: Outputs, on_mismatch: OnMismatch) -> None:
+        # Without its attributes, which would become attributes of this object.
         functools.update_wrapper(self, original.function, updated=())
         self.original = original
         self._record = record

@@ -54,7 +54,7 @@ def _by_a_tensor(op: Any) -> Operator:
 
 def _one_by_one(plain: Callable[[Tensor, Any], Tensor]) -> Operator:
     """A number each: one kernel for each tensor."""
-    # Of another type than the tensor: the kernel converts it, as a kernel of its own would.
+    # The number is of another type than the tensor: the kernel converts it, as a conversion before it would.
     return lambda tensors, numbers: [plain(tensor, number) for tensor, number in zip(tensors, numbers, strict=True)]
 
 

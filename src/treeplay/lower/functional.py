@@ -84,11 +84,13 @@ class TensorsForNumbers(torch.fx.Interpreter):
         try:
             return self.run(*tensors)  # number placeholders are known: they take no argument
         finally:
+            # An interpreter keeps what it computed last, and with it the tensors of the call.
             self.env.clear()
             self._elements.clear()
             self._computed.clear()
 
     def run_node(self, n: torch.fx.Node) -> Any:
+        # A known number without a slot is read by other known numbers alone.
         if n.name in self.known:
             return self._element(self.slots[n.name]) if n.name in self.slots else None
         if n.op != "call_function":
@@ -123,6 +125,7 @@ class TensorsForNumbers(torch.fx.Interpreter):
         if index not in self._elements:
             element = self.vector[index]  # type: ignore[index]
             if index in self._integers:
+                # Two halves, each of which float64 holds exactly.
                 low = self.vector[index + 1].to(torch.int64)  # type: ignore[index]
                 element = element.to(torch.int64) * 2**32 + low
             self._elements[index] = element

@@ -81,6 +81,7 @@ def _compiled(
     is_small: bool,
 ) -> tuple[ArtifactCall, int]:
     """The artifact of a graph, which later processes find by `key`, and the nodes of its functional graph."""
+    # Here and not above: this imports Inductor, which whoever finds a stored artifact does without.
     from treeplay.lower import artifact as torch_artifact
     from treeplay.lower.own_lowerings import decompositions
 
@@ -104,6 +105,7 @@ def _compiled(
                     eager_random=eager_random,
                     is_small=is_small,
                     is_inference=not has_convolutions_both_ways(module),
+                    # Each output of a trace is a storage of its own.
                     groups=tuple(range(len(results))),
                     stored=stored,
                 )

@@ -52,6 +52,7 @@ def reads_elsewhere(source: Node, target: Node, overwritten: Set[Any]) -> bool:
     the element of `target` that is written."""
     waiting = [(source, _shape(source) == _shape(target))]
     seen = set(waiting)
+    # It grows while it is walked.
     for node, is_same in waiting:
         if node in overwritten and not (is_same and node is target):
             return True

@@ -136,6 +136,7 @@ def _after(graph: torch.fx.Graph, source: Node) -> Node:
     """A channels-last copy right behind `source`. As values they are equal, so a compiler need not make both."""
     behind = source
     if source.op == "placeholder":
+        # Behind all inputs, none of which may follow a call.
         behind = graph.find_nodes(op="placeholder")[-1]
     with graph.inserting_after(behind):
         clone = graph.call_function(aten.clone.default, (source,), {"memory_format": torch.channels_last})

@@ -276,6 +276,7 @@ def _fresh(graph: torch.fx.Graph, source: Node, *, before: Node) -> Node:
     with graph.inserting_before(before):
         made = graph.call_function(apart if is_written else fresh, (source,))
     made.meta.update(source.meta)
+    # Not the source's own, by whose storage the two would count as one memory.
     made.meta["val"] = torch.empty_like(source.meta["val"])
     return made
 

@@ -70,6 +70,7 @@ class NumbersTogether:
         for index, form in enumerate(self._forms):
             nodes = form.nodes
             is_of_each = form.target is _READ or any(isinstance(arg, _OfForm) for arg in form.args)
+            # Where no argument differs the form is one number, which is not to be taken apart into one for each node.
             if len(nodes) < _FEWEST or not is_of_each:
                 values |= {node: compute(node.target, [value(arg) for arg in node.args]) for node in nodes}
                 continue

@@ -63,6 +63,7 @@ def key_of(graph: torch.fx.Graph, device: torch.device, **asked: Any) -> str | N
 def find(key: str) -> Stored | None:
     """What `keep` was given for this key, by whatever process."""
     try:
+        # Of null nothing can be taken: a TypeError below.
         kept = json.loads(read_text(_path(key)) or "null")
         found = Stored(**kept["stored"]) if kept["for"] == key else None
     except (ValueError, TypeError, KeyError):

@@ -46,6 +46,7 @@ def is_own(file: str) -> bool:
 
 def _innermost(is_wanted: Callable[[str], bool]) -> FrameType | None:
     """The innermost frame that runs in a file of this kind."""
+    # The frame that called whichever function here asks.
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and not is_wanted(frame.f_code.co_filename):
         frame = frame.f_back
@@ -167,6 +168,7 @@ _Positions = tuple[int | None, int | None, int | None, int | None]
 
 
 def _call(code: CodeType, instruction: int, where: Location) -> CallSite:
+    # `f_lasti` counts bytes, of which each instruction has two.
     positions = next(islice(code.co_positions(), instruction // 2, None), (None,) * 4)
     source = _segment(code.co_filename, positions) or where.source
     return CallSite(_called(source), where, source)

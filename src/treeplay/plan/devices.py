@@ -34,6 +34,7 @@ def device_of(traced: Trace) -> torch.device:
     for node in traced.graph.nodes:
         spec = node.meta.get("spec")
         if spec is not None:
+            # An input is on no line of the program: a refusal names the first operator that uses it.
             first.setdefault(spec.device, next(iter(node.users), node) if node.op == "placeholder" else node)
     others = [device for device in first if device != CPU]
     if len(others) > 1:

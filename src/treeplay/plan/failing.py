@@ -197,6 +197,7 @@ def _bound(node: Node) -> float:
     is_second = node.target is operator.getitem and node.args[1] == 1
     maker: Any = node.args[0] if is_second else node
     name = name_of(maker.target)
+    # The positions are the whole result of `argmax` and the like, and the second of the results of `sort`, `max` and `topk`.
     at = _POSITIONS.get(name) if is_second is not name.startswith("arg") else None
     if at is None:
         return math.inf

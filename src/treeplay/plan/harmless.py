@@ -52,6 +52,7 @@ def made_harmless(graph: torch.fx.Graph, checks: Sequence[Node]) -> tuple[list[N
         for value, condition, harmless in suspects:
             if value in safe:
                 continue
+            # It may hold other values when it is used than when it was checked.
             if value.meta["storage"] in written:
                 return flags, node
             with graph.inserting_before(node):
@@ -107,6 +108,7 @@ class NodeWriter:
         node = self._graph.call_function(op, args)
         found: torch.Tensor = op(*torch.fx.node.map_arg(args, _without_data))
         spec = TensorSpec(tuple(found.shape), tuple(found.stride()), found.dtype, self._device)
+        # A storage is only asked who shares it: a new object is shared with nobody.
         node.meta.update(spec=spec, storage=object(), offset=0)
         return node
 

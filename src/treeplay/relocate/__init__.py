@@ -73,6 +73,7 @@ def _table(
     def row(role: WhoKind, number: int, place: Placed) -> Row:
         places = [(capture.tensors if role == "tensor" else capture.outputs)[number] for capture in captures]
         leader = movers.leaders.get(place.index) if role == "tensor" else None
+        # Tensors of one storage move as one: what keeps the leader in place keeps all of them.
         reason = everybody or reasons.get((role, place.index if leader is None else leader))
         sites = () if reason else tuple(found.sites.get((role, place.index), ()))
         alignment = common_alignment(other.address for other in places)

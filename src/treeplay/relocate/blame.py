@@ -73,7 +73,7 @@ class _Judge:
                 self.nearby[site.node].add(who)
 
     def suspects(self, word: Word) -> tuple[set[Who], str]:
-        """What the word may depend on, and how. Nobody, but somehow: on who knows what. Not at all: it is padding."""
+        """What the word may depend on, and how. How, but nothing: it depends on something unknown. Neither: it is padding."""
         depends = self.computed_from(word)
         if depends:
             return depends, "is computed from its address"
@@ -101,6 +101,7 @@ class _Judge:
         return {
             mover.who
             for mover in self.at_capture[0].holding(word.values[0])
+            # Without a known birth, any node may mean it.
             if (mover.birth or 0) <= word.node and any(a == b != 0 for a, b in zip(deltas, mover.deltas, strict=True))
         }
 

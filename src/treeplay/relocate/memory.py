@@ -31,6 +31,7 @@ class Spans:
         self._spans = merged(spans)
 
     def __contains__(self, address: int) -> bool:
+        # No end is as large: this finds the last span that starts at the address or before.
         index = bisect_right(self._spans, (address, 1 << 64)) - 1
         return index >= 0 and address < self._spans[index][1]
 
@@ -46,6 +47,7 @@ class Stretches(Generic[T]):
     def holding(self, address: int) -> Iterator[T]:
         """The owners of those that hold an address."""
         index = bisect_right(self._starts, address)
+        # Where the last end so far is not behind the address, nothing that begins earlier holds it.
         while index and self._ends[index - 1] > address:
             index -= 1
             _, end, owner = self._sorted[index]

@@ -61,7 +61,7 @@ class Movers:
     def owners(self, value: int, deltas: Deltas, node: int) -> list[Mover]:
         """The tensors and outputs that a word of a node may belong to which had `value` first and moved by `deltas`.
 
-        What alone moved so far is known by that, for it may be pointed at from outside (a base less an offset, say).
+        What alone moved by these distances is told by them, wherever the word points: a base less an offset lies outside.
         """
         found: Sequence[Mover] = self.tensors.get(deltas, ())
         if len(found) > 1:
@@ -80,7 +80,7 @@ class Movers:
         return list(known.holding(value))
 
     def is_scratch(self, value: int, deltas: Deltas) -> bool:
-        """Whether such a word may point into an intermediate, or around it where nothing else moved so far."""
+        """Whether such a word may point into an intermediate, or near one where nothing else moved by these distances."""
         is_alone = deltas in self.scratch and deltas not in self.tensors and deltas not in self.outputs
         return is_alone or self._scratch_distance(value, deltas) < 0
 
@@ -91,7 +91,9 @@ class Movers:
     def _scratch_distance(self, value: int, deltas: Deltas) -> int:
         """How far behind the end of the last intermediate that starts before it a value lies; negative: inside."""
         spans = self.scratch.get(deltas, ())
+        # No end is as large: this finds the last span that starts at `value` or before.
         index = bisect_right(spans, (value, 1 << 64)) - 1
+        # 1: behind all of them, and at no end.
         return value - spans[index][1] if index >= 0 else 1
 
 
@@ -131,6 +133,7 @@ def _add_blocks(movers: Movers, captures: Sequence[CaptureNotes]) -> None:
             movers.fixed[who] = SHARED
             continue
         _add(movers, movers.outputs, who, placed, (blocks[own].address, blocks[own].end))
+        # Without a birth, what lay in the output's place before moved as it did, and would make each of its words ambiguous.
         taken |= {own} if is_born else {at for at in range(len(blocks)) if _moves_with(at, own, blocks, deltas)}
     scratch: dict[Deltas, list[Interval]] = defaultdict(list)
     for index, block in enumerate(blocks):

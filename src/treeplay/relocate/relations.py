@@ -57,8 +57,8 @@ class Relations:
     def _is_left_over(self, half: Half, mover: Mover, members: Sequence[Word]) -> bool:
         """Whether the lower half of an address is what the stack held before, in a member that nothing was written to.
 
-        It addresses nothing by itself. Its upper half, another one in each capture, must not be among the members, and no
-        second lower half, to which it could be a distance. What it tells of alignment, a move keeps.
+        By itself it addresses nothing. Neither its upper half, which is another one in each capture, may be among the members,
+        nor a second lower half, to which it could be a distance. What it tells of alignment stays true after a move.
         """
         if not members or not _is_lower(half, mover):
             return False
@@ -79,6 +79,7 @@ class Relations:
 
     def _of_values(self, values: Sequence[int], modulus: int, around: Sequence[Mover]) -> set[Who]:
         moved = _moved(values, modulus)
+        # Rubbish in padding looks like this: it moved equally far each time, or hardly at all.
         if len(set(moved)) < len(moved) or any(min(delta, modulus - delta) < _TELLING for delta in moved):
             return set()
         return self._singles(moved, modulus) or self._of_pairs(moved, modulus, around)
@@ -89,6 +90,7 @@ class Relations:
         found: set[Who] = set()
         low = reduce(or_, moved)
         for shift in _PAIR_SHIFTS:
+            # Whatever moved did so by multiples of the step, and so does each sum or difference: this rules most words out.
             if (low << shift) % self._step:
                 continue
             scaled = [(delta - modulus if delta >= modulus // 2 else delta) << shift for delta in moved]
@@ -116,6 +118,7 @@ class Relations:
         found = set()
         for sign in (1, -1):
             first = sign * moved[0]
+            # `first - 1`: what the shift cut off may have carried one.
             for mover, shift in (*cut.get(first % modulus, ()), *cut.get((first - 1) % modulus, ())):
                 if all(
                     now in [sign * delta % modulus for delta in _shifted(whole, shift)]

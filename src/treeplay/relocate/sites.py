@@ -97,6 +97,7 @@ def _explain(found: SiteSearch, movers: Movers, buffers: _BufferVersions) -> Non
         if half in explained:
             continue
         aligned = half - half % WORD_BYTES
+        # An address need not be aligned: it may also begin at this half, or in the half before the aligned word.
         for start in (aligned, half if half != aligned else half - HALF_BYTES):
             values = buffers.values(start)
             if values is not None and _take(found, movers, buffers, start, values):
@@ -112,6 +113,7 @@ def _take(found: SiteSearch, movers: Movers, buffers: _BufferVersions, offset: i
     first, node = values[0], buffers.node
     deltas = tuple([value - first for value in values[1:]])
     owners, is_scratch = movers.owners(first, deltas, node), movers.is_scratch(first, deltas)
+    # Two may own it, or an output whose memory an intermediate had before: which of them is meant cannot be told.
     if len(owners) > 1 or (owners and is_scratch and owners[0].birth is None):
         return False
     if not owners:

@@ -59,6 +59,7 @@ def _is_freed(node: Any) -> bool:
         if name.startswith("_saved_") or name == "saved_tensors":
             try:
                 getattr(node, name)
+            # What torch raises where a backward has freed what was saved.
             except RuntimeError:
                 return True
     return False

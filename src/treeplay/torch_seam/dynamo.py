@@ -35,6 +35,7 @@ def counts_attributes() -> bool:
     return version_of_table(vars(example)) != before
 
 
+# Compared as text, which is right from 2.11 on.
 GUARDS_FROZEN_PARAMETERS = str(torch.__version__) >= "2.13"
 """Whether Dynamo compiles anew when a parameter that needed no gradient needs one. Older ones skipped what they compare of a
 parameter as long as the dictionaries on the way to it stayed the same."""

@@ -15,6 +15,7 @@ is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
 
 profiler: Any = torch.autograd.profiler
 """A module whose `_is_profiler_enabled` says whether there is a profiler at all: to read it costs a fourth of that question."""
+# Read on import, so that a torch that lacks it is told by `require`, and not by a call.
 _ = profiler._is_profiler_enabled
 
 
@@ -131,6 +132,7 @@ def autocast_state() -> tuple[Any, ...]:
 
 
 def _autocast_nesting() -> int:
+    # Torch tells how deep contexts are nested only to whoever changes that.
     nesting = int(torch.autocast_increment_nesting()) - 1
     torch.autocast_decrement_nesting()
     return nesting

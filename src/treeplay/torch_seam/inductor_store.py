@@ -45,6 +45,7 @@ def stored_graph(key: str, options: Mapping[str, Any], *, is_backward: bool = Fa
 
     What a file that is damaged raises, or a compiler that is gone, is raised."""
     with first_vector_instructions(), inductor_config.patch(dict(options)):
+        # An entry with guards on sizes is another one than was asked for: its guards do not hold.
         found: Any = FxGraphCache.find_guarded_entry(key, True, None, lambda condition, sizes: False, [])[0]
         if found is None:
             return None

@@ -66,6 +66,7 @@ class ThreadModes:
                 torch.overrides._pop_mode()
             for mode in self._functions:
                 torch.overrides._push_mode(mode)
+        # `True`: also hooks that torch passes over while it traces.
         if saving_hooks(True) is not self._hooks and self._hooks is None:
             while saving_hooks(True) is not None:
                 torch._C._autograd._pop_saved_tensors_default_hooks()

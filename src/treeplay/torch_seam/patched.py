@@ -31,6 +31,7 @@ class Wanted:
         """It is there for a block, and is `value` to this thread."""
         me = get_ident()
         with self._lock:
+            # None also where there was nothing to replace: a module may have been imported since.
             if self._take_away is None:
                 self._take_away = self._put()
             self._values.setdefault(me, []).append(value)
@@ -73,6 +74,7 @@ class Shared(Wanted):
 
     def _replace(self) -> Callable[[], object] | None:
         owner = sys.modules.get(self._owner) if isinstance(self._owner, str) else self._owner
+        # As it stands there: `getattr` binds class methods, and a bound one put back would no longer be one.
         own = vars(owner).get(self._name, ABSENT) if owner is not None else ABSENT
         original = getattr(owner, self._name, ABSENT) if own is ABSENT else own
         if original is ABSENT:
@@ -80,6 +82,7 @@ class Shared(Wanted):
         function = self._make(original, self.value)
         stand_in(getattr(function, "__func__", function), own)
         setattr(owner, self._name, function)
+        # What was inherited is to be inherited again, not to become the class's own.
         return partial(delattr, owner, self._name) if own is ABSENT else partial(setattr, owner, self._name, own)
 
 

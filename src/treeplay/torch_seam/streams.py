@@ -20,6 +20,7 @@ _record_stream: Any = torch.Tensor.record_stream
 
 def watch(memory: int) -> None:
     """From now on, note whether the storage with this identity is recorded for another stream."""
+    # Torch defines it in the class in C: an entry here is ours.
     if "record_stream" not in vars(torch.Tensor):
         torch.Tensor.record_stream = _noting  # type: ignore[method-assign, assignment]
     _watched.add(memory)

@@ -48,6 +48,7 @@ _CONSTANTS = (int, float, complex, bool, str, bytes, type(None), torch.dtype, to
 def _is_constant(item: Any) -> bool:
     if type(item) in (tuple, frozenset):
         return all(map(_is_constant, item))
+    # NumPy's float64 and complex128 are subclasses of Python's numbers.
     return isinstance(item, _CONSTANTS) and type(item).__module__ != "numpy"
 
 
@@ -119,6 +120,7 @@ def _open(value: Any, above: tuple[int, ...] = ()) -> _TakenApart | None:
     if cls in DICTS:
         return tuple(value), value.values(), None
     if cls in _PLAIN or is_named_result(cls) or (is_namedtuple(cls) and not getattr(value, "__dict__", None)):
+        # Not by an `__iter__` of a subclass's own.
         return (), tuple.__iter__(value) if issubclass(cls, tuple) else value, None
     return None
 
@@ -132,6 +134,7 @@ def may_open(value: Any) -> bool:
         return False
     tables = [vars(base)["__dict__"] for base in cls.__mro__ if base.__flags__ & HEAP and "__dict__" in vars(base)]
     is_made_here = bool(cls.__flags__ & HEAP) or cls in (defaultdict, types.SimpleNamespace)
+    # A class may put a property in the place of `__dict__`: its attributes are then not known.
     return is_made_here and all(type(table) is types.GetSetDescriptorType for table in tables)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-HEAP = 1 << 9
+HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 """The flag of classes that Python code made, or an extension in the same way."""
 
 

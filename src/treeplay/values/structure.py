@@ -58,6 +58,7 @@ def is_namedtuple(cls: type) -> bool:
 
 def is_named_result(cls: type) -> bool:
     """Whether `cls` is the class of one of torch's own named results, such as that of `x.max(0)`."""
+    # An attribute that CPython gives its struct sequences, which these are.
     return issubclass(cls, tuple) and hasattr(cls, "n_sequence_fields") and cls.__module__ == "torch.return_types"
 
 

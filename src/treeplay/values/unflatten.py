@@ -81,6 +81,7 @@ def takes_fields_only(cls: type) -> bool:
     if not all(base is object or base.__flags__ & HEAP for base in cls.__mro__):
         return True
     code = getattr(getattr(cls, "__init__", None), "__code__", None)
+    # `dataclasses` compiles the constructors that it writes from strings.
     is_generated = code is not None and code.co_filename == "<string>"
     hooked = [name for name in ("__new__", "__setattr__") if getattr(cls, name) is not getattr(object, name)]
     is_frozen = hooked == ["__setattr__"] and cls.__dataclass_params__.frozen  # type: ignore[attr-defined]

@@ -65,6 +65,7 @@ def attempt(
     that recordings share; one that `is_apart` gets a pool of its own then, so that all that it allocates lies elsewhere than
     in any other capture. Raises `CaptureFailed`, or what the body raises.
     """
+    # Kept, and not instantiated when the capture ends: its nodes are read, and some of them set, before that.
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     for generator in work.generators:
         graph.register_generator_state(generator)
@@ -87,6 +88,7 @@ def attempt(
             spared.put_back()
             births = Marks(lane.device)
             with work.tells(births) if work.tells is not None else nullcontext(), kept_in_place(tensors):
+                # A list of its own, which the body may empty.
                 outputs = list(work.body(list(tensors)))
             for index in cloned:
                 before = births.now()
@@ -124,7 +126,7 @@ def _nothing() -> None:
 
 @contextmanager
 def kept_in_place(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Refuse a body that gives its tensors other memory, and undo it: cuDNN does so to weights that are not in one piece."""
+    """Refuse a body that gives its tensors other memory, and undo that: cuDNN does it to weights that are not in one piece."""
     homes = [(tensor.untyped_storage(), tensor.data_ptr()) for tensor in tensors]
     try:
         yield
@@ -160,6 +162,7 @@ class SparedGenerator:
         if self._is_drawn_from:
             return
         generator = torch.cuda.default_generators[self._device.index]
+        # Held until `put_back`: in between, the default generator has a state that is not its own.
         self._swapped.enter_context(moving)
         own = generator.graphsafe_get_state()
         self._swapped.callback(generator.graphsafe_set_state, own)

@@ -8,6 +8,7 @@ from treeplay.errors import CaptureFailed, TreeplayError
 from treeplay.observe.lines import failed_call
 
 # The runtime's codes for broken captures; `torch.AcceleratorError` carries them.
+# From cudaErrorStreamCaptureUnsupported to cudaErrorStreamCaptureWrongThread.
 _UNSUPPORTED, _INVALIDATED, _UNJOINED, _LAST_CODE = 900, 901, 904, 908
 
 _WAITS = "return the tensor and read it after the replay; decide on the device (`torch.where`)"
@@ -82,6 +83,7 @@ def _meaning(error: BaseException) -> tuple[str, str] | None:
     if not isinstance(error, RuntimeError) or isinstance(error, (TreeplayError, torch.OutOfMemoryError)):
         return None
     text = str(error)
+    # The first that occurs counts: the general ones stand last.
     for part, why, advice in _TEXTS:
         if part in text:
             return why, advice

@@ -67,6 +67,7 @@ def capturing(
         for collecting in (no_collection(), collecting_within(driver.relaxed)):
             collecting.__enter__()
             undo.add("collecting garbage as before", partial(collecting.__exit__, None, None, None))
+        # In a pool that recordings share, cuBLAS's workspace is memory like any other: none is lent (`workspaces`).
         lends = gives_back_caches and pool is None
         capture = Capture(graph, index, pool=pool, error_mode=error_mode, lends_workspace=lends)
         capture.begin()
@@ -77,12 +78,14 @@ def capturing(
         yield
     except BaseException as error:
         failure = broken.explained(error)
+        # Steps run last first: the capture's stream is made current before anything is ended on it.
         undo.add("abandoning the capture", capture.abandon)
         undo.add("returning to the capture's stream", capture.make_current)
         undo.run(failure or error)
         if failure is not None:
             raise failure from error
         raise
+    # As above: back to the stream first, which the body may have left.
     undo.add("ending the capture", capture.end)
     undo.add("returning to the capture's stream", capture.make_current)
     first = undo.run()
@@ -130,6 +133,7 @@ class Capture:
 
     def end(self) -> None:
         """End, so that the graph can be replayed; `CaptureFailed` if the capture is broken."""
+        # Asked while the capture lasts: once it has ended, its stream has no graph to ask for.
         captured = driver.captured_graph(self.stream.cuda_stream)
         is_empty = captured is not None and driver.count_nodes(captured) == 0
         elsewhere = self._worked_elsewhere() if is_empty else []
@@ -229,6 +233,7 @@ def allocations_elsewhere(index: int) -> dict[int, int]:
 
 def _has_ended(graph: torch.cuda.CUDAGraph) -> bool:
     try:
+        # Torch tells the pool only of a graph whose capture it has ended.
         graph.pool()
     except RuntimeError:
         return False
@@ -262,6 +267,7 @@ def _make_current(
         torch.cuda.synchronize(index)
     if collect_garbage:
         gc.collect()
+    # Within the capture cuBLAS could not make this thread's handle.
     workspaces.make_handle(index)
     if gives_back_caches:
         workspaces.clear(index)

@@ -127,11 +127,12 @@ def _parts(
         vector=work.vector,
         steady=steady,
         addresses=captured.addresses,
+        # Weakly: `captured` keeps the launch function, and a cycle would keep the graph until garbage is collected.
         moved=weakly(captured.move_state),
         patched=tuple(
             Patched(at, row.address, mover(row), row.alignment, row.residue, at in work.mutated)
             for at, row in rows.items()
-            if at not in work.state and row.sites
+            if at not in work.state and row.sites  # without sites, the graph does not read it
         ),
         copied=tuple(Copied(at, buffer, at in work.mutated) for at, buffer in captured.buffers.items()),
         results=tuple(output(at, result) for at, result in enumerate(results)),

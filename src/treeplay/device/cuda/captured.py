@@ -64,7 +64,7 @@ class CapturedGraph:
         return self.launch(tensors, numbers) if boxing is None else boxing.as_replay(self.launch)(tensors, numbers)
 
     def count_anew(self) -> None:
-        """What was launched so far was to try it."""
+        """What was launched so far were trials, which no facts count."""
         self._trials = launches_of(self.launch)
 
     @property
@@ -85,13 +85,13 @@ class CapturedGraph:
 
     @property
     def usual_bytes(self) -> int:
-        """The same, whoever was the one for whom the driver took memory."""
+        """The same by the driver's average for a node: it takes memory in large pieces, so most graphs seem to take none."""
         nodes = len(self.made.captured.nodes) if self.made.captured is not None else 0
         return self.buffer_bytes + (nodes * BYTES_PER_NODE or self.exec_bytes)
 
     @property
     def buffer_bytes(self) -> int:
-        """Of the buffers, each of which a call fills."""
+        """Bytes of the buffers that calls fill."""
         return sum(TensorSpec.of(buffer).nbytes for buffer in self.buffers.values())
 
     def facts(self) -> LaunchFacts:
@@ -156,6 +156,7 @@ class CapturedGraph:
             if not self.is_held:
                 return
             self.is_held = False
+            # First, so that nobody launches a graph that is going; whoever waits for the lock finds it disabled.
             disable(self.launch)
             for buffer in self.buffers.values():
                 self.lane.keep_for_last_replay(buffer)

@@ -58,6 +58,7 @@ def place_decoys(
     chance = random.Random(seed)
     shift = congruent_bytes if congruent_bytes < CONGRUENT_BYTES else 0
     base = -(-base // CONGRUENT_BYTES) * CONGRUENT_BYTES
+    # 0 is taken from the start: a decoy that lies where its tensor does would not show what holds the address.
     deltas: set[int] = {0}
     places = []
     for start in starts:

@@ -54,7 +54,7 @@ def relaxed() -> Iterator[None]:
     try:
         yield
     finally:
-        call("cuThreadExchangeStreamCaptureMode", byref(mode))
+        call("cuThreadExchangeStreamCaptureMode", byref(mode))  # `mode` holds what the first exchange replaced
 
 
 def captured_graph(stream: int) -> int | None:

@@ -81,6 +81,7 @@ class Lane:
         self.stream: int | None = None  # of the last replay, as the driver's handle
         self._token: Token | None = None
         self._users = 0
+        # Weakly: a lane lives as long as the process, a recording as long as its program.
         self._held: list[weakref.ref[LaneMember]] = []
         self._launches = 0  # of all, as far as they were looked at
         self.scratch = Scratch(device.index)
@@ -107,7 +108,8 @@ class Lane:
         return AddressSpace(self.scratch) if can_be_made(self.scratch.index) else None
 
     def run_on_scratch(self, run: PlainRun) -> Sequence[torch.Tensor]:
-        """What `run` gives, which allocates where recordings have their scratch if there is enough of it to be worth that."""
+        """What `run` gives. It allocates in the scratch of recordings, if there is enough of that to be worth it."""
+        # The turn first: whoever has the lock never waits for it (`AddressPool.forget`), or each could wait for the other.
         with turns.taken_once(), self.lock:
             self._close_what_is_done()
             if self.scratch.nbytes < _LEAST_BYTES_LENT:
@@ -125,7 +127,7 @@ class Lane:
                 self.close(lent)
 
     def close(self, space: Closable) -> None:
-        """Close addresses when the last replay is done, which is waited for, and what was captured with them is gone."""
+        """Wait for the last replay, then close addresses. What cannot be closed yet is tried again later."""
         with self.lock:
             event = self._event()
             self._closing.append((event, space))
@@ -135,7 +137,7 @@ class Lane:
         self._close_what_is_done()
 
     def _event(self) -> torch.cuda.Event | None:
-        """What is done when the last replay is; None if its stream is being captured. Whoever captures does not notice."""
+        """An event that is done when the last replay is; None if its stream is being captured. Breaks no capture."""
         with driver.relaxed():
             if self.stream is not None and driver.is_capturing(self.stream):
                 return None
@@ -150,6 +152,7 @@ class Lane:
             self._closing = []
             for begun, space in waiting:
                 event = begun or self._event()
+                # Whatever is not done waits in the new list for the next time that anybody asks.
                 if event is None or not self._is_done(event) or not space.close():
                     self._closing.append((event, space))
 
@@ -231,7 +234,7 @@ class Lane:
             self.order(stream)
 
     def keep_for_last_replay(self, tensor: torch.Tensor) -> None:
-        """Keep the memory of a tensor that is let go from being used anew before the last replay is done with it."""
+        """Keep the memory of a tensor that is let go from being reused before the last replay is done with it."""
         if self.stream is not None:
             # A program may be dropped while another one is traced in this thread: that trace is not to see it.
             with allocator.unobserved():

@@ -48,6 +48,7 @@ def emit_launch(parts: LaunchParts, name: str) -> Source:
         Unplaced=Unplaced,
     )
     text.keep("launches", 0)
+    # Written apart from the rest: only then is it known which names the launch keeps, which its first lines need.
     with text.aside() as before:
         write_inputs(text, parts)
         write_results(text, parts)
@@ -63,6 +64,7 @@ def emit_launch(parts: LaunchParts, name: str) -> Source:
         given, otherwise = "tensors, ()", f"{', '.join(made)}, = " if made else ""
 
     def write_launch() -> None:
+        # The lock is the inner one: the handlers run the work as it is, or capture it again, and must not hold it.
         with text.block("try:"), text.block("with lock:"):
             text.add(f"stream = current_stream({parts.lane.device.index})")
             with text.block("if stream != lane.stream:"):
@@ -73,6 +75,7 @@ def emit_launch(parts: LaunchParts, name: str) -> Source:
             write_copies(text, parts)
         text.add("except Unplaced:", f"    {otherwise}plain({given}){end}")
         with text.block("except Exception as error:"):
+            # The outermost frame of the traceback is `launch`: its line tells whether the graph was launched by then.
             text.add(f"if error.__traceback__.tb_lineno >= {launched}: raise")
             text.add(f"{otherwise}not_launched(error, {given}){end}")
 

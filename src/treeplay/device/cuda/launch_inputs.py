@@ -51,5 +51,6 @@ def _write_move(text: LaunchText, item: Patched, align: Any, *, at: str) -> None
                     text.add("raise Unplaced")
                 else:
                     aligned = f"{text.use('align', align)}(tensors[{item.index}], {item.residue}, {item.modulus})"
+                    # The name keeps the copy alive until it is launched: `p` is only its address.
                     text.add(f"aligned{item.index} = {aligned}", f"p = aligned{item.index}.data_ptr()")
         text.add(*lines_of_move(at, text.use(f"move{item.index}", item.move)))

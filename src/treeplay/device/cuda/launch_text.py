@@ -25,7 +25,7 @@ class LaunchText(Writer):
         return name
 
     def are_at(self) -> str:
-        """The native question whether tensors of a list lie at addresses."""
+        """The native check whether tensors of a list lie at given addresses."""
         return self.use("are_at", allocator.native("_tensors_data_ptrs_at_indices_equal"))
 
 

@@ -28,6 +28,7 @@ class Marks:
     """How many nodes there were when memory was allocated, by its address. The last that was made at an address counts."""
 
     def __init__(self, device: torch.device) -> None:
+        # The capture's stream, for good: the body may make another one current.
         self._stream = allocator.native("_cuda_getCurrentRawStream")(device.index)
         self._at: dict[int, Told] = {}
         self._operators = 0

@@ -115,6 +115,7 @@ def read_memcpy(handle: int) -> Memcpy:
     params = params_of(handle, MemcpyParams)
     source, destination = params.source, params.destination
     layout = (*_end_layout(source), *_end_layout(destination), params.width_bytes, params.height, params.depth)
+    # Host memory that is copied may hold a table of addresses, which then are in no parameter of any node.
     content = None
     if source.kind == HOST or _is_pinned(end_address(source)):
         content = _content(source.host or source.device, params)
@@ -181,6 +182,7 @@ def _end_layout(end: MemcpyEnd) -> tuple[int, ...]:
 
 def _is_pinned(address: int) -> bool:
     kind = c_uint()
+    # The driver gives an error for an address that it does not know: host memory that is not pinned.
     code = function("cuPointerGetAttribute")(byref(kind), MEMORY_TYPE_OF_POINTER, address)
     return code == 0 and kind.value == HOST
 

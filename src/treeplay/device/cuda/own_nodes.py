@@ -41,6 +41,7 @@ from treeplay.device.cuda.nodes import (
 from treeplay.errors import InternalError
 
 _ALIGNMENT = 64
+# CUlaunchAttributeValue is a union padded to 64 bytes; attributes are numbered from 1 on.
 _ATTRIBUTE_BYTES = 64
 _ATTRIBUTES = range(1, 19)
 
@@ -79,6 +80,7 @@ class OwnNode:
             return found
         read, value = function("cuGraphKernelNodeGetAttribute"), (ctypes.c_char * _ATTRIBUTE_BYTES)()
         for number in _ATTRIBUTES:
+            # The driver writes only the member that is meant, and all 64 bytes are compared.
             ctypes.memset(value, 0, _ATTRIBUTE_BYTES)
             if read(self.handle, number, addressof(value)) == 0:
                 found[number] = value.raw
@@ -119,6 +121,7 @@ def _own_kernel(handle: int, sizes_of: Callable[[int], tuple[int, ...]]) -> OwnN
 
 def _own_memcpy(handle: int) -> OwnNode:
     params = params_of(handle, MemcpyParams)
+    # The executable is also told in which context the copy runs, which its parameters do not say.
     calls = Calls("cuGraphMemcpyNodeSetParams", "cuGraphExecMemcpyNodeSetParams", (current_context(),))
     ends = tuple(_address_field(end) for end in (params.source, params.destination))
     return OwnNode(handle, calls, params, ends)

@@ -226,7 +226,9 @@ class CudaRecording:
         return self._broken(error, tensors, numbers)
 
     def _capture(self, tensors: Tensors, numbers: Sequence[float]) -> CapturedGraph:
+        # `making`: meanwhile no tier begins to compile, beside which captures take many times as long.
         with no_collection(), turns.making():
+            # Weakly: this recording keeps the launch function, which is given these.
             unplaced, not_launched = weakly(self._unplaced), weakly(self._not_launched)
             try:
                 captured = capture_work(self._work, tensors, self._lane, unplaced, not_launched, self._use)

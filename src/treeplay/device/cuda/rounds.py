@@ -104,6 +104,7 @@ def _capture_and_prove(
             spaces.append(lane.address_space() if in_space else None)
         for at in lodgers(tensors, movable or ()):
             if at not in work.state:
+                # A decoy for each alone: in one storage, they would be taken for tensors that always move together.
                 (given[at],) = make_decoys([tensors[at]], seed=0, room=_room(spaces[0]))
         before = time.perf_counter()
         others = []
@@ -118,7 +119,7 @@ def _capture_and_prove(
         made = attempt(work, [*given, *own], lane, cloned=found.cloned, movable=movable, shapes=shapes, space=spaces[0])
         seconds["capture"] = time.perf_counter() - before
     except BaseException:
-        for space in spaces:
+        for space in spaces:  # also those whose capture was dropped: closing them again does nothing
             if space is not None:
                 lane.close(space)
         raise
@@ -174,7 +175,7 @@ def lodgers(tensors: Sequence[torch.Tensor], among: Collection[int]) -> list[int
 
 
 def _ask_nodes(made: Attempt, found: CaptureFindings) -> None:
-    """What lies in nodes that do not take their parameters back as they are cannot move."""
+    """Keep in place what lies in nodes that do not stay what they are when they are set to their own parameters."""
     if found.table is None:
         return
     graph = made.graph.raw_cuda_graph()

@@ -36,6 +36,7 @@ def outputs_of(captured: Rounds) -> list[CapturedOutput]:
     for at, output in enumerate(made.outputs):
         is_held = at not in rows and output.numel()
         is_inside = made.space is not None and output.untyped_storage().data_ptr() in made.space
+        # Without a claim on its memory: torch forgets a pool only when no tensor of it is alive.
         held = unowned(output) if is_inside else output
         found.append(CapturedOutput(TensorSpec.of(output), rows.get(at), held if is_held else None))
     made.outputs.clear()  # what a result moves away from is nobody's
@@ -50,6 +51,7 @@ def settled(captured: Rounds, results: Sequence[CapturedOutput]) -> bool:
     if made.captured is None or made.captured.blocks is None:
         return made.space.settle(None)
     blocks = made.captured.blocks
+    # The last block at an address is the result's. What lay there before is scratch, and needs memory.
     newest = {block.address: at for at, block in enumerate(blocks)}
     moved = {newest.get(result.row.address) for result in results if result.row is not None}
     return made.space.settle([(block.address, block.end) for at, block in enumerate(blocks) if at not in moved])

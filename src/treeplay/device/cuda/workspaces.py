@@ -50,6 +50,7 @@ class Workspace:
 
 def mentions(buffer: bytes, start: int, end: int) -> bool:
     """Whether eight bytes anywhere in `buffer` are an address from `start` up to `end`."""
+    # A workspace is small, so few values of the upper five bytes occur: each is searched for, instead of a loop over words.
     for high in range(start >> 24, (end - 1 >> 24) + 1):
         pattern = high.to_bytes(5, "little")
         found = buffer.find(pattern, 3)
@@ -66,7 +67,7 @@ class Workspaces:
     def __init__(self) -> None:
         self._spare: dict[tuple[int, int], Workspace] = {}
         self._busy: set[int] = set()  # devices on which cuBLAS has been used: on others nothing is lent
-        self._threads = threading.local()
+        self._threads = threading.local()  # which have made a handle: each has its own
 
     def make_handle(self, index: int) -> None:
         """Have cuBLAS make this thread's handle for the current device, which cannot be done inside of a capture."""
@@ -74,6 +75,7 @@ class Workspaces:
         if index in made:
             return
         self.clear(index)
+        # Cleared once more below, and not by `clear`: the workspace made here does not show that the program uses cuBLAS.
         with contextlib.suppress(torch.OutOfMemoryError):  # no room for its workspace, which is wanted after the handle
             torch.cuda.current_blas_handle()
         allocator.clear_library_workspaces()
@@ -108,10 +110,11 @@ class Workspaces:
 
     def keep(self, workspace: Workspace, graph: torch.cuda.CUDAGraph) -> None:
         """`graph` uses it: it goes when the graph dies."""
+        # Not at exit: the process's end gives all back.
         weakref.finalize(graph, allocator.release_pool, workspace.index, workspace.pool).atexit = False
 
     def take_back(self, workspace: Workspace) -> None:
-        """Nobody uses it."""
+        """Nobody uses it: it is lent to the next capture, or goes where that stream has a spare one."""
         key = workspace.index, workspace.stream
         if self._spare.setdefault(key, workspace) is not workspace:
             allocator.release_pool(workspace.index, workspace.pool)

@@ -142,6 +142,7 @@ class Recorder(TorchDispatchMode):
         fresh = [self._own(leaf, given) for leaf in leaves_of(result)]
         written = list(_written(op, args, kwargs))
         makes = any(tensor is not None for tensor in fresh)
+        # What returns nothing is called for what it does, but for a profiler's marks.
         has_effect = makes or written or (not op._schema.returns and op.namespace != "profiler")
         if op in EMPTY or not has_effect:
             return  # memory without contents, a view, or a question about shapes
@@ -197,6 +198,7 @@ class Recorder(TorchDispatchMode):
             steps.add("putting a random generator back", restore)
         for content, copy in self._saved:
             steps.add("putting back what was written", partial(_put_back, content, copy))
+        # Steps run last first: the modes are left before anything is put back, which would be recorded otherwise.
         for what, leave in self._entered:
             steps.add(what, leave)
         if self._entered:

@@ -51,6 +51,7 @@ class HostTape:
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor over the same memory that keeps its shape and takes no part in autograd."""
+        # As it is now: later the tensor may have another shape or, by `.data =`, other memory.
         alias = tensor.data
         self.aliases.append(alias)
         return alias

@@ -96,4 +96,5 @@ def _same(left: Any, right: Any) -> bool:
         return len(left) == len(right) and all(map(_same, left, right))
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(_same(left[name], right[name]) for name in left)
+    # 1, 1.0 and True are equal, and not the same argument.
     return type(left) is type(right) and bool(left == right)

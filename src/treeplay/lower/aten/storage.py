@@ -181,6 +181,7 @@ def _constants(graph: torch.fx.Graph, of: dict[Node, Storage], kept: set[Storage
     found: set[Storage] = set()
     for maker, makes in _by_maker(of.values()).items():
         is_fixed = isinstance(maker.target, OpOverload) and is_pure(maker.target)
+        # A result is the caller's, who may write to it.
         is_fixed = is_fixed and not any(storage.is_mutated or storage in kept for storage in makes)
         if is_fixed and all(of.get(argument) in found for argument in _read_by(maker, of)):
             found |= set(makes)

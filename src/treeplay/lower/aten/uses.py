@@ -17,6 +17,7 @@ def told_inputs(graph: torch.fx.Graph, layout: StoragePlan) -> list[Node]:
     for node in graph.nodes:
         if node.op == "placeholder":
             roots[node] = node
+        # Batch norm writes its running statistics in eager mode without telling autograd.
         is_untold = node.meta.get("is_untold", False)
         found |= dict.fromkeys(roots[target] for target in written_by(node) if target in roots and not is_untold)
         storage = layout.of.get(node)

@@ -3,8 +3,8 @@
  * For captures (`take`), every piece of the range is mapped to the same memory. For work that runs (`take_memory`), the range
  * begins with memory that is lent, and what is beyond it gets memory when it is taken.
  *
- * Torch calls these functions while it holds the lock of its allocator. A function of Python's would wait there for the interpreter's
- * lock, whose holder may wait for the allocator's: that is why this is C.
+ * Torch calls these functions while it holds the lock of its allocator. A Python function would wait there for the
+ * interpreter's lock, whose holder may wait for the allocator's: that is why this is C.
  */
 
 #include <stddef.h>
@@ -53,6 +53,7 @@ static int map_all(uint64_t start, size_t size)
 {
     while (size > 0) {
         int which = size < range.sizes[0];
+        /* `next` goes on piece by piece: if one fails, all that is mapped lies before it, and is unmapped with the rest. */
         if (range.map(range.next, range.sizes[which], 0, range.pieces[which], 0) != 0)
             return 1;
         range.next += range.sizes[which];
@@ -66,6 +67,7 @@ static int map_all(uint64_t start, size_t size)
 static size_t gap(void)
 {
     range.chance = range.chance * 1664525u + 1013904223u;
+    /* The low bits of such a generator repeat soon. */
     return (range.chance >> 16) % MOST_GAPS * range.sizes[1];
 }
 
@@ -82,7 +84,7 @@ void *take(size_t size, int device, void *stream)
         return NULL;
     range.exchange(&mode);
     failed = map_all(start, before + size);
-    range.exchange(&mode);
+    range.exchange(&mode); /* back to what the first exchange has left in `mode` */
     return failed ? NULL : (void *)(uintptr_t)(start + before);
 }
 

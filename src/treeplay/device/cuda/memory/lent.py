@@ -67,6 +67,7 @@ class LentScratch:
                 found = list(run())
             return self._copied_out(found)
         finally:
+            # Else this very list would keep tensors that lie here, and they would be taken for survivors.
             found = []
             self._part_from_survivors()
 
@@ -89,6 +90,7 @@ class LentScratch:
             yield
         finally:
             allocator.end_allocating_to_pool(index, token)
+            # `begin_allocating_to_pool` has claimed the pool once more: with that claim it could never be forgotten.
             allocator.release_pool(index, token)
             self.end = int(self._library.memory_end())
 
@@ -130,6 +132,7 @@ class LentScratch:
                 for place in (at, elsewhere)
             )
             copy.copy_(was)
+            # The driver unmaps at once, also what a copy still reads.
             torch.cuda.synchronize(index)
         mapping.unmap(elsewhere, nbytes)
         mapping.release_addresses(elsewhere, nbytes)

@@ -27,7 +27,8 @@ import torch
 from treeplay.device.cuda.contexts import here
 from treeplay.device.cuda.node_calls import failed, library
 
-_OUT_OF_MEMORY = 2
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+# CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 _PINNED, _ON_DEVICE, _READ_AND_WRITE = 1, 1, 3
 
 
@@ -86,6 +87,7 @@ def is_available() -> bool:
 
 
 def _call(name: str, *args: object) -> None:
+    # The look-up itself makes a context current; without one the driver ends the process.
     _ = here.has_context
     code = _function(name)(*args)  # type: ignore[operator]
     if code == _OUT_OF_MEMORY:
@@ -95,7 +97,7 @@ def _call(name: str, *args: object) -> None:
 
 
 def access_to(index: int) -> Access:
-    """That a device may read and write."""
+    """The access of a device that may read and write."""
     return Access(_MemoryLocation(_ON_DEVICE, index), _READ_AND_WRITE)
 
 
@@ -168,5 +170,5 @@ def address_of_function(name: str) -> int:
 
 
 def properties_of(index: int) -> MemoryProperties:
-    """What memory of a device is like."""
+    """The properties of memory that lies on a device."""
     return MemoryProperties(kind=_PINNED, location=_MemoryLocation(_ON_DEVICE, index))

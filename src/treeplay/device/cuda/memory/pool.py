@@ -38,6 +38,7 @@ class AddressPool:
     def spans_in_use(self) -> list[tuple[int, int]]:
         """The first address, and the first one after it, of each block that is still there."""
         segments = allocator.allocator_state().segments_of(self.token)
+        # Anything but "inactive": a block whose freeing waits for a stream is still in use.
         blocks = (block for segment in segments for block in segment["blocks"] if block["state"] != "inactive")
         return [(int(block["address"]), int(block["address"] + block["size"])) for block in blocks]
 
@@ -48,6 +49,7 @@ class AddressPool:
         somebody captures all the time.
         """
         with turns.taken_once():
+            # Ours and the graph's, which it keeps until it is destroyed.
             self._release(claims=2)
             for _ in range(_MOST_TRIES):
                 if emptied():
@@ -58,7 +60,8 @@ class AddressPool:
         raise InternalError("torch does not give a pool back: somebody captures all the time")
 
     def forget(self) -> bool:
-        """The same when the graph is gone, without waiting: whether it was possible now. It is not while a tensor is left."""
+        """The same once the graph is gone, without waiting; whether it could be done now. It cannot while a tensor is left."""
+        # Nobody waits for the turn here: the caller has the lane's lock, for which whoever has the turn may wait.
         is_mine = turns.is_mine
         if not self.is_forgotten and not self.holds_tensors() and (is_mine or turns.take_if_free()):
             try:

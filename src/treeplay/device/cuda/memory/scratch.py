@@ -21,6 +21,7 @@ from treeplay.device.cuda.memory.pages import pieces_of
 from treeplay.device.cuda.memory.pool import emptied
 from treeplay.locks import shared_lock
 
+# 18 MiB together, where a page has 2: the larger piece saves mappings, each of which takes its time.
 FILLER_PAGES = (8, 1)
 
 
@@ -78,6 +79,7 @@ class Scratch:
             try:
                 share = Share([self._run(pages, free) for pages in runs], mapping.granularity(self.index))
             except BaseException:
+                # What was made for it already has no user yet, and goes.
                 self._trim()
                 raise
             for piece in (piece for run in share.runs for piece in run):

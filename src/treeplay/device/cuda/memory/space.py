@@ -31,6 +31,7 @@ from treeplay.observe.events import log_event
 from treeplay.torch_seam import allocator
 
 _FIRST, _SPAN = 0x2000_0000_0000, 0x3000_0000_0000  # below where systems put programs and libraries
+# Not Python's own generator, which programs seed and draw from.
 _chance = random.Random(0x7EE)
 
 
@@ -59,6 +60,7 @@ class AddressSpace:
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """For a block, in the turn to capture, torch's allocator takes the addresses of its pool from here."""
+        # The library has one range for the whole process, so each turn sets it anew.
         self._library.use_range(
             self._mapped,
             self.start + self._room,
@@ -105,6 +107,7 @@ class AddressSpace:
         found = runs(self.start, self._mapped - self.start, spans, self._unit)
         if not found:
             return True
+        # Before anything is unmapped: this raises where there is no memory, and then the range is as it was.
         self._share = self._scratch.share(run.pages for run in found if run.is_used)
         self._unmap_pool()
         for run in found:
@@ -141,6 +144,7 @@ class AddressSpace:
         if run.is_used and self._share is not None:
             for at, nbytes, memory in self._share.pieces(run.start):
                 mapping.map_memory(at, nbytes, memory)
+                # Kept up to date with each piece: after a failure, `close` unmaps up to here.
                 self._mapped = at + nbytes
             return
         self._fill(run.start, run.pages)

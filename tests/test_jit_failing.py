@@ -31,6 +31,28 @@ def test_a_replay_raises_what_eager_raises(what: str) -> None:
     assert (statistics.recordings, statistics.refusals, statistics.replays) == (1, 0, 3)
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, at: x.index_add_(0, at, torch.ones(3)),
+        lambda x, at: x.scatter_add_(0, at, torch.ones(3)),
+        lambda x, at: x.index_put_((at,), torch.ones(3), accumulate=True),
+    ],
+)
+def test_what_the_last_operator_wrote_before_it_failed_is_taken_back(write: Callable[..., Any]) -> None:
+    def program(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        write(x, at * 2)
+        return x.sum()
+
+    jitted = jit(program)
+    for at in ([0, 1, 2], [1, 1, 3], [0, 1, 50], [2, 1, 0]):
+        mine, theirs = torch.arange(8.0), torch.arange(8.0)
+        found, expected = outcome(jitted, mine, torch.tensor(at)), outcome(program, theirs, torch.tensor(at))
+        assert_same(mine, theirs)
+        assert found == expected
+    assert jitted.statistics().replays == 2
+
+
 @pytest.mark.soak
 def test_compiled_code_raises_what_eager_raises() -> None:
     table = torch.randn(5)

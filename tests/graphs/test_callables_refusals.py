@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -358,13 +359,42 @@ class Counting(nn.Module):
         return x * self.scale - self.count
 
 
-def test_an_argument_is_no_buffer_that_is_written(dev: str) -> None:
-    module, twin = Counting().to(dev), Counting().to(dev)
+class Weighted(Counting):
+    """Its history has a tensor that is no parameter."""
+
+    def to(self, dev: Any) -> Any:
+        self.hidden = [torch.full((3,), 2.0, device=dev, requires_grad=True)]
+        return super().to(dev)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.hidden[0]
+
+
+@pytest.mark.parametrize("kind", [Counting, Weighted])
+def test_an_argument_is_no_buffer_that_is_written(kind: Any, dev: str) -> None:
+    module, twin = kind().to(dev), kind().to(dev)
     make_graphed_callables(module, (torch.ones(3, device=dev),))
     assert_same(module(module.scale), twin(twin.scale))
     with pytest.raises(UsageError, match=r"\$\[0\]: it shares memory with the buffer count"):
         module(module.count)
     assert_same(module.count, twin.count)
+
+
+def test_without_a_run_before_an_argument_is_no_buffer(dev: str) -> None:
+    module, twin = Counting().to(dev), Counting().to(dev)
+    x = torch.ones(3, device=dev)
+    make_graphed_callables(module, (x,), num_warmup_iters=0)
+    assert_same(module(x), twin(x))
+    with pytest.raises(UsageError, match=r"with the buffer count, which may be written: no run has told"):
+        module(module.count)
+
+
+def test_a_buffer_that_is_not_a_number_counts_as_written_only_if_it_is(dev: str) -> None:
+    module, twin = Counting().to(dev), Counting().to(dev)
+    for each in (module, twin):
+        each.scale[0] = torch.nan
+    make_graphed_callables(module, (torch.ones(3, device=dev),))
+    assert torch.equal(module(module.scale)[1:], twin(twin.scale)[1:])
 
 
 def test_an_argument_that_is_a_buffer_which_is_written_goes_to_the_original_if_asked_to(dev: str) -> None:

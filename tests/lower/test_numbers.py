@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import operator
 
 import torch
 import torch.fx
 
-from treeplay.lower.numbers import split_numbers
+from treeplay.lower.numbers import Vector, split_numbers
 from treeplay.values.spec import TensorSpec
 
 
@@ -57,3 +58,11 @@ def test_expressions_keep_the_order_of_operations():
         ("out", torch.ops.aten.add.Tensor, ("in0", "c")),
     )
     assert split_numbers(graph).compute((3.0, 5.0)) == [2.0 / -(3.0 * 5.0)]
+
+
+def test_a_zero_of_another_sign_is_another_number():
+    graph, _ = graph_with(("out", torch.ops.aten.mul.Tensor, ("in0", "s0")))
+    vector = Vector(split_numbers(graph), torch.device("cpu"))
+    for value in (0.5, 0.0, -0.0, -0.0, 0.0):
+        vector.fill((value, 2.0))
+        assert math.copysign(1.0, vector.tensor[0].item()) == math.copysign(1.0, value)

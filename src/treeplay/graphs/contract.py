@@ -109,12 +109,12 @@ class Contract:
 
     def check_is_no_state(self, tensors: Sequence[torch.Tensor], written: Mapping[int, str]) -> None:
         """`UsageError` if an argument is in the memory of a buffer that the callable writes: it would not see what is written.
-        `written`: names of such buffers by storage."""
+        `written`: what to say of such buffers, by storage."""
         for item, tensor in zip(self.expected, tensors, strict=True):
             name = written.get(storage_of(tensor))
             if name is not None:
                 raise UsageError(
-                    f"{item.path}: it shares memory with the buffer {name}, which is written, and they were recorded apart: "
+                    f"{item.path}: it shares memory with the buffer {name}, and they were recorded apart: "
                     "pass a clone, or call the original"
                 )
 

@@ -44,7 +44,7 @@ class Roster:
         self._addresses = [*map(_address, self.tensors)]
         self._are_in_place = _address_check(self.tensors, self._addresses)
         self._flags = [*map(_needs_gradient, self.tensors)]
-        self.written: dict[int, str] = {}  # buffers that the callable was seen to write: their names by storage
+        self.written: dict[int, str] = {}  # by storage: buffers that the callable writes, as text
 
     @property
     def needs_gradient(self) -> bool:
@@ -102,7 +102,9 @@ class Roster:
 
     def with_tensors(self, others: dict[str, torch.Tensor]) -> Roster:
         """The same modules and `others` besides."""
-        return Roster(self.modules, {**self._others, **others})
+        made = Roster(self.modules, {**self._others, **others})
+        made.written = self.written
+        return made
 
     def name_of(self, tensor: torch.Tensor) -> str:
         """The name of one of the tensors."""

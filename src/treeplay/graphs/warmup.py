@@ -13,12 +13,17 @@ import torch
 
 from treeplay.graphs.body import Body, sequence_number_for
 from treeplay.observe import keep_rng
+from treeplay.observe.restore import bits_of
 from treeplay.torch_seam.tensors import storage_of
 
 
 def warm_up(bodies: Sequence[Body], runs: int, device: torch.device) -> None:
     """Run each of `bodies` with its gradients `runs` times on a side stream, the device drained before and after."""
     if runs == 0:
+        for body in bodies:
+            unknown = "which may be written: no run has told"
+            told = {storage_of(tensor): f"{name}, {unknown}" for name, tensor in body.roster.buffers}
+            body.roster.written.update(told)
         return
     with keep_rng(), _on_a_side_stream(device):
         for body in bodies:
@@ -59,7 +64,8 @@ def kept_state(body: Body) -> Iterator[None]:
         body.roster.put_back()
         with torch.no_grad():
             for tensor, values in before:
-                if not torch.equal(tensor, values):  # versions do not tell: batch norm writes without a trace
+                # Versions do not tell: batch norm writes without a trace.
+                if not torch.equal(bits_of(tensor), bits_of(values)):
                     tensor.copy_(values)
                     if storage_of(tensor) in names:
-                        body.roster.written[storage_of(tensor)] = names[storage_of(tensor)]
+                        body.roster.written[storage_of(tensor)] = f"{names[storage_of(tensor)]}, which is written"

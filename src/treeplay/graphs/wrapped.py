@@ -147,7 +147,8 @@ class GraphedCallable:
             entry = self._record_now(args, keywords, kwargs)
         elif len(self._entries) > 1:
             with self._lock:
-                self._entries.move_to_end(keywords.key)
+                if keywords.key in self._entries:  # another thread's call may have dropped it
+                    self._entries.move_to_end(keywords.key)
         leaves = [plain(leaf) for leaf in entry.contract.gather(args, keywords.tensors)]
         entry.contract.check(leaves, with_gradients=torch.is_grad_enabled())
         self._check_state(entry)

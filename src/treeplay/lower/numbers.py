@@ -8,6 +8,7 @@ computed in Python only when a hyper-parameter has changed; kernels read the slo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -40,17 +41,22 @@ class Vector:
     def __init__(self, numbers: Numbers, device: torch.device) -> None:
         self._compute = numbers.compute
         self._last: Sequence[float] | None = None
+        self._has_zero = False  # which is equal to -0.0
         self.tensor = torch.zeros(numbers.size, dtype=torch.float64, device=device)
 
     def fill(self, values: Sequence[float]) -> None:
         """Bring the vector up to `values`, in the order of the current stream."""
-        if values != self._last:
+        if values != self._last or (self._has_zero and _signs(values) != _signs(self._last)):
             self._last = None  # unknown, if the copy is broken off
             # A small pageable copy is staged before it returns: nothing waits, and the source may go.
             source = torch.tensor(self._compute(values), dtype=torch.float64, device="cpu")
             self.tensor.copy_(source, non_blocking=True)
             if not (self.tensor.is_cuda and torch.cuda.is_current_stream_capturing()):  # a captured copy has not run
-                self._last = values
+                self._last, self._has_zero = values, 0.0 in values
+
+
+def _signs(values: Sequence[float]) -> list[float]:
+    return [math.copysign(1.0, value) for value in values]
 
 
 def scalar_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:

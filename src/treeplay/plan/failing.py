@@ -69,7 +69,8 @@ def uncompiled(graph: torch.fx.Graph) -> Node | None:
 def to_keep(graph: torch.fx.Graph, *, is_in_order: bool) -> ToKeep | None:
     """What a call has to keep; None if no operator can fail.
 
-    `is_in_order`: operators run in the graph's order, so what comes after the last one that can fail needs no thought."""
+    `is_in_order`: operators run in the graph's order, so what comes after the last one that can fail needs no thought. That one
+    may have written a part when it fails."""
     nodes = list(graph.nodes)
     varying = _varying(nodes)
     everywhere = storages_written(nodes)
@@ -77,7 +78,7 @@ def to_keep(graph: torch.fx.Graph, *, is_in_order: bool) -> ToKeep | None:
     known = {at: ranges for at, ranges in asked if ranges is None or ranges}
     if not known:
         return None
-    reached = nodes[: max(known)] if is_in_order else nodes
+    reached = nodes[: max(known) + 1] if is_in_order else nodes
     places = storages_written(reached)
     written = tuple(
         _position(node)

@@ -9,7 +9,7 @@ from treeplay.observe.lines import failed_call
 
 # The runtime's codes for broken captures; `torch.AcceleratorError` carries them.
 # From cudaErrorStreamCaptureUnsupported to cudaErrorStreamCaptureWrongThread.
-_UNSUPPORTED, _INVALIDATED, _UNJOINED, _LAST_CODE = 900, 901, 904, 908
+_UNSUPPORTED, _LAST_CODE = 900, 908
 
 _WAITS = "return the tensor and read it after the replay; decide on the device (`torch.where`)"
 _PINNED = "pin the host tensor (`pin_memory()`) and copy with `non_blocking=True`, or copy before the capture"

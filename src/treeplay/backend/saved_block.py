@@ -34,24 +34,19 @@ class SavedBlock:
 
     def listed(self, items: Sequence[Any], block: Any, own: Callable[[int, Any], Any]) -> list[Any]:
         """All results as the block has them, but for the layout; `own(at, item)` is what one that lies elsewhere becomes."""
-        inner = enumerate(self.layout.parts, self.first)
+        inner = range(self.first, self.end)
         return [
-            *items[: self.first],
-            *(own(at, items[at]) for at, part in inner if part is None),
-            block,
-            *items[self.end :],
+            block if at is None else own(at, items[at]) if at in inner else items[at]
+            for at in self.layout.order(self.first, len(items))
         ]
 
     def parted(self, results: Sequence[Any], owners: Sequence[int]) -> InBlock:
         """What the work gives, from such a list with its layout; `owners`: the result that shows each new memory."""
-        block_at = self.first + self.layout.apart
-        elsewhere = [at for at, part in enumerate(self.layout.parts, self.first) if part is None]
-        places = {at: self.first + k for k, at in enumerate(elsewhere)}
-        places |= {at: at for at in range(self.first)}
-        count = len(results) - 1 - (block_at + 1)
-        places |= {self.end + k: block_at + 1 + k for k in range(count)}
+        inside = len(self.layout.parts) - self.layout.apart
+        order = self.layout.order(self.first, len(results) - 2 + inside)  # the block and the layout
+        places = {at: place for place, at in enumerate(order)}
         others = [whole(results[places[at]]) for k, at in enumerate(owners) if k not in self.block]
-        return InBlock((*others, results[block_at]))
+        return InBlock((*others, results[places[None]]))
 
 
 def plan_block(returns: Returns, results: Sequence[Any], inner: tuple[int, int]) -> SavedBlock | None:
@@ -90,20 +85,15 @@ def _part(ref: OutputRef, result: Any, begins: dict[int, int]) -> SavedPart | No
 def returns_for_block(returns: Returns, layout: SavedLayout, first: int) -> Returns | None:
     """What a backward returns that takes a block, from what it returns where it takes values one by one, the first of them that
     may lie in a block at `first`; None if a result lies in one of these."""
-    block_at, end = first + layout.apart, first + len(layout.parts)
-    elsewhere = [at for at, part in enumerate(layout.parts, first) if part is None]
-    moved: dict[int, int] = {at: first + k for k, at in enumerate(elsewhere)}
-
-    def place(at: int) -> int | None:
-        if at < first:
-            return at
-        return moved.get(at) if at < end else block_at + 1 + at - end
-
+    taken = [
+        of.index for ref in returns.refs if isinstance(of := ref.of if isinstance(ref, View) else ref, SameAsInput)
+    ]
+    places = {at: place for place, at in enumerate(layout.order(first, max(taken, default=0) + 1))}
     refs: list[OutputRef] = []
     for ref in returns.refs:
         of = ref.of if isinstance(ref, View) else ref
         if isinstance(of, SameAsInput):
-            at = place(of.index)
+            at = places.get(of.index)
             if at is None:
                 return None
             ref = replace(ref, of=SameAsInput(at)) if isinstance(ref, View) else SameAsInput(at)
@@ -113,5 +103,4 @@ def returns_for_block(returns: Returns, layout: SavedLayout, first: int) -> Retu
 
 def inputs_for_block(names: Sequence[Any], block: Any, layout: SavedLayout, first: int) -> list[Any]:
     """Something about each input of a backward, as one that takes a block has it."""
-    inner = zip(layout.parts, names[first:], strict=False)
-    return [*names[:first], *(name for part, name in inner if part is None), block, *names[first + len(layout.parts) :]]
+    return [block if at is None else names[at] for at in layout.order(first, len(names))]

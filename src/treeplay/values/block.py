@@ -59,5 +59,11 @@ class SavedLayout:
         """How many values do not lie in the block."""
         return sum(part is None for part in self.parts)
 
+    def order(self, first: int, count: int) -> list[int | None]:
+        """A list of `count` values, of which those from `first` on are these, as it is with the block: for each of its places,
+        the index of the value there, None for the block."""
+        apart = [at for at, part in enumerate(self.parts, first) if part is None]
+        return [*range(first), *apart, None, *range(first + len(self.parts), count)]
+
     def __str__(self) -> str:
         return f"{len(self.parts) - self.apart} of {len(self.parts)} saved values in {self.nbytes} bytes"

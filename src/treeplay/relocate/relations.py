@@ -3,6 +3,14 @@
 Such a word cannot be rewritten by adding how far a tensor moved, so what it depends on must not move. Words are compared by
 how far they moved, which is a number of its own for each tensor, so that agreement by chance does not happen; except that small
 numbers, and words that moved equally far each time, are what rubbish in padding often looks like. These prove nothing.
+
+                     in the first, the second, the third capture    how far from the first
+    tensor x         0x1000      0x5400      0x2a00                 +0x4400     +0x1a00
+    tensor y         0x9000      0x9800      0x6000                 +0x0800     -0x3000
+    x + 0x100        0x1100      0x5500      0x2b00                 as x: an address in x, which can be rewritten
+    x >> 4           0x0100      0x0540      0x02a0                 a sixteenth of x: a function of x (`_singles`)
+    y - x            0x8000      0x4400      0x3600                 as y less as x: a function of both (`_of_pairs`)
+    padding          0x7ffe      0x8ffe      0x8ffe                 +0x1000 and +0x1000: proves nothing
 """
 
 from __future__ import annotations

@@ -88,6 +88,7 @@ class Guards:
         for found in self._differences(comparison, touched):
             return found
         for table, version in zip(self._dependencies.tables, versions, strict=True):
+            # Its `pending` is the version of the dictionary that it goes over to.
             if id(table) in comparison.moved:
                 continue
             table.pending = version
@@ -103,6 +104,7 @@ class Guards:
             table.is_steady = table.is_steady and table.times < _MOST_TIMES
         for group in (self._dependencies.items, self._dependencies.members):
             for guard in group:
+                # Elements that were replaced by alike ones are compared by identity from here on.
                 guard.go_over_to(guard.holder)
         self._write()
         return None

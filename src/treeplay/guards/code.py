@@ -71,6 +71,7 @@ def emit_check(
         _tensors(text, dependencies, facts, state_is_alike),
     )
     found = [*_empties(text, dependencies, words), *others]
+    # Under a name, by which `QuickCheck` puts a native function in its place.
     found.insert(0, f"{text.use('steady', steady(_steady(dependencies)))}()")
     with text.block("def holds():"):
         with text.block("try:"), text.block("if ("):
@@ -269,7 +270,7 @@ _order_of = operator.attrgetter("__mro__")
 _defaults_of = operator.attrgetter("__defaults__")
 _keywords_of = operator.attrgetter("__kwdefaults__")
 _gradient_of = operator.attrgetter("grad")
-_NOTHING = itertools.repeat(None)
+_NOTHING = itertools.repeat(None)  # endless, so that all calls can share it
 
 
 def _are_the_same(found: dict[Any, Any], recorded: dict[Any, Any]) -> bool:

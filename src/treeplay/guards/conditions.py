@@ -50,7 +50,7 @@ class Comparison:
             pairs = zip(tuple.__iter__(before), tuple.__iter__(now), strict=False)
             return len(before) == len(now) and all(self.alike(old, new) for old, new in pairs)
         guard = self.containers.get(id(before))
-        if guard is not None and guard.may_be_replaced and guard.holder is before:
+        if guard is not None and guard.may_be_replaced and guard.holder is before:  # not one that has its `id` by now
             inner = guard.differences(self, now)
             if inner is not None:
                 self.inner = self.inner or inner

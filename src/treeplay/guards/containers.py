@@ -66,6 +66,7 @@ class Table(ContainerGuard):
 
     def content(self, holder: dict[Any, Any]) -> dict[Any, Any]:
         """The entries that count."""
+        # By `dict.get`: `[]` makes an entry in a `defaultdict`, and a subclass may do anything in its `get`.
         if self.names is not None:
             return {name: without_stand_in(dict.get(holder, name, ABSENT)) for name in self.names}
         if self.may_grow:

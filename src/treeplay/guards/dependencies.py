@@ -56,7 +56,7 @@ class Dependencies:
             }
             if isinstance(guard, Table):
                 guard.written |= {key for key in keys if (here, hashed(key)) in slots}
-                guard.is_steady = not guard.written
+                guard.is_steady = not guard.written  # each replay gives it another version
             else:
                 guard.free |= {key for key in keys if (here, key) in slots}
         for asked in self.asked:

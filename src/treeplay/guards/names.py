@@ -90,7 +90,7 @@ def entry_taken(code: CodeType, at: int) -> str | None:
 
 BEHIND = frozenset({"__getattribute__", "__setattr__", "__delattr__"})
 _IDLE = ("CACHE", "NOP", "EXTENDED_ARG", "RESUME")
-_CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"
+_CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"  # Python 3.11 has one before each CALL
 _BY_NAME = frozenset({"getattr", "hasattr"})
 _ASKING = _BY_NAME | {"vars", "dir"}
 
@@ -101,6 +101,7 @@ def _is_spelled_out(steps: list[dis.Instruction]) -> bool:
     for step in steps:
         if step.opname == _CALL and depth in (2, 3) and step.arg == depth:
             return is_constant
+        # An argument that is chosen by a branch: the depth of the stack tells nothing then.
         if step.opcode in dis.hasjabs or step.opcode in dis.hasjrel:
             return False
         before, depth = (

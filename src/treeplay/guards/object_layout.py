@@ -62,6 +62,7 @@ def word_at(address: int) -> int:
 
 def _is_known() -> bool:
     is_usual = sys.implementation.name == "cpython" and struct.calcsize("P") == WORD and sys.byteorder == "little"
+    # Debug builds and those without the GIL have more words in each object.
     has_more = hasattr(sys, "gettotalrefcount") or sysconfig.get_config_var("Py_GIL_DISABLED")
     return is_usual and not has_more and (3, 11) <= sys.version_info < (3, 13)
 

@@ -168,6 +168,7 @@ class QuickCheck:
     def _holds_still(self) -> bool:
         """Whether nothing has changed while words of memory or versions were noted: what another thread wrote is not lost."""
         names = self.by_python.__globals__
+        # It is only asked: `again` would compare values, and go over to what it finds.
         again, names["again"] = names["again"], _never
         try:
             return bool(self.by_python())

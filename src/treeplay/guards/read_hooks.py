@@ -73,6 +73,7 @@ class ReadHooks:
         for place, hook in self._hooks.items():
             cls, name, _, note = hook
             try:
+                # Past the metaclass, which may have a `__setattr__` of its own.
                 type.__setattr__(cls, name, note)
             except TypeError:
                 failed.add(place)
@@ -147,6 +148,7 @@ def _reader(cls: Any, before: Any) -> Callable[[Any, str], Any]:
         def __getattribute__(self: Any, name: str) -> Any:
             if (notes := _noting) is not None:
                 notes.note(self, name)
+            # Looked up anew: in the order of the object's own class, other classes may come between `cls` and its bases.
             return super(cls, self).__getattribute__(name)
 
     else:

@@ -49,6 +49,7 @@ class Containers:
             found.containers[id(value)] = members
             walk.enter_each(members.recorded, label)
         else:
+            # As the base class does it: a subclass may iterate over something else.
             walk.enter_each(tuple.__iter__(value) if is_a(value, tuple) else frozenset.__iter__(value), label)
 
     def _dict(self, value: Any, label: str) -> None:
@@ -66,6 +67,7 @@ class Containers:
 
     def view(self, value: types.MappingProxyType[Any, Any], label: str) -> None:
         """What shows a dictionary."""
+        # Only the garbage collector is told which dictionary it is.
         for found in gc.get_referents(value):
             self._walk.enter(found, label)
 

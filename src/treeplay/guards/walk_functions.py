@@ -49,6 +49,7 @@ class Functions:
         walk, code = self._walk, function.__code__
         if function.__module__ and function.__module__.startswith("treeplay.") and not hasattr(function, "__wrapped__"):
             return
+        # A function that it made earlier may have run, though it did not itself.
         if not walk.ran(code) and not any(map(walk.ran, inner_code(code))):
             return
         walk.code_met.add(id(code))
@@ -102,6 +103,7 @@ class Functions:
         self._walk.enter(function.__wrapped__, label)
         if function.__module__ == "typing":  # whose caches forget, and whose answers are the same whenever asked
             return
+        # The cache is C's: only the garbage collector gets to see its dictionary.
         for found in gc.get_referents(function):
             if type(found) is dict and found is not table_of(function) and self._walk.meet(found):
                 cache = Table(found, f"cache of {label}")

@@ -33,6 +33,7 @@ def tensor(walk: Walk, found: torch.Tensor, label: str) -> None:
     """A tensor."""
     if is_a(found, FakeTensor):
         return
+    # A guard would keep alive what only a weak reference leads to.
     if id(found) not in walk.weak:
         walk.dependencies.tensors[id(found)] = found, label
     walk.enter(type(found), type(found).__qualname__)
@@ -45,6 +46,7 @@ def weak_reference(walk: Walk, reference: weakref.ref[Any], label: str) -> None:
     """What a weak reference refers to is guarded without being kept alive."""
     walk.dependencies.asked.append(Asked(functools.partial(_is_alive, reference), f"{label}() is alive"))
     walk.dependencies.references.append(reference)
+    # A subclass may do more when it is called.
     found = weakref.ref.__call__(reference)
     if found is not None and id(found) not in walk.seen:
         walk.weak.add(id(found))

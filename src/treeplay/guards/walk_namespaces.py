@@ -59,6 +59,7 @@ class Namespaces:
     def enter_more(self) -> bool:
         """Enter what is found under the names that were added since the last time; tells whether there was any."""
         has_more = False
+        # A list, since `_of` may add the namespace of `builtins` meanwhile.
         for table, names in list(self._names.values()):
             builtins = table.get("__builtins__", {})
             outer = vars(builtins) if is_a(builtins, types.ModuleType) else builtins

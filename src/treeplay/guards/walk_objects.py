@@ -74,6 +74,7 @@ class Objects:
             self._foreign(value, label)
             if table is None:
                 return
+        # A guard would keep alive what only a weak reference leads to.
         if id(value) not in self._walk.weak:
             self._walk.dependencies.kinds.append((value, cls, label))
         self._of_instances.update(cls.__mro__)

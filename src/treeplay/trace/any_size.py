@@ -147,6 +147,7 @@ class _Called:
     changes_nothing: bool
 
     def is_like(self, other: _Called) -> bool:
+        # By `repr`: a NaN is like a NaN, and 1 is not 1.0.
         return self.entry.op == other.entry.op and list(map(repr, self.numbers)) == list(map(repr, other.numbers))
 
 

@@ -57,6 +57,7 @@ def told_apart(
                 stack.enter_context(reads)
             yield reads
     finally:
+        # After a failed run too: what is undone then has to be its own.
         snapshot.whose = whose_changes(program, call, snapshot, reads)
         if generators is not None:
             generators.note(reads)

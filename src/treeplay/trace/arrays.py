@@ -43,7 +43,7 @@ class GivenArray:
     _refuse: Callable[..., Refusal]
 
     def __init__(self, array: Any, tensor: torch.Tensor, refuse: Callable[..., Refusal]) -> None:
-        vars(self).update(_array=array, _tensor=tensor, _refuse=refuse)
+        vars(self).update(_array=array, _tensor=tensor, _refuse=refuse)  # past `__setattr__`, which refuses
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:

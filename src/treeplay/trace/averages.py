@@ -48,6 +48,7 @@ def _update(original: Callable[..., None], is_wanted: Callable[[], bool]) -> Cal
             return
         count = self.n_averaged
         is_first = count == 0
+        # Past `Module.__setattr__`, which takes nothing but a tensor for a buffer.
         self._buffers["n_averaged"] = _LaterCount(count)  # type: ignore[assignment]
         try:
             original(self, model)

@@ -81,6 +81,7 @@ def _leads_outside(node: Any) -> bool:
     found: dict[int, Any] = {}
     mark_upstream(node, found)
     ends = (end for upstream in found.values() for end, _ in upstream.next_functions)
+    # Accumulators, which `mark_upstream` leaves out, have the leaf as their `variable`.
     return any(hasattr(end, "variable") and not isinstance(end.variable, FakeTensor) for end in ends)
 
 

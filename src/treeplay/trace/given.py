@@ -31,6 +31,7 @@ def find_given(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any], str
             continue
         if of.rest is not None:
             found.kept.append(container)  # so that reads of its attributes are seen
+            # Its `__dict__`, which comes first, is a container of its own: only slots are cells.
             for slot in of.rest if "__dict__" not in of.rest else of.rest[1:]:
                 child = place.child(How.ATTRIBUTE, container, slot, f"{place}.{slot}")
                 found.cells.append((child, child.read()))

@@ -49,6 +49,7 @@ def guards_of(program: Any, call: Call, run: TracedRun, signature: Signature) ->
     dependencies.guard_the_way([*places, *written, *returned])
     dependencies.free(_spots(places), _spots(written))
     for tensor in (*call.tensors, *_state_in(signature)):
+        # The warm call checks these itself.
         dependencies.tensors.pop(id(tensor), None)
     _add_gradients(dependencies, signature, run)
     guards = Guards(dependencies)

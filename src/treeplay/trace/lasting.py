@@ -72,6 +72,7 @@ def _wants_grad(leaf: Any) -> bool:
 
 def _differentiable_targets(func: Any, args: Any) -> Iterator[torch.Tensor]:
     """The tensors that autograd would give a history: those an in-place operator writes and returns."""
+    # In place, operators over lists return nothing.
     is_foreach = func._schema.name.startswith("aten::_foreach")
     for position, argument in enumerate(func._schema.arguments):
         is_written = argument.alias_info is not None and argument.alias_info.is_write

@@ -68,6 +68,7 @@ class OpaqueRuns:
                     result = self._program(*args, **kwargs)
                 self._check_seeds()
                 outputs, shown = self._look(result, snapshot, tensors)
+                # Before `restore`, which puts versions back.
                 counted = tuple(at for at, tensor in enumerate(tensors) if version_of(tensor) != versions[at])
             finally:
                 snapshot.restore()
@@ -91,7 +92,7 @@ class OpaqueRuns:
                 self.check_like(shown, expected)
             except Refusal as refusal:
                 raise RanOtherwise(refusal.reason, result) from refusal
-            snapshot.restore(versions=False)
+            snapshot.restore(versions=False)  # tensors were written in earnest
         return outputs
 
     def check_like(self, shown: RunFacts, expected: RunFacts) -> None:

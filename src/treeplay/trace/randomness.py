@@ -71,6 +71,7 @@ class TrackedGenerators:
 
     def was_set(self, generator: torch.Generator) -> bool:
         """Whether the program gave `generator` another state since the last random operator."""
+        # By the seed: no draw changes it.
         return self.is_marking and generator.initial_seed() != self._expected[address_of(generator)]
 
     def any_was_set(self) -> bool:

@@ -47,10 +47,11 @@ class RecurrentPiece:
                 "set_", "gives a tensor other memory", "write into the tensor, or use the other tensor itself", where
             )
         told = len(tape.log)
-        with tracer, torch.no_grad():
+        with tracer, torch.no_grad():  # entered anew: inside of `__torch_dispatch__` the mode is off
             whole = torch.zeros(storage.nbytes() // target.itemsize, dtype=target.dtype, device=target.device)
             for weight, place in pieces:
                 whole.as_strided(*place).copy_(weight.detach())
+        # Eager calls none of these.
         del tape.log[told:]
         with tape.fake_mode:
             aten.set_.source_Tensor(target, whole)

@@ -51,6 +51,7 @@ def stand_in_for_rates(run: TracedRun) -> list[Number]:
                         value[:] = items
                     else:
                         group[name] = tuple(items)
+                        # The group holds it no more, and tables are keyed by `id`.
                         run.found.kept.append(value)
         for state in optimizer.state.values():
             if isinstance(state, dict):

@@ -102,6 +102,7 @@ class TraceTape:
     def placeholder(self, name: str) -> torch.fx.Node:
         """An input of the graph, behind those that it has."""
         graph = self.graph
+        # Inputs are met while operators are written: each goes behind the last input, the first one to the beginning.
         with graph.inserting_after(self._last_input) if self._last_input else graph.inserting_before():
             self._last_input = graph.placeholder(name)
         return self._last_input

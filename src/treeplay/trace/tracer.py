@@ -128,8 +128,10 @@ class Tracer(TorchDispatchMode):
         if self._is_idle(func, args):
             return args[0]
         self.lasting.check(func, args, kwargs, where)
+        # By the operator that the program called: the eager run has logged no other.
         told, called = self._on_fakes.foretold(func, args, kwargs), func
         func, args, kwargs = self._settle(func, args, kwargs)
+        # Eager's batch norm writes its statistics without counting up their versions, so a replay may not count either.
         is_untold = called is aten.native_batch_norm.default is not func
         if func in BEGINS:
             first = args[0] if args else kwargs["self"]
@@ -234,6 +236,7 @@ class Tracer(TorchDispatchMode):
             where,
         )
         if self.goes_on:
+            # Noted and not raised: the trace goes on behind it.
             self.refuse(*unknown)
             return self.tape.add_input(tensor)
         raise self.refuse(*unknown)
@@ -265,6 +268,7 @@ class Tracer(TorchDispatchMode):
         if is_number and (id(tensor) in self.host_scalars or innermost_is_optimizer()):
             value = self._value(tensor, func, where)
             node = self.tape.call(func, (value.node,), where=where)
+            # A placeholder: a number without `text` has no value, and raises where Python asks for it.
             return symbolic(Scalar(self.world, text=None, value=1.0, node=node))
         raise self.refuse(
             spoken_name(func).replace("_local_scalar_dense", "item"),

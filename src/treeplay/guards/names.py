@@ -59,6 +59,7 @@ def passes_to_super(code: CodeType) -> bool:
         if step.opname not in (*_IDLE, "PRECALL", "PUSH_NULL", "COPY_FREE_VARS")
     ]
     for before, here in zip([None, *steps], steps, strict=False):
+        # Python 3.12 has one instruction for `super().name`; before that, `super` is called and the name is loaded.
         if here.argval in BEHIND and "SUPER" not in here.opname:
             is_call = before is not None and before.opname == "CALL" and before.arg == 0
             loads = steps[steps.index(before) - 1] if is_call and before is not None else None

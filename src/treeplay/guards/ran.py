@@ -160,6 +160,7 @@ class _Monitored:
         if not self.is_complete:
             return
         monitoring, events = self._monitoring, self._monitoring.events
+        # Each by itself: to free the number takes back neither events nor callbacks.
         monitoring.set_events(_TOOL, 0)
         for code in self._code.values():
             monitoring.set_local_events(_TOOL, code, 0)

@@ -26,7 +26,7 @@ from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.patched import ABSENT, stand_in
 from treeplay.values.kinds import HEAP
 
-_IMMUTABLE = 1 << 8
+_IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 LEFT_ALONE = (torch.Tensor, type, BaseException, enum.Enum, TorchDispatchMode, TorchFunctionMode)
 _HOOKED = ("__getattribute__", "__setattr__", "__delattr__")
 _OF_MIXINS = ("abc", "collections.abc", "typing")

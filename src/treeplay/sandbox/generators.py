@@ -50,6 +50,7 @@ def unmoved() -> Iterator[None]:
         with random_states_left_alone(), all_wanted(_DRAWING):
             yield
     finally:
+        # Again: a thread may have come, or gone, meanwhile.
         is_shared |= has_company()
         with moving:
             for generator, state in before if not is_shared else ():

@@ -121,6 +121,7 @@ class Interrupts:
         if not self._depth:
             with self._lock:  # what was sent again before comes now, to this handler; nothing is from here on
                 self._is_over = True
+            # By `==`: each look-up makes another bound method.
             if _signal.getsignal(SIGINT) == self._on_signal:  # else the program has set one of its own
                 _signal.signal(SIGINT, self._theirs)
             is_due |= self._is_pending  # last: until here it is this handler's to note

@@ -76,6 +76,7 @@ def trace(
     with turn(), no_collection():
         with native_layers() if is_exact else contextlib.nullcontext():
             try:
+                # Marks are seeds: where other threads draw too, there are none until the program is known to call a generator.
                 made, run = _trace(program, call, layouts, eager_reads, is_marking=not has_company())
             except _UsesGenerators:
                 made, run = _trace(program, call, layouts, eager_reads, is_marking=True)

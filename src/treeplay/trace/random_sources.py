@@ -47,6 +47,7 @@ IsOurs = Callable[[Any], bool]
 
 
 def _global() -> Iterator[RandomSource]:
+    # The functions of both modules are methods of one generator, which has no public name.
     yield "random", random.getstate.__self__, random.getstate, random.setstate  # type: ignore[attr-defined]
     numpy = sys.modules.get("numpy")
     if numpy is not None:

@@ -266,6 +266,7 @@ def is_passed(item: Input, tensor: torch.Tensor) -> bool:
 
 def _weakly(program: Callable[..., Any]) -> Callable[[], Callable[..., Any] | None]:
     """A reference to a program that does not keep it alive; a bound method is one of its owner."""
+    # Each look-up of a method makes another one: a plain reference to it would be dead at once.
     return weakref.WeakMethod(program) if isinstance(program, MethodType) else weakref.ref(program)
 
 

@@ -73,6 +73,7 @@ class Snapshot:
             self._grads = {id(tensor): (tensor, tensor.grad) for tensor in tensors.values() if is_leaf(tensor)}
             self.gradients = Gradients(self._grads)
             tensors |= {id(grad): grad for _, grad in self._grads.values() if grad is not None}
+            # Autograd counts up the versions of handles, to whose memory nothing is written.
             self._versions = [(tensor, version_of(tensor)) for tensor in tensors.values()]
         self._grad_mode = torch.is_grad_enabled()
         self._autocast = autocast_state()

@@ -165,7 +165,7 @@ class TraceTape:
             return handle
         self.births.setdefault(storage_of(fake), node)
         self.values[id(fake)] = TracedValue(fake, fake, node, is_input=False)
-        self._fakes.append(weakref.ref(fake))
+        self._fakes.append(weakref.ref(fake))  # `leaked` asks who else holds it
         return fake
 
     def describe(self, node: torch.fx.Node, fake: torch.Tensor) -> None:

@@ -21,9 +21,7 @@ from torch import Tensor  # by name: modules are watched while it is asked for
 
 from treeplay.guards.reads import Reads
 from treeplay.observe.lines import call_site, innermost_is_optimizer, user_location
-from treeplay.torch_seam.fakes import (
-    FakeTensor,
-)
+from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.schemas import is_foreach_write, is_random, leaves_of, tell_autograd, with_leaves
 from treeplay.torch_seam.tensors import address_of, storage_of
@@ -136,6 +134,7 @@ class Tracer(TorchDispatchMode):
         if func in BEGINS:
             first = args[0] if args else kwargs["self"]
             args, kwargs = from_start(self.tape, func, self._value(first, func, where), args, kwargs, where)
+        # Before `_to_fake`: it makes the fake of a tensor that is met for the first time.
         node_args, node_kwargs = with_leaves(self._to_node(func, where), (args, kwargs))
         fake_args, fake_kwargs = with_leaves(self._to_fake, (args, kwargs))
         out = self._on_fakes.run(func, fake_args, fake_kwargs, told, where)

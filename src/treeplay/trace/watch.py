@@ -115,6 +115,7 @@ class WatchFunctions(TorchFunctionMode):
         if func in READS_ON_THE_HOST:
             self._refuse_read(func, args)
         elif func in (_GRAD_GET, self.gradients.getter):
+            # Else `__torch_function__` of a tensor's own class would be asked.
             with DisableTorchFunctionSubclass():
                 is_of_the_run = isinstance(args[0].grad, FakeTensor)
             # Frame 1 is `__torch_function__`, and 2 whoever asks for the gradient.

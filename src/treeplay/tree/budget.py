@@ -119,7 +119,7 @@ class Pause:
         self._runs, self.last = min(ran, self.last, _GROWTH * self._runs), math.inf
         if self._looks >= _LOOKS_BEFORE_PAUSE:
             enough = int((cost + ran - self._runs) / max(_SHARE * self._runs, _LEAST_SECONDS))
-            self.left = min(enough, 1 << int(self._looks) - _LOOKS_BEFORE_PAUSE)
+            self.left = min(enough, 1 << int(self._looks) - _LOOKS_BEFORE_PAUSE)  # twice as many after each look
             self.entry, self.why, self._counted = entry, why, self.left
 
     def paid_off(self) -> None:

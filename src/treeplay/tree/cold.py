@@ -74,6 +74,7 @@ class ColdCalls:
                 out = self._at_a_glance(args, kwargs)
                 if out is not MISS:
                     return out
+            # Not taken apart, for whoever answers it before it has a key.
             call = Call(args, kwargs, [], Leaf(0))
             try:
                 call = self._cache.keys.call(args, kwargs)
@@ -98,6 +99,7 @@ class ColdCalls:
                     return self._answers.refused(entry, Refusal(passing_object(self._program, call)), call)
                 if not self._cache.table.holds(entry) and not self._cache.keys.admit(entry, key, call):
                     return self._answers.left_alone(entry, call, OVER_BUDGET)
+                # `look_around` may have changed that.
                 if entry.phase is KeyPhase.NEW:
                     self._cache.keys.compare(entry, key, call)
             return self._with_entry(entry, call)
@@ -161,6 +163,7 @@ class ColdCalls:
             return self._answers.eagerly(entry, call, OTHERS)
         if entry.phase is KeyPhase.OBSERVED and not self._cache.budget.allows(entry):
             return self._answers.left_alone(entry, call, OVER_BUDGET)
+        # Asks the garbage collector who refers to what, where something has weak references: that takes tens of milliseconds.
         with self._cache.budget.spending(entry):
             self._cache.let_go(entry, call)
         seen, has_changed = entry.observation(values_in_objects(call)), False

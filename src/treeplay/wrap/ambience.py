@@ -157,6 +157,7 @@ class Ambience:
             values = [read() for read in _READS]
         except RuntimeError:
             values = [_read(mode) for mode in MODES]
+        # The order of attention kernels comes as a list, and a key is hashed.
         return cls(tuple([tuple(value) if type(value) is list else value for value in values]))
 
     def __getitem__(self, mode: Mode) -> Any:

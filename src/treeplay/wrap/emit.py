@@ -98,6 +98,7 @@ class _CallEmitter(ArgumentText):
             self.add(*(f"{self.constant(schedule)}.step()" for schedule in self.signature.schedules))
             self.add(f"return {self.built(self.signature.results, self.signature.refs)}")
         if self.kept:
+            # Only now: which variables of the state are used shows once all lines are there.
             at = conditions.index(_KEPT)
             conditions[at : at + 1] = self.keeping([*conditions[at:], *body])
         errors = "KeyError, IndexError, AttributeError, ValueError, TypeError, RuntimeError"  # the last is torch's own

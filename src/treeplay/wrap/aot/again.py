@@ -171,6 +171,7 @@ def _gradients_of(function: Flat, node: NodePlan, origins: Sequence[Origin], cou
     def gradients(*given: Any) -> list[Any]:
         found: list[Any] = [None] * count
         with torch.enable_grad():
+            # The function would overwrite what it is given once more.
             inputs = [value.clone() if k in overwritten else value for k, value in enumerate(given[:count])]
             results = function(*inputs)
             values = [origin.value(inputs, results) for origin in origins]

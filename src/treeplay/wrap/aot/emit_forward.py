@@ -50,7 +50,7 @@ def _forward(
     is_boxed: bool,
 ) -> None:
     text.use("run", run)
-    text.use("needs", weakref.ref(needs))
+    text.use("needs", weakref.ref(needs))  # weakly: see `Needs`
     text.add("ctx.needs = needs()")
     count = plan.returned_values + node.saved
     later = [plan.name(write.argument) for write in node.late if write.argument is not None]
@@ -85,6 +85,7 @@ def _forward(
         text.use("Tensor", torch.Tensor)
         marked = ", ".join(f"*(({value},) if isinstance({value}, Tensor) else ())" for value in plain)
         text.add(f"ctx.mark_non_differentiable({marked})")
+    # A gradient that does not come stays None: there is a backward without it.
     text.add("ctx.set_materialize_grads(False)")
     text.add(f"return {tuple_of(value[k] for k in node.returned)}")
 

@@ -153,6 +153,7 @@ class LazyBackward:
             known = self._run.get(missing)
             if known is None:
                 while len(self._run) >= _MOST_PARTIAL:
+                    # The oldest; that for all gradients is in `_whole` besides.
                     del self._run[next(iter(self._run))]
                 known = self._run[missing] = _Fitted(self._compile(missing, values), values)
             if not missing:

@@ -86,7 +86,7 @@ def lay_out(tensor: torch.Tensor, layout: Layout) -> None:
 def write_unnoticed(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """A write that came through `.data`, or that of a batch norm to its statistics: the version stays."""
     if type(tensor) is torch.Tensor and type(value) is torch.Tensor:
-        with ExcludeKeys(_ABOVE):
+        with ExcludeKeys(_ABOVE):  # one of these keys counts versions up
             tensor.copy_(value)
         return
     with autograd.preserving_version(tensor):

@@ -28,7 +28,7 @@ from treeplay.torch_seam.dynamo import version_of_table
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import Binding, How
 
-_MOST_TIMES = 2
+_MOST_TIMES = 2  # that a version changes and no entry does: then entries are compared
 
 
 class Guards:
@@ -96,7 +96,7 @@ class Guards:
             commit()
         is_young = self._quick is None or self._quick.is_young
         for table in touched:
-            is_first = table.version == -1 or id(table) in comparison.moved
+            is_first = table.version == -1 or id(table) in comparison.moved  # not compared before
             if id(table) not in comparison.moved:
                 table.recorded, table.version = table.compared, table.pending
             table.size = len(table.holder)

@@ -71,7 +71,7 @@ def emit_check(
         _tensors(text, dependencies, facts, state_is_alike),
     )
     found = [*_empties(text, dependencies, words), *others]
-    # Under a name, by which `QuickCheck` puts a native function in its place.
+    # Made last, when `words` has got all, and asked first. `QuickCheck` puts a native one in its place, by the name.
     found.insert(0, f"{text.use('steady', steady(_steady(dependencies)))}()")
     with text.block("def holds():"):
         with text.block("try:"), text.block("if ("):
@@ -84,7 +84,7 @@ def _steady(dependencies: Dependencies) -> tuple[dict[Any, Any], ...]:
     """The dictionaries that are compared by their versions."""
     empties = {id(guard.holder) for guard in _empty(dependencies)}
     tables = (guard.holder for guard in dependencies.tables if guard.is_steady and id(guard.holder) not in empties)
-    return tuple({id(holder): holder for holder in tables}.values())
+    return tuple({id(holder): holder for holder in tables}.values())  # each once: it may have several guards
 
 
 def _empty(dependencies: Dependencies) -> list[ContainerGuard]:

@@ -185,7 +185,7 @@ class Code(Guard):
         ):
             if not comparison.alike(before, found):
                 return comparison.inner or differing(f"{self.label}.{name}", before, found)
-        comparison.commits.append(lambda: self._go_over_to(defaults, keywords))
+        comparison.commits.append(lambda: self._go_over_to(defaults, keywords))  # or each call would compare them again
         return None
 
     def _go_over_to(self, defaults: tuple[Any, ...] | None, keywords: dict[str, Any] | None) -> None:

@@ -74,6 +74,7 @@ class Table(ContainerGuard):
         entries = dict.items(holder)
         if self.matters is not None:
             entries = ((key, value) for key, value in entries if self.matters(key))  # type: ignore[assignment]
+        # As they are while nothing is traced: another thread may have put stand-ins there.
         return {key: own for key, value in entries if (own := without_stand_in(value)) is not ABSENT}
 
     def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:

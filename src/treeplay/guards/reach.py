@@ -148,4 +148,4 @@ class Reach:
 
 
 def _nothing(_: Any, __: str) -> None:
-    """Nothing to see."""
+    """A number of NumPy's is a value: nothing follows from it."""

@@ -201,6 +201,7 @@ def _class_of_watched_modules() -> type[ModuleType]:
     return Watched
 
 
+# Anew whenever `sys.modules` has changed: the argument is its version.
 @lru_cache(maxsize=1)
 def _compilers_modules(_: int) -> frozenset[int]:
     return frozenset(id(module) for name, module in loaded_modules().items() if name.startswith(_COMPILERS))

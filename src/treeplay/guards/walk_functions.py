@@ -34,6 +34,7 @@ _CALLBACKS = frozenset(
         "WeakSet.__init__.<locals>._remove",
     }
 )
+# Their functions are gone once they have run.
 _TRANSIENT = frozenset({"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"})
 
 

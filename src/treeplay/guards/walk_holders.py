@@ -26,7 +26,7 @@ from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import is_a
 
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 1 << 20  # of memory that is compared on each call
 
 
 def tensor(walk: Walk, found: torch.Tensor, label: str) -> None:

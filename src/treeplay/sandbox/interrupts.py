@@ -146,6 +146,7 @@ class Interrupts:
         else:
             self._is_pending, self._deferrals = False, 0
             self._was_raised = True
+            # It raises, as a rule, and the flag stays: `leave` finds out whether the exception came through.
             self._theirs(number, frame)
             self._was_raised = False
 

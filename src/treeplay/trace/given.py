@@ -27,7 +27,7 @@ def find_given(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any], str
         places.append(place)
         if len(places) > 1:
             continue
-        if id(container) in in_state:
+        if id(container) in in_state:  # the survey has found what it holds
             continue
         if of.rest is not None:
             found.kept.append(container)  # so that reads of its attributes are seen
@@ -67,7 +67,7 @@ def over(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any], structure
         container_places={key: place for key, place in found.container_places.items() if key in kept},
         cells=[(place, value) for place, value in found.cells if given_name(place) is None],
         given={},
-        kept=[*found.kept],
+        kept=[*found.kept],  # a copy: `find_given` adds to it
     )
     find_given(other, args, kwargs, structure)
     return other

@@ -44,7 +44,7 @@ class Gradients:
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """For a block, other threads see no fakes of this one."""
+        """A block in which other threads do not see this one's fakes."""
 
         def read(tensor: torch.Tensor) -> Any:
             raw = _READ(tensor)

@@ -76,7 +76,7 @@ class HookTables:
 
 
 def _counted(keys: Sequence[Any]) -> str:
-    """How many hooks, and their numbers: one that took the place of another is another one."""
+    """How many hooks there are, and their numbers: a hook that replaced another has a new one."""
     return f"{len(keys)} hooks ({', '.join(map(str, keys))})" if keys else "no hooks"
 
 

@@ -1,4 +1,4 @@
-"""Tensors that outlive the call, which an operator may write to: it may not give them a history, or another shape."""
+"""Tensors that outlive the call: operators may write their elements, but give them neither a history nor another shape."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Lasting:
             )
 
     def take_history_back(self) -> None:
-        """Make arguments that the program made part of a gradient graph what they were. Safe to call more than once."""
+        """Detach the arguments that the program made part of a gradient graph. Safe to call more than once."""
         for owner, _ in self.given_history:
             if owner.grad_fn is not None:
                 owner.detach_()

@@ -51,6 +51,7 @@ class OpaqueRuns:
         autograd was told of as written. Also after a run that raised, Python is as it was."""
         with (
             no_collection(),
+            # Before the snapshot: this flag is no change of the program's.
             _fused_may_be_captured(self.found.optimizers, self.host.device),
             self._around.set(),
             self.host.apart(self.refuse, lambda: may_have_drawn(self._reads)),

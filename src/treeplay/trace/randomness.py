@@ -62,7 +62,7 @@ class TrackedGenerators:
         self.restore()
 
     def note(self, reads: Reads) -> None:
-        """Whether the program called a method of a generator's counts from now on, as far as a run of it tells."""
+        """Note from a run whether the program calls a method of a generator: then there is something to put back."""
         self.is_used |= reads.code is None or not USES.isdisjoint(reads.methods)
 
     def is_known(self, generator: torch.Generator) -> bool:

@@ -158,6 +158,7 @@ class References:
             is_apart = not tensor.requires_grad or tensor.grad_fn is None
             is_detached = inputs[ref.of.index].requires_grad and torch.is_grad_enabled() and is_apart
         view = replace(ref, is_detached=is_detached, requires_grad=is_leaf)
+        # Two views that lie alike are two tensors: a number tells them apart.
         self._views[view] += 1
         return replace(view, number=self._views[view] - 1)
 

@@ -59,7 +59,7 @@ _WRITTEN_OUT = frozenset(name for name in dir(nn_functions) if "upsample" in nam
 
 
 class Substitution:
-    """Which tensors stand in for which. `mode()` gives torch functions the ones for the others."""
+    """Which tensors stand in for the program's own. Under `mode()`, torch functions are given those that stand in."""
 
     def __init__(self) -> None:
         self._others: dict[int, torch.Tensor] = {}

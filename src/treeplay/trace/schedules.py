@@ -101,7 +101,7 @@ class Schedules:
             noted = before or later
             if noted is not None:
                 reads.objects[key] = noted
-        # Of a rate that was withheld twice, the first one's is the number.
+        # Reversed: of a rate that was withheld twice, the number is what stood there first.
         for group, name, before, withheld in reversed(self._rates):
             if group.get(name) is withheld:
                 group[name] = before

@@ -106,6 +106,7 @@ class Region:
             self._written.append(value)
 
     def _is_older(self, node: torch.fx.Node) -> bool:
+        # An input that is met within the region was there before it.
         return node.op == "placeholder" or node in self._known
 
     def select(self, skip: torch.Tensor) -> None:

@@ -55,6 +55,7 @@ def stand_in_for_rates(run: TracedRun) -> list[Number]:
                         run.found.kept.append(value)
         for state in optimizer.state.values():
             if isinstance(state, dict):
+                # Step counts, which optimizers read by `.item()`.
                 run.tracer.host_scalars |= {
                     id(value) for value in state.values() if isinstance(value, torch.Tensor) and value.dim() == 0
                 }

@@ -38,7 +38,7 @@ def is_tracing_now() -> bool:
 
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
-    """What moves random generators, or stands in for parts of torch, does so alone; raises `Busy` after a while."""
+    """A block in which this thread alone moves random generators and stands in for parts of torch; `Busy` after a long wait."""
     if not _turns.acquire(timeout=_MOST_SECONDS_WAITED):
         raise Busy
     global _taken

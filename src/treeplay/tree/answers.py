@@ -111,7 +111,8 @@ class Answers:
         return out
 
     def to_tell(self, entry: Entry, raised: ProgramRaised, call: Call) -> Any:
-        """For a program that raised while it was looked at: what it raises eagerly too is no reason to refuse it."""
+        """For a program that raised while it was looked at. It runs as it is first: what it raises there too is its own, and no
+        reason to refuse it."""
         if self.on_refusal == "raise" and not (raised.is_own or raised.is_treeplays):
             return self.refused(entry, raised, call)
         if raised.is_treeplays and self.on_refusal == "raise":
@@ -185,5 +186,5 @@ class Answers:
 
 
 def as_internal(error: Exception, doing: str) -> InternalError:
-    """An exception that a stage of ours raised, or has already told of."""
+    """An exception that a stage of ours raised, as an `InternalError`; one that was told already is itself."""
     return error if isinstance(error, InternalError) and error.text else internal(error, doing)

@@ -16,8 +16,8 @@ from time import perf_counter
 from treeplay.settings import FREE_KINDS, CompileTime, settings
 from treeplay.tree.table import Entry
 
-_LOOKS_BEFORE_PAUSE = 8
-_MOST_DOUBLINGS = 12
+_LOOKS_BEFORE_PAUSE = 8  # that nothing has paid for
+_MOST_DOUBLINGS = 12  # of the calls that are left alone: 4,096 at the most
 _GROWTH = 1.2  # from look to look, of what a call takes at least
 _SHARE = 0.005  # of a call's time that looking at it may take, in the mean
 _LEAST_SECONDS = 2e-7  # which it may take in any case

@@ -111,7 +111,7 @@ def _try(tier: NextTier, lowered: Lowered, made: Recorded, recording: Recording)
 
 
 def _nothing() -> None:
-    """There is nothing to free."""
+    """Frees nothing."""
 
 
 class Trial:
@@ -189,7 +189,7 @@ class Trial:
 
 
 def _nobody(replay: Replay, is_boxed: bool) -> None:
-    """Is told, and does nothing."""
+    """A listener that does nothing."""
 
 
 @contextmanager

@@ -194,6 +194,7 @@ def view_of_base(base: torch.Tensor, member: Member) -> torch.Tensor:
     if dtype is base.dtype:
         view = base.as_strided(layout.shape, layout.stride, layout.offset)
         return view.detach() if member.is_detached else view
+    # Each element as a last dimension of bytes, of which `view` makes one number.
     width = dtype.itemsize
     stride = [step * width for step in layout.stride]
     places = base.as_strided((*layout.shape, width), (*stride, 1), layout.offset * width)

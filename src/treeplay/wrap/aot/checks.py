@@ -96,6 +96,7 @@ class AllApart:
             active = [other for other in active if other[1] > item[0]]
             for other in active:
                 one, two = sorted((item[2], other[2]))
+                # Parts of one argument go by its name, and may share memory.
                 if self.names[one] != self.names[two] and (one in self.written or two in self.written):
                     check_apart(args[one], args[two], (self.names[one], self.names[two]))
             active.append(item)

@@ -134,6 +134,7 @@ class _PlanEmitter(PlanText):
             self.add(f"args[:0] = {tokens(self.plan.tokens)}")
         values = run_graph(self, is_boxed=self.is_boxed)
         line = f"values = {f'({values}){nothing}' if nothing else values}"
+        # What is not boxed, or raises, leaves the list full, which would keep each argument alive.
         switched(self, [_WITHOUT_GRADIENTS], [line], ["args and args.clear()"], is_short=True)
         count_values(self, count)
         if self.plan.tokens:

@@ -100,6 +100,7 @@ def _keep_inputs(text: Writer, kept: KeptInputs, names: Sequence[str]) -> None:
         text.use("versions_of", versions_of)
         versioned = [names[k] for k in kept.versioned]
         text.add(f"try: ctx.versions = {list_of(f'{name}._version' for name in versioned)}")
+        # Inference tensors keep no count, and raise.
         text.add(f"except RuntimeError: ctx.versions = versions_of({', '.join(versioned)})")
     else:
         text.add("ctx.versions = ()")

@@ -52,7 +52,7 @@ def writes_of_forward(
         target = fake_of(placeholders[at])
         return (
             not traced.facts.input_info[at].requires_grad
-            and used[write.value] == 1
+            and used[write.value] == 1  # by this write alone
             and isinstance(value, torch.fx.Node)
             and base_of(value).op == "call_function"
             and _is_alike(target, fake_of(value))

@@ -87,6 +87,7 @@ class Guards:
         touched: list[Table] = []
         for found in self._differences(comparison, touched):
             return found
+        # All or nothing: what was accepted counts only now, when nothing differs.
         for table, version in zip(self._dependencies.tables, versions, strict=True):
             # Its `pending` is the version of the dictionary that it goes over to.
             if id(table) in comparison.moved:

@@ -130,7 +130,7 @@ def _place_of_hook(cls: type, name: str) -> type | None:
 
 def _hook_for(cls: type, name: str, before: Any) -> Any:
     hook = _reader(cls, before) if name == "__getattribute__" else _storer(cls, name, before)
-    stand_in(hook, before)
+    stand_in(hook, before)  # guards see what was there
     return hook
 
 

@@ -69,7 +69,7 @@ def _apart(fill: str | None = None) -> Callable[[Any, Callable[[], bool]], Any]:
             if device.type not in ("cpu", "cuda"):
                 return original(*args, **kwargs)
             generator = torch.Generator(device)
-            generator.seed()
+            generator.seed()  # by random bits of the system
             if fill is None:
                 return original(*args, **kwargs, generator=generator)
             return getattr(torch.empty_like(*args, **kwargs), fill)(generator=generator)

@@ -46,6 +46,7 @@ def guards_of(program: Any, call: Call, run: TracedRun, signature: Signature) ->
     written = [write.place for write in signature.writes]
     dependencies.asked += settings_asked(run.reads.builtins)
     returned = [value.place for value in signature.values if isinstance(value, StateContainer)]
+    # Before `free`, which looks at what this adds, too.
     dependencies.guard_the_way([*places, *written, *returned])
     dependencies.free(_spots(places), _spots(written))
     for tensor in (*call.tensors, *_state_in(signature)):

@@ -110,6 +110,7 @@ def _looks(leaf: torch.Tensor) -> Looks:
 
 
 def _is_strided(leaf: Any) -> bool:
+    # The layout of a nested tensor may be called strided, too.
     return isinstance(leaf, Tensor) and leaf.layout is _STRIDED and not leaf.is_nested
 
 

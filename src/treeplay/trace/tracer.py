@@ -41,6 +41,7 @@ from treeplay.trace.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, spoken_n
 from treeplay.values.location import Location
 
 aten = torch.ops.aten
+# Those that are made of others arrive under inference mode alone.
 _HOST_READS = frozenset(
     {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.item.default}
 )

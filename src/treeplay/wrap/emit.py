@@ -107,6 +107,7 @@ class _CallEmitter(ArgumentText):
                 self.add(*conditions)
             self.add(f"except ({errors}):", "    return MISS")
             launched = len(self.lines) + self.launched
+            # Outside of the `try`: what is raised from here on is no miss, since effects may have happened.
             self.add(*body)
         return self.source(name, entry="replay", launched=launched)
 

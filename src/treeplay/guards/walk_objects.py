@@ -78,6 +78,7 @@ class Objects:
         if id(value) not in self._walk.weak:
             self._walk.dependencies.kinds.append((value, cls, label))
         self._of_instances.update(cls.__mro__)
+        # Here is an object of it after all: its data counts.
         for base in self._named.keys() & self._of_instances:
             del self._named[base]
             self._data_of_class(base)

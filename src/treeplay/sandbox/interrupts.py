@@ -64,6 +64,7 @@ def harm_in(frame: FrameType | None) -> Harm:
         if _is_asked_by_cpp(frame):
             return Harm.ENDS_PROCESS
         if frame.f_code.co_name in _WHOLE or frame.f_code in _whole_code:
+            # And on: further out, C++ may stand.
             found = Harm.HALF_DONE
         frame = frame.f_back
     return found

@@ -45,6 +45,7 @@ class SurveyWalk:
         if is_a(value, torch.Tensor):
             self._tensor(value, place)
             return
+        # A root is no place, in which something else could be.
         if _is_watchable(value) and place.how is not How.ROOT:
             self.candidates.append((needs, place, value))
         if is_a(value, torch.Generator) and place.how is not How.ROOT:

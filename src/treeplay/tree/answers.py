@@ -52,6 +52,7 @@ class Answers:
 
     def eagerly(self, entry: Entry, call: Call, why: str) -> Any:
         """Run the program as it is."""
+        # First: a call in which the program raises counts, too.
         self.count(entry, why)
         return self.as_it_is(call)
 

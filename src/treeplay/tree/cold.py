@@ -70,6 +70,7 @@ class ColdCalls:
             if self._gate.closer is not None:
                 self._gate.wait()
             self._cache.began = perf_counter()
+            # A glance sees no modes.
             if self._cache.warm_calls < self._cache.due and not is_mode_active():
                 out = self._at_a_glance(args, kwargs)
                 if out is not MISS:
@@ -121,6 +122,7 @@ class ColdCalls:
             found.left -= 1
             return self._answers.eagerly(found.entry, Call(args, kwargs, [], Leaf(0)), found.why)
         entry, recording = found
+        # The call may be a step of its probation.
         if recording.probation is not None and recording.calls >= recording.probation.due:
             return MISS
         try:

@@ -134,7 +134,7 @@ class _CallEmitter(ArgumentText):
     def conditions(self) -> None:
         """Conditions on what the program reaches; the native check of all tensors; conditions on these and on numbers."""
         for condition in of_state(self.signature):
-            if isinstance(condition, AreOne) and id(condition.one) in self.is_compared:
+            if isinstance(condition, AreOne) and id(condition.one) in self.is_compared:  # by `keep_state`
                 continue
             condition.write(self)
             if isinstance(condition, GuardsHold):

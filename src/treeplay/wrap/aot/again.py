@@ -123,6 +123,7 @@ class HigherDerivatives:
         if isinstance(made, Refusal):
             raise made
         given = [gradient for gradient in gradients if gradient is not None]
+        # Behind the gradients come the results, where the call draws: they are there to be drawn.
         return made([*inputs, *given])[: len(inputs)]  # type: ignore[no-any-return]
 
     def _make(self, node: NodePlan, origins: Sequence[Origin], inputs: Sequence[Any], gradients: Sequence[Any]) -> Any:

@@ -30,7 +30,7 @@ Commit = Callable[[], None]
 
 
 class Comparison:
-    """One look at all guards: what has to be noted if they all hold."""
+    """One comparison of all guards, and what to note if they all hold."""
 
     def __init__(self, containers: dict[int, ContainerGuard]) -> None:
         self.containers = containers
@@ -271,7 +271,7 @@ def is_like(recorded: torch.Tensor) -> Callable[[Any], bool]:
 
 
 def differing(place: str, before: Any, found: Any) -> Mismatch:
-    """The text of a difference."""
+    """A difference as text."""
     old, new = shown(before), shown(found)
     return Mismatch(place, old, new if new != old else "another object")
 

@@ -35,7 +35,7 @@ class Dependencies:
         ] = {}  # classes, and in which order theirs and their bases' entries count
 
     def add_table(self, table: Table) -> None:
-        """One more guarded dictionary."""
+        """Add a guarded dictionary."""
         self.tables.append(table)
         if table.is_whole:
             self.containers.setdefault(id(table.holder), table)

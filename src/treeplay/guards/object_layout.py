@@ -18,7 +18,7 @@ WATCHERS = 8 if sys.version_info >= (3, 12) else 0
 
 @dataclass(frozen=True, slots=True)
 class ObjectLayout:
-    """At how many bytes from the beginning of an object what lies."""
+    """At which offsets, in bytes, objects have what guards compare."""
 
     cls: int  # of any object
     length: int  # of a dictionary: how many entries it has
@@ -56,7 +56,7 @@ class ObjectLayout:
 
 
 def word_at(address: int) -> int:
-    """What is there. The object that it is of lives."""
+    """The word at an address in an object that is alive."""
     return c_uint64.from_address(address).value
 
 
@@ -72,7 +72,7 @@ def _words_of(value: Any) -> list[int]:
 
 
 def _place(examples: Sequence[tuple[Any, int]]) -> int:
-    """The one place in which each of these objects has its word. Raises `ValueError` unless there is one."""
+    """The one offset at which each of these objects has its word. Raises `ValueError` unless there is one."""
     (place,) = set.intersection(
         *({at * WORD for at, word in enumerate(_words_of(value)) if word == wanted} for value, wanted in examples)
     )
@@ -87,7 +87,7 @@ def _example_function(number: int) -> FunctionType:
 
 
 def _place_of_version() -> int:
-    """The one place in which a dictionary has another word after each kind of change."""
+    """The one offset at which each kind of change gives a dictionary another word."""
     (place,) = set.intersection(*map(_changed_places, _changes()))
     return place
 

@@ -66,7 +66,7 @@ class ReadHooks:
         self._found: list[Any] = []  # what each class has for it
 
     def put_in(self, changed: list[Hook]) -> set[type]:
-        """Replace the methods, and add to `changed` what was replaced. The classes that are watched from now on."""
+        """Replace the methods, and add to `changed` what was replaced. Gives the classes that are watched from now on."""
         if not self._asked or self._found != self._resolved():  # or a class has other methods than when hooks were made
             self._make()
         failed = set()
@@ -97,7 +97,7 @@ class ReadHooks:
         self._found = self._resolved()
 
     def _leave_out(self, failed: set[tuple[type, str]]) -> None:
-        """Try no more: these classes are of an extension's own kind."""
+        """Try these no more: an extension lets nobody replace their methods."""
         self._places = {cls: places for cls, places in self._places.items() if failed.isdisjoint(places)}
         self._hooks = {place: hook for place, hook in self._hooks.items() if place not in failed}
         found = zip(self._asked, self._found, strict=True)

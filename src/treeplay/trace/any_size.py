@@ -44,7 +44,7 @@ def refusal(why: str, where: Location | None = None) -> Refusal:
 
 
 def meets_numpy(*_: Any) -> Any:
-    """What NumPy gets that is to compute with a symbol: with its own numbers it rounds otherwise."""
+    """What NumPy meets in a symbol: a refusal, since its own numbers round otherwise."""
     raise refusal("NumPy computes with a size", user_location())
 
 

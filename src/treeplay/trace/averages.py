@@ -21,7 +21,7 @@ from treeplay.torch_seam.patched import Shared
 
 
 class _LaterCount:
-    """Stands in for the count of updates, of which is only asked whether it is zero: that it is not."""
+    """Stands in for the count of updates, which is only asked whether it is zero, and says no."""
 
     def __init__(self, count: torch.Tensor) -> None:
         self._count = count

@@ -123,7 +123,7 @@ def _why_not(run: TracedRun, where: Location | None) -> Reason | None:
 
 
 def _check(run: TracedRun, tensor: torch.Tensor) -> None:
-    """A tensor among the results is one that the trace knows, and a plain one."""
+    """Refuse a result that the trace does not know, or that is no plain tensor."""
     tracer = run.tracer
     known = tracer.tape.values.get(id(tensor))
     if tensor.requires_grad and tensor.grad_fn is None and known is not None and not known.is_input:

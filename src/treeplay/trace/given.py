@@ -81,7 +81,7 @@ def given_name(place: Binding) -> str | None:
 
 
 def meetings(found: Survey, refs: Iterable[Ref], writes: Iterable[Write]) -> Iterator[Meeting]:
-    """The conditions under which another call's containers are the same ones as each other, and as state, as this call's."""
+    """Which containers of a call have to be one, with each other and with state, as in this call, and which two."""
     writes = list(writes)
     values = [part for ref in (*refs, *(write.value for write in writes)) for part in parts_of(ref)]
     used = {value.name for value in values if isinstance(value, GivenContainer)}

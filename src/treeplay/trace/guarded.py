@@ -84,7 +84,7 @@ def _unread(call: Call, reach: Reach) -> frozenset[int]:
 
 
 def _add_gradients(dependencies: Dependencies, signature: Signature, run: TracedRun) -> None:
-    """Gradients of which the run only asked whether they are there, and that were."""
+    """Guard gradients that were there and of which the run asked only that."""
     inputs = {id(tensor) for tensor in _state_in(signature)}
     for tensor in run.grads_read.values():
         places = run.found.tensor_at(tensor)

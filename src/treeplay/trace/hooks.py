@@ -58,7 +58,7 @@ class HookTables:
         return True
 
     def difference(self) -> Mismatch | None:
-        """The first table of hooks that is not what it was."""
+        """The first table of hooks that has changed."""
         then, now = ({index: keys for index, *keys in tables} for tables in (self._recorded, self._now()))
         where = [f"hooks on all modules or optimizers ({index})" for index in range(len(global_hook_tables()))]
         where += [

@@ -71,7 +71,7 @@ def question(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Question | None
 
 
 def answer(func: Any, out: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Answer:
-    """What an operator made of its arguments."""
+    """How an operator laid out its results."""
     numbers = numbers_not_asked(args, kwargs or {})
     if gives_back(func):
         return Answer(gives_back=out is args[0], numbers=numbers)

@@ -49,7 +49,7 @@ class OnFakes:
         return self._answers.get(asked) if asked is not None else None
 
     def run(self, func: Any, args: Any, kwargs: Any, told: Answer | None, where: Location | None) -> Any:
-        """The results of an operator on fakes, which are `told` if anything is."""
+        """The results of an operator on fakes; `told` is how they lay in the first run, if that is known."""
         if told is not None and self._is_enough(func, args, kwargs, told):
             return self._made(told, args)
         out = self._by_hand(func, args, kwargs)

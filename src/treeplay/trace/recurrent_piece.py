@@ -28,7 +28,7 @@ class RecurrentPiece:
         self.piece: torch.Tensor | None = None
 
     def called_with(self, weights: Sequence[torch.Tensor]) -> None:
-        """A layer with these weights comes next."""
+        """Note that a layer with these weights comes next."""
         self._weights, self.piece = weights, None
 
     def put_together(

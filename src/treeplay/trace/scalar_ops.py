@@ -76,7 +76,7 @@ def _fill(a: Any, value: Any) -> Any:
 
 
 def _written_over(zeros: Tensor, value: Tensor) -> Tensor:
-    """A sum would lose the sign of a zero."""
+    """`value` everywhere; as a sum, it would lose the sign of a zero."""
     return torch.where(torch.ones_like(zeros, dtype=torch.bool), value.to(zeros.dtype), zeros)
 
 

@@ -262,7 +262,7 @@ def symbolic(scalar: Scalar) -> torch.SymFloat | torch.SymInt:
 
 
 def value_of(number: Any) -> Any:
-    """What a number is in this call, and nothing is guarded."""
+    """What a number is in this call; nothing is guarded."""
     scalar = scalar_of(number)
     return number if scalar is None else scalar.value
 

@@ -70,7 +70,7 @@ class SurveyWalk:
             self.enter(value, place, needs)
 
     def keep(self, container: Container, place: Binding) -> None:
-        """A container that a trace puts back as a whole."""
+        """Note a container that a trace puts back as a whole."""
         self.found.containers[id(container)] = container
         self.found.container_places[id(container)] = place
 

@@ -80,7 +80,7 @@ class TraceTape:
         return Refusal(reason)
 
     def keep(self, tensor: torch.Tensor, value: TracedValue) -> TracedValue:
-        """Have `tensor` stand for a value as long as the trace lasts."""
+        """Let `tensor` stand for a value as long as the trace lasts."""
         self._kept.append(tensor)
         self.values[id(tensor)] = value
         return value

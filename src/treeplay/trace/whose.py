@@ -153,7 +153,7 @@ class Whose:
             return None
 
     def _code(self) -> Iterator[CodeType]:
-        """The code that ran, without what changes objects of its own alone."""
+        """The code that ran, but for what changes only objects of its own."""
         code = self._reads.code
         return (one for one in (code or {}).values() if not keeps_to_itself(one.co_filename))
 

@@ -61,7 +61,7 @@ class Budget(CompileTime):
 
     @contextmanager
     def spending(self, entry: Entry) -> Iterator[None]:
-        """For a block that observes or records a call."""
+        """A block that observes or records a call."""
         start = perf_counter()
         try:
             yield
@@ -112,7 +112,7 @@ class Pause:
         self._runs = self.last = math.inf
 
     def looked(self, entry: Entry, why: str, *, cost: float, ran: float, served: int) -> None:
-        """A look at a call found that it runs eagerly, which took `cost` seconds, and the call `ran`. `served`: the calls
+        """Note a look at a call that runs eagerly, which took `cost` seconds, and the call `ran`. `served`: the calls
         that went to recordings so far: they took half as long as this one, say, and pay for looks with what they saved."""
         paid, self._served = max(0, served - self._served) * ran / (2 * cost), served
         self._looks = min(max(0.0, self._looks - paid) + 1, _LOOKS_BEFORE_PAUSE + _MOST_DOUBLINGS)
@@ -123,7 +123,7 @@ class Pause:
             self.entry, self.why, self._counted = entry, why, self.left
 
     def paid_off(self) -> None:
-        """A look led to something: so may the next ones."""
+        """Note that a look led to something, as the next ones may."""
         self._looks = 0.0
 
     def end(self) -> None:

@@ -199,7 +199,7 @@ class ColdCalls:
                 return self._answers.as_before(entry, call)
 
     def _note_cause(self, entry: Entry, call: Call) -> None:
-        """Why the recordings of this entry do not serve its call."""
+        """Note why the recordings of this entry do not serve its call."""
         entry.rerecordings += 1
         if entry.is_told:
             entry.is_told = False

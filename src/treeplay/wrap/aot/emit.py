@@ -118,7 +118,7 @@ class _PlanEmitter(PlanText):
         write_results(self, self.returned)
 
     def keep(self) -> None:
-        """Only what the epilogue needs stays referenced; everything else may die inside the graph."""
+        """Keep references to what the epilogue needs; everything else may die inside the graph."""
         kept = {write.argument for write in self.plan.writes}
         kept |= set(inputs_used(self.plan.results))
         for argument in sorted(kept & set(self.plan.inputs) & set(range(len(self.plan.arguments)))):

@@ -150,7 +150,7 @@ def _save_apart(text: Writer, plan: CallPlan, node: NodePlan, count: int) -> Non
 
 
 def _saved_value(plan: CallPlan, node: NodePlan, k: int, *, at: str | None = None) -> str:
-    """What is saved holds no history: a view would keep that of what it views."""
+    """What a saved value is read from. It has no history: a view would keep that of its base."""
     place = at or f"values[{plan.returned_values - plan.tokens + k}]"
     if k in node.copied:
         return f"{place}.clone()"

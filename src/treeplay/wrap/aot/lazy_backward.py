@@ -166,7 +166,7 @@ def _always(*_: Any) -> bool:
 
 
 def _check(values: Sequence[Any]) -> Callable[..., bool]:
-    """Whether tensors are like those of `values`. Generators, and what stands for tokens, are not looked at."""
+    """What tells whether tensors are like those of `values`; generators, and what stands for tokens, are not looked at."""
     places = [at for at, value in enumerate(values) if isinstance(value, torch.Tensor)]
     check = tensor_check([values[at] for at in places])
     return check if len(places) == len(values) else lambda *given: check(*[given[at] for at in places])

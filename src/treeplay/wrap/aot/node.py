@@ -35,7 +35,7 @@ def note_write(tensor: torch.Tensor) -> None:
 
 
 def note_every_write(tensors: list[torch.Tensor]) -> None:
-    """The same for many."""
+    """The same for many tensors."""
     autograd.increment_versions([tensor for tensor in tensors if not tensor.is_inference()])
 
 
@@ -94,5 +94,5 @@ def write_unnoticed(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def wrong_count(expected: int, values: Sequence[Any], place: str) -> InternalError:
-    """A graph returned another number of values than its plan says."""
+    """The error of a graph that returned another number of values."""
     return InternalError(f"the {place} returned the wrong number of values: expected {expected}, got {len(values)}")

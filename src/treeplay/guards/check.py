@@ -28,7 +28,7 @@ from treeplay.torch_seam.dynamo import version_of_table
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import Binding, How
 
-_MOST_TIMES = 2
+_MOST_TIMES = 2  # that a version changes and no entry does: then entries are compared
 
 
 class Guards:
@@ -87,7 +87,9 @@ class Guards:
         touched: list[Table] = []
         for found in self._differences(comparison, touched):
             return found
+        # All or nothing: what was accepted counts only now, when nothing differs.
         for table, version in zip(self._dependencies.tables, versions, strict=True):
+            # Its `pending` is the version of the dictionary that it goes over to.
             if id(table) in comparison.moved:
                 continue
             table.pending = version
@@ -95,7 +97,7 @@ class Guards:
             commit()
         is_young = self._quick is None or self._quick.is_young
         for table in touched:
-            is_first = table.version == -1 or id(table) in comparison.moved
+            is_first = table.version == -1 or id(table) in comparison.moved  # not compared before
             if id(table) not in comparison.moved:
                 table.recorded, table.version = table.compared, table.pending
             table.size = len(table.holder)
@@ -103,6 +105,7 @@ class Guards:
             table.is_steady = table.is_steady and table.times < _MOST_TIMES
         for group in (self._dependencies.items, self._dependencies.members):
             for guard in group:
+                # Elements that were replaced by alike ones are compared by identity from here on.
                 guard.go_over_to(guard.holder)
         self._write()
         return None

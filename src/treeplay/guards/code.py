@@ -71,6 +71,7 @@ def emit_check(
         _tensors(text, dependencies, facts, state_is_alike),
     )
     found = [*_empties(text, dependencies, words), *others]
+    # Made last, when `words` has got all, and asked first. `QuickCheck` puts a native one in its place, by the name.
     found.insert(0, f"{text.use('steady', steady(_steady(dependencies)))}()")
     with text.block("def holds():"):
         with text.block("try:"), text.block("if ("):
@@ -83,7 +84,7 @@ def _steady(dependencies: Dependencies) -> tuple[dict[Any, Any], ...]:
     """The dictionaries that are compared by their versions."""
     empties = {id(guard.holder) for guard in _empty(dependencies)}
     tables = (guard.holder for guard in dependencies.tables if guard.is_steady and id(guard.holder) not in empties)
-    return tuple({id(holder): holder for holder in tables}.values())
+    return tuple({id(holder): holder for holder in tables}.values())  # each once: it may have several guards
 
 
 def _empty(dependencies: Dependencies) -> list[ContainerGuard]:
@@ -269,7 +270,7 @@ _order_of = operator.attrgetter("__mro__")
 _defaults_of = operator.attrgetter("__defaults__")
 _keywords_of = operator.attrgetter("__kwdefaults__")
 _gradient_of = operator.attrgetter("grad")
-_NOTHING = itertools.repeat(None)
+_NOTHING = itertools.repeat(None)  # endless, so that all calls can share it
 
 
 def _are_the_same(found: dict[Any, Any], recorded: dict[Any, Any]) -> bool:

@@ -30,7 +30,7 @@ Commit = Callable[[], None]
 
 
 class Comparison:
-    """One look at all guards: what has to be noted if they all hold."""
+    """One comparison of all guards, and what to note if they all hold."""
 
     def __init__(self, containers: dict[int, ContainerGuard]) -> None:
         self.containers = containers
@@ -50,7 +50,7 @@ class Comparison:
             pairs = zip(tuple.__iter__(before), tuple.__iter__(now), strict=False)
             return len(before) == len(now) and all(self.alike(old, new) for old, new in pairs)
         guard = self.containers.get(id(before))
-        if guard is not None and guard.may_be_replaced and guard.holder is before:
+        if guard is not None and guard.may_be_replaced and guard.holder is before:  # not one that has its `id` by now
             inner = guard.differences(self, now)
             if inner is not None:
                 self.inner = self.inner or inner
@@ -185,7 +185,7 @@ class Code(Guard):
         ):
             if not comparison.alike(before, found):
                 return comparison.inner or differing(f"{self.label}.{name}", before, found)
-        comparison.commits.append(lambda: self._go_over_to(defaults, keywords))
+        comparison.commits.append(lambda: self._go_over_to(defaults, keywords))  # or each call would compare them again
         return None
 
     def _go_over_to(self, defaults: tuple[Any, ...] | None, keywords: dict[str, Any] | None) -> None:
@@ -271,7 +271,7 @@ def is_like(recorded: torch.Tensor) -> Callable[[Any], bool]:
 
 
 def differing(place: str, before: Any, found: Any) -> Mismatch:
-    """The text of a difference."""
+    """A difference as text."""
     old, new = shown(before), shown(found)
     return Mismatch(place, old, new if new != old else "another object")
 

@@ -66,6 +66,7 @@ class Table(ContainerGuard):
 
     def content(self, holder: dict[Any, Any]) -> dict[Any, Any]:
         """The entries that count."""
+        # By `dict.get`: `[]` makes an entry in a `defaultdict`, and a subclass may do anything in its `get`.
         if self.names is not None:
             return {name: without_stand_in(dict.get(holder, name, ABSENT)) for name in self.names}
         if self.may_grow:
@@ -73,6 +74,7 @@ class Table(ContainerGuard):
         entries = dict.items(holder)
         if self.matters is not None:
             entries = ((key, value) for key, value in entries if self.matters(key))  # type: ignore[assignment]
+        # As they are while nothing is traced: another thread may have put stand-ins there.
         return {key: own for key, value in entries if (own := without_stand_in(value)) is not ABSENT}
 
     def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:

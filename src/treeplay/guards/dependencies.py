@@ -35,7 +35,7 @@ class Dependencies:
         ] = {}  # classes, and in which order theirs and their bases' entries count
 
     def add_table(self, table: Table) -> None:
-        """One more guarded dictionary."""
+        """Add a guarded dictionary."""
         self.tables.append(table)
         if table.is_whole:
             self.containers.setdefault(id(table.holder), table)
@@ -56,7 +56,7 @@ class Dependencies:
             }
             if isinstance(guard, Table):
                 guard.written |= {key for key in keys if (here, hashed(key)) in slots}
-                guard.is_steady = not guard.written
+                guard.is_steady = not guard.written  # each replay gives it another version
             else:
                 guard.free |= {key for key in keys if (here, key) in slots}
         for asked in self.asked:

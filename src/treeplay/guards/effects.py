@@ -16,6 +16,7 @@ from treeplay.values.location import Location
 from treeplay.values.refusal import Reason
 
 _WRITES = frozenset({"write", "writelines", "writerow", "writerows", "send", "sendall"})
+# What is sent to the last three is a value, and no write.
 _IN_MEMORY = frozenset({"StringIO", "BytesIO", "generator", "coroutine", "async_generator"})
 _LEADS_TO_WRITES = _WRITES | {"dump", "write_text", "write_bytes", "to_csv", "to_json", "print"}
 _NOT_REPEATED = "happens only in calls that run the program, and not in replays, which run no Python"

@@ -70,6 +70,7 @@ def is_of_the_program(name: Any) -> bool:
 
 def real_table(cls: type) -> dict[str, Any]:
     """The dictionary behind the view of it that a class shows."""
+    # A proxy has no version, and only the garbage collector is told which dictionary is behind it.
     table: dict[str, Any] = gc.get_referents(vars(cls))[0]
     return table
 

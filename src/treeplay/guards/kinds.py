@@ -42,10 +42,11 @@ HARMLESS: tuple[type, ...] = (
 VIEWS: tuple[type, ...] = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
 WRAPPERS = (staticmethod, classmethod)
 CONTAINERS = (dict, list, set, frozenset, tuple, collections.deque)
-_CData: type = ctypes.c_int.__mro__[-2]
+_CData: type = ctypes.c_int.__mro__[-2]  # which has no public name
 
 
 def _memories() -> tuple[type, ...]:
+    # Asked each time: NumPy may be imported later.
     numpy = sys.modules.get("numpy")
     return (bytearray, memoryview, array.array, _CData, *((numpy.ndarray,) if numpy is not None else ()))
 

@@ -59,6 +59,7 @@ def passes_to_super(code: CodeType) -> bool:
         if step.opname not in (*_IDLE, "PRECALL", "PUSH_NULL", "COPY_FREE_VARS")
     ]
     for before, here in zip([None, *steps], steps, strict=False):
+        # Python 3.12 has one instruction for `super().name`; before that, `super` is called and the name is loaded.
         if here.argval in BEHIND and "SUPER" not in here.opname:
             is_call = before is not None and before.opname == "CALL" and before.arg == 0
             loads = steps[steps.index(before) - 1] if is_call and before is not None else None
@@ -90,7 +91,7 @@ def entry_taken(code: CodeType, at: int) -> str | None:
 
 BEHIND = frozenset({"__getattribute__", "__setattr__", "__delattr__"})
 _IDLE = ("CACHE", "NOP", "EXTENDED_ARG", "RESUME")
-_CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"
+_CALL = "PRECALL" if "PRECALL" in dis.opmap else "CALL"  # Python 3.11 has one before each CALL
 _BY_NAME = frozenset({"getattr", "hasattr"})
 _ASKING = _BY_NAME | {"vars", "dir"}
 
@@ -101,6 +102,7 @@ def _is_spelled_out(steps: list[dis.Instruction]) -> bool:
     for step in steps:
         if step.opname == _CALL and depth in (2, 3) and step.arg == depth:
             return is_constant
+        # An argument that is chosen by a branch: the depth of the stack tells nothing then.
         if step.opcode in dis.hasjabs or step.opcode in dis.hasjrel:
             return False
         before, depth = (

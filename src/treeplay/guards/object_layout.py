@@ -18,7 +18,7 @@ WATCHERS = 8 if sys.version_info >= (3, 12) else 0
 
 @dataclass(frozen=True, slots=True)
 class ObjectLayout:
-    """At how many bytes from the beginning of an object what lies."""
+    """At which offsets, in bytes, objects have what guards compare."""
 
     cls: int  # of any object
     length: int  # of a dictionary: how many entries it has
@@ -56,12 +56,13 @@ class ObjectLayout:
 
 
 def word_at(address: int) -> int:
-    """What is there. The object that it is of lives."""
+    """The word at an address in an object that is alive."""
     return c_uint64.from_address(address).value
 
 
 def _is_known() -> bool:
     is_usual = sys.implementation.name == "cpython" and struct.calcsize("P") == WORD and sys.byteorder == "little"
+    # Debug builds and those without the GIL have more words in each object.
     has_more = hasattr(sys, "gettotalrefcount") or sysconfig.get_config_var("Py_GIL_DISABLED")
     return is_usual and not has_more and (3, 11) <= sys.version_info < (3, 13)
 
@@ -71,7 +72,7 @@ def _words_of(value: Any) -> list[int]:
 
 
 def _place(examples: Sequence[tuple[Any, int]]) -> int:
-    """The one place in which each of these objects has its word. Raises `ValueError` unless there is one."""
+    """The one offset at which each of these objects has its word. Raises `ValueError` unless there is one."""
     (place,) = set.intersection(
         *({at * WORD for at, word in enumerate(_words_of(value)) if word == wanted} for value, wanted in examples)
     )
@@ -86,7 +87,7 @@ def _example_function(number: int) -> FunctionType:
 
 
 def _place_of_version() -> int:
-    """The one place in which a dictionary has another word after each kind of change."""
+    """The one offset at which each kind of change gives a dictionary another word."""
     (place,) = set.intersection(*map(_changed_places, _changes()))
     return place
 

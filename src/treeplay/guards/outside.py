@@ -92,4 +92,4 @@ def _of_torch(module: str, function: str) -> Iterator[Asked]:
     except Exception:  # it takes arguments, so it is about what they are
         return
     if is_value(answer):
-        yield Asked(ask, f"{module}.{function}()", is_fresh=ask() is not answer)
+        yield Asked(ask, f"{module}.{function}()", is_fresh=ask() is not answer)  # some make one anew

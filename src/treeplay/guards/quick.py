@@ -63,7 +63,7 @@ class QuickCheck:
         self._held: tuple[Any, ...] = ()  # what a native function keeps
 
     def write(self) -> None:
-        """Everything is as it has to be now; compare with that from here on."""
+        """Compare with the present, in which all is as it has to be, from here on."""
         source = self._emitted(self._steady_check)
         self.by_python = self._loaded("by_python", self.by_python, source)
         if self._words is not None:
@@ -130,7 +130,7 @@ class QuickCheck:
         return check
 
     def _goes_native(self, tables: tuple[dict[Any, Any], ...], kinds: Kinds, codes: Codes) -> bool:
-        """Have a native function compare from the next call on. Not if another thread changes something just now."""
+        """Have a native function compare from the next call on, unless another thread changes something just now."""
         comparer = background.comparer()
         if comparer is not None:
             return self.compare_words(comparer)
@@ -168,6 +168,7 @@ class QuickCheck:
     def _holds_still(self) -> bool:
         """Whether nothing has changed while words of memory or versions were noted: what another thread wrote is not lost."""
         names = self.by_python.__globals__
+        # It is only asked: `again` would compare values, and go over to what it finds.
         again, names["again"] = names["again"], _never
         try:
             return bool(self.by_python())

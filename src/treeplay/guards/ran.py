@@ -127,7 +127,7 @@ class _Profiled:
 
 
 class _Monitored:
-    """By `sys.monitoring`, which tells of every thread: each function once in ours, and its calls of builtins."""
+    """By `sys.monitoring`, which tells of every thread: of ours, each function is noted once, and its calls of builtins."""
 
     def __init__(self) -> None:
         self._monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
@@ -146,7 +146,7 @@ class _Monitored:
         self._thread = get_ident()
         try:
             monitoring.use_tool_id(_TOOL, "treeplay")
-        except ValueError:
+        except ValueError:  # another tool has the number
             self.is_complete = False
             return
         monitoring.register_callback(_TOOL, events.PY_START, self._on_start)
@@ -160,6 +160,7 @@ class _Monitored:
         if not self.is_complete:
             return
         monitoring, events = self._monitoring, self._monitoring.events
+        # Each by itself: to free the number takes back neither events nor callbacks.
         monitoring.set_events(_TOOL, 0)
         for code in self._code.values():
             monitoring.set_local_events(_TOOL, code, 0)
@@ -273,6 +274,7 @@ class _FrozenFunctions:
 _frozen = _FrozenFunctions()
 
 
+# Anew when modules were imported: the argument is how many there are.
 @lru_cache(maxsize=1)
 def _modules_by_file(_: int) -> dict[str, ModuleType]:
     modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]

@@ -107,6 +107,7 @@ class Reach:
         self._go_on()
         self._namespaces.enter_imports()
         self._go_on()
+        # Last of all: now no name is added any more.
         self._namespaces.guard()
         for key in walk.twice & found.containers.keys():
             found.containers[key].may_be_replaced = False  # a program may see that two places hold one object
@@ -147,4 +148,4 @@ class Reach:
 
 
 def _nothing(_: Any, __: str) -> None:
-    """Nothing to see."""
+    """A number of NumPy's is a value: nothing follows from it."""

@@ -26,7 +26,7 @@ from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.patched import ABSENT, stand_in
 from treeplay.values.kinds import HEAP
 
-_IMMUTABLE = 1 << 8
+_IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 LEFT_ALONE = (torch.Tensor, type, BaseException, enum.Enum, TorchDispatchMode, TorchFunctionMode)
 _HOOKED = ("__getattribute__", "__setattr__", "__delattr__")
 _OF_MIXINS = ("abc", "collections.abc", "typing")
@@ -66,13 +66,14 @@ class ReadHooks:
         self._found: list[Any] = []  # what each class has for it
 
     def put_in(self, changed: list[Hook]) -> set[type]:
-        """Replace the methods, and add to `changed` what was replaced. The classes that are watched from now on."""
+        """Replace the methods, and add to `changed` what was replaced. Gives the classes that are watched from now on."""
         if not self._asked or self._found != self._resolved():  # or a class has other methods than when hooks were made
             self._make()
         failed = set()
         for place, hook in self._hooks.items():
             cls, name, _, note = hook
             try:
+                # Past the metaclass, which may have a `__setattr__` of its own.
                 type.__setattr__(cls, name, note)
             except TypeError:
                 failed.add(place)
@@ -96,7 +97,7 @@ class ReadHooks:
         self._found = self._resolved()
 
     def _leave_out(self, failed: set[tuple[type, str]]) -> None:
-        """Try no more: these classes are of an extension's own kind."""
+        """Try these no more: an extension lets nobody replace their methods."""
         self._places = {cls: places for cls, places in self._places.items() if failed.isdisjoint(places)}
         self._hooks = {place: hook for place, hook in self._hooks.items() if place not in failed}
         found = zip(self._asked, self._found, strict=True)
@@ -129,7 +130,7 @@ def _place_of_hook(cls: type, name: str) -> type | None:
 
 def _hook_for(cls: type, name: str, before: Any) -> Any:
     hook = _reader(cls, before) if name == "__getattribute__" else _storer(cls, name, before)
-    stand_in(hook, before)
+    stand_in(hook, before)  # guards see what was there
     return hook
 
 
@@ -147,6 +148,7 @@ def _reader(cls: Any, before: Any) -> Callable[[Any, str], Any]:
         def __getattribute__(self: Any, name: str) -> Any:
             if (notes := _noting) is not None:
                 notes.note(self, name)
+            # Looked up anew: in the order of the object's own class, other classes may come between `cls` and its bases.
             return super(cls, self).__getattribute__(name)
 
     else:
@@ -199,6 +201,7 @@ def _class_of_watched_modules() -> type[ModuleType]:
     return Watched
 
 
+# Anew whenever `sys.modules` has changed: the argument is its version.
 @lru_cache(maxsize=1)
 def _compilers_modules(_: int) -> frozenset[int]:
     return frozenset(id(module) for name, module in loaded_modules().items() if name.startswith(_COMPILERS))

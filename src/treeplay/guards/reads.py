@@ -170,6 +170,7 @@ class Reads:
         if is_of_a_trace(frame.f_code):
             return
         if name == WHOLE:
+            # `dis`, which looks at the instructions, is not run by the program.
             self.pause()
             name = entry_taken(frame.f_code, frame.f_lasti) or WHOLE
             self.resume()

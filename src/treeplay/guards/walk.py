@@ -38,6 +38,7 @@ class Walk:
         self.dependencies = Dependencies()
         self.large: list[tuple[Any, str]] = []  # memory that takes too long to compare on each call
         self.iterators: list[tuple[Any, str]] = []
+        # By `id`, with the object itself: as long as it lives nothing else gets its `id`.
         self.seen: dict[int, Any] = {}
         self.twice: set[int] = set()  # what was met in more than one place
         self.weak: set[int] = set()  # what only a weak reference leads to

@@ -32,7 +32,7 @@ class Containers:
         self._unordered |= {id(group) for group in vars(optimizer).get("param_groups", ())}
 
     def contents(self, value: Any, label: str) -> None:
-        """A container, or what derives from one, and its items."""
+        """Guard a container, of a derived class or not, and follow its items."""
         walk, found = self._walk, self._walk.dependencies
         if is_a(value, dict):
             self._dict(value, label)
@@ -49,6 +49,7 @@ class Containers:
             found.containers[id(value)] = members
             walk.enter_each(members.recorded, label)
         else:
+            # As the base class does it: a subclass may iterate over something else.
             walk.enter_each(tuple.__iter__(value) if is_a(value, tuple) else frozenset.__iter__(value), label)
 
     def _dict(self, value: Any, label: str) -> None:
@@ -65,7 +66,8 @@ class Containers:
             self._walk.enter(value.default_factory, f"{label}.default_factory")
 
     def view(self, value: types.MappingProxyType[Any, Any], label: str) -> None:
-        """What shows a dictionary."""
+        """Follow a view of a dictionary."""
+        # Only the garbage collector is told which dictionary it is.
         for found in gc.get_referents(value):
             self._walk.enter(found, label)
 

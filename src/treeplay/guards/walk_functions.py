@@ -34,6 +34,7 @@ _CALLBACKS = frozenset(
         "WeakSet.__init__.<locals>._remove",
     }
 )
+# Their functions are gone once they have run.
 _TRANSIENT = frozenset({"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"})
 
 
@@ -45,10 +46,11 @@ class Functions:
         self._namespaces = namespaces
 
     def function(self, function: types.FunctionType, label: str) -> None:
-        """A function of Python's."""
+        """Follow a Python function."""
         walk, code = self._walk, function.__code__
         if function.__module__ and function.__module__.startswith("treeplay.") and not hasattr(function, "__wrapped__"):
             return
+        # A function that it made earlier may have run, though it did not itself.
         if not walk.ran(code) and not any(map(walk.ran, inner_code(code))):
             return
         walk.code_met.add(id(code))
@@ -66,42 +68,43 @@ class Functions:
         self._namespaces.add_code(code, function.__globals__)
 
     def cell(self, cell: types.CellType, label: str) -> None:
-        """A cell of a closure."""
+        """Follow a closure's cell."""
         asked = Asked(functools.partial(content_of, cell), label, (id(cell), None), attribute=(cell, "cell_contents"))
         self._walk.dependencies.asked.append(asked)
         self._walk.enter(content_of(cell), label)
 
     def method(self, method: types.MethodType, label: str) -> None:
-        """A bound method."""
+        """Follow a bound method."""
         self._walk.enter(method.__self__, "self" if label == "program" else f"{label}.__self__")
         self._walk.enter(method.__func__, method.__func__.__qualname__)
 
     def builtin(self, function: types.BuiltinFunctionType, label: str) -> None:
-        """A function of C's: the object that it is bound to."""
+        """Follow a C function to the object it is bound to."""
         owner = function.__self__
         if owner is not None and not is_a(owner, types.ModuleType):
             self._walk.enter(owner, f"{label}.__self__")
 
     def partial(self, partial: functools.partial[Any], label: str) -> None:
-        """What a partial calls; it is an object besides."""
+        """Follow what a partial calls, and with what."""
         self._walk.enter(partial.func, f"{label}.func")
         self._walk.enter_each(partial.args, f"{label}.args")
         self._walk.enter(partial.keywords, f"{label}.keywords")
 
     def wrapper(self, wrapper: Any, label: str) -> None:
-        """A static method, or one of a class."""
+        """Follow a static or class method."""
         self._walk.enter(wrapper.__func__, label)
 
     def property_(self, found: property, label: str) -> None:
-        """The functions of a property."""
+        """Follow a property's functions."""
         for name in ("fget", "fset", "fdel"):
             self._walk.enter(getattr(found, name), label)
 
     def cached(self, function: Any, label: str) -> None:
-        """A function with a cache: what the cache gave must be in it still; what others add to it does not matter."""
+        """Follow a function with a cache, whose entries must still be there; others may be added."""
         self._walk.enter(function.__wrapped__, label)
         if function.__module__ == "typing":  # whose caches forget, and whose answers are the same whenever asked
             return
+        # The cache is C's: only the garbage collector gets to see its dictionary.
         for found in gc.get_referents(function):
             if type(found) is dict and found is not table_of(function) and self._walk.meet(found):
                 cache = Table(found, f"cache of {label}")
@@ -109,7 +112,7 @@ class Functions:
                 self._walk.dependencies.add_table(cache)
 
     def enter_unfound(self) -> None:
-        """Functions that ran though no path led to them."""
+        """Enter functions that ran though no path leads to them."""
         met = self._walk.code_met
         wanted = [code for key, code in (self._walk.reads.code or {}).items() if key not in met and _is_kept(code)]
         functions = [(code, function_of(code)) for code in wanted]

@@ -26,13 +26,14 @@ from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import is_a
 
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 1 << 20  # of memory that is compared on each call
 
 
 def tensor(walk: Walk, found: torch.Tensor, label: str) -> None:
-    """A tensor."""
+    """Guard a tensor's facts, and follow what hangs on it."""
     if is_a(found, FakeTensor):
         return
+    # A guard would keep alive what only a weak reference leads to.
     if id(found) not in walk.weak:
         walk.dependencies.tensors[id(found)] = found, label
     walk.enter(type(found), type(found).__qualname__)
@@ -42,9 +43,10 @@ def tensor(walk: Walk, found: torch.Tensor, label: str) -> None:
 
 
 def weak_reference(walk: Walk, reference: weakref.ref[Any], label: str) -> None:
-    """What a weak reference refers to is guarded without being kept alive."""
+    """Guard what a weak reference refers to, without keeping it alive."""
     walk.dependencies.asked.append(Asked(functools.partial(_is_alive, reference), f"{label}() is alive"))
     walk.dependencies.references.append(reference)
+    # A subclass may do more when it is called.
     found = weakref.ref.__call__(reference)
     if found is not None and id(found) not in walk.seen:
         walk.weak.add(id(found))
@@ -56,7 +58,7 @@ def _is_alive(reference: weakref.ref[Any]) -> bool:
 
 
 def context_variable(walk: Walk, variable: contextvars.ContextVar[Any], label: str) -> None:
-    """A context variable."""
+    """Guard what a context variable holds, and follow it."""
     asked = Asked(functools.partial(variable.get, ABSENT), f"{label}.get()")
     walk.dependencies.asked.append(asked)
     walk.enter(asked.recorded, asked.label)
@@ -85,7 +87,7 @@ def logger(walk: Walk, found: logging.Logger, _: str) -> None:
 
 
 def memory(walk: Walk, found: Any, label: str) -> None:
-    """Memory without tensors."""
+    """Guard the bytes of memory without tensors."""
     size = getattr(found, "nbytes", None)
     if getattr(getattr(found, "dtype", None), "hasobject", False):
         walk.enter_each(found.ravel().tolist(), label)

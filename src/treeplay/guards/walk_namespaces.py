@@ -32,7 +32,7 @@ class Namespaces:
         self._entered: set[tuple[int, str]] = set()
 
     def add_code(self, code: types.CodeType, table: dict[str, Any]) -> None:
-        """The names that code with these globals uses, and the code in it that ran."""
+        """Note the names that code with these globals uses, and code in it that ran."""
         names = self._of(table)
         names |= dict.fromkeys(globals_in(code))
         if not NAMESPACES.isdisjoint(code.co_names) and not self._leaves_its_namespace(code):
@@ -43,7 +43,7 @@ class Namespaces:
                 self.add_code(inner, table)
 
     def module(self, module: types.ModuleType, _: str) -> None:
-        """The attributes of a module that were read."""
+        """Note which attributes of a module were read."""
         reads, table = self._walk.reads, vars(module)
         names = dict(reads.names(module))
         if type(module) is not types.ModuleType:  # of a class of its own, as torch's lazy ones are
@@ -59,6 +59,7 @@ class Namespaces:
     def enter_more(self) -> bool:
         """Enter what is found under the names that were added since the last time; tells whether there was any."""
         has_more = False
+        # A list, since `_of` may add the namespace of `builtins` meanwhile.
         for table, names in list(self._names.values()):
             builtins = table.get("__builtins__", {})
             outer = vars(builtins) if is_a(builtins, types.ModuleType) else builtins
@@ -74,7 +75,7 @@ class Namespaces:
         return has_more
 
     def enter_imports(self) -> None:
-        """Modules that code of the run imports: they are looked up among those that are loaded."""
+        """Guard and enter modules that code of the run imports, as far as they are loaded."""
         names: dict[str, None] = {}
         for code in (self._walk.reads.code or {}).values():
             names |= dict.fromkeys(name for name in imports_in(code) if name in sys.modules)
@@ -93,7 +94,7 @@ class Namespaces:
         return self._names.setdefault(id(table), (table, {}))[1]
 
     def _add_all(self, table: dict[str, Any]) -> None:
-        """All of a module's entries, but what the import system keeps there."""
+        """Guard all entries of a module but those of the import system."""
         if self._walk.meet(table):
             self._walk.dependencies.add_table(Table(table, _label_of(table), matters=is_of_the_program))
             names = self._of(table)

@@ -59,7 +59,7 @@ class Objects:
         return name in names or WHOLE in names
 
     def instance(self, value: Any, label: str) -> None:
-        """An object, of whichever class."""
+        """Follow an object of any class."""
         cls = type(value)
         if is_a(value, CONTAINERS):
             self._containers.contents(value, label)
@@ -74,9 +74,11 @@ class Objects:
             self._foreign(value, label)
             if table is None:
                 return
+        # A guard would keep alive what only a weak reference leads to.
         if id(value) not in self._walk.weak:
             self._walk.dependencies.kinds.append((value, cls, label))
         self._of_instances.update(cls.__mro__)
+        # Here is an object of it after all: its data counts.
         for base in self._named.keys() & self._of_instances:
             del self._named[base]
             self._data_of_class(base)
@@ -129,7 +131,7 @@ class Objects:
                 self._walk.enter(found, label)
 
     def class_(self, cls: type, _: str) -> None:
-        """A class, its bases and its metaclass."""
+        """Follow a class, its bases and its metaclass."""
         if cls.__flags__ & HEAP and cls.__bases__ != (object,):  # nobody can give such a class other bases
             self._walk.dependencies.orders[cls] = cls.__mro__
         for base in cls.__mro__:
@@ -165,7 +167,7 @@ class Objects:
         )
 
     def enter_unfound(self) -> None:
-        """Objects whose attributes were read though no path led to them, unless they were made by the run and are gone."""
+        """Enter objects whose attributes were read though no path leads to them, unless the run made them."""
         for key, noted in list(self._walk.reads.objects.items()):
             if key in self._walk.seen or is_a(noted.object, type) or not noted.read:
                 continue

@@ -56,6 +56,7 @@ def _classes_in_modules() -> tuple[type, ...]:
 
 def hooks_of_modules() -> ReadHooks:
     """Hooks for the classes of the objects that loaded modules hold."""
+    # Made anew once modules were loaded. Of an object whose class is missed, all attributes count as read.
     return _standing(len(sys.modules))
 
 

@@ -86,15 +86,15 @@ class Words:
         self._add(value, self._layout.cls, cls)
 
     def add_code(self, function: FunctionType, code: CodeType) -> None:
-        """What a function does."""
+        """The code of a function."""
         self._add(function, self._layout.code, code)
 
     def add_defaults(self, function: FunctionType, defaults: tuple[Any, ...]) -> None:
-        """What a function takes for arguments that it is not given."""
+        """The defaults of a function."""
         self._add(function, self._layout.defaults, defaults)
 
     def add_keywords(self, function: FunctionType, keywords: dict[str, Any]) -> None:
-        """The same for those that are passed by name only."""
+        """The keyword-only defaults of a function."""
         self._add(function, self._layout.keywords, keywords)
 
     def add_order(self, cls: type, order: tuple[type, ...]) -> None:
@@ -106,14 +106,14 @@ class Words:
         self._add(cell, self._layout.content, content)
 
     def add_list(self, found: list[Any], length: int, elements: Iterable[tuple[int, Any]]) -> None:
-        """A list of such a length, and elements of it by their positions."""
+        """A list of this length, and elements of it by position."""
         size = self._address(found) + self._layout.size
         begins = word_at(size + WORD)  # elsewhere, once the list has got another piece of memory
         self._others += [(size, length), (size + WORD, begins)]
         self._elements += [(begins + at * WORD, self._address(value)) for at, value in elements]
 
     def check(self, otherwise: Callable[[], bool]) -> Callable[[], bool] | None:
-        """The function that tells whether all of it is as it was, and says what `otherwise` says if not; None if it is not."""
+        """A function that tells whether all words are as they were, and else what `otherwise` says; None if some are not."""
         self.held = tuple(self._objects)
         pairs = (*self._versions, *self._others, *self._elements)
         counts = len(self._versions), len(self._others), len(self._elements)
@@ -131,7 +131,7 @@ class Words:
         self._others.append((self._address(of) + place, self._address(value)))
 
     def _address(self, value: Any) -> int:
-        """Where an object is, which stays there."""
+        """The address of an object, which is held."""
         self._objects.append(value)
         return id(value)
 
@@ -145,14 +145,14 @@ class Background:
         self.is_done = False
 
     def comparer(self) -> Comparer | None:
-        """What compares words; None as long as it is compiled, and for good where there is none: then `is_done`."""
+        """What compares words; None until it is compiled, and for good where it cannot be: then `is_done`."""
         if self._thread is None and not self.is_done:
             self._thread = threading.Thread(target=self.compile, name="treeplay compiles guards", daemon=True)
             self._thread.start()
         return self._found
 
     def compile(self) -> None:
-        """Do it here and now."""
+        """Compile it in this thread."""
         try:
             self._found = self._found or Comparer.compiled()
         finally:

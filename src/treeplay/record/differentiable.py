@@ -74,6 +74,7 @@ def run_differentiable(
 
 
 def _compile_wrapper(later: Wrapped, acting: frozenset[Any]) -> None:
+    # Imported when it is needed: the backend takes seconds, and most programs do without.
     from treeplay.backend.acting import kept
 
     if later.compile is not None:

@@ -72,6 +72,7 @@ def may_depend_on_clocks() -> bool:
 
 def compile_later(front: Front, name: str, *, eager_random: bool) -> tuple[Lowered, Recorded]:
     """The stages `lower` and `record` of a compiled recording, in whichever thread; raises `LoweringError`."""
+    # Each thread has a current device of its own.
     with torch.cuda.device(front.device) if front.device.type == "cuda" else nullcontext():
         lowered = lower_by("inductor", front, eager_random=eager_random)
     return lowered, device_for(front.device).record(make_work(front.traced, front.plan, lowered, name))

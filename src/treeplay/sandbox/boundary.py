@@ -97,6 +97,6 @@ def internal(error: Exception, doing: str) -> InternalError:
     """An exception of ours as what it is, counted and kept; `doing` says what was being done ("recording step")."""
     line = str(error).splitlines()[0] if str(error) else "no message"
     made = InternalError(f"while {doing}: {type(error).__name__}: {line}")
-    made.__cause__ = error
+    made.__cause__ = error  # for the text, which is made before it is raised
     made.text = kept_errors.add(made)
     return made

@@ -50,6 +50,7 @@ def unmoved() -> Iterator[None]:
         with random_states_left_alone(), all_wanted(_DRAWING):
             yield
     finally:
+        # Again: a thread may have come, or gone, meanwhile.
         is_shared |= has_company()
         with moving:
             for generator, state in before if not is_shared else ():
@@ -68,7 +69,7 @@ def _apart(fill: str | None = None) -> Callable[[Any, Callable[[], bool]], Any]:
             if device.type not in ("cpu", "cuda"):
                 return original(*args, **kwargs)
             generator = torch.Generator(device)
-            generator.seed()
+            generator.seed()  # by random bits of the system
             if fill is None:
                 return original(*args, **kwargs, generator=generator)
             return getattr(torch.empty_like(*args, **kwargs), fill)(generator=generator)

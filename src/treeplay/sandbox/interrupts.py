@@ -64,6 +64,7 @@ def harm_in(frame: FrameType | None) -> Harm:
         if _is_asked_by_cpp(frame):
             return Harm.ENDS_PROCESS
         if frame.f_code.co_name in _WHOLE or frame.f_code in _whole_code:
+            # And on: further out, C++ may stand.
             found = Harm.HALF_DONE
         frame = frame.f_back
     return found
@@ -121,6 +122,7 @@ class Interrupts:
         if not self._depth:
             with self._lock:  # what was sent again before comes now, to this handler; nothing is from here on
                 self._is_over = True
+            # By `==`: each look-up makes another bound method.
             if _signal.getsignal(SIGINT) == self._on_signal:  # else the program has set one of its own
                 _signal.signal(SIGINT, self._theirs)
             is_due |= self._is_pending  # last: until here it is this handler's to note
@@ -145,6 +147,7 @@ class Interrupts:
         else:
             self._is_pending, self._deferrals = False, 0
             self._was_raised = True
+            # It raises, as a rule, and the flag stays: `leave` finds out whether the exception came through.
             self._theirs(number, frame)
             self._was_raised = False
 

@@ -44,7 +44,7 @@ def refusal(why: str, where: Location | None = None) -> Refusal:
 
 
 def meets_numpy(*_: Any) -> Any:
-    """What NumPy gets that is to compute with a symbol: with its own numbers it rounds otherwise."""
+    """What NumPy meets in a symbol: a refusal, since its own numbers round otherwise."""
     raise refusal("NumPy computes with a size", user_location())
 
 
@@ -147,6 +147,7 @@ class _Called:
     changes_nothing: bool
 
     def is_like(self, other: _Called) -> bool:
+        # By `repr`: a NaN is like a NaN, and 1 is not 1.0.
         return self.entry.op == other.entry.op and list(map(repr, self.numbers)) == list(map(repr, other.numbers))
 
 

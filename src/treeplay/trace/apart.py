@@ -40,11 +40,11 @@ def told_apart(
     alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     is_noted: bool = False,
 ) -> Iterator[Reads | None]:
-    """A block in which `program` runs after a snapshot was taken: when it ends the snapshot tells whose changes are whose, and
-    `generators` whether the program used them. Where nobody else is there is nothing to tell apart.
+    """A block that runs `program` over a snapshot. At its end the snapshot knows whose each change is, and `generators` whether
+    the program used them. Without other threads there is nothing to tell apart.
 
-    `known`: what another run of it read and stored, which this one then does too; else that is noted, of one thread at a time,
-    which `alone` sees to. Gives what is known after the block: something in any case if `is_noted`."""
+    `known`: what an earlier run read and stored, as this one does too. Without it that is noted, within `alone()`, since one
+    thread at a time can note. Gives what is known after the block, which with `is_noted` is never None."""
     if not is_noted and not has_company() and (generators is None or generators.is_used):
         yield known
         return
@@ -57,6 +57,7 @@ def told_apart(
                 stack.enter_context(reads)
             yield reads
     finally:
+        # After a failed run too: what is undone then has to be its own.
         snapshot.whose = whose_changes(program, call, snapshot, reads)
         if generators is not None:
             generators.note(reads)

@@ -43,8 +43,9 @@ class GivenArray:
     _refuse: Callable[..., Refusal]
 
     def __init__(self, array: Any, tensor: torch.Tensor, refuse: Callable[..., Refusal]) -> None:
-        vars(self).update(_array=array, _tensor=tensor, _refuse=refuse)
+        vars(self).update(_array=array, _tensor=tensor, _refuse=refuse)  # past `__setattr__`, which refuses
 
+    # By this, `isinstance` takes it for an array; `type` does not.
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self._array)

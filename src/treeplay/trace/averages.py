@@ -21,7 +21,7 @@ from treeplay.torch_seam.patched import Shared
 
 
 class _LaterCount:
-    """Stands in for the count of updates, of which is only asked whether it is zero: that it is not."""
+    """Stands in for the count of updates, which is only asked whether it is zero, and says no."""
 
     def __init__(self, count: torch.Tensor) -> None:
         self._count = count
@@ -48,6 +48,7 @@ def _update(original: Callable[..., None], is_wanted: Callable[[], bool]) -> Cal
             return
         count = self.n_averaged
         is_first = count == 0
+        # Past `Module.__setattr__`, which takes nothing but a tensor for a buffer.
         self._buffers["n_averaged"] = _LaterCount(count)  # type: ignore[assignment]
         try:
             original(self, model)

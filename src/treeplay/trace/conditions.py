@@ -47,7 +47,7 @@ def make_signature(
     writes: tuple[Write, ...],
     outputs: int,
 ) -> Signature:
-    """Put together what the run came across."""
+    """The signature of what the run came across."""
     tape = run.tracer.tape
     names = paths(call.structure)
     inputs = tuple(_input(seen, index, call, names, run) for index, seen in enumerate(tape.inputs))

@@ -28,7 +28,7 @@ class Constants:
         self._numbers: tuple[Any, ...] = ()  # of which the next constant is made
 
     def make_of(self, make: Callable[..., Any], numbers: Sequence[Any], data: Any, kwargs: dict[str, Any]) -> Any:
-        """What `make(data)` gives, which is a constant of what `numbers` are in this call, as a function of them."""
+        """What `make(data)` gives, as a function of `numbers`; `data` are their values in this call."""
         self._numbers = tuple(numbers)
         try:
             return make(data, **kwargs)
@@ -36,7 +36,7 @@ class Constants:
             self._numbers = ()
 
     def lifted(self, tensor: torch.Tensor, where: Location | None) -> TracedValue:
-        """A tensor that torch has just made from numbers."""
+        """The value of a tensor that torch has just made from numbers."""
         numbers, self._numbers = self._numbers, ()
         shown = (SYMBOLIC,) * tensor.numel() if numbers else content(tensor)
         self._tape.log.append(LoggedCall.of_constant(tensor, shown, where, call_site()))

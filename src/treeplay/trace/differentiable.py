@@ -81,6 +81,7 @@ def _leads_outside(node: Any) -> bool:
     found: dict[int, Any] = {}
     mark_upstream(node, found)
     ends = (end for upstream in found.values() for end, _ in upstream.next_functions)
+    # Accumulators, which `mark_upstream` leaves out, have the leaf as their `variable`.
     return any(hasattr(end, "variable") and not isinstance(end.variable, FakeTensor) for end in ends)
 
 
@@ -122,7 +123,7 @@ def _why_not(run: TracedRun, where: Location | None) -> Reason | None:
 
 
 def _check(run: TracedRun, tensor: torch.Tensor) -> None:
-    """A tensor among the results is one that the trace knows, and a plain one."""
+    """Refuse a result that the trace does not know, or that is no plain tensor."""
     tracer = run.tracer
     known = tracer.tape.values.get(id(tensor))
     if tensor.requires_grad and tensor.grad_fn is None and known is not None and not known.is_input:

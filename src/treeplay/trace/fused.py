@@ -15,7 +15,7 @@ from treeplay.trace.scalars import scalar_of
 
 FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 
-_library = torch.library.Library("treeplay", "FRAGMENT")
+_library = torch.library.Library("treeplay", "FRAGMENT")  # kept: its operators go with it
 _ours: dict[Callable[..., Any], Any] = {}
 _torchs: dict[Any, Any] = {}
 

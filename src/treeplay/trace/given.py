@@ -27,10 +27,11 @@ def find_given(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any], str
         places.append(place)
         if len(places) > 1:
             continue
-        if id(container) in in_state:
+        if id(container) in in_state:  # the survey has found what it holds
             continue
         if of.rest is not None:
             found.kept.append(container)  # so that reads of its attributes are seen
+            # Its `__dict__`, which comes first, is a container of its own: only slots are cells.
             for slot in of.rest if "__dict__" not in of.rest else of.rest[1:]:
                 child = place.child(How.ATTRIBUTE, container, slot, f"{place}.{slot}")
                 found.cells.append((child, child.read()))
@@ -66,7 +67,7 @@ def over(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any], structure
         container_places={key: place for key, place in found.container_places.items() if key in kept},
         cells=[(place, value) for place, value in found.cells if given_name(place) is None],
         given={},
-        kept=[*found.kept],
+        kept=[*found.kept],  # a copy: `find_given` adds to it
     )
     find_given(other, args, kwargs, structure)
     return other
@@ -80,7 +81,7 @@ def given_name(place: Binding) -> str | None:
 
 
 def meetings(found: Survey, refs: Iterable[Ref], writes: Iterable[Write]) -> Iterator[Meeting]:
-    """The conditions under which another call's containers are the same ones as each other, and as state, as this call's."""
+    """Which containers of a call have to be one, with each other and with state, as in this call, and which two."""
     writes = list(writes)
     values = [part for ref in (*refs, *(write.value for write in writes)) for part in parts_of(ref)]
     used = {value.name for value in values if isinstance(value, GivenContainer)}

@@ -44,7 +44,7 @@ class Gradients:
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """For a block, other threads see no fakes of this one."""
+        """A block in which other threads do not see this one's fakes."""
 
         def read(tensor: torch.Tensor) -> Any:
             raw = _READ(tensor)
@@ -55,11 +55,13 @@ class Gradients:
         def write(tensor: torch.Tensor, value: Any) -> None:
             if get_ident() != self._thread and id(tensor) in self._before:
                 is_hidden = self._is_hidden(tensor, _READ(tensor))
+                # Also where no fake hides it: after the trace it tells whose the gradient is.
                 self._assigned[id(tensor)] = value
                 if is_hidden:
                     return
             _WRITE(tensor, value)
 
+        # Guards see through the property, to where there is none.
         stand_in(read, ABSENT)
         stand_in(write, ABSENT)
         owner: Any = torch.Tensor

@@ -46,9 +46,11 @@ def guards_of(program: Any, call: Call, run: TracedRun, signature: Signature) ->
     written = [write.place for write in signature.writes]
     dependencies.asked += settings_asked(run.reads.builtins)
     returned = [value.place for value in signature.values if isinstance(value, StateContainer)]
+    # Before `free`, which looks at what this adds, too.
     dependencies.guard_the_way([*places, *written, *returned])
     dependencies.free(_spots(places), _spots(written))
     for tensor in (*call.tensors, *_state_in(signature)):
+        # The warm call checks these itself.
         dependencies.tensors.pop(id(tensor), None)
     _add_gradients(dependencies, signature, run)
     guards = Guards(dependencies)
@@ -82,7 +84,7 @@ def _unread(call: Call, reach: Reach) -> frozenset[int]:
 
 
 def _add_gradients(dependencies: Dependencies, signature: Signature, run: TracedRun) -> None:
-    """Gradients of which the run only asked whether they are there, and that were."""
+    """Guard gradients that were there and of which the run asked only that."""
     inputs = {id(tensor) for tensor in _state_in(signature)}
     for tensor in run.grads_read.values():
         places = run.found.tensor_at(tensor)

@@ -58,7 +58,7 @@ class HookTables:
         return True
 
     def difference(self) -> Mismatch | None:
-        """The first table of hooks that is not what it was."""
+        """The first table of hooks that has changed."""
         then, now = ({index: keys for index, *keys in tables} for tables in (self._recorded, self._now()))
         where = [f"hooks on all modules or optimizers ({index})" for index in range(len(global_hook_tables()))]
         where += [
@@ -76,7 +76,7 @@ class HookTables:
 
 
 def _counted(keys: Sequence[Any]) -> str:
-    """How many hooks, and their numbers: one that took the place of another is another one."""
+    """How many hooks there are, and their numbers: a hook that replaced another has a new one."""
     return f"{len(keys)} hooks ({', '.join(map(str, keys))})" if keys else "no hooks"
 
 

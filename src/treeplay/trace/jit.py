@@ -76,6 +76,7 @@ def trace(
     with turn(), no_collection():
         with native_layers() if is_exact else contextlib.nullcontext():
             try:
+                # Marks are seeds: where other threads draw too, there are none until the program is known to call a generator.
                 made, run = _trace(program, call, layouts, eager_reads, is_marking=not has_company())
             except _UsesGenerators:
                 made, run = _trace(program, call, layouts, eager_reads, is_marking=True)
@@ -128,6 +129,7 @@ def _trace_over(
         generators.note(run.reads)
         _undo(run, partial(_tell_apart, program, call, run, is_shared=is_shared))
         if generators.is_used and not generators.is_marking:
+            # Out of `finally` on purpose: it takes the place of whatever an unmarked run came to, a refusal included.
             raise _UsesGenerators
     return made, run
 
@@ -223,6 +225,7 @@ def _with_guards(made: Trace, program: Callable[..., Any], call: Call, run: Trac
 @uninterrupted
 def _undo(run: TracedRun, tell_apart: Callable[[], None]) -> None:
     """Put back what the run changed, and let go what it held; each step whatever the others raise."""
+    # The last one added runs first: whose changes are whose is told while the changes are there.
     steps = Teardown()
     steps.add(
         "forgetting whose changes are whose", partial(setattr, run.snapshot, "whose", None)

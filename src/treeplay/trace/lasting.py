@@ -1,4 +1,4 @@
-"""Tensors that outlive the call, which an operator may write to: it may not give them a history, or another shape."""
+"""Tensors that outlive the call: operators may write their elements, but give them neither a history nor another shape."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Lasting:
             )
 
     def take_history_back(self) -> None:
-        """Make arguments that the program made part of a gradient graph what they were. Safe to call more than once."""
+        """Detach the arguments that the program made part of a gradient graph. Safe to call more than once."""
         for owner, _ in self.given_history:
             if owner.grad_fn is not None:
                 owner.detach_()
@@ -72,6 +72,7 @@ def _wants_grad(leaf: Any) -> bool:
 
 def _differentiable_targets(func: Any, args: Any) -> Iterator[torch.Tensor]:
     """The tensors that autograd would give a history: those an in-place operator writes and returns."""
+    # In place, operators over lists return nothing.
     is_foreach = func._schema.name.startswith("aten::_foreach")
     for position, argument in enumerate(func._schema.arguments):
         is_written = argument.alias_info is not None and argument.alias_info.is_write

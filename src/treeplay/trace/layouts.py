@@ -71,7 +71,7 @@ def question(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Question | None
 
 
 def answer(func: Any, out: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Answer:
-    """What an operator made of its arguments."""
+    """How an operator laid out its results."""
     numbers = numbers_not_asked(args, kwargs or {})
     if gives_back(func):
         return Answer(gives_back=out is args[0], numbers=numbers)
@@ -110,6 +110,7 @@ def _looks(leaf: torch.Tensor) -> Looks:
 
 
 def _is_strided(leaf: Any) -> bool:
+    # The layout of a nested tensor may be called strided, too.
     return isinstance(leaf, Tensor) and leaf.layout is _STRIDED and not leaf.is_nested
 
 

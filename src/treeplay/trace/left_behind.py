@@ -27,6 +27,7 @@ def check_no_leak(tracer: Tracer) -> None:
     """Refuse a program that keeps a tensor of its trace, once all that the run held is let go."""
     if not tracer.tape.leaked():
         return
+    # A fake in a reference cycle is garbage, which nobody keeps. Not for every trace: a collection takes long.
     gc.collect()
     if tracer.tape.leaked():
         raise tracer.refuse(

@@ -198,5 +198,5 @@ def _by_key(entries: Sequence[LoggedCall]) -> dict[Any, list[int]]:
 
 def _is_among(few: Sequence[LoggedCall], many: Sequence[LoggedCall]) -> bool:
     """Whether the numbers of `few` are those of some of `many`, in their order."""
-    rest = iter(many)
+    rest = iter(many)  # used up as it goes: each entry serves once, and in order
     return all(any(all(map(_may_be, one.numbers, other.numbers)) for other in rest) for one in few)

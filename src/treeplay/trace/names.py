@@ -24,6 +24,7 @@ def names_in(code: CodeType) -> frozenset[str]:
 def values_in(code: CodeType) -> frozenset[str]:
     """The names read or written as values, so that `opt.step()` does not count as a use of a number named `step`."""
     read = (step for step in dis.get_instructions(code) if step.opname in _READS)
+    # Python 3.12 has no LOAD_METHOD: there it is a LOAD_ATTR with a flag.
     names = {str(step.argval) for step in read if step.opname != "LOAD_ATTR" or "NULL|self" not in step.argrepr}
     return _and_within(values_in, code, names)
 

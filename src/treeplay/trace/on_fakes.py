@@ -49,7 +49,7 @@ class OnFakes:
         return self._answers.get(asked) if asked is not None else None
 
     def run(self, func: Any, args: Any, kwargs: Any, told: Answer | None, where: Location | None) -> Any:
-        """The results of an operator on fakes, which are `told` if anything is."""
+        """The results of an operator on fakes; `told` is how they lay in the first run, if that is known."""
         if told is not None and self._is_enough(func, args, kwargs, told):
             return self._made(told, args)
         out = self._by_hand(func, args, kwargs)
@@ -68,6 +68,7 @@ class OnFakes:
 
     def _is_enough(self, func: Any, args: Any, kwargs: Any, told: Answer) -> bool:
         """Whether the results follow from what was told, so that torch's rule need not be asked."""
+        # Operators over lists are not put to their rules even once: with a model's parameters, these are most of a trace.
         if not told.tells_all or depends_on_data(func) or not (func in self._is_right or is_foreach(func)):
             return False
         return is_elementwise(func) or numbers_not_asked(args, kwargs) == told.numbers

@@ -51,6 +51,7 @@ class OpaqueRuns:
         autograd was told of as written. Also after a run that raised, Python is as it was."""
         with (
             no_collection(),
+            # Before the snapshot: this flag is no change of the program's.
             _fused_may_be_captured(self.found.optimizers, self.host.device),
             self._around.set(),
             self.host.apart(self.refuse, lambda: may_have_drawn(self._reads)),
@@ -68,6 +69,7 @@ class OpaqueRuns:
                     result = self._program(*args, **kwargs)
                 self._check_seeds()
                 outputs, shown = self._look(result, snapshot, tensors)
+                # Before `restore`, which puts versions back.
                 counted = tuple(at for at, tensor in enumerate(tensors) if version_of(tensor) != versions[at])
             finally:
                 snapshot.restore()
@@ -91,7 +93,7 @@ class OpaqueRuns:
                 self.check_like(shown, expected)
             except Refusal as refusal:
                 raise RanOtherwise(refusal.reason, result) from refusal
-            snapshot.restore(versions=False)
+            snapshot.restore(versions=False)  # tensors were written in earnest
         return outputs
 
     def check_like(self, shown: RunFacts, expected: RunFacts) -> None:

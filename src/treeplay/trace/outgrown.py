@@ -42,7 +42,7 @@ def outs_of(func: Any, kwargs: Mapping[str, Any]) -> list[tuple[torch.Tensor, Sh
 
 
 def outgrown(outs: Sequence[tuple[torch.Tensor, ShapeAndStride]]) -> list[torch.Tensor]:
-    """Those of them that lie in another way by now."""
+    """Those that lie in another way by now."""
     return [out for out, before in outs if _layout(out) != before]
 
 

@@ -47,6 +47,7 @@ IsOurs = Callable[[Any], bool]
 
 
 def _global() -> Iterator[RandomSource]:
+    # The functions of both modules are methods of one generator, which has no public name.
     yield "random", random.getstate.__self__, random.getstate, random.setstate  # type: ignore[attr-defined]
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -92,6 +93,6 @@ def _is_same(before: Any, now: Any) -> bool:
         return len(before) == len(now) and all(_is_same(a, b) for a, b in zip(before, now, strict=True))
     if isinstance(before, dict):
         return before.keys() == now.keys() and all(_is_same(state, now[name]) for name, state in before.items())
-    if hasattr(before, "tobytes"):
+    if hasattr(before, "tobytes"):  # NumPy's arrays, of which `==` gives one more
         return bool(before.tobytes() == now.tobytes())
     return bool(before == now)

@@ -62,7 +62,7 @@ class TrackedGenerators:
         self.restore()
 
     def note(self, reads: Reads) -> None:
-        """Whether the program called a method of a generator's counts from now on, as far as a run of it tells."""
+        """Note from a run whether the program calls a method of a generator: then there is something to put back."""
         self.is_used |= reads.code is None or not USES.isdisjoint(reads.methods)
 
     def is_known(self, generator: torch.Generator) -> bool:
@@ -71,6 +71,7 @@ class TrackedGenerators:
 
     def was_set(self, generator: torch.Generator) -> bool:
         """Whether the program gave `generator` another state since the last random operator."""
+        # By the seed: no draw changes it.
         return self.is_marking and generator.initial_seed() != self._expected[address_of(generator)]
 
     def any_was_set(self) -> bool:

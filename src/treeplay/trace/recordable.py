@@ -42,7 +42,7 @@ def _find_arguments(found: Survey, call: Call) -> None:
             places = found.tensors.setdefault(id(leaf), [])
             if places and places[0].how is How.ARGUMENT:  # the same tensor again
                 continue
-            places.insert(0, place)
+            places.insert(0, place)  # first: what is in state too counts as an argument
             found.kept.append(leaf)
             if is_leaf(leaf) and leaf.grad is not None and id(leaf.grad) not in found.tensors:
                 found.tensors[id(leaf.grad)] = [place.child(How.GRAD, leaf, None, f"{place}.grad")]

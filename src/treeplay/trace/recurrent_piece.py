@@ -28,7 +28,7 @@ class RecurrentPiece:
         self.piece: torch.Tensor | None = None
 
     def called_with(self, weights: Sequence[torch.Tensor]) -> None:
-        """A layer with these weights comes next."""
+        """Note that a layer with these weights comes next."""
         self._weights, self.piece = weights, None
 
     def put_together(
@@ -47,10 +47,11 @@ class RecurrentPiece:
                 "set_", "gives a tensor other memory", "write into the tensor, or use the other tensor itself", where
             )
         told = len(tape.log)
-        with tracer, torch.no_grad():
+        with tracer, torch.no_grad():  # entered anew: inside of `__torch_dispatch__` the mode is off
             whole = torch.zeros(storage.nbytes() // target.itemsize, dtype=target.dtype, device=target.device)
             for weight, place in pieces:
                 whole.as_strided(*place).copy_(weight.detach())
+        # Eager calls none of these.
         del tape.log[told:]
         with tape.fake_mode:
             aten.set_.source_Tensor(target, whole)

@@ -49,6 +49,7 @@ from treeplay.values.signature import Argument, Input, Signature
 from treeplay.values.unflatten import unflatten
 
 _ATTRIBUTES: Any = vars(TensorBase)
+# Attributes that compute a tensor.
 _VIEWS = frozenset(_ATTRIBUTES[name].__get__ for name in ("T", "mT", "H", "mH", "real", "imag"))
 _DATA = _ATTRIBUTES["data"].__get__
 _WRITTEN_OUT = frozenset(name for name in dir(nn_functions) if "upsample" in name) | {
@@ -58,7 +59,7 @@ _WRITTEN_OUT = frozenset(name for name in dir(nn_functions) if "upsample" in nam
 
 
 class Substitution:
-    """Which tensors stand in for which. `mode()` gives torch functions the ones for the others."""
+    """Which tensors stand in for the program's own. Under `mode()`, torch functions are given those that stand in."""
 
     def __init__(self) -> None:
         self._others: dict[int, torch.Tensor] = {}
@@ -112,6 +113,7 @@ class _SubstitutionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        # By `==`: each look-up of a `__get__` makes a new method wrapper.
         if func == _DATA:
             return torch.ops.aten.detach.default(self._substitution.other(args[0]))
         if func in FACTS and id(args[0]) in self._substitution.given and not is_tracing(sys._getframe(1)):
@@ -167,6 +169,7 @@ class Rerun:
         flat = TensorNumbers(found, self._refuse, lambda tensor: None)
         try:
             with (
+                # Noted by the first run that has other threads beside it; later runs read and store the same.
                 told_apart(self._program, self._call, snapshot, self._reads, self._generators) as self._reads,
                 self._substitution.mode(),
                 autograd_function_arguments(self._substitution.other),
@@ -201,6 +204,7 @@ class Rerun:
             self._generators = stack.enter_context(TrackedGenerators(known, is_marking=not has_company()))
             stack.enter_context(dynamo_off())
             stack.enter_context(autocast_cache_apart())
+            # Not at the end of `__call__`: a backward may run parts of the program again, and needs the others and the mode.
             stack.callback(self._substitution.set, (), ())
             stack.enter_context(answered_as_in_the_trace(self._substitution.is_input))
             stack.enter_context(self._substitution.mode())
@@ -255,14 +259,17 @@ class Rerun:
 
 def is_passed(item: Input, tensor: torch.Tensor) -> bool:
     """Whether an input is an argument and nothing else, so that the program may be passed what stands for it."""
+    # A tensor of the tracer's has neither history nor gradient: a program that asks for either has to get its own.
     is_only = isinstance(item.source, Argument) and not item.source.also
     return is_only and tensor.grad_fn is None and not _has_grad(tensor)
 
 
 def _weakly(program: Callable[..., Any]) -> Callable[[], Callable[..., Any] | None]:
     """A reference to a program that does not keep it alive; a bound method is one of its owner."""
+    # Each look-up of a method makes another one: a plain reference to it would be dead at once.
     return weakref.WeakMethod(program) if isinstance(program, MethodType) else weakref.ref(program)
 
 
 def _has_grad(tensor: torch.Tensor) -> bool:
+    # In this order: asking a non-leaf for `.grad` warns.
     return tensor.is_leaf and tensor.grad is not None

@@ -59,7 +59,7 @@ class Results(References):
                 "return a copy of it (.clone())",
                 value.node.meta.get("where"),
             )
-        if len(self.memory.made) > len(self.outputs):
+        if len(self.memory.made) > len(self.outputs):  # `in_memory` has met new memory
             self.outputs.append(birth)
         return ref
 

@@ -27,6 +27,7 @@ class Returned(References):
         super().__init__(found, refuse, OutputMemory(map(extent_of, inputs)))
         self.outputs: list[torch.Tensor] = []
         self._inputs = list(inputs)
+        # Reversed: of a tensor that is given twice, the first index counts.
         self._indices = {id(tensor): index for index, tensor in reversed(list(enumerate(inputs)))}
 
     def _tensor(self, tensor: torch.Tensor) -> Ref:
@@ -50,7 +51,7 @@ class Returned(References):
                 "returns a view of another dtype, of memory that lies outside of the tensor it was taken from",
                 "return a copy of it (.clone())",
             )
-        if len(self.memory.made) > len(self.outputs):
+        if len(self.memory.made) > len(self.outputs):  # `in_memory` has met new memory
             self.outputs.append(whole(tensor))
         return ref
 

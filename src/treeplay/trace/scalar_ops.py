@@ -62,6 +62,7 @@ def _addcdiv(a: Any, b: Any, c: Any, value: Any = 1) -> Any:
 
 def _lerp(a: Any, b: Any, weight: Any) -> Any:
     w = like(weight, a)
+    # In two forms, as torch's kernel computes it.
     return torch.where(w < 0.5, a + w * (b - a), b - (b - a) * (1 - w))
 
 
@@ -75,7 +76,7 @@ def _fill(a: Any, value: Any) -> Any:
 
 
 def _written_over(zeros: Tensor, value: Tensor) -> Tensor:
-    """A sum would lose the sign of a zero."""
+    """`value` everywhere; as a sum, it would lose the sign of a zero."""
     return torch.where(torch.ones_like(zeros, dtype=torch.bool), value.to(zeros.dtype), zeros)
 
 
@@ -235,7 +236,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     for packet in FUSED:
         if _overload(f"{packet}.tensor_lr") is not None:
             table[_overload(f"{packet}.default")] = _by_tensor_lr(packet)
-    table.pop(None, None)
+    table.pop(None, None)  # overloads that this torch lacks
     return table
 
 

@@ -213,6 +213,7 @@ class Scalar:
         texts = [each.text for each in of]
         known, boolean = None not in texts, fn in COMPARISONS
         is_given = known or not others
+        # Numbers of tensors have no value: any will do, since `_decide` refuses to tell it.
         value: float | bool = fn(*(each.value for each in of)) if is_given else False if boolean else 1.0
         integer = type(value) is int
         if not self.world.is_mine:
@@ -261,7 +262,7 @@ def symbolic(scalar: Scalar) -> torch.SymFloat | torch.SymInt:
 
 
 def value_of(number: Any) -> Any:
-    """What a number is in this call, and nothing is guarded."""
+    """What a number is in this call; nothing is guarded."""
     scalar = scalar_of(number)
     return number if scalar is None else scalar.value
 

@@ -66,6 +66,7 @@ class Schedules:
         self.stepped.append(schedule)
         for each in all_of_it:
             if id(each) not in self._reads:
+                # Set aside: what is read of it from here on shows that the program goes on with it (`finish`).
                 self._reads[id(each)] = reads.objects.pop(id(each), None)
         for group in optimizer.param_groups:
             for name in _RATES:
@@ -100,6 +101,7 @@ class Schedules:
             noted = before or later
             if noted is not None:
                 reads.objects[key] = noted
+        # Reversed: of a rate that was withheld twice, the number is what stood there first.
         for group, name, before, withheld in reversed(self._rates):
             if group.get(name) is withheld:
                 group[name] = before

@@ -16,7 +16,7 @@ from treeplay.values.structure import Leaf, Structure
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What one run showed besides the content of its outputs; each run of a program shows the same."""
+    """What a run showed besides the content of its outputs; every run of a program shows the same."""
 
     results: Leaf | Structure
     refs: tuple[Ref, ...]

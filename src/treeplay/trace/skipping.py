@@ -61,7 +61,7 @@ def _changes(snapshot: Snapshot) -> dict[Binding, Change]:
 
 
 def _check_python(tracer: Tracer, before: dict[Binding, Change], after: dict[Binding, Change], result: Any) -> None:
-    """A step that may be skipped changes elements of tensors only."""
+    """Refuse a step that may be skipped and changes more than elements of tensors."""
     if result is not None:
         raise tracer.refuse("step", "returns a result that a skipped step would not give", "call it without a closure")
     for place, change in after.items():
@@ -106,6 +106,7 @@ class Region:
             self._written.append(value)
 
     def _is_older(self, node: torch.fx.Node) -> bool:
+        # An input that is met within the region was there before it.
         return node.op == "placeholder" or node in self._known
 
     def select(self, skip: torch.Tensor) -> None:

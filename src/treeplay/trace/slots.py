@@ -70,12 +70,12 @@ def _write(change: Change, results: References) -> Write:
 
 
 def _is_constant(value: Any, results: References) -> bool:
-    """Whether a value is no other on the next call: what it was made of is guarded, so is what was there before."""
+    """Whether the next call would store the same value: what it was made of is guarded, and so is what was there before."""
     return is_value(value) or (id(value) in results.lasting and not isinstance(value, (list, dict, set)))
 
 
 def _is_count(before: Any, after: Any) -> bool:
-    """Whether a number became another one, as a counter does: then it will be another one on each call."""
+    """Whether one number replaced another, as in a counter, which differs on each call."""
     numbers = (int, float, complex)
     return isinstance(before, numbers) and isinstance(after, numbers) and not isinstance(after, bool)
 

@@ -73,6 +73,7 @@ class Snapshot:
             self._grads = {id(tensor): (tensor, tensor.grad) for tensor in tensors.values() if is_leaf(tensor)}
             self.gradients = Gradients(self._grads)
             tensors |= {id(grad): grad for _, grad in self._grads.values() if grad is not None}
+            # Autograd counts up the versions of handles, to whose memory nothing is written.
             self._versions = [(tensor, version_of(tensor)) for tensor in tensors.values()]
         self._grad_mode = torch.is_grad_enabled()
         self._autocast = autocast_state()
@@ -123,6 +124,7 @@ class Snapshot:
     def restore(self, *, versions: bool = True) -> None:
         """Put everything back as it was, `versions` of tensors too unless they were written; safe to call more than once."""
         undo = Teardown()
+        # They run in reverse: containers first.
         undo.add("putting random generators back", partial(self._random.restore, self._may_have_drawn))
         undo.add("putting modes back", self._restore_modes)
         undo.add("putting versions back", partial(self._restore_versions, versions=versions))
@@ -177,6 +179,7 @@ class Snapshot:
         elif isinstance(now, dict):
             kept = {key: value for key, value in now.items() if key not in {change.place.key for change in ours}}
             put_back = {change.place.key: change.before for change in ours if change.before is not GONE}
+            # The order of a dictionary is guarded like its entries.
             order = [
                 *(key for key in before if key in kept or key in put_back),
                 *(key for key in kept if key not in before),
@@ -184,6 +187,7 @@ class Snapshot:
             fill(container, {key: kept[key] if key in kept else put_back[key] for key in order})
         elif isinstance(now, (list, collections.deque)) and len(now) == len(before):
             base: Any = list if isinstance(now, list) else collections.deque
+            # A change that is told of the container as a whole cannot be taken back item by item.
             for change in ours if all(change.place is not place for change in ours) else ():
                 base.__setitem__(container, change.place.key, change.before)
 
@@ -243,6 +247,7 @@ def _compare(container: Any, place: Binding, before: Any) -> Iterator[Change]:
                 yield Change(place.child(How.ITEM, container, key, f"{place}.{shown}"), old, new)
     elif len(found) != len(before):
         yield Change(place, ShownText(f"{len(before)} items"), ShownText(f"{len(found)} items"))
+    # Items of a deque have places of their own in arguments only: see `survey`.
     elif not (isinstance(found, list) or (isinstance(found, collections.deque) and place.how is How.ARGUMENT)):
         if not _is_same(found, before):
             yield Change(place, ShownText("these items"), ShownText("other items"))

@@ -51,9 +51,11 @@ def stand_in_for_rates(run: TracedRun) -> list[Number]:
                         value[:] = items
                     else:
                         group[name] = tuple(items)
+                        # The group holds it no more, and tables are keyed by `id`.
                         run.found.kept.append(value)
         for state in optimizer.state.values():
             if isinstance(state, dict):
+                # Step counts, which optimizers read by `.item()`.
                 run.tracer.host_scalars |= {
                     id(value) for value in state.values() if isinstance(value, torch.Tensor) and value.dim() == 0
                 }
@@ -73,7 +75,7 @@ def stand_in_for_arguments(run: TracedRun, call: Call) -> contextlib.AbstractCon
 
 
 def check_numbers(run: TracedRun) -> None:
-    """A number among the arguments whose value the program needed while it ran is no input."""
+    """Refuse a number among the arguments whose value the program needed while it ran: it is no input."""
     for number in run.given:
         for guard in run.tracer.world.guards.values():
             if not isinstance(guard.expected, bool) and mentions(guard.expression, number.name):
@@ -83,7 +85,7 @@ def check_numbers(run: TracedRun) -> None:
 
 
 def check_arrays(run: TracedRun, call: Call) -> None:
-    """An array among the arguments has to have been taken for one."""
+    """Refuse arrays that the program may not have taken for arrays."""
     if call.arrays and asks_for_types(run.reads.code):
         raise refuse_arrays(call, "calls `type`, which tells it from what stands for it in a trace: use `isinstance`")
 

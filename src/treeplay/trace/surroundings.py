@@ -27,7 +27,7 @@ class Surroundings:
 
     @contextlib.contextmanager
     def set(self) -> Iterator[None]:
-        """These modes for a block; no cast that autocast keeps is met on the other side of it."""
+        """A block under these modes; autocast's cache is emptied at both of its ends."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.grad_enabled))
             for kind, dtype in self.autocast:
@@ -38,7 +38,7 @@ class Surroundings:
 
 @contextlib.contextmanager
 def autocast_cache_apart() -> Iterator[None]:
-    """Casts that autocast keeps are real before and fake inside; neither may be met on the other side."""
+    """A block at both of whose ends autocast's cache is emptied: the casts in it are real outside, and fakes inside."""
     torch.clear_autocast_cache()
     try:
         yield

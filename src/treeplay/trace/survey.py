@@ -118,6 +118,7 @@ def _container(walk: SurveyWalk, values: Any, place: Binding, needs: Names) -> N
 
 def _proxy(walk: SurveyWalk, proxy: Any, place: Binding, needs: Names) -> None:
     try:
+        # A proxy does not give away what it refers to; a method that is bound to that does.
         value = proxy.__repr__.__self__
     except Exception:  # gone, or with a `__repr__` of another kind
         return

@@ -32,7 +32,7 @@ class SurveyedFunctions:
         self._methods: set[tuple[type, str]] = set()  # of the user's own classes, that are watched
 
     def function(self, function: FunctionType, place: Binding, _: Names) -> None:
-        """A function of Python's."""
+        """Follow a Python function."""
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             self._walk.enter(cell, root(cell, name), ALWAYS)
@@ -45,22 +45,22 @@ class SurveyedFunctions:
             self._globals(function.__globals__, code, "")
 
     def cell(self, cell: CellType, place: Binding, needs: Names) -> None:
-        """A cell of a closure."""
+        """Follow a closure's cell."""
         self._walk.enter_place(place.child(How.CELL, cell, None, str(place)), needs)
 
     def method(self, method: MethodType, place: Binding, needs: Names) -> None:
-        """A bound method."""
+        """Follow a bound method."""
         owner = method.__self__
         self._walk.enter(owner, root(owner, "self"), needs)
         self._walk.enter(method.__func__, root(method.__func__, str(place)), needs)
         self.methods(type(owner), method.__func__.__name__)
 
     def bound(self, method: MethodWrapperType, place: Binding, needs: Names) -> None:
-        """A special method of an object, bound to it."""
+        """Follow a special method to its object."""
         self._walk.enter(method.__self__, place.child(How.ATTRIBUTE, method, "__self__", str(place)), needs)
 
     def partial(self, partial: functools.partial[Any], place: Binding, needs: Names) -> None:
-        """A function with some of its arguments."""
+        """Follow a partial and its arguments."""
         for label in ("func", "args", "keywords"):
             self._walk.enter(getattr(partial, label), root(getattr(partial, label), f"{place}.{label}"), needs)
 

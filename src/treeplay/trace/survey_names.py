@@ -41,7 +41,7 @@ class ReadNames:
         self._own: set[str | _Mark] = set()  # those in code that is not of an installed package
 
     def read(self, function: FunctionType) -> None:
-        """The program can run this function."""
+        """Note a function that the program can run."""
         code = function.__code__
         self._values |= values_in(code) | strings_in(code)
         self._all |= names_in(code)
@@ -49,7 +49,7 @@ class ReadNames:
             self._own |= names_in(code) | strings_in(code)
 
     def any(self) -> set[str | _Mark]:
-        """All of them."""
+        """All names."""
         return self._values | self._all
 
     def has_value(self, needs: Names, *, is_function: bool, is_number: bool) -> bool:

@@ -36,7 +36,7 @@ class SurveyedObjects:
         self._functions = functions
 
     def module(self, module: torch.nn.Module, place: Binding, needs: Names) -> None:
-        """A module."""
+        """Follow a module."""
         if is_a(module, torch.jit.ScriptModule):
             return  # its parameters are in no dictionary of Python's: a trace refuses to use them
         if not all(is_a(vars(module).get(table), dict) for table in (*_MODULE_TABLES, *_MODULE_HOOKS)):
@@ -61,7 +61,7 @@ class SurveyedObjects:
         self._attributes(module, place, whose, skip=_MODULE_OWN - {"training"})
 
     def optimizer(self, optimizer: torch.optim.Optimizer, place: Binding, needs: Names) -> None:
-        """An optimizer."""
+        """Follow an optimizer."""
         if not {"state", "param_groups"} <= vars(optimizer).keys():  # made without its constructor
             self.instance(optimizer, place, needs)
             return
@@ -80,18 +80,18 @@ class SurveyedObjects:
                 walk.enter(hook, root(hook, f"a hook of {place}"), needs)
 
     def scaler(self, scaler: Any, place: Binding, needs: Names) -> None:
-        """A scaler of gradients."""
+        """Follow a gradient scaler."""
         self._walk.found.scalers.append(find_scaler(scaler, place))
         self._walk.candidates += [(ALWAYS, *setting) for setting in settings_of(scaler, place)]
         self.instance(scaler, place, needs)
 
     def generator(self, generator: torch.Generator, place: Binding, _: Names) -> None:
-        """A source of random numbers."""
+        """Note a random generator."""
         self._walk.found.generators[id(generator)] = generator
         self._walk.found.objects[id(generator)] = place
 
     def instance(self, value: Any, place: Binding, needs: Names) -> None:
-        """An object of any other class."""
+        """Follow an object of any other class."""
         cls = type(value)
         if is_iterator(value) and not is_a(value, io.IOBase):
             self._walk.iterators.append((needs, place))
@@ -109,7 +109,7 @@ class SurveyedObjects:
         self._slots(value, place, whose)
 
     def class_(self, cls: type, place: Binding, _: Names) -> None:
-        """A class of the user's or of a third party's."""
+        """Follow a class of the user's or a third party's."""
         self._walk.found.objects[id(cls)] = place
         if origin(cls) is ALWAYS:
             self._walk.classes.append(cls)

@@ -45,6 +45,7 @@ class SurveyWalk:
         if is_a(value, torch.Tensor):
             self._tensor(value, place)
             return
+        # A root is no place, in which something else could be.
         if _is_watchable(value) and place.how is not How.ROOT:
             self.candidates.append((needs, place, value))
         if is_a(value, torch.Generator) and place.how is not How.ROOT:
@@ -69,7 +70,7 @@ class SurveyWalk:
             self.enter(value, place, needs)
 
     def keep(self, container: Container, place: Binding) -> None:
-        """A container that a trace puts back as a whole."""
+        """Note a container that a trace puts back as a whole."""
         self.found.containers[id(container)] = container
         self.found.container_places[id(container)] = place
 

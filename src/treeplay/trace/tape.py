@@ -80,7 +80,7 @@ class TraceTape:
         return Refusal(reason)
 
     def keep(self, tensor: torch.Tensor, value: TracedValue) -> TracedValue:
-        """Have `tensor` stand for a value as long as the trace lasts."""
+        """Let `tensor` stand for a value as long as the trace lasts."""
         self._kept.append(tensor)
         self.values[id(tensor)] = value
         return value
@@ -102,6 +102,7 @@ class TraceTape:
     def placeholder(self, name: str) -> torch.fx.Node:
         """An input of the graph, behind those that it has."""
         graph = self.graph
+        # Inputs are met while operators are written: each goes behind the last input, the first one to the beginning.
         with graph.inserting_after(self._last_input) if self._last_input else graph.inserting_before():
             self._last_input = graph.placeholder(name)
         return self._last_input
@@ -164,7 +165,7 @@ class TraceTape:
             return handle
         self.births.setdefault(storage_of(fake), node)
         self.values[id(fake)] = TracedValue(fake, fake, node, is_input=False)
-        self._fakes.append(weakref.ref(fake))
+        self._fakes.append(weakref.ref(fake))  # `leaked` asks who else holds it
         return fake
 
     def describe(self, node: torch.fx.Node, fake: torch.Tensor) -> None:

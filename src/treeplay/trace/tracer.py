@@ -21,9 +21,7 @@ from torch import Tensor  # by name: modules are watched while it is asked for
 
 from treeplay.guards.reads import Reads
 from treeplay.observe.lines import call_site, innermost_is_optimizer, user_location
-from treeplay.torch_seam.fakes import (
-    FakeTensor,
-)
+from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.schemas import is_foreach_write, is_random, leaves_of, tell_autograd, with_leaves
 from treeplay.torch_seam.tensors import address_of, storage_of
@@ -43,6 +41,7 @@ from treeplay.trace.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, spoken_n
 from treeplay.values.location import Location
 
 aten = torch.ops.aten
+# Those that are made of others arrive under inference mode alone.
 _HOST_READS = frozenset(
     {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.item.default}
 )
@@ -128,12 +127,15 @@ class Tracer(TorchDispatchMode):
         if self._is_idle(func, args):
             return args[0]
         self.lasting.check(func, args, kwargs, where)
+        # By the operator that the program called: the eager run has logged no other.
         told, called = self._on_fakes.foretold(func, args, kwargs), func
         func, args, kwargs = self._settle(func, args, kwargs)
+        # Eager's batch norm writes its statistics without counting up their versions, so a replay may not count either.
         is_untold = called is aten.native_batch_norm.default is not func
         if func in BEGINS:
             first = args[0] if args else kwargs["self"]
             args, kwargs = from_start(self.tape, func, self._value(first, func, where), args, kwargs, where)
+        # Before `_to_fake`: it makes the fake of a tensor that is met for the first time.
         node_args, node_kwargs = with_leaves(self._to_node(func, where), (args, kwargs))
         fake_args, fake_kwargs = with_leaves(self._to_fake, (args, kwargs))
         out = self._on_fakes.run(func, fake_args, fake_kwargs, told, where)
@@ -234,6 +236,7 @@ class Tracer(TorchDispatchMode):
             where,
         )
         if self.goes_on:
+            # Noted and not raised: the trace goes on behind it.
             self.refuse(*unknown)
             return self.tape.add_input(tensor)
         raise self.refuse(*unknown)
@@ -265,6 +268,7 @@ class Tracer(TorchDispatchMode):
         if is_number and (id(tensor) in self.host_scalars or innermost_is_optimizer()):
             value = self._value(tensor, func, where)
             node = self.tape.call(func, (value.node,), where=where)
+            # A placeholder: a number without `text` has no value, and raises where Python asks for it.
             return symbolic(Scalar(self.world, text=None, value=1.0, node=node))
         raise self.refuse(
             spoken_name(func).replace("_local_scalar_dense", "item"),

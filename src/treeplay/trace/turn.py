@@ -38,7 +38,7 @@ def is_tracing_now() -> bool:
 
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
-    """What moves random generators, or stands in for parts of torch, does so alone; raises `Busy` after a while."""
+    """A block in which this thread alone moves random generators and stands in for parts of torch; `Busy` after a long wait."""
     if not _turns.acquire(timeout=_MOST_SECONDS_WAITED):
         raise Busy
     global _taken
@@ -55,6 +55,7 @@ _waited_to_fork = False
 def _before_fork() -> None:
     """A child would inherit what stands in while another thread traces, and nobody to put it back: it waits for that."""
     global _waited_to_fork
+    # A traced program may fork itself, and would wait for itself.
     _waited_to_fork = _turns.holder != get_ident() and _turns.acquire(timeout=_MOST_SECONDS_WAITED)
 
 

@@ -21,6 +21,7 @@ def _refusing(original: Any, value: Callable[[], Any]) -> Any:
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         tracer = value()
         if tracer is not None:
+            # Frame 1 calls `wait`, as an event does; the one before it waits for that event.
             _refuse(tracer, original.__qualname__, sys._getframe(1).f_back)
         return original(self, *args, **kwargs)
 

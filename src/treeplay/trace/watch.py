@@ -115,8 +115,10 @@ class WatchFunctions(TorchFunctionMode):
         if func in READS_ON_THE_HOST:
             self._refuse_read(func, args)
         elif func in (_GRAD_GET, self.gradients.getter):
+            # Else `__torch_function__` of a tensor's own class would be asked.
             with DisableTorchFunctionSubclass():
                 is_of_the_run = isinstance(args[0].grad, FakeTensor)
+            # Frame 1 is `__torch_function__`, and 2 whoever asks for the gradient.
             if not is_of_the_run and not _sets_to_none(_caller(sys._getframe(2))):
                 self.grads_read[id(args[0])] = args[0]
         elif func in (_GRAD_SET, _GRAD_DELETE, self.gradients.setter):
@@ -269,6 +271,7 @@ def _sets_to_none(frame: FrameType) -> bool:
 
 _ZERO_GRAD = {inspect.unwrap(cls.zero_grad).__code__ for cls in (torch.optim.Optimizer, torch.nn.Module)}
 _PROPERTY = Gradients.__init__.__code__.co_filename
+# Method wrappers, made anew by each look-up: compared by `==` and `in`, never by `is`.
 _DATA_GET = _ATTRIBUTES["data"].__get__
 _GRAD_GET = _ATTRIBUTES["grad"].__get__
 _GRAD_SET = _ATTRIBUTES["grad"].__set__

@@ -92,6 +92,7 @@ class Whose:
 
     def may_have_set(self, place: Binding, after: Any) -> bool:
         """Whether the program may have rebound a cell, a global, a slot or a class's attribute."""
+        # Nothing notes who stores into a closure's cell.
         if is_stand_in(after) or place.how is How.CELL:
             return True
         code = self._reads.code
@@ -152,7 +153,7 @@ class Whose:
             return None
 
     def _code(self) -> Iterator[CodeType]:
-        """The code that ran, without what changes objects of its own alone."""
+        """The code that ran, but for what changes only objects of its own."""
         code = self._reads.code
         return (one for one in (code or {}).values() if not keeps_to_itself(one.co_filename))
 
@@ -183,6 +184,7 @@ def changes_in(code: CodeType) -> frozenset[Any] | None:
     before = None
     for step in dis.get_instructions(code):
         if step.opname in _STORES:
+            # The key is what was pushed last.
             if before is None or before.opname != "LOAD_CONST":
                 return None
             keys.add(before.argval)

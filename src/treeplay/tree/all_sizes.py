@@ -79,7 +79,7 @@ class AllSizes:
         if own is not None:
             since = recorders.now()
             out = self._replayed(own, call, sizes_in(call.leaves, changing))
-            if out is not MISS or own.phase is KeyPhase.REFUSED:
+            if out is not MISS or own.phase is KeyPhase.REFUSED:  # then sizes are recorded one by one
                 return out
             if is_awaited(own):
                 return self._answers.left_alone(own, call, COMPILING)

@@ -52,6 +52,7 @@ class Answers:
 
     def eagerly(self, entry: Entry, call: Call, why: str) -> Any:
         """Run the program as it is."""
+        # First: a call in which the program raises counts, too.
         self.count(entry, why)
         return self.as_it_is(call)
 
@@ -67,7 +68,7 @@ class Answers:
             return self.program(*call.args, **call.kwargs)
 
     def left_alone(self, entry: Entry, call: Call, why: str) -> Any:
-        """The same, for a reason that later calls have too: few of them are looked at."""
+        """Run it as it is for a reason that later calls have too: few of those are looked at."""
         start = perf_counter()
         cost = start - self.cache.began
         out = self.eagerly(entry, call, why)
@@ -111,7 +112,8 @@ class Answers:
         return out
 
     def to_tell(self, entry: Entry, raised: ProgramRaised, call: Call) -> Any:
-        """For a program that raised while it was looked at: what it raises eagerly too is no reason to refuse it."""
+        """For a program that raised while it was looked at. It runs as it is first: what it raises there too is its own, and no
+        reason to refuse it."""
         if not isinstance(raised.error, Exception):  # also a signal's handler and another thread can end a program so
             self.eagerly(entry, call, REFUSED)
             raise raised.error
@@ -127,7 +129,7 @@ class Answers:
         return out
 
     def ran_otherwise(self, entry: Entry, ran: RanOtherwise) -> Any:
-        """The call has had its effects, and its result is there."""
+        """Refuse the key after a call that has had its effects: its result."""
         self.warn(self.note_refusal(entry, ran.reason))
         self.count(entry, REFUSED)
         return ran.result
@@ -135,7 +137,7 @@ class Answers:
     # --- what is noted --------------------------------------------------------------------------------------
 
     def note_refusal(self, entry: Entry, reason: Reason) -> Reason:
-        """The key is refused, for this reason; if it is about a library, with the user's line that calls."""
+        """Refuse the key for this reason; one that is about a library gets the user's line that calls."""
         reason = replace(reason, where=with_own_line(reason.where))
         entry.phase, entry.reason = KeyPhase.REFUSED, reason
         entry.observations.clear()
@@ -145,13 +147,13 @@ class Answers:
         return reason
 
     def note_later(self, entry: Entry, reason: Reason) -> None:
-        """The key is refused by a call that has had its effects. If refusals are to be raised, the next one is told."""
+        """Refuse the key after a call that has had its effects. If refusals are to be raised, the next call is told."""
         reason = self.note_refusal(entry, reason)
         if self.on_refusal == "eager":
             self.warn(reason)
 
     def note_broken(self, entry: Entry, error: InternalError) -> None:
-        """An error of our own; the second one is the last."""
+        """Note an error of our own. A key with two of them is left alone."""
         entry.errors.append(error.text)
         tell_internal(error, self.name)
         if len(entry.errors) >= _MOST_ERRORS:
@@ -166,7 +168,7 @@ class Answers:
         return error
 
     def replay_raised(self) -> None:
-        """A call raised that went to a recording."""
+        """Count a call that went to a recording and raised."""
         self.cache.tally.raised[REPLAYING] += 1
 
     def warn(self, reason: Reason) -> None:
@@ -182,11 +184,11 @@ class Answers:
         warn_once(f"treeplay replays {self.name} from now on. {told}")
 
     def count(self, entry: Entry, why: str) -> None:
-        """A call that launches no recording."""
+        """Count a call that launches no recording."""
         entry.eager_calls[why] += 1
         self.cache.tally.eager[why] += 1
 
 
 def as_internal(error: Exception, doing: str) -> InternalError:
-    """An exception that a stage of ours raised, or has already told of."""
+    """An exception that a stage of ours raised, as an `InternalError`; one that was told already is itself."""
     return error if isinstance(error, InternalError) and error.text else internal(error, doing)

@@ -102,6 +102,7 @@ class Audit:
         try:
             difference = self._evidence.difference(Evidence.of(self._retrace(call)))
         except (Busy, TooEarly):
+            # Nothing was found out: the next audit is due as after any other.
             difference = None
         except Refusal as refusal:
             difference = refusal.reason

@@ -53,6 +53,7 @@ def _difference(recording: Recording, audit: Audit, answers: Answers, gate: Gate
         recording.audit = None
         return None
     finally:
+        # Else another thread has dropped it, while the lock was let go.
         if any(recording in entry.recordings for entry in cache.table):
             cache.use(recording)
 

@@ -16,8 +16,8 @@ from time import perf_counter
 from treeplay.settings import FREE_KINDS, CompileTime, settings
 from treeplay.tree.table import Entry
 
-_LOOKS_BEFORE_PAUSE = 8
-_MOST_DOUBLINGS = 12
+_LOOKS_BEFORE_PAUSE = 8  # that nothing has paid for
+_MOST_DOUBLINGS = 12  # of the calls that are left alone: 4,096 at the most
 _GROWTH = 1.2  # from look to look, of what a call takes at least
 _SHARE = 0.005  # of a call's time that looking at it may take, in the mean
 _LEAST_SECONDS = 2e-7  # which it may take in any case
@@ -61,7 +61,7 @@ class Budget(CompileTime):
 
     @contextmanager
     def spending(self, entry: Entry) -> Iterator[None]:
-        """For a block that observes or records a call."""
+        """A block that observes or records a call."""
         start = perf_counter()
         try:
             yield
@@ -112,18 +112,18 @@ class Pause:
         self._runs = self.last = math.inf
 
     def looked(self, entry: Entry, why: str, *, cost: float, ran: float, served: int) -> None:
-        """A look at a call found that it runs eagerly, which took `cost` seconds, and the call `ran`. `served`: the calls
+        """Note a look at a call that runs eagerly, which took `cost` seconds, and the call `ran`. `served`: the calls
         that went to recordings so far: they took half as long as this one, say, and pay for looks with what they saved."""
         paid, self._served = max(0, served - self._served) * ran / (2 * cost), served
         self._looks = min(max(0.0, self._looks - paid) + 1, _LOOKS_BEFORE_PAUSE + _MOST_DOUBLINGS)
         self._runs, self.last = min(ran, self.last, _GROWTH * self._runs), math.inf
         if self._looks >= _LOOKS_BEFORE_PAUSE:
             enough = int((cost + ran - self._runs) / max(_SHARE * self._runs, _LEAST_SECONDS))
-            self.left = min(enough, 1 << int(self._looks) - _LOOKS_BEFORE_PAUSE)
+            self.left = min(enough, 1 << int(self._looks) - _LOOKS_BEFORE_PAUSE)  # twice as many after each look
             self.entry, self.why, self._counted = entry, why, self.left
 
     def paid_off(self) -> None:
-        """A look led to something: so may the next ones."""
+        """Note that a look led to something, as the next ones may."""
         self._looks = 0.0
 
     def end(self) -> None:

@@ -82,6 +82,7 @@ class Cache:
 
     def use(self, recording: Recording | None) -> None:
         """Have the next call try this recording first; with None, each call comes to the gate."""
+        # First: the warm calls so far went to what has been the last recording until now.
         self.settle()
         self.device = default_device()
         self.last = recording
@@ -193,7 +194,7 @@ class Cache:
     def evict(self) -> None:
         """Drop the least recently used where there are too many."""
         most = settings.max_recordings_per_program
-        calls = [entry.arguments for entry in self.table]
+        calls = [entry.arguments for entry in self.table]  # with those that go: the warning tells what varies among all
         dropped = self.table.evict(most)
         if not dropped:
             return

@@ -70,10 +70,12 @@ class ColdCalls:
             if self._gate.closer is not None:
                 self._gate.wait()
             self._cache.began = perf_counter()
+            # A glance sees no modes.
             if self._cache.warm_calls < self._cache.due and not is_mode_active():
                 out = self._at_a_glance(args, kwargs)
                 if out is not MISS:
                     return out
+            # Not taken apart, for whoever answers it before it has a key.
             call = Call(args, kwargs, [], Leaf(0))
             try:
                 call = self._cache.keys.call(args, kwargs)
@@ -98,6 +100,7 @@ class ColdCalls:
                     return self._answers.refused(entry, Refusal(passing_object(self._program, call)), call)
                 if not self._cache.table.holds(entry) and not self._cache.keys.admit(entry, key, call):
                     return self._answers.left_alone(entry, call, OVER_BUDGET)
+                # `look_around` may have changed that.
                 if entry.phase is KeyPhase.NEW:
                     self._cache.keys.compare(entry, key, call)
             return self._with_entry(entry, call)
@@ -119,6 +122,7 @@ class ColdCalls:
             found.left -= 1
             return self._answers.eagerly(found.entry, Call(args, kwargs, [], Leaf(0)), found.why)
         entry, recording = found
+        # The call may be a step of its probation.
         if recording.probation is not None and recording.calls >= recording.probation.due:
             return MISS
         try:
@@ -161,6 +165,7 @@ class ColdCalls:
             return self._answers.eagerly(entry, call, OTHERS)
         if entry.phase is KeyPhase.OBSERVED and not self._cache.budget.allows(entry):
             return self._answers.left_alone(entry, call, OVER_BUDGET)
+        # Asks the garbage collector who refers to what, where something has weak references: that takes tens of milliseconds.
         with self._cache.budget.spending(entry):
             self._cache.let_go(entry, call)
         seen, has_changed = entry.observation(values_in_objects(call)), False
@@ -194,7 +199,7 @@ class ColdCalls:
                 return self._answers.as_before(entry, call)
 
     def _note_cause(self, entry: Entry, call: Call) -> None:
-        """Why the recordings of this entry do not serve its call."""
+        """Note why the recordings of this entry do not serve its call."""
         entry.rerecordings += 1
         if entry.is_told:
             entry.is_told = False

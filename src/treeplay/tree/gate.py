@@ -48,6 +48,7 @@ class Gate:
         if not self.lock._is_owned():
             yield
             return
+        # As a condition does that waits: every level of the re-entrant lock at once.
         held = self.lock._release_save()
         try:
             yield

@@ -32,7 +32,7 @@ class Glances:
         look = self._look(call)
         known = self._found.get(look)
         pause = known if isinstance(known, Pause) else self._found.setdefault(look, Pause())
-        if isinstance(pause, Pause):
+        if isinstance(pause, Pause):  # else a recording serves calls that look so
             pause.looked(entry, why, cost=cost, ran=ran, served=0)
 
     def find(

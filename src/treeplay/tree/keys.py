@@ -62,6 +62,7 @@ class Keys:
         mark = hash(key if kind is None else kind)
         stranger = self._strangers.of(mark)
         has_place = self._has_place(stranger)
+        # Keys of one class share a mark: how often this one came is not known.
         if has_place and self._budget.admits(entry, stranger.times + 1 if kind is None else 1):
             self._enter(entry, key, call)
             self._pause.paid_off()

@@ -49,6 +49,7 @@ def reached(recording: Recording, error: BaseException) -> Reached:
     (_, line), *inner = steps
     files = [frame.f_code.co_filename for frame, _ in inner]
     if line > recording.launched:
+        # By identity: the `self` of that frame may be anything, a tensor too, whose `==` is no answer.
         called = inner[0][0].f_locals.get("self") if inner else None
         is_in_schedule = any(called is schedule for schedule in recording.signature.schedules)
         return Reached.USERS_CODE if is_in_schedule or any(map(is_users, files)) else Reached.RESULTS
@@ -129,6 +130,7 @@ def finish(recording: Recording, error: BaseException) -> Any:
             break
         rest.append(text)
     values = {name: value for name, value in frame.f_locals.items() if name.isidentifier()}
+    # A copy, in which `finish` is put.
     scope = dict(recording.call.__globals__)
     exec("\n".join([f"def finish({', '.join(values)}):", *rest]), scope)
     return scope["finish"](**values)

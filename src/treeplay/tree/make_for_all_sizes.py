@@ -43,6 +43,7 @@ def make_for_all_sizes(
     `compile_it` gives, with what has to hold of the sizes."""
     inputs = current_inputs(signature, call)
     signature, checked = with_classes(signature, call, inputs), checked_tensors(signature, call, inputs)
+    # Reversed: of a tensor that is given twice, the first place counts.
     places = {id(tensor): at for at, tensor in reversed(list(enumerate(checked)))}
     check = dynamo.tensor_check(checked, {places[id(call.leaves[at])]: changing[at] for at in changing})
     write = partial(_write, check=check, ambience=Ambience.now(), name=name)

@@ -67,6 +67,7 @@ class Manager:
         its graph here."""
         if watching() is not None:
             return without_dynamo(Manager.call)(self, args, kwargs)
+        # One quick question: which mode it is, is asked only where there is one.
         has_modes = is_mode_active()
         if has_modes and (mode := foreign_mode()) is not None:
             return self._under(mode, args, kwargs)
@@ -87,6 +88,7 @@ class Manager:
                 self.answers.replay_raised()
                 raise
             if out is not MISS:
+                # `settle` credits it to its recording, later.
                 cache.warm_calls += 1
                 if cache.warm_calls >= cache.due:
                     cache.warm = no_recording  # an audit is a step of the next call, which is a cold one

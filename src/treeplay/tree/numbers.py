@@ -91,4 +91,5 @@ def _parts(key: Key) -> tuple[Hashable, tuple[Hashable, ...]]:
 
 
 def _type_of(part: Hashable) -> Any:
+    # In the key of a float, the class is an `Itself`.
     return getattr(part[0], "value", part[0]) if type(part) is tuple and len(part) == 2 else None

@@ -34,7 +34,7 @@ class Pace:
         return max(self.host, self.device)
 
     def beats(self, other: Pace, margin: float) -> bool:
-        """Whether it is faster, or leaves the host more time at no cost of the device's, by this share of the other's time."""
+        """Whether it is faster by this share of the other's time, or frees the host by as much and costs the device no more."""
         least = margin * other.seconds
         is_no_slower = self.device <= other.device + MARGIN * other.seconds
         return other.seconds - self.seconds > least or (is_no_slower and other.host - self.host > least)

@@ -18,7 +18,7 @@ _ENOUGH = 6  # calls of each, of the same sizes
 _ENOUGH_TO_LOSE = 18
 _UNTIMED = 2  # calls of the recording, which load code
 _MOST_UNPAIRED = 12  # sizes of which only a call of the program was timed
-_MOST_CALLS = 48
+_MOST_CALLS = 48  # after which it is decided by what is known
 
 Sizes = tuple[int, ...]
 

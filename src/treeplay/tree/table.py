@@ -239,7 +239,7 @@ class EntryTable:
         dropped = []
         in_order = self.items()
         newest = in_order[-1][1] if in_order else None
-        for key, entry in in_order[:-1]:
+        for key, entry in in_order[:-1]:  # the newest stays
             if len(self._entries) <= most and self.recordings <= most:
                 break
             del self._entries[key]

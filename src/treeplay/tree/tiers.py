@@ -111,7 +111,7 @@ def _try(tier: NextTier, lowered: Lowered, made: Recorded, recording: Recording)
 
 
 def _nothing() -> None:
-    """There is nothing to free."""
+    """Frees nothing."""
 
 
 class Trial:
@@ -125,7 +125,7 @@ class Trial:
         self._made = (tier.now, new)
         self._run: list[Replay] = [tier.now.replay, new.replay]
         self._watch = tier.watch
-        self._left = deque([1] * _WARM_UPS + [0, 1] * _TIMED)
+        self._left = deque([1] * _WARM_UPS + [0, 1] * _TIMED)  # the new one warms up, then both in turn
         self._timings: tuple[list[Timing], list[Timing]] = ([], [])
 
     def begin(self) -> None:
@@ -150,7 +150,7 @@ class Trial:
             return self._run[1](tensors, numbers)
         which = self._left.popleft()
         self._made[not which].forget_results()  # or both would hold all gradients
-        if len(self._left) >= 2 * _TIMED:
+        if len(self._left) >= 2 * _TIMED:  # a warm-up
             return self._run[which](tensors, numbers)
         timing = Timing(self._watch())
         self._timings[which].append(timing)
@@ -189,7 +189,7 @@ class Trial:
 
 
 def _nobody(replay: Replay, is_boxed: bool) -> None:
-    """Is told, and does nothing."""
+    """A listener that does nothing."""
 
 
 @contextmanager
@@ -266,7 +266,7 @@ class CompileThread:
                         work()
                 except Exception as error:  # else what was added after it would never be done
                     tell_internal(internal(error, "working in the background"), "a program")
-                del work
+                del work  # or it would be held until the next one comes
         except _TheProcessEnds:
             pass
         finally:

@@ -157,6 +157,7 @@ class Ambience:
             values = [read() for read in _READS]
         except RuntimeError:
             values = [_read(mode) for mode in MODES]
+        # The order of attention kernels comes as a list, and a key is hashed.
         return cls(tuple([tuple(value) if type(value) is list else value for value in values]))
 
     def __getitem__(self, mode: Mode) -> Any:
@@ -203,6 +204,7 @@ class Ambience:
         on_gpu = torch.cuda.is_initialized()
         together = {mode for mode in _TOGETHER if _read(mode) == self[mode]} if on_gpu else set()
         if self[PRECISION] != "highest" or self[DETERMINISTIC] != (False,):
+            # Of these two it tells whether TF32 is allowed and determinism is on, which says all of their usual values alone.
             together -= {PRECISION, DETERMINISTIC}
         if together:
             found = [_condition(mode, self[mode], constant) for mode in MODES if mode in together]

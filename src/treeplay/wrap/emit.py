@@ -98,6 +98,7 @@ class _CallEmitter(ArgumentText):
             self.add(*(f"{self.constant(schedule)}.step()" for schedule in self.signature.schedules))
             self.add(f"return {self.built(self.signature.results, self.signature.refs)}")
         if self.kept:
+            # Only now: which variables of the state are used shows once all lines are there.
             at = conditions.index(_KEPT)
             conditions[at : at + 1] = self.keeping([*conditions[at:], *body])
         errors = "KeyError, IndexError, AttributeError, ValueError, TypeError, RuntimeError"  # the last is torch's own
@@ -106,6 +107,7 @@ class _CallEmitter(ArgumentText):
                 self.add(*conditions)
             self.add(f"except ({errors}):", "    return MISS")
             launched = len(self.lines) + self.launched
+            # Outside of the `try`: what is raised from here on is no miss, since effects may have happened.
             self.add(*body)
         return self.source(name, entry="replay", launched=launched)
 
@@ -132,7 +134,7 @@ class _CallEmitter(ArgumentText):
     def conditions(self) -> None:
         """Conditions on what the program reaches; the native check of all tensors; conditions on these and on numbers."""
         for condition in of_state(self.signature):
-            if isinstance(condition, AreOne) and id(condition.one) in self.is_compared:
+            if isinstance(condition, AreOne) and id(condition.one) in self.is_compared:  # by `keep_state`
                 continue
             condition.write(self)
             if isinstance(condition, GuardsHold):

@@ -42,6 +42,7 @@ class TakeBack:
         if before is None:
             return
         for tensor, copy in before[0]:
+            # Inference tensors have no version.
             with torch.no_grad(), nullcontext() if tensor.is_inference() else preserving_version(tensor):
                 tensor.copy_(copy)
         for generator, state in before[1]:

@@ -123,6 +123,7 @@ class HigherDerivatives:
         if isinstance(made, Refusal):
             raise made
         given = [gradient for gradient in gradients if gradient is not None]
+        # Behind the gradients come the results, where the call draws: they are there to be drawn.
         return made([*inputs, *given])[: len(inputs)]  # type: ignore[no-any-return]
 
     def _make(self, node: NodePlan, origins: Sequence[Origin], inputs: Sequence[Any], gradients: Sequence[Any]) -> Any:
@@ -171,6 +172,7 @@ def _gradients_of(function: Flat, node: NodePlan, origins: Sequence[Origin], cou
     def gradients(*given: Any) -> list[Any]:
         found: list[Any] = [None] * count
         with torch.enable_grad():
+            # The function would overwrite what it is given once more.
             inputs = [value.clone() if k in overwritten else value for k, value in enumerate(given[:count])]
             results = function(*inputs)
             values = [origin.value(inputs, results) for origin in origins]

@@ -77,6 +77,7 @@ class Arrangement:
             detached = [member.argument for base in self.bases for member in base.members if member.is_detached]
             noted.grown = [argument for argument in detached if members[argument].requires_grad]
             noted.layouts = _new_layouts(self.bases, members)
+            # A result that is one of the aliases is the input itself.
             whole = {id(alias): value for alias, value in zip(seen, given, strict=True)}
             return [None if k in noted.members else whole.get(id(result), result) for k, result in enumerate(results)]
 

@@ -140,7 +140,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _refuse_writes_past_autograd(members: Sequence[Member], written: WrittenArguments, refuse: Any) -> None:
-    """A write that autograd sees and one that it does not see, to one memory, make one history that is neither's."""
+    """Refuse a write that autograd sees beside one that it does not, to one memory: the history would be neither's."""
     seen = [member for member in members if member.argument in written.arguments]
     for one, other in combinations(seen, 2):
         if one.is_detached != other.is_detached:
@@ -194,6 +194,7 @@ def view_of_base(base: torch.Tensor, member: Member) -> torch.Tensor:
     if dtype is base.dtype:
         view = base.as_strided(layout.shape, layout.stride, layout.offset)
         return view.detach() if member.is_detached else view
+    # Each element as a last dimension of bytes, of which `view` makes one number.
     width = dtype.itemsize
     stride = [step * width for step in layout.stride]
     places = base.as_strided((*layout.shape, width), (*stride, 1), layout.offset * width)

@@ -49,6 +49,7 @@ class _WatchedFunction(torch.nn.Module):
         self.mode = torch.is_grad_enabled()
 
     def forward(self, *inputs: Any) -> list[Any]:
+        # Torch may run it more than once: the last run counts.
         self.seen.writes.clear()
         self.seen.touched.clear()
         self.seen.versioned.clear()

@@ -51,12 +51,12 @@ def check_copy(one: Any, other: Any, names: tuple[str, str]) -> None:
 
 
 def one_object(names: tuple[str, str]) -> PatternChanged:
-    """Two positions hold one tensor, as they did not at the trace, and its shape changes in place."""
+    """The error for two positions that hold one tensor by now, whose shape changes in place."""
     return PatternChanged(f"{names[0]} and {names[1]} are one tensor, and its shape changes in place. {_FIX}")
 
 
 def begins_elsewhere(name: str) -> PatternChanged:
-    """An argument that is laid out anew, counted from where its memory begins, does not begin where it did at the trace."""
+    """The error for an argument that is laid out anew and begins elsewhere in its memory than at the trace."""
     return PatternChanged(
         f"{name} begins elsewhere in its memory than when this was traced, and is laid out anew. {_FIX}"
     )
@@ -96,6 +96,7 @@ class AllApart:
             active = [other for other in active if other[1] > item[0]]
             for other in active:
                 one, two = sorted((item[2], other[2]))
+                # Parts of one argument go by its name, and may share memory.
                 if self.names[one] != self.names[two] and (one in self.written or two in self.written):
                     check_apart(args[one], args[two], (self.names[one], self.names[two]))
             active.append(item)
@@ -133,6 +134,6 @@ def _another(names: Sequence[str]) -> PatternChanged:
 
 
 def needs_gradient(given: Sequence[Any], frozen: Mapping[int, str]) -> PatternChanged:
-    """One of the arguments that were frozen needs a gradient."""
+    """The error for a frozen argument that needs a gradient."""
     told = next(name for at, name in frozen.items() if given[at].requires_grad)
     return PatternChanged(f"{told} needed no gradient when this was compiled, and needs one now")

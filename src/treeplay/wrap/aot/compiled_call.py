@@ -77,7 +77,7 @@ def load_training(
         plan = dataclasses.replace(plan, node=node)
         instead = _first_call(forward, plan, compilers)
         run = compilers.forward(forward, [*traced.inputs[0], *traced.inputs[2:4], *generator_inputs(forward)])
-    tangents = 0 if node.is_whole else len(node.tangents)
+    tangents = 0 if node.is_whole else len(node.tangents)  # else zeros come for those that are missing
     lazy = LazyBackward(
         _later(compilers.backward, backward, tangents, is_boxed=compilers.is_boxed),
         tangents,

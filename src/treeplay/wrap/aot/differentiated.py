@@ -49,7 +49,7 @@ def differentiated_again(ctx: Any, gradients: Sequence[Any]) -> Any:
 
 
 def late_write() -> UsageError:
-    """The backward writes to an argument that needs a gradient, under create_graph."""
+    """The error of a backward under create_graph that writes to what needs a gradient."""
     return UsageError(
         "the backward of a compiled function writes to an argument that needs a gradient, and create_graph=True asks for "
         "a history of that write, which is not kept. Fix: compute this part without treeplay, or without create_graph"

@@ -48,6 +48,7 @@ def _dropout(given: Mapping[str, Any]) -> torch.Tensor | None:
         return None  # an error, which torch tells
     if not is_on or p == 0 or tensor.numel() == 0:
         return tensor
+    # A product, as eager has it: a NaN stays one.
     return tensor * tensor.new_zeros(()) if p == 1 and not given["inplace"] else None
 
 

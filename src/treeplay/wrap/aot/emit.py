@@ -118,7 +118,7 @@ class _PlanEmitter(PlanText):
         write_results(self, self.returned)
 
     def keep(self) -> None:
-        """Only what the epilogue needs stays referenced; everything else may die inside the graph."""
+        """Keep references to what the epilogue needs; everything else may die inside the graph."""
         kept = {write.argument for write in self.plan.writes}
         kept |= set(inputs_used(self.plan.results))
         for argument in sorted(kept & set(self.plan.inputs) & set(range(len(self.plan.arguments)))):
@@ -134,6 +134,7 @@ class _PlanEmitter(PlanText):
             self.add(f"args[:0] = {tokens(self.plan.tokens)}")
         values = run_graph(self, is_boxed=self.is_boxed)
         line = f"values = {f'({values}){nothing}' if nothing else values}"
+        # What is not boxed, or raises, leaves the list full, which would keep each argument alive.
         switched(self, [_WITHOUT_GRADIENTS], [line], ["args and args.clear()"], is_short=True)
         count_values(self, count)
         if self.plan.tokens:

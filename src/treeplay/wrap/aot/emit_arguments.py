@@ -96,6 +96,7 @@ def _apart(text: PlanText) -> None:
         if first is not None and second is not None:
             if first and second:  # not only one storage: tensors made of a NumPy array have one each
                 given = f"args[{text.at(one)}], args[{text.at(other)}], {(text.told(one), text.told(other))!r}"
+                # Two spans meet if each begins before the other ends.
                 text.add(f"if -{first} < at{one} - at{other} < {second}: check_apart({given})")
             continue
         text.use("shares_storage", torch_tensors.shares_storage)

@@ -73,6 +73,7 @@ def _backward(text: Writer, plan: CallPlan, node: NodePlan, needs: Needs) -> Non
         text.add("if ctx.layout is not None: args.append(ctx.layout)")
     text.add(f"del {', '.join(dict.fromkeys([*names, *arriving.values(), *parts]))}")
     text.add("run = ctx.needs.run")
+    # Before the graph runs: then `args` alone holds what was saved, and it dies inside of the graph.
     _release(text, node)
     why = "None" if needs.onward is None else "ctx.why"
     again = f"differentiated(run, args, {why}) if is_grad_enabled() else " if plan.opened is None else ""

@@ -50,7 +50,7 @@ def _forward(
     is_boxed: bool,
 ) -> None:
     text.use("run", run)
-    text.use("needs", weakref.ref(needs))
+    text.use("needs", weakref.ref(needs))  # weakly: see `Needs`
     text.add("ctx.needs = needs()")
     count = plan.returned_values + node.saved
     later = [plan.name(write.argument) for write in node.late if write.argument is not None]
@@ -85,6 +85,7 @@ def _forward(
         text.use("Tensor", torch.Tensor)
         marked = ", ".join(f"*(({value},) if isinstance({value}, Tensor) else ())" for value in plain)
         text.add(f"ctx.mark_non_differentiable({marked})")
+    # A gradient that does not come stays None: there is a backward without it.
     text.add("ctx.set_materialize_grads(False)")
     text.add(f"return {tuple_of(value[k] for k in node.returned)}")
 
@@ -99,6 +100,7 @@ def _keep_inputs(text: Writer, kept: KeptInputs, names: Sequence[str]) -> None:
         text.use("versions_of", versions_of)
         versioned = [names[k] for k in kept.versioned]
         text.add(f"try: ctx.versions = {list_of(f'{name}._version' for name in versioned)}")
+        # Inference tensors keep no count, and raise.
         text.add(f"except RuntimeError: ctx.versions = versions_of({', '.join(versioned)})")
     else:
         text.add("ctx.versions = ()")
@@ -148,7 +150,7 @@ def _save_apart(text: Writer, plan: CallPlan, node: NodePlan, count: int) -> Non
 
 
 def _saved_value(plan: CallPlan, node: NodePlan, k: int, *, at: str | None = None) -> str:
-    """What is saved holds no history: a view would keep that of what it views."""
+    """What a saved value is read from. It has no history: a view would keep that of its base."""
     place = at or f"values[{plan.returned_values - plan.tokens + k}]"
     if k in node.copied:
         return f"{place}.clone()"

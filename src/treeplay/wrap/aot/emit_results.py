@@ -21,6 +21,7 @@ def write_results(text: PlanText, returned: Callable[[str], str]) -> None:
     again = {result.index for result in text.plan.results if isinstance(result, SameAsOutput)}
     for k, result in enumerate(text.plan.results):
         made = named[result.index] if isinstance(result, SameAsOutput) else _result(text, k, result)
+        # An expression that stood in two places would make two tensors.
         if k in again and not made.isidentifier():
             text.add(f"result{k} = {made}")
             made = f"result{k}"

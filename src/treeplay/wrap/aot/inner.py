@@ -61,8 +61,7 @@ def _is_inner(node: Any, seen: set[torch.fx.Node]) -> bool:
 
 
 def _bound_to_storage(backward: torch.fx.GraphModule) -> set[torch.fx.Node]:
-    """Inputs of which a gradient is a view, and such as are viewed by where they lie in their storage, which is another one
-    in a block."""
+    """Inputs that cannot lie in a block: a gradient is a view of them, or they are viewed by their place in their storage."""
     gradients: Any = backward.graph.output_node().args[0]
     bound = {base_of(node) for node in gradients if isinstance(node, torch.fx.Node)}
     for node in backward.graph.nodes:

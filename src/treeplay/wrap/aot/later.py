@@ -66,6 +66,7 @@ def take_out(
             user.replace_input_with(state, now)
         needs_grad = bool(traced.facts.input_info[k].requires_grad)
         late.append(LateWrite(argument=plan.inputs[k], tangent=None, needs_grad=needs_grad, part=part))
+        # The copy is erased: it was not given `now` with the other users.
         values.append(now if value is state else value)
     for k, tangent in enumerate(tangents):
         value = _written_value(tangent)
@@ -83,6 +84,7 @@ def take_out(
         )
     if late:
         for both in before.values():
+            # The graph gives there what the backward leaves, which `values` have by now.
             outputs[both.place] = both.state
         graph.output_node().args = ([*outputs, *values],)
         told = graph.output_node().meta.get("desc")

@@ -153,6 +153,7 @@ class LazyBackward:
             known = self._run.get(missing)
             if known is None:
                 while len(self._run) >= _MOST_PARTIAL:
+                    # The oldest; that for all gradients is in `_whole` besides.
                     del self._run[next(iter(self._run))]
                 known = self._run[missing] = _Fitted(self._compile(missing, values), values)
             if not missing:
@@ -165,7 +166,7 @@ def _always(*_: Any) -> bool:
 
 
 def _check(values: Sequence[Any]) -> Callable[..., bool]:
-    """Whether tensors are like those of `values`. Generators, and what stands for tokens, are not looked at."""
+    """What tells whether tensors are like those of `values`; generators, and what stands for tokens, are not looked at."""
     places = [at for at, value in enumerate(values) if isinstance(value, torch.Tensor)]
     check = tensor_check([values[at] for at in places])
     return check if len(places) == len(values) else lambda *given: check(*[given[at] for at in places])

@@ -133,7 +133,7 @@ class LineWatch(TorchFunctionMode):
             self.born[id(result)] = result, user_location()
 
     def refuse_leaves(self, results: Sequence[Any]) -> None:
-        """A new leaf, or a view made under no_grad, would come out of the graph with a history."""
+        """Refuse a new leaf or a view made under no_grad: it would come out of the graph with a history."""
         for result in results:
             if id(result) in self.born and result.is_leaf:  # what a custom function made may have a history by now
                 raise refusal("leaf", "a result needs a gradient and has no history", self.born[id(result)][1])

@@ -53,7 +53,7 @@ def load_call(
     if instead is not None:
         on_first_call(call, instead, is_boxed=is_boxed)
     call.source, call.plan, call.sources, call.backward = source.text, plan, (source.text, *sources), None
-    call.kept = kept
+    call.kept = kept  # as long as calls may come: see `Needs`
     return call
 
 

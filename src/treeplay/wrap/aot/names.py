@@ -28,6 +28,7 @@ def names_of(function: Callable[..., Any], count: int) -> tuple[str, ...]:
 
 def usable_names(names: Sequence[str], count: int) -> tuple[str, ...]:
     """`names` if all can stand in generated code, beside its own; else numbered ones."""
+    # Generated variables end in a number or have a `_`: `value0`, `grad0_a`.
     is_usable = len(set(names)) == len(names) == count and not any(
         not name.isidentifier() or keyword.iskeyword(name) or name in _TAKEN or name[-1].isdigit() or "_" in name
         for name in names

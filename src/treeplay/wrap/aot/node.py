@@ -35,7 +35,7 @@ def note_write(tensor: torch.Tensor) -> None:
 
 
 def note_every_write(tensors: list[torch.Tensor]) -> None:
-    """The same for many."""
+    """The same for many tensors."""
     autograd.increment_versions([tensor for tensor in tensors if not tensor.is_inference()])
 
 
@@ -86,7 +86,7 @@ def lay_out(tensor: torch.Tensor, layout: Layout) -> None:
 def write_unnoticed(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """A write that came through `.data`, or that of a batch norm to its statistics: the version stays."""
     if type(tensor) is torch.Tensor and type(value) is torch.Tensor:
-        with ExcludeKeys(_ABOVE):
+        with ExcludeKeys(_ABOVE):  # one of these keys counts versions up
             tensor.copy_(value)
         return
     with autograd.preserving_version(tensor):
@@ -94,5 +94,5 @@ def write_unnoticed(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def wrong_count(expected: int, values: Sequence[Any], place: str) -> InternalError:
-    """A graph returned another number of values than its plan says."""
+    """The error of a graph that returned another number of values."""
     return InternalError(f"the {place} returned the wrong number of values: expected {expected}, got {len(values)}")

@@ -36,6 +36,7 @@ def without_gradients(
         elif node not in zeros and any(source in zeros for source in node.all_input_nodes):
             _without_zeros(graph, node, zeros)
     for node in reversed(list(graph.nodes)):
+        # With all gradients, the call passes all values: inputs that nothing uses stay.
         if not node.users and node.op != "output" and (missing or node.op != "placeholder"):
             graph.erase_node(node)
     left = set(graph.find_nodes(op="placeholder"))

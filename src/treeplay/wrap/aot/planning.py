@@ -83,7 +83,7 @@ def _touched(traced: Traced, seen: TraceFindings, positions: Sequence[int]) -> s
 
 
 def _refuse_new_histories(plan: CallPlan, facts: Any, seen: TraceFindings, noted: RunNotes) -> None:
-    """A write of something that needs a gradient starts a history, here of one tensor in the place of several."""
+    """Refuse a write that starts a history: here it would be that of one tensor in the place of several."""
     for base, info in zip(plan.bases, facts.input_info, strict=False):  # bases come first
         grown = any(member.argument in noted.grown for member in base.members)
         if grown or (base.whole is CommonBase.FLAT and info.requires_grad):

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-_LARGEST = 2**63 - 1
+_LARGEST = 2**63 - 1  # that `randint` takes
 
 
 def draw_seeds(count: int) -> list[int]:

@@ -71,7 +71,7 @@ def _draw(node: torch.fx.Node, op: Any, *, is_used: bool) -> Draw:
 
 
 def _device(node: torch.fx.Node, tensors: Sequence[torch.Tensor]) -> torch.device:
-    """Of a state and a value, the value comes last."""
+    """Where a node draws: of a state and a value, the value comes last."""
     return tensors[-1].device if tensors else torch.device(node.kwargs.get("device") or "cpu")  # type: ignore[arg-type]
 
 

@@ -30,7 +30,7 @@ from treeplay.wrap.aot.planning_node import values_with_tangents
 def writes_of_forward(
     traced: Traced, forward: torch.fx.GraphModule, plan: CallPlan, late: Sequence[LateWrite]
 ) -> tuple[ArgumentWrite, ...]:
-    """The writes that it is all the same to the caller who does."""
+    """The writes of which it does not matter to the caller who does them."""
     if plan.opened is not None or plan.tokens:
         return ()
     outputs: list[Any] = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
@@ -52,7 +52,7 @@ def writes_of_forward(
         target = fake_of(placeholders[at])
         return (
             not traced.facts.input_info[at].requires_grad
-            and used[write.value] == 1
+            and used[write.value] == 1  # by this write alone
             and isinstance(value, torch.fx.Node)
             and base_of(value).op == "call_function"
             and _is_alike(target, fake_of(value))

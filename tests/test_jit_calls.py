@@ -226,6 +226,21 @@ def test_defaults_and_keywords_are_keyed_as_they_are_given() -> None:
         assert_same(jitted(x, torch.tensor(4.0)), x * 4 - 1)
 
 
+def test_the_order_of_further_keywords_is_the_calls() -> None:
+    def program(**parts: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(2)
+        for part in parts.values():
+            total = total * 2 - part
+        return total
+
+    jitted = jit(program)
+    for call in range(6):
+        x, y = torch.randn(2), torch.randn(2)
+        order = {"a": x, "b": y} if call % 3 else {"b": y, "a": x}
+        assert_same(jitted(**order), program(**order))
+    assert jitted.statistics().recordings == 2
+
+
 def test_a_wrong_call_raises_what_eager_raises() -> None:
     jitted = jit(scaled)
     for _ in range(3):

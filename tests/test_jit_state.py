@@ -332,6 +332,29 @@ def test_objects_with_slots_hold_state_too() -> None:
     assert_same(jitted(x), x * 5.0 - slotted.weight)
 
 
+def test_private_slots_hold_state_too() -> None:
+    class Private:
+        __slots__ = ("__count", "__last")
+
+        def __init__(self) -> None:
+            self.__count, self.__last = 2.0, torch.zeros(3)
+
+        def step(self, x: torch.Tensor) -> torch.Tensor:
+            self.__last = x * self.__count - self.__last
+            return x - 1
+
+        def change(self) -> torch.Tensor:
+            self.__count += 1
+            return self.__last
+
+    mine, theirs, x = Private(), Private(), torch.randn(3)
+    jitted = jit(mine.step)
+    for call in range(6):
+        assert_same(jitted(x * call), theirs.step(x * call))
+        assert_same(mine.change(), theirs.change()) if call % 3 == 2 else None
+    assert jitted.statistics().replays >= 2
+
+
 def test_gradients_of_arguments_reach_the_callers_tensors() -> None:
     weight = torch.randn(3)
 

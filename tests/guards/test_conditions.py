@@ -210,6 +210,16 @@ def test_memory_is_compared_by_its_bytes(value: Any, change: Callable[[Any], Non
     assert compare(guard).endswith(f"the values of this {type(value).__name__} then")
 
 
+def test_an_object_at_the_address_of_one_that_is_gone_is_another() -> None:
+    table = np.array([float("1000.5"), None], dtype=object)
+    guard = Data(table, "table")
+    table[0] = None
+    table[0] = float("2000.5")
+    assert compare(guard) != ""
+    table[0] = float("1000.5")
+    assert compare(guard) == ""
+
+
 def test_what_stands_in_for_a_function_of_a_class_is_not_seen() -> None:
     def ours() -> None:
         pass

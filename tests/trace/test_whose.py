@@ -41,6 +41,10 @@ def adds_in_place(d: Any) -> None:
     d += [1]
 
 
+def part_of_a_list(d: Any) -> None:
+    d[1:2] = [3]
+
+
 def in_an_inner_function(d: Any) -> Any:
     def inner() -> None:
         d["c"] = 1
@@ -56,6 +60,7 @@ def in_an_inner_function(d: Any) -> Any:
         (a_computed_key, None),
         (appends, None),
         (adds_in_place, None),
+        (part_of_a_list, None),
         (in_an_inner_function, {"c"}),
     ],
 )

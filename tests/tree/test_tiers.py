@@ -133,9 +133,9 @@ def test_operators_serve_until_what_is_compiled_is_ready_and_faster(compiling: C
     assert found.seconds["lower in the background"] > 0
 
 
-def test_on_trial_one_lets_go_of_its_results_before_the_other_makes_them(
-    compiling: Compiling, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What recordings on the CPU do, which count from 0."""
     log: list[str] = []
     numbers_of_recordings = itertools.count()
     record = HostDevice.record
@@ -147,9 +147,18 @@ def test_on_trial_one_lets_go_of_its_results_before_the_other_makes_them(
             log.append(f"{name} runs")
             return made.replay(tensors, numbers)
 
-        return replace(made, replay=replay, tell=lambda _: None, forget_results=lambda: log.append(f"{name} forgets"))
+        def free() -> None:
+            log.append(f"{name} is freed")
+            made.free()
+
+        forget = lambda: log.append(f"{name} forgets")  # noqa: E731
+        return replace(made, replay=replay, free=free, tell=lambda _: None, forget_results=forget)
 
     monkeypatch.setattr(HostDevice, "record", noting)
+    return log
+
+
+def test_on_trial_one_lets_go_of_its_results_before_the_other_makes_them(compiling: Compiling, log: list[str]) -> None:
     jitted, x = treeplay.jit(lambda x: x * 2 - 1), torch.randn(4)
     for call in range(CALLS):
         if call == 4:
@@ -162,6 +171,19 @@ def test_on_trial_one_lets_go_of_its_results_before_the_other_makes_them(
     for before, at in itertools.pairwise(runs):
         if log[before] != log[at]:
             assert log[before].replace("runs", "forgets") in log[before:at]
+
+
+def test_what_is_freed_since_it_is_not_faster_does_not_run_again(
+    compiling: Compiling, monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    monkeypatch.setattr(Watch, "new_takes", 10.0)
+    compiling.ready.set()
+    jitted, x = treeplay.jit(lambda x: x * 2 - 1), torch.randn(4)
+    for call in range(CALLS):
+        if call == 3:
+            assert compile_thread.wait(30)
+        assert_same(jitted(x), x * 2 - 1)
+    assert "recording 1 runs" not in log[log.index("recording 1 is freed") :]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -23,7 +23,7 @@ from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import has_strides, is_initialised
 from treeplay.values.kinds import is_a
 from treeplay.values.mismatch import Mismatch
-from treeplay.values.same import is_same, is_value
+from treeplay.values.same import exact_key, is_same, is_value
 from treeplay.values.spec import TensorSpec
 
 Commit = Callable[[], None]
@@ -211,7 +211,7 @@ class Data(Guard):
         value = self.value
         if hasattr(value, "dtype"):
             if value.dtype.hasobject:
-                return value.shape, [id(item) for item in value.ravel().tolist()]
+                return value.shape, exact_key(tuple(value.ravel().tolist()))
             return str(value.dtype), value.shape, value.strides, value.tobytes()
         return bytes(value)
 

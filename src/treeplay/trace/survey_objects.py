@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
+from types import MemberDescriptorType
 from typing import Any
 
 import torch
@@ -129,9 +130,9 @@ class SurveyedObjects:
 
     def _slots(self, value: Any, place: Binding, needs: Names) -> None:
         for cls in type(value).__mro__:
-            slots = cls.__dict__.get("__slots__", ())
-            for name in (slots,) if is_a(slots, str) else slots:
-                if name not in ("__dict__", "__weakref__"):
+            # `__slots__` itself has private names as they are written, without that of the class.
+            for name, at in list(cls.__dict__.items()) if "__slots__" in cls.__dict__ else ():
+                if type(at) is MemberDescriptorType:
                     here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
                     self._walk.enter_place(here, needs | {name})
 

@@ -184,8 +184,8 @@ def changes_in(code: CodeType) -> frozenset[Any] | None:
     before = None
     for step in dis.get_instructions(code):
         if step.opname in _STORES:
-            # The key is what was pushed last.
-            if before is None or before.opname != "LOAD_CONST":
+            # The key is what was pushed last: of a slice, where it ends.
+            if before is None or before.opname != "LOAD_CONST" or step.opname == "STORE_SLICE":
                 return None
             keys.add(before.argval)
         elif step.argrepr in _IN_PLACE:  # of a list or a set, for all that is known

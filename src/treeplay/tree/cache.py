@@ -147,6 +147,7 @@ class Cache:
 
     def drop(self, entry: Entry, recording: Recording) -> None:
         """Forget a recording, so that a later call makes another one."""
+        self.settle()
         if recording in entry.recordings:
             entry.recordings.remove(recording)
             entry.calls_before += recording.calls

@@ -146,8 +146,7 @@ class Trial:
 
     def _launch(self, tensors: list[torch.Tensor], numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         if not self._left:
-            self._decide()
-            return self._run[1](tensors, numbers)
+            return self._run[self._decide()](tensors, numbers)
         which = self._left.popleft()
         self._made[not which].forget_results()  # or both would hold all gradients
         if len(self._left) >= 2 * _TIMED:  # a warm-up
@@ -157,12 +156,12 @@ class Trial:
         with timing:
             return self._run[which](tensors, numbers)
 
-    def _decide(self) -> None:
-        """Keep the faster one, once all times are known."""
+    def _decide(self) -> bool:
+        """Keep the faster one, once all times are known: 0 or 1, whichever is to run. What is not kept is freed."""
         recording = self._recording()
         is_known = all(timing.device() is not None for timings in self._timings for timing in timings)
         if recording is None or recording.set_run is None or not is_known:
-            return
+            return True
         before, after = map(Pace.of, self._timings)
         is_faster, told = False, "it could not be timed"
         if before is not None and after is not None:
@@ -181,6 +180,7 @@ class Trial:
         goes.tell(_nobody)
         set_run(self._run[is_faster])
         goes.free()
+        return is_faster
 
     def _free(self) -> None:
         for made in self._made:

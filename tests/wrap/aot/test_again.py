@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from treeplay.backend.job import plain_compilers
-from treeplay.errors import UsageError
+from treeplay.errors import Refusal, UsageError
 from treeplay.wrap.aot import again, redrawn
 from wrap.aot.oracle import alike, numbers, wrapped
 
@@ -275,6 +277,21 @@ def test_an_error_while_a_second_derivative_is_made_is_told_as_ours(monkeypatch:
     (slope,) = torch.autograd.grad(call([x, w])[0].sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match=r"differentiated twice: .*error of treeplay's own: .*no such node"):
         slope.sum().backward()
+
+
+def test_a_second_derivative_that_is_refused_keeps_nothing_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> Any:
+        raise Refusal.of("create_graph", "it is told to", "none", None)
+
+    monkeypatch.setattr(again, "_gradients_of", refused)
+    call = wrapped(lambda x, w: [(x * w).exp()], make, plain=plain_compilers)
+    for _ in range(2):
+        x, w = make()
+        (slope,) = torch.autograd.grad(call([x, w])[0].sum(), x, create_graph=True)
+        gone = weakref.ref(x)
+        del x, w, slope
+        gc.collect()
+        assert gone() is None
 
 
 def test_an_argument_that_nobody_else_needs_is_not_kept() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
 from treeplay.wrap.aot.random_states import RecomputeGenerators, draw_seeds
+from treeplay.wrap.aot.redrawn import has_own_generators
 from wrap.aot.oracle import boxed, min_cut, numbers, wrapped
 
 
@@ -217,3 +218,21 @@ def test_W18_values_kept_without_a_check_come_before_the_states() -> None:
     w.add_(1)
     y.sum().backward()
     assert call.plan.node.unchecked == 2 and torch.equal(is_dropped, x.grad == 0)
+
+
+@pytest.mark.parametrize(("share", "draws"), [(0.0, False), (0.5, True)])
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_attention_draws_only_with_dropout(is_saved: bool, share: float, draws: bool) -> None:
+    attention = torch.ops.aten._scaled_dot_product_flash_attention.default
+    inner = torch.fx.Graph()
+    parts = [inner.placeholder(name) for name in "qkv"]
+    run = torch.ops.higher_order.run_and_save_rng_state
+    inner.call_function(run, (attention, *parts, share)) if is_saved else inner.call_function(
+        attention, (*parts, share)
+    )
+    inner.output(())
+    root, outer = torch.nn.Module(), torch.fx.Graph()
+    root.body = torch.fx.GraphModule({}, inner)
+    outer.create_node("get_attr", "body")
+    outer.output(())
+    assert has_own_generators(torch.fx.GraphModule(root, outer)) is draws

@@ -22,6 +22,7 @@ from treeplay.errors import InternalError, Refusal, TreeplayError
 from treeplay.locks import shared_lock
 from treeplay.sandbox.boundary import Boundary
 from treeplay.torch_seam.aot import Traced, is_base_kept
+from treeplay.values.refusal import Reason
 from treeplay.wrap.aot.arrange import Arrangement, RunNotes
 from treeplay.wrap.aot.capture import captured
 from treeplay.wrap.aot.compilers import Compilers
@@ -120,8 +121,8 @@ class HigherDerivatives:
             made = self._made.get(key)
             if made is None:
                 made = self._made[key] = self._make(node, origins, inputs, gradients)
-        if isinstance(made, Refusal):
-            raise made
+        if isinstance(made, Reason):  # a refusal would keep the frames that it was raised in, with all that is in them
+            raise Refusal(made)
         given = [gradient for gradient in gradients if gradient is not None]
         # Behind the gradients come the results, where the call draws: they are there to be drawn.
         return made([*inputs, *given])[: len(inputs)]  # type: ignore[no-any-return]
@@ -151,9 +152,9 @@ class HigherDerivatives:
                 raise Refusal.of("create_graph", why, "differentiate all results of the call together", None)
             return made
         except InternalError as error:
-            return Refusal.of("create_graph", f"of an error of treeplay's own: {error}", "report it", None)
+            return Reason("create_graph", f"of an error of treeplay's own: {error}", "report it")
         except Refusal as refusal:
-            return refusal
+            return refusal.reason
 
     def _check_same(self, function: Flat, inputs: Sequence[Any]) -> None:
         """Refuse where the program would do something else by now: a flag may have changed since the call."""

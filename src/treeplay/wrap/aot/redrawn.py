@@ -53,12 +53,13 @@ def has_own_generators(module: torch.fx.GraphModule) -> bool:
 def _drawing(node: torch.fx.Node) -> Any:
     """The operator that a node calls, if it draws random numbers."""
     op: Any = node.target
+    args: Sequence[Any] = node.args
     if op is torch.ops.higher_order.run_and_save_rng_state:
-        op = node.args[0]
+        op, *args = node.args
     if not is_random(op):
         return None
     names = [argument.name for argument in op._schema.arguments]
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    given = dict(zip(names, args, strict=False)) | node.kwargs
     is_idle = "dropout_p" in names and given.get("dropout_p", 0.0) == 0  # attention without dropout draws none
     return None if is_idle else op
 

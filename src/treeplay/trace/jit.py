@@ -136,26 +136,24 @@ def _trace_over(
 
 def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_shared: bool) -> Trace:
     run.numbers = stand_in_for_rates(run)
-    # Modes belong to a thread: the backward of a GPU's tensors must not go to another one.
-    one_thread = torch.autograd.set_multithreading_enabled(False)
     skipping = steps_may_be_skipped(run.tracer, run.snapshot)
     schedules = Schedules(run.tracer, run.found)
-    aside = (autocast_cache_apart(), numpy_asks(meet_numpys), plain_functions())
     apart = run.snapshot.gradients.apart() if is_shared else contextlib.nullcontext()
     with (
         stand_in_for_arguments(run, call) as (args, kwargs),
         no_waiting(run.tracer),
         noticing(run),
         dynamo_off(),
-        one_thread,
-        aside[0],
+        # Modes belong to a thread: the backward of a GPU's tensors must not go to another one.
+        torch.autograd.set_multithreading_enabled(False),
+        autocast_cache_apart(),
         skipping,
         averages_without_asking(),
         arrays_become_tensors() if call.arrays else contextlib.nullcontext(),
         stepped_last(schedules),
         histories_given(run.tracer.lasting.check_history),
-        aside[1],
-        aside[2],
+        numpy_asks(meet_numpys),
+        plain_functions(),
         apart,
         run.tracer,
         run.watch,

@@ -158,6 +158,19 @@ def test_the_order_of_a_dict_is_part_of_the_call() -> None:
         assert_same(jitted({"b": b, "a": a}), b - 2 * a)
 
 
+def test_the_order_of_keywords_is_part_of_the_call() -> None:
+    def use(**parts: torch.Tensor) -> torch.Tensor:
+        first, second = parts.values()
+        return first - 2 * second
+
+    jitted = jit(use)
+    a, b = torch.randn(3), torch.randn(3)
+    for _ in range(4):
+        assert_same(jitted(a=a, b=b), a - 2 * b)
+    for _ in range(4):
+        assert_same(jitted(b=b, a=a), b - 2 * a)
+
+
 @pytest.mark.parametrize("values", [(2, 3), (2.0, 2), (True, 1), ("a", "b"), (None, 0), ((1, 2), (2, 1)), (0.0, -0.0)])
 def test_python_values_are_part_of_the_key(values: tuple[Any, Any]) -> None:
     def use(x: torch.Tensor, value: Any) -> tuple[torch.Tensor, str]:

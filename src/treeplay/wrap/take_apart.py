@@ -53,8 +53,11 @@ class ArgumentText(ResultText):
         count = len(structure.parts)
         if structure.cls is deque:
             self.require(f"{value}.maxlen {'is' if structure.most is None else '=='} {structure.most}")
-        if (structure.cls in DICTS and count and not is_known) or (structure.cls is set and structure.keys):
-            names, expected = f"tuple({value})", self.constant(structure.keys)  # and their order
+        if (structure.cls in DICTS or structure.cls is set) and structure.keys:
+            names, expected = (
+                f"tuple({value})",
+                self.constant(structure.keys),
+            )  # and their order, which **kwargs has too
             if all(type(key) is str for key in structure.keys):
                 self.require(f"{names} == {expected}")
             else:

@@ -128,13 +128,21 @@ class References:
     def _take_apart(self, value: Any) -> tuple[list[Any], Leaf | Structure]:
         leaves, structure = flatten(value, self._is_one, self.found.is_new)
         for cls in classes_in(structure):
-            if dataclasses.is_dataclass(cls) and not _is_made_again(leaves, structure, self.found.is_new):
+            if dataclasses.is_dataclass(cls) and not self._is_made_again(leaves, structure):
                 raise self.refuse(
                     "result",
                     f"the constructor of {cls.__name__} does not give a result like this one back from its fields",
                     "return its tensors, and make the object after the call",
                 )
         return leaves, structure
+
+    def _is_made_again(self, leaves: list[Any], structure: Leaf | Structure) -> bool:
+        """Whether constructors, given the fields, leave them as they are (`__post_init__` may not)."""
+        try:  # what is one thing above is one thing here too: a batch with the list of another one is made again
+            again, same = flatten(unflatten(structure, leaves), self._is_one, self.found.is_new)
+        except Exception:  # the user's constructor may raise anything
+            return False
+        return same == structure and all(new is old for new, old in zip(again, leaves, strict=True))
 
     def _tensor(self, tensor: torch.Tensor) -> Ref:
         """The reference for a tensor that is met for the first time."""
@@ -170,12 +178,3 @@ class References:
                 "and a replay makes only plain tensors",
                 "make it outside of the program, and write to it inside",
             )
-
-
-def _is_made_again(leaves: list[Any], structure: Leaf | Structure, opens: Callable[[Any], bool]) -> bool:
-    """Whether constructors, given the fields, leave them as they are (`__post_init__` may not)."""
-    try:
-        again, same = flatten(unflatten(structure, leaves), opens=opens)
-    except Exception:  # the user's constructor may raise anything
-        return False
-    return same == structure and all(new is old for new, old in zip(again, leaves, strict=True))

@@ -149,12 +149,20 @@ class Objects:
             asks = False
         names = self._walk.names
         counts = functools.partial(matters, names, asks)
+        if "__subclasses__" in names and str(cls.__module__).partition(".")[0] != "torch":
+            self._subclasses_of(cls)
         table = real_table(cls)
         self._walk.dependencies.add_table(Table(table, f"{cls.__qualname__}.", matters=counts))
         for name, entry in list(table.items()):
             is_data = not is_a(entry, (*WRAPPERS, property, types.FunctionType))
             if counts(name) and (not is_data or asks or name in names):
                 self._walk.enter(entry, f"{cls.__qualname__}.{name}")
+
+    def _subclasses_of(self, cls: type) -> None:
+        """The classes that are derived from a class: no attribute and no container that a program can see holds them."""
+        asked = Asked(lambda: tuple(type.__subclasses__(cls)), f"{cls.__qualname__}.__subclasses__()", is_fresh=True)
+        self._walk.dependencies.asked.append(asked)
+        self._walk.enter_each(asked.recorded, asked.label)
 
     def _goes_behind_itself(self, cls: type) -> bool:
         """Whether a method of `cls` that ran asks for attributes of its object in a way that the class is not told of."""

@@ -23,11 +23,13 @@ from treeplay.torch_seam.patched import Shared
 
 DisableTorchFunctionSubclass: Any = torch._C.DisableTorchFunctionSubclass
 """A context in which `__torch_function__` of tensor subclasses is not called."""
+DisableTorchFunction: Any = torch._C.DisableTorchFunction
+"""The same, and no function mode is called either."""
 innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 
 # By names of their own, since each call asks: looking them up takes longer than they do.
 _dispatch_modes_around = torch._C._len_torch_dispatch_stack
-_function_modes_around = torch._C._len_torch_function_stack
+function_modes_around = torch._C._len_torch_function_stack
 
 _c: Any = torch._C  # of which some functions are told to no type checker
 
@@ -129,7 +131,7 @@ def is_mode_active() -> bool:
     """
     return (
         _dispatch_modes_around() > 0
-        or _function_modes_around() > 0
+        or function_modes_around() > 0
         or innermost_transform() is not None
         or saving_hooks(False) is not None
     )

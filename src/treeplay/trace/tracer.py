@@ -24,7 +24,7 @@ from treeplay.observe.lines import call_site, innermost_is_optimizer, user_locat
 from treeplay.torch_seam.fakes import (
     FakeTensor,
 )
-from treeplay.torch_seam.modes import TorchDispatchMode
+from treeplay.torch_seam.modes import DisableTorchFunction, TorchDispatchMode, function_modes_around
 from treeplay.torch_seam.schemas import is_foreach_write, is_random, leaves_of, tell_autograd, with_leaves
 from treeplay.torch_seam.tensors import address_of, storage_of
 from treeplay.trace.begins import BEGINS, from_start
@@ -93,6 +93,9 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         was_noting = self.reads.pause()  # what follows is ours and torch's, not the program's
         try:
+            if function_modes_around():  # C++ came here by itself, past these: they would watch what is asked below
+                with DisableTorchFunction():
+                    return self._dispatch(func, args, kwargs or {})
             return self._dispatch(func, args, kwargs or {})
         finally:
             if was_noting:

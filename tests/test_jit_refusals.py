@@ -20,6 +20,7 @@ import treeplay
 from support import assert_same, jit
 
 _parameter = nn.Parameter(torch.ones(3))
+_buffer = torch.ones(3) * 3
 _generator = torch.Generator()
 
 
@@ -84,6 +85,46 @@ def _hooked(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
+class _Printed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        print(grad, file=io.StringIO())  # HERE
+        return grad * 3
+
+
+def _printed_in_a_backward(x: torch.Tensor) -> torch.Tensor:
+    _parameter.grad = None
+    _Printed.apply(_parameter * x).sum().backward()
+    return x * _parameter.grad
+
+
+def _data_set_in_a_hook(x: torch.Tensor) -> torch.Tensor:
+    def hook(grad: torch.Tensor) -> torch.Tensor:
+        _parameter.data = torch.ones(3) * 2  # HERE
+        return grad * 3
+
+    _parameter.grad = None
+    y = _parameter * x
+    y.register_hook(hook)
+    y.sum().backward()
+    return x * _parameter.grad
+
+
+def _numpy_in_a_hook(x: torch.Tensor) -> torch.Tensor:
+    def hook(grad: torch.Tensor) -> torch.Tensor:
+        return grad * float(_buffer.numpy()[0])  # HERE
+
+    _parameter.grad = None
+    y = _parameter * x
+    y.register_hook(hook)
+    y.sum().backward()
+    return x * _parameter.grad
+
+
 PROGRAMS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
     "item": ("item", lambda x: x * x.sum().item()),
     "float()": ("item", lambda x: x * float(x[0])),
@@ -112,6 +153,9 @@ PROGRAMS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
     "numpy.random": ("", _numpy_random),
     "p.data =": ("data", _data_set),
     "register_hook": ("register_hook", _hooked),
+    "print in a backward": ("print", _printed_in_a_backward),
+    "p.data = in a hook": ("data", _data_set_in_a_hook),
+    "numpy in a hook": ("numpy", _numpy_in_a_hook),
     "requires_grad_": ("requires_grad", lambda x: x.requires_grad_().detach() * 2),
     "t_ of an argument": ("", lambda x: x.unsqueeze_(0) * 2),
     "a conjugate view": ("", lambda x: torch.complex(x, x * 2).conj()),

@@ -119,6 +119,19 @@ def histories_given(check: Callable[[torch.Tensor], None]) -> contextlib.Abstrac
     return all_wanted(_HISTORIES, (check, modes))
 
 
+def _within_mode(original: Any, value: Callable[[], Any]) -> Any:
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        with value() or contextlib.nullcontext():
+            return original(*args, **kwargs)
+
+    return run_backward
+
+
+mode_in_backward = Shared(torch.autograd, "_engine_run_backward", _within_mode).wanted
+"""For a block and in this thread, custom functions and hooks that a backward calls run within a mode of functions. Whoever is
+told of the call of backward by that mode has left it by then."""
+
+
 def in_callers_context(function: Callable[..., Any], *inputs: Any) -> Any:
     """Call `function` with the context variables of whoever called backward, if this thread is another one."""
     if torch._C._is_key_in_tls("context"):

@@ -208,3 +208,47 @@ def test_a_generator_that_is_an_argument_is_taken_from_once() -> None:
         given = (value for value in [1, 2, 3])
         assert [recorded(given, torch.ones(1)).item() for _ in range(CALLS)] == [7.0, 1.0, 1.0, 1.0]
         assert [recorded(iter([call]), torch.ones(1)).item() for call in range(CALLS)] == [1.0, 2.0, 3.0, 4.0]
+
+
+SPECIAL: dict[str, tuple[Callable[[Any, torch.Tensor], Any], Any]] = {
+    "__contains__": (lambda owner, x: x * 2 if 3 in owner else x, True),
+    "__bool__": (lambda owner, x: x * 2 if owner else x, True),
+    "__len__": (lambda owner, x: x * 2 if owner else x, 2),
+    "__lt__": (lambda owner, x: x * 2 if owner < 3 else x, True),
+    "__floordiv__": (lambda owner, x: x * (owner // 3), 4),
+    "__ror__": (lambda owner, x: x * (3 | owner), 4),
+    "__float__": (lambda owner, x: x * float(owner), 2.5),
+    "__format__": (lambda owner, x: x * len(f"{owner}"), "text"),
+}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_what_a_special_method_changes_is_found(name: str) -> None:
+    use, answer = SPECIAL[name]
+    counts = {"calls": 0}
+
+    def method(*_: Any) -> Any:
+        counts["calls"] += 1
+        return answer
+
+    owner = type("Owner", (), {name: method})()
+    jitted = jit(lambda x: use(owner, x))
+    jitted(torch.ones(2))
+    with pytest.raises(treeplay.Refusal, match="from 1 to 2"):
+        jitted(torch.ones(2))
+    assert counts == {"calls": 1}
+
+
+def test_state_behind_a_custom_function_is_found() -> None:
+    state = {"gain": torch.ones(2)}
+
+    class Gained(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * state["gain"] - 1
+
+    jitted = jit(lambda x: Gained.apply(x))
+    for at in range(4):
+        state["gain"] = torch.ones(2) * at
+        assert_same(jitted(torch.ones(2)), torch.ones(2) * at - 1)
+    assert jitted.statistics().replays == 3

@@ -121,8 +121,16 @@ def histories_given(check: Callable[[torch.Tensor], None]) -> contextlib.Abstrac
 
 def _within_mode(original: Any, value: Callable[[], Any]) -> Any:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        with value() or contextlib.nullcontext():
+        mode = value()
+        if mode is None:
             return original(*args, **kwargs)
+        torch._C._push_on_torch_function_stack(
+            mode
+        )  # as the mode does in Python, which would count as code of the program
+        try:
+            return original(*args, **kwargs)
+        finally:
+            torch._C._pop_torch_function_stack()
 
     return run_backward
 
@@ -130,6 +138,19 @@ def _within_mode(original: Any, value: Callable[[], Any]) -> Any:
 mode_in_backward = Shared(torch.autograd, "_engine_run_backward", _within_mode).wanted
 """For a block and in this thread, custom functions and hooks that a backward calls run within a mode of functions. Whoever is
 told of the call of backward by that mode has left it by then."""
+
+
+def is_custom(node: Any) -> bool:
+    """Whether an autograd node is a custom function's, whose backward is Python and not torch's own."""
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        return False
+    module = node._forward_cls.__module__  # type: ignore[attr-defined]
+    return not module.startswith("torch.") or module == "torch._library.autograd"  # of `register_autograd`
+
+
+def call_backward(node: Any) -> None:
+    """Call the backward of a custom function's node alone, with gradients of zeros."""
+    node.apply(*(torch.zeros(of.shape, dtype=of.dtype, device=of.device) for of in node._input_metadata))
 
 
 def in_callers_context(function: Callable[..., Any], *inputs: Any) -> Any:

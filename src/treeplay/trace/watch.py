@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from treeplay.errors import Refusal
 from treeplay.observe.lines import user_location
-from treeplay.torch_seam.autograd import changes_what_is_saved, mode_in_backward
+from treeplay.torch_seam.autograd import changes_what_is_saved
 from treeplay.torch_seam.facts import FACTS
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_of_transform
@@ -108,9 +108,6 @@ class WatchFunctions(TorchFunctionMode):
         finally:
             if was_noting:
                 reads.resume()
-        if func in _BACKWARD:
-            with mode_in_backward(self):  # Python that it calls may do as much to a tensor
-                return func(*args, **kwargs)
         return known if func is None else func(*args, **kwargs)
 
     def _look(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:

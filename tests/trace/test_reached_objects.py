@@ -252,3 +252,39 @@ def test_state_behind_a_custom_function_is_found() -> None:
         state["gain"] = torch.ones(2) * at
         assert_same(jitted(torch.ones(2)), torch.ones(2) * at - 1)
     assert jitted.statistics().replays == 3
+
+
+def test_what_hooks_of_parameters_use_and_store_is_found() -> None:
+    def world() -> tuple[Any, ...]:
+        torch.manual_seed(3)
+        weight, state = nn.Parameter(torch.rand(3)), {"gain": torch.rand(3), "norm": None}
+        optimizer = torch.optim.Adam([weight], lr=0.1)
+
+        def hook(parameter: torch.Tensor) -> None:  # the optimizer steps in the backward
+            state["norm"] = parameter.grad.norm()  # type: ignore[union-attr]
+            optimizer.step()
+            optimizer.zero_grad()
+
+        weight.register_hook(lambda grad: grad * state["gain"])
+        weight.register_post_accumulate_grad_hook(hook)
+        return weight, state, lambda x: (weight * x).exp().sum().backward()
+
+    weight, state, step = world()
+    twin, expected, eager = world()
+    jitted = jit(step)
+    for at in range(5):
+        jitted(torch.arange(3.0) + at), eager(torch.arange(3.0) + at)
+        assert_same((weight, state), (twin, expected))
+        if at == 2:
+            state["gain"], expected["gain"] = torch.ones(3), torch.ones(3)
+    assert jitted.statistics().replays == 4
+
+
+def test_a_number_that_a_hook_counts_is_refused_and_left_alone() -> None:
+    weight, counts = nn.Parameter(torch.ones(3)), {"calls": 0}
+    weight.register_hook(lambda grad: counts.update(calls=counts["calls"] + 1))
+    jitted = jit(lambda x: (weight * x).sum().backward())
+    jitted(torch.ones(3))
+    with pytest.raises(treeplay.Refusal, match="from 1 to 2"):
+        jitted(torch.ones(3))
+    assert counts == {"calls": 1}

@@ -128,3 +128,13 @@ def test_a_backward_that_does_more_than_give_gradients_is_refused_and_leaves_no_
     assert caught.value.op == "Doubled.backward"
     assert caught.value.where is not None and caught.value.where.function == "backward"
     assert (state["calls"], state["last"], state["total"], state["weight"].grad) == (0, None, 0, None)
+
+
+def test_random_numbers_of_a_backward_are_drawn_when_it_runs() -> None:
+    function = doubling(lambda grad: grad * torch.rand(3))
+    jitted, sides = jit(lambda x: function.apply(x * torch.rand(3))), []
+    for program in (jitted, lambda x: function.apply(x * torch.rand(3))):
+        torch.manual_seed(3)
+        sides.append([gradient_of(program) for _ in range(4)])
+    assert_same(*sides)
+    assert jitted.statistics().replays == 3

@@ -138,3 +138,36 @@ def test_random_numbers_of_a_backward_are_drawn_when_it_runs() -> None:
         sides.append([gradient_of(program) for _ in range(4)])
     assert_same(*sides)
     assert jitted.statistics().replays == 3
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_function_that_the_program_defines_is_recorded(is_whole: bool) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = doubling(lambda grad: grad * 5).apply(x * 3)
+        return torch.autograd.grad(y.sum(), x)[0] if is_whole else y
+
+    jitted = jit(program)
+    for _ in range(4):
+        found = jitted(torch.ones(3, requires_grad=True)) if is_whole else gradient_of(jitted)
+        assert_same(found, torch.full((3,), 15.0))
+    assert jitted.statistics().replays == 3
+
+
+def test_a_backward_is_given_gradients_of_all_results() -> None:
+    class Largest(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> Any:
+            values, places = x.topk(2)
+            ctx.save_for_backward(places)
+            ctx.mark_non_differentiable(places)
+            return values, places, "no tensor"
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor, of_places: torch.Tensor, nothing: None) -> torch.Tensor:
+            assert of_places.shape == grad.shape and of_places.dtype == torch.int64 and nothing is None
+            return torch.zeros(3).scatter(0, ctx.saved_tensors[0], grad * 3)
+
+    jitted = jit(lambda x: Largest.apply(x * 2)[0])
+    for _ in range(4):
+        assert_same(gradient_of(jitted), torch.tensor([0.0, 6.0, 6.0]))
+    assert jitted.statistics().replays == 3

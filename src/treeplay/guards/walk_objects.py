@@ -28,6 +28,7 @@ from treeplay.guards.names import computes_names, goes_behind, passes_to_super
 from treeplay.guards.reads import WHOLE, ObjectReads
 from treeplay.guards.walk import Walk
 from treeplay.guards.walk_containers import Containers
+from treeplay.torch_seam.autograd import counter_of_functions
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import HEAP, is_a, is_iterator, table_of
@@ -122,7 +123,8 @@ class Objects:
         if is_a(value, weakref.ProxyTypes):
             return
         if is_iterator(value) and not is_a(value, io.IOBase):
-            self._walk.iterators.append((value, label))
+            if value is not counter_of_functions:  # nobody asks for the numbers of custom functions that a run makes
+                self._walk.iterators.append((value, label))
             return
         for found in gc.get_referents(value):
             if not is_a(found, type):

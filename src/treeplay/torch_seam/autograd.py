@@ -29,6 +29,10 @@ increment_versions: Callable[..., None] = torch._C._increment_version
 preserving_version: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
 
+counter_of_functions: Any = getattr(torch.autograd.function, "AUTOGRAD_FUNCTION_COUNTER", None)
+"""Gives each class of custom functions its number."""
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """How often autograd was told that `tensor` changed; 0 where that is not kept (inference tensors)."""
     return 0 if tensor.is_inference() else int(tensor._version)
@@ -87,11 +91,25 @@ def _noting_mode(original: Any, value: Callable[[], Any]) -> Any:
         _, modes = given
         modes.append(torch.is_grad_enabled())
         try:
-            return original.__get__(None, cls)(*args, **kwargs)
+            result = original.__get__(None, cls)(*args, **kwargs)
         finally:
             modes.pop()
+        _note_results(result if isinstance(result, tuple) else (result,))
+        return result
 
     return classmethod(apply)
+
+
+def _note_results(results: tuple[Any, ...]) -> None:
+    """Have the node of a custom function know its results: it is told nothing of those that nobody can differentiate."""
+    tensors = [result if isinstance(result, torch.Tensor) else None for result in results]
+    nodes: set[Any] = {tensor.grad_fn for tensor in tensors if tensor is not None}
+    for node in nodes:
+        if is_custom(node):
+            node.metadata[_RESULTS] = [t if t is None else (t.shape, t.dtype, t.device) for t in tensors]
+
+
+_RESULTS = "treeplay: results"
 
 
 def _checking(original: Any, value: Callable[[], Any]) -> Any:
@@ -114,7 +132,7 @@ _HISTORIES = (
 
 def histories_given(check: Callable[[torch.Tensor], None]) -> contextlib.AbstractContextManager[None]:
     """For a block and in this thread, `check(tensor)` is called before a custom function marks a tensor as changed in place
-    and so gives it a history. No operator and no mode sees that."""
+    and so gives it a history. No operator and no mode sees that. What custom functions give is noted for `call_backward`."""
     modes: list[bool] = []  # of those who called `apply`: inside of a forward gradients are off
     return all_wanted(_HISTORIES, (check, modes))
 
@@ -149,8 +167,9 @@ def is_custom(node: Any) -> bool:
 
 
 def call_backward(node: Any) -> None:
-    """Call the backward of a custom function's node alone, with gradients of zeros."""
-    node.apply(*(torch.zeros(of.shape, dtype=of.dtype, device=of.device) for of in node._input_metadata))
+    """Call the backward of a custom function alone, with gradients of zeros. It was called while `histories_given` lasted."""
+    results = node.metadata[_RESULTS]
+    node.apply(*(None if of is None else torch.zeros(of[0], dtype=of[1], device=of[2]) for of in results))
 
 
 def in_callers_context(function: Callable[..., Any], *inputs: Any) -> Any:

@@ -264,6 +264,12 @@ def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
     return _disable_current_modes()
 
 
+def is_real(value: Any) -> bool:
+    """Whether a tensor is a plain one with memory, and nothing that a tracer or a function transform computes with."""
+    is_plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+    return is_plain and not is_of_transform(value) and not torch._is_functional_tensor(value)
+
+
 def is_wrapper(value: Any) -> bool:
     """Whether a tensor is a subclass made of inner tensors."""
     return isinstance(value, torch.Tensor) and bool(is_traceable_wrapper_subclass(value))

@@ -47,7 +47,7 @@ def make_key(call: Call) -> Key:
 
 _SEEN_AS_THEY_ARE = frozenset({int, float, bool, str, type(None)})
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-_LOOKED_INTO = frozenset({dict, list, tuple, set})
+_LOOKED_INTO = frozenset({dict, list, tuple, set})  # or calls that differ in what is there would look alike
 _MOST_LOOKED_AT = 16  # items
 
 
@@ -62,9 +62,7 @@ def _seen(value: Any, *, looks_inside: bool = True) -> Any:
         return value.shape if has_strides(value) else cls  # a nested tensor raises if it is asked for its shape
     if cls in _SEEN_AS_THEY_ARE:
         return value
-    if (
-        looks_inside and cls in _LOOKED_INTO and len(value) <= _MOST_LOOKED_AT
-    ):  # else calls that differ there take turns
+    if looks_inside and cls in _LOOKED_INTO and len(value) <= _MOST_LOOKED_AT:
         items = (*value, *value.values()) if cls is dict else value
         return cls, *(_seen(item, looks_inside=False) for item in items)
     return cls

@@ -171,3 +171,16 @@ def test_a_backward_is_given_gradients_of_all_results() -> None:
     for _ in range(4):
         assert_same(gradient_of(jitted), torch.tensor([0.0, 6.0, 6.0]))
     assert jitted.statistics().replays == 3
+
+
+@pytest.mark.parametrize("kind", ["register_hook", "register_prehook"])
+def test_a_hook_on_a_node_of_the_graph_is_refused(kind: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        getattr(y.grad_fn, kind)(lambda grads, *_: (grads[0] * 3,))
+        return y
+
+    jitted = jit(program)
+    gradient_of(jitted)
+    with pytest.raises(Refusal, match="the hook would have to run in each backward"):
+        jitted(torch.ones(3, requires_grad=True))

@@ -19,6 +19,7 @@ import weakref
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from treeplay.guards.conditions import Asked
 from treeplay.guards.containers import Table
@@ -139,7 +140,8 @@ class Objects:
                 continue
             self._classes[base] = None
             self._walk.meet(base)
-            self._data_of_class(base)
+            if base is not RemovableHandle:  # which counts all hooks of the process
+                self._data_of_class(base)
         metaclass: type = type(cls)
         if metaclass is not type and metaclass.__flags__ & HEAP:
             self._walk.enter(metaclass, metaclass.__qualname__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -156,6 +156,11 @@ def _within_mode(original: Any, value: Callable[[], Any]) -> Any:
 mode_in_backward = Shared(torch.autograd, "_engine_run_backward", _within_mode).wanted
 """For a block and in this thread, custom functions and hooks that a backward calls run within a mode of functions. Whoever is
 told of the call of backward by that mode has left it by then."""
+
+
+def hooks_on_nodes(code: Container[int]) -> bool:
+    """Whether, by the `id` of the code that ran, a hook was put on a node of a graph: torch's C++ calls this to keep one."""
+    return id(torch.autograd.Function._register_hook.__code__) in code
 
 
 def is_custom(node: Any) -> bool:

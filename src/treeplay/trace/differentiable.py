@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.torch_seam.autograd import call_backward, is_custom
+from treeplay.torch_seam.autograd import call_backward, hooks_on_nodes, is_custom
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import has_backward_hooks
 from treeplay.torch_seam.modes import DisableTorchFunction
@@ -170,14 +170,7 @@ def _why_not(run: TracedRun, where: Location | None) -> Reason | None:
             where=where,
         )
     if run.watch.hooked is not None:
-        name, line = run.watch.hooked
-        return Reason(
-            op=name,
-            why="puts a hook on a tensor that the program makes, and its results are differentiated by the caller: "
-            "the hook would have to run in each backward",
-            advice="put the hook on the result, after the call, or on a parameter, outside of the program",
-            where=line,
-        )
+        return _of_hook("puts a hook on a tensor that the program makes", *run.watch.hooked)
     if run.watch.repacked is not None:
         name, line = run.watch.repacked
         return Reason(
@@ -193,7 +186,18 @@ def _why_not(run: TracedRun, where: Location | None) -> Reason | None:
             advice="remove the hooks, or put hooks on the parameters instead",
             where=where,
         )
+    if hooks_on_nodes(run.reads.code or {}):
+        return _of_hook("puts a hook on a node of the graph that the program makes", "register_hook", where)
     return None
+
+
+def _of_hook(what: str, name: str, where: Location | None) -> Reason:
+    return Reason(
+        op=name,
+        why=f"{what}, and its results are differentiated by the caller: the hook would have to run in each backward",
+        advice="put the hook on the result, after the call, or on a parameter, outside of the program",
+        where=where,
+    )
 
 
 def _check(run: TracedRun, tensor: torch.Tensor) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import enum
 import warnings
 import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
+from functools import partial
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -233,6 +235,95 @@ def test_what_a_special_method_changes_is_found(name: str) -> None:
 
     owner = type("Owner", (), {name: method})()
     jitted = jit(lambda x: use(owner, x))
+    jitted(torch.ones(2))
+    with pytest.raises(treeplay.Refusal, match="from 1 to 2"):
+        jitted(torch.ones(2))
+    assert counts == {"calls": 1}
+
+
+def _decorated(go: Any) -> Any:
+    class Decorator:
+        def __init__(self, function: Any) -> None:
+            self.function = function
+
+        def __get__(self, owner: Any, cls: Any) -> Any:
+            return partial(self.function, owner)
+
+    owner = type("Owner", (), {"go": Decorator(lambda self, x: go(x))})()
+    return lambda x: owner.go(x)
+
+
+def _metaclass(go: Any) -> Any:
+    meta = type("Meta", (type,), {"__call__": lambda cls, x: go(x)})
+    made: Any = meta("Made", (), {})
+    return lambda x: made(x)
+
+
+def _enum(go: Any) -> Any:
+    class Choice(enum.Enum):
+        ONE = 1
+
+        def go(self, x: torch.Tensor) -> Any:
+            return go(x)
+
+    return lambda x: Choice.ONE.go(x)
+
+
+def _made_by_type(go: Any) -> Any:
+    class Made:
+        def __init__(self, x: Any) -> None:
+            self.result = go(x) if x is not None else None
+
+    first = Made(None)
+    return lambda x: type(first)(x).result
+
+
+_kept: list[type] = []
+
+
+def _derived(go: Any) -> Any:
+    class Base:
+        pass
+
+    _kept.append(type("Derived", (Base,), {"go": staticmethod(lambda x: go(x))}))
+    return lambda x: Base.__subclasses__()[0].go(x)  # type: ignore[attr-defined]
+
+
+def _held(holder: Any) -> Callable[[Any], Any]:
+    def program(go: Any) -> Any:
+        held = holder({"go": go})
+        return lambda x: held["go"](x)
+
+    return program
+
+
+def _gotten(go: Any) -> Any:
+    find = {"go": go}.get
+    return lambda x: find("go")(x)
+
+
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "a decorator with __get__": _decorated,
+    "a metaclass": _metaclass,
+    "an enum": _enum,
+    "type(...)": _made_by_type,
+    "__subclasses__": _derived,
+    "UserDict": _held(collections.UserDict),
+    "ChainMap": _held(collections.ChainMap),
+    "a view of a dict": _held(MappingProxyType),
+    "a method of a dict": _gotten,
+}
+
+
+@pytest.mark.parametrize("what", HOLDERS)
+def test_state_behind_a_function_is_found_wherever_that_is_held(what: str) -> None:
+    counts = {"calls": 0}
+
+    def go(x: torch.Tensor) -> torch.Tensor:
+        counts["calls"] += 1
+        return x * 2
+
+    jitted = jit(HOLDERS[what](go))
     jitted(torch.ones(2))
     with pytest.raises(treeplay.Refusal, match="from 1 to 2"):
         jitted(torch.ones(2))

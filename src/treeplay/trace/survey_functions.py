@@ -77,10 +77,14 @@ class SurveyedFunctions:
     def enter_named_methods(self) -> None:
         """Enter the methods of the user's own classes that code met so far names, or that Python calls by itself."""
         names = self._walk.names.any()
+        makes_any = not names.isdisjoint(("type", "__class__"))  # `type(self)(...)`
         for cls in self._walk.classes:
+            found: list[type] = type.__subclasses__(cls) if "__subclasses__" in names else []
+            for derived in found:
+                self._walk.enter(derived, root(derived, derived.__qualname__), ALWAYS)
             for name, entry in vars(cls).items():
                 is_special = name.startswith("__") and name.endswith("__") and name not in _COPIES
-                is_called = is_special and (name not in _MAKES or cls in self._walk.named)
+                is_called = is_special and (name not in _MAKES or makes_any or cls in self._walk.named)
                 is_called |= name in _BY_APPLY and issubclass(cls, torch.autograd.Function)
                 method = _function_of(entry)
                 if method is not None and (name in names or is_called):

@@ -51,7 +51,11 @@ class SurveyWalk:
             self.found.generator_places.append((place, value))
         elif is_a(value, BuiltinFunctionType) and is_source(value.__self__):  # `draw = rng.random`
             self.enter(value.__self__, root(value.__self__, str(place)), needs)
+        elif is_a(value, BuiltinFunctionType) and is_a(value.__self__, (dict, list, set, collections.deque)):
+            self.enter(value.__self__, root(value.__self__, str(place)), needs)  # `find = table.get`
         if is_a(value, type):
+            if issubclass(value, enum.Enum) and value not in self.classes:
+                self.classes.append(value)  # of which nothing but its methods counts
             if not is_users_class(value):
                 return
             if place.how is not How.ROOT:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import gc
 import io
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -443,3 +446,18 @@ def test_an_encoder_that_asks_for_the_mask_is_refused_with_the_option_that_helps
         for _ in range(4):
             assert_same(does_not(x, src_key_padding_mask=mask), model(x, src_key_padding_mask=mask))
     assert does_not.statistics().replays == 3
+
+
+def test_a_coroutine_function_is_refused_with_what_to_do_and_runs() -> None:
+    async def program(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    jitted = jit(program, on_refusal="eager")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for at in range(4):
+            assert_same(asyncio.run(jitted(torch.ones(2) * at)), torch.ones(2) * at * 2)
+        gc.collect()
+    (warning,) = told  # and none of a coroutine that was never awaited
+    assert "a coroutine is among the results" in str(warning.message)
+    assert "jit the functions that it calls" in str(warning.message)

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from types import FunctionType
+from types import CoroutineType, FunctionType
 from typing import Any
 
 import torch
@@ -60,6 +60,13 @@ class References:
         return known
 
     def _static(self, value: Any) -> Static:
+        if isinstance(value, CoroutineType) and id(value) not in self.lasting:
+            value.close()  # the trace's own, which nobody will await: Python would warn of it
+            raise self.refuse(
+                "result",
+                "a coroutine is among the results: what it does it does when it is awaited, after the call",
+                "jit the functions that it calls, and not the coroutine function",
+            )
         if not isinstance(value, _FROZEN) and id(value) not in self.lasting:
             raise self.refuse(
                 "result",

@@ -116,10 +116,13 @@ class SurveyedObjects:
             self._walk.classes.append(cls)
         for name, _value in _data_of(cls):
             self._walk.enter_place(place.child(How.ATTRIBUTE, cls, name, f"{place}.{name}"), origin(cls) | {name})
+        if origin(cls) is ALWAYS:
+            self._methods_of_other_kinds(cls, place)
+
+    def _methods_of_other_kinds(self, cls: type, place: Binding) -> None:
+        """Descriptors, what decorators made of methods, and the metaclass, where these are of the user's classes."""
         for name, value in vars(cls).items():
-            if not is_a(value, type) and is_users_class(
-                type(value)
-            ):  # a descriptor, or what a decorator made of a method
+            if not is_a(value, type) and is_users_class(type(value)):
                 self._walk.enter(value, root(value, f"{place}.{name}"), ALWAYS)
         if is_users_class(type(cls)):
             self._walk.enter(type(cls), root(type(cls), type(cls).__qualname__), ALWAYS)

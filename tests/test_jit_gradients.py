@@ -708,3 +708,34 @@ def test_a_result_that_needs_gradients_of_parameters_made_inside_is_refused() ->
     for _ in range(3):
         assert jitted(torch.randn(4, 3)).grad_fn is not None
     assert "makes itself" in jitted.statistics().keys[0].refusal
+
+
+class KeepsItsResult(torch.autograd.Function):
+    @staticmethod
+    def forward(x: torch.Tensor, by: float) -> torch.Tensor:
+        return (x * by).exp()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.by = inputs[1]
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad * ctx.saved_tensors[0] * ctx.by, None
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_custom_function_may_save_its_result(is_whole: bool) -> None:
+    def program(x: torch.Tensor) -> Any:
+        y = KeepsItsResult.apply(x * 2, 3.0)
+        return torch.autograd.grad(y.sum(), x)[0] if is_whole else y
+
+    jitted = jit(program)
+    for at in range(4):
+        mine, theirs = (torch.arange(3.0).add(at).div(9).requires_grad_() for _ in range(2))
+        found, expected = jitted(mine), program(theirs)
+        if not is_whole:
+            found.sum().backward(), expected.sum().backward()
+        assert_same((found, mine.grad), (expected, theirs.grad))
+    assert jitted.statistics().replays == 3

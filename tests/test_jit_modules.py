@@ -295,3 +295,22 @@ def test_layers_take_the_large_operator_that_they_take_eagerly(make: Any, lower:
         assert_same(found, expected)
         assert found.stride() == expected.stride()
     assert jitted.statistics().replays == 3
+
+
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_a_hook_that_the_program_puts_on_for_a_while_is_recorded(differentiated: bool) -> None:
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        seen: list[torch.Tensor] = []
+        handle = model.register_forward_hook(lambda module, given, out: seen.append(out * 2))
+        found = model(x) - seen[0] * 3
+        handle.remove()
+        return found if differentiated else found.detach()
+
+    jitted = jit(program)
+    for at in range(5):
+        x = torch.ones(1, 2) * at
+        assert_same(jitted(x).detach(), model(x).detach() - model(x).detach() * 2 * 3)
+        other.register_forward_hook(lambda *_: None)  # torch counts all hooks of the process
+    assert jitted.statistics().recordings == 1 and jitted.statistics().replays == 4

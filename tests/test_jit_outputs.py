@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -330,6 +331,11 @@ class Tagged:
     value: torch.Tensor
 
 
+@dataclass
+class Named(Tagged):
+    parts: dict[str, torch.Tensor]
+
+
 def test_a_dict_with_fields_that_its_constructor_would_change_is_refused() -> None:
     jitted = jit(Doubling)
     jitted(torch.ones(2))
@@ -349,6 +355,19 @@ def test_a_dataclass_with_more_than_its_fields_comes_back_with_all() -> None:
         assert type(found) is Tagged
         assert_same((found.value, found.tag), (x * 2, x + 1))  # type: ignore[attr-defined]
     assert jitted.statistics().replays == 2
+
+
+def test_a_dataclass_is_made_of_the_containers_of_an_argument() -> None:
+    def scaled(batch: Named) -> Named:
+        return dataclasses.replace(batch, value=batch.value * 2 - batch.parts["a"])
+
+    jitted = jit(scaled)
+    for at in range(4):
+        batch = Named(torch.arange(2.0) + at, {"a": torch.ones(2)})
+        found = jitted(batch)
+        assert type(found) is Named and found.parts is batch.parts
+        assert_same(found.value, batch.value * 2 - 1)
+    assert jitted.statistics().replays == 3
 
 
 CASTS: dict[str, Callable[[torch.Tensor], Any]] = {

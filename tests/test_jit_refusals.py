@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import gc
 import io
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +23,7 @@ import treeplay
 from support import assert_same, jit
 
 _parameter = nn.Parameter(torch.ones(3))
+_buffer = torch.ones(3) * 3
 _generator = torch.Generator()
 
 
@@ -84,6 +88,46 @@ def _hooked(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
+class _Printed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        print(grad, file=io.StringIO())  # HERE
+        return grad * 3
+
+
+def _printed_in_a_backward(x: torch.Tensor) -> torch.Tensor:
+    _parameter.grad = None
+    _Printed.apply(_parameter * x).sum().backward()
+    return x * _parameter.grad
+
+
+def _data_set_in_a_hook(x: torch.Tensor) -> torch.Tensor:
+    def hook(grad: torch.Tensor) -> torch.Tensor:
+        _parameter.data = torch.ones(3) * 2  # HERE
+        return grad * 3
+
+    _parameter.grad = None
+    y = _parameter * x
+    y.register_hook(hook)
+    y.sum().backward()
+    return x * _parameter.grad
+
+
+def _numpy_in_a_hook(x: torch.Tensor) -> torch.Tensor:
+    def hook(grad: torch.Tensor) -> torch.Tensor:
+        return grad * float(_buffer.numpy()[0])  # HERE
+
+    _parameter.grad = None
+    y = _parameter * x
+    y.register_hook(hook)
+    y.sum().backward()
+    return x * _parameter.grad
+
+
 PROGRAMS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
     "item": ("item", lambda x: x * x.sum().item()),
     "float()": ("item", lambda x: x * float(x[0])),
@@ -112,6 +156,9 @@ PROGRAMS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
     "numpy.random": ("", _numpy_random),
     "p.data =": ("data", _data_set),
     "register_hook": ("register_hook", _hooked),
+    "print in a backward": ("print", _printed_in_a_backward),
+    "p.data = in a hook": ("data", _data_set_in_a_hook),
+    "numpy in a hook": ("numpy", _numpy_in_a_hook),
     "requires_grad_": ("requires_grad", lambda x: x.requires_grad_().detach() * 2),
     "t_ of an argument": ("", lambda x: x.unsqueeze_(0) * 2),
     "a conjugate view": ("", lambda x: torch.complex(x, x * 2).conj()),
@@ -340,7 +387,7 @@ def test_a_program_that_reaches_too_much_to_watch_is_refused(monkeypatch: pytest
 @pytest.mark.parametrize("program", [lambda a, x: a @ x, lambda a, x: x * 2])
 def test_a_sparse_argument_is_refused_once_whichever_it_is(program: Any, convert: Any) -> None:
     jitted = jit(program, on_refusal="eager")
-    with pytest.warns(UserWarning, match=r"(?s)argument .*layout sparse_.*indices and values") as warned:
+    with pytest.warns(UserWarning, match=r"(?s)argument args\[0\].*layout sparse_.*indices and values") as warned:
         for value in (1.0, 2.0, 3.0, 4.0):
             assert_same(
                 jitted(convert(torch.eye(3) * value), torch.ones(3)), program(torch.eye(3) * value, torch.ones(3))
@@ -399,3 +446,18 @@ def test_an_encoder_that_asks_for_the_mask_is_refused_with_the_option_that_helps
         for _ in range(4):
             assert_same(does_not(x, src_key_padding_mask=mask), model(x, src_key_padding_mask=mask))
     assert does_not.statistics().replays == 3
+
+
+def test_a_coroutine_function_is_refused_with_what_to_do_and_runs() -> None:
+    async def program(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    jitted = jit(program, on_refusal="eager")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for at in range(4):
+            assert_same(asyncio.run(jitted(torch.ones(2) * at)), torch.ones(2) * at * 2)
+        gc.collect()
+    (warning,) = told  # and none of a coroutine that was never awaited
+    assert "a coroutine is among the results" in str(warning.message)
+    assert "jit the functions that it calls" in str(warning.message)

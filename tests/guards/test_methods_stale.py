@@ -251,3 +251,25 @@ def test_a_class_called_to_make_an_object() -> Story:
     yield
     Point.__init__ = lambda self, x: setattr(self, "x", x - 5)  # type: ignore[method-assign]
     yield
+
+
+@follows()
+def test_classes_found_as_those_that_are_derived_from_one() -> Story:
+    class Step:
+        scale = 2.0
+
+    class First(Step):
+        pass
+
+    def program(x: Tensor) -> Tensor:
+        for cls in Step.__subclasses__():
+            x = x * cls.scale - 1
+        return x
+
+    yield program
+    second = type("Second", (Step,), {"scale": 3.0})
+    yield
+    First.scale = 5.0
+    yield
+    type("Third", (second,), {})  # is not derived from `Step` itself
+    yield

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import enum
 import warnings
 import weakref
 from collections.abc import Callable
-from types import SimpleNamespace
+from functools import partial
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -208,3 +210,172 @@ def test_a_generator_that_is_an_argument_is_taken_from_once() -> None:
         given = (value for value in [1, 2, 3])
         assert [recorded(given, torch.ones(1)).item() for _ in range(CALLS)] == [7.0, 1.0, 1.0, 1.0]
         assert [recorded(iter([call]), torch.ones(1)).item() for call in range(CALLS)] == [1.0, 2.0, 3.0, 4.0]
+
+
+SPECIAL: dict[str, tuple[Callable[[Any, torch.Tensor], Any], Any]] = {
+    "__contains__": (lambda owner, x: x * 2 if 3 in owner else x, True),
+    "__bool__": (lambda owner, x: x * 2 if owner else x, True),
+    "__len__": (lambda owner, x: x * 2 if owner else x, 2),
+    "__lt__": (lambda owner, x: x * 2 if owner < 3 else x, True),
+    "__floordiv__": (lambda owner, x: x * (owner // 3), 4),
+    "__ror__": (lambda owner, x: x * (3 | owner), 4),
+    "__float__": (lambda owner, x: x * float(owner), 2.5),
+    "__format__": (lambda owner, x: x * len(f"{owner}"), "text"),
+}
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_what_a_special_method_changes_is_found(name: str) -> None:
+    use, answer = SPECIAL[name]
+    counts = {"calls": 0}
+
+    def method(*_: Any) -> Any:
+        counts["calls"] += 1
+        return answer
+
+    owner = type("Owner", (), {name: method})()
+    jitted = jit(lambda x: use(owner, x))
+    jitted(torch.ones(2))
+    with pytest.raises(treeplay.Refusal, match="from 1 to 2"):
+        jitted(torch.ones(2))
+    assert counts == {"calls": 1}
+
+
+def _decorated(go: Any) -> Any:
+    class Decorator:
+        def __init__(self, function: Any) -> None:
+            self.function = function
+
+        def __get__(self, owner: Any, cls: Any) -> Any:
+            return partial(self.function, owner)
+
+    owner = type("Owner", (), {"go": Decorator(lambda self, x: go(x))})()
+    return lambda x: owner.go(x)
+
+
+def _metaclass(go: Any) -> Any:
+    meta = type("Meta", (type,), {"__call__": lambda cls, x: go(x)})
+    made: Any = meta("Made", (), {})
+    return lambda x: made(x)
+
+
+def _enum(go: Any) -> Any:
+    class Choice(enum.Enum):
+        ONE = 1
+
+        def go(self, x: torch.Tensor) -> Any:
+            return go(x)
+
+    return lambda x: Choice.ONE.go(x)
+
+
+def _made_by_type(go: Any) -> Any:
+    class Made:
+        def __init__(self, x: Any) -> None:
+            self.result = go(x) if x is not None else None
+
+    first = Made(None)
+    return lambda x: type(first)(x).result
+
+
+_kept: list[type] = []
+
+
+def _derived(go: Any) -> Any:
+    class Base:
+        pass
+
+    _kept.append(type("Derived", (Base,), {"go": staticmethod(lambda x: go(x))}))
+    return lambda x: Base.__subclasses__()[0].go(x)  # type: ignore[attr-defined]
+
+
+def _held(holder: Any) -> Callable[[Any], Any]:
+    def program(go: Any) -> Any:
+        held = holder({"go": go})
+        return lambda x: held["go"](x)
+
+    return program
+
+
+def _gotten(go: Any) -> Any:
+    find = {"go": go}.get
+    return lambda x: find("go")(x)
+
+
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "a decorator with __get__": _decorated,
+    "a metaclass": _metaclass,
+    "an enum": _enum,
+    "type(...)": _made_by_type,
+    "__subclasses__": _derived,
+    "UserDict": _held(collections.UserDict),
+    "ChainMap": _held(collections.ChainMap),
+    "a view of a dict": _held(MappingProxyType),
+    "a method of a dict": _gotten,
+}
+
+
+@pytest.mark.parametrize("what", HOLDERS)
+def test_state_behind_a_function_is_found_wherever_that_is_held(what: str) -> None:
+    counts = {"calls": 0}
+
+    def go(x: torch.Tensor) -> torch.Tensor:
+        counts["calls"] += 1
+        return x * 2
+
+    jitted = jit(HOLDERS[what](go))
+    jitted(torch.ones(2))
+    with pytest.raises(treeplay.Refusal, match="from 1 to 2"):
+        jitted(torch.ones(2))
+    assert counts == {"calls": 1}
+
+
+def test_state_behind_a_custom_function_is_found() -> None:
+    state = {"gain": torch.ones(2)}
+
+    class Gained(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * state["gain"] - 1
+
+    jitted = jit(lambda x: Gained.apply(x))
+    for at in range(4):
+        state["gain"] = torch.ones(2) * at
+        assert_same(jitted(torch.ones(2)), torch.ones(2) * at - 1)
+    assert jitted.statistics().replays == 3
+
+
+def test_what_hooks_of_parameters_use_and_store_is_found() -> None:
+    def world() -> tuple[Any, ...]:
+        torch.manual_seed(3)
+        weight, state = nn.Parameter(torch.rand(3)), {"gain": torch.rand(3), "norm": None}
+        optimizer = torch.optim.Adam([weight], lr=0.1)
+
+        def hook(parameter: torch.Tensor) -> None:  # the optimizer steps in the backward
+            state["norm"] = parameter.grad.norm()  # type: ignore[union-attr]
+            optimizer.step()
+            optimizer.zero_grad()
+
+        weight.register_hook(lambda grad: grad * state["gain"])
+        weight.register_post_accumulate_grad_hook(hook)
+        return weight, state, lambda x: (weight * x).exp().sum().backward()
+
+    weight, state, step = world()
+    twin, expected, eager = world()
+    jitted = jit(step)
+    for at in range(5):
+        jitted(torch.arange(3.0) + at), eager(torch.arange(3.0) + at)
+        assert_same((weight, state), (twin, expected))
+        if at == 2:
+            state["gain"], expected["gain"] = torch.ones(3), torch.ones(3)
+    assert jitted.statistics().replays == 4
+
+
+def test_a_number_that_a_hook_counts_is_refused_and_left_alone() -> None:
+    weight, counts = nn.Parameter(torch.ones(3)), {"calls": 0}
+    weight.register_hook(lambda grad: counts.update(calls=counts["calls"] + 1))
+    jitted = jit(lambda x: (weight * x).sum().backward())
+    jitted(torch.ones(3))
+    with pytest.raises(treeplay.Refusal, match="from 1 to 2"):
+        jitted(torch.ones(3))
+    assert counts == {"calls": 1}

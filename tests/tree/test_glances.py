@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from treeplay.trace.call import Call, call_of
@@ -31,6 +33,36 @@ def test_the_recording_of_the_last_call_that_looked_alike_is_found() -> None:
     for other in ((torch.zeros(4), 1), (torch.zeros(2), 2), (torch.zeros(2),)):
         assert glances.find(other, {}, but=None) is None
     assert glances.find((torch.zeros(2),), {"n": 1}, but=None) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([1], [1, 1]),
+        ({"a": 1}, {"b": 1}),
+        ({"a": 1}, {"a": 2}),
+        ({"a", "b"}, {"a", "c"}),
+        ((), (torch.ones(2),)),
+        ([], ()),
+    ],
+)
+def test_containers_look_like_what_is_in_them(one: Any, other: Any) -> None:
+    glances, first, second = Glances(), SimpleNamespace(), SimpleNamespace()
+    glances.remember(call(one), found := entry_with(first), first)  # type: ignore[arg-type]
+    glances.remember(call(other), entry_with(second), second)  # type: ignore[arg-type]
+    assert glances.find((copy.copy(one),), {}, but=None) == (found, first)
+
+
+def test_nobody_is_asked_whether_objects_are_equal() -> None:
+    class Asked:
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError
+
+        __hash__ = object.__hash__
+
+    glances, recording = Glances(), SimpleNamespace()
+    glances.remember(call({Asked(): 1}), entry_with(recording), recording)  # type: ignore[arg-type]
+    assert glances.find(({Asked(): 1},), {}, but=None) is not None
 
 
 def test_a_recording_that_is_gone_is_neither_found_nor_held() -> None:

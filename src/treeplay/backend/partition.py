@@ -19,6 +19,7 @@ from treeplay.sandbox.boundary import users_own
 from treeplay.torch_seam import partition as torch_partition
 from treeplay.torch_seam import tensors as torch_tensors
 from treeplay.torch_seam import trees as pytree
+from treeplay.torch_seam.schemas import is_random
 
 Splitter = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
 
@@ -36,6 +37,7 @@ def splitter(options: Options) -> Splitter:
     ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
         joint = run_joint(joint, pytree.tree_leaves(inputs), options.joint)
         _take_out_unused(joint.graph)
+        _draw_where_drawn(joint.graph)
         if options.inner == "inductor":
             tensors_for_numbers(joint)
             check_module(joint, "numbers became tensors")
@@ -63,6 +65,14 @@ def _take_out_unused(graph: torch.fx.Graph) -> None:
             with graph.inserting_after(node):
                 taken = graph.call_function(operator.getitem, (node, 0))
             taken.meta.update(node.meta, val=node.meta["val"][0])
+
+
+def _draw_where_drawn(graph: torch.fx.Graph) -> None:
+    """Keep random numbers in the backward that a custom function's backward draws. They depend on no gradient, so a split
+    would have the forward draw them: other numbers, at another time."""
+    for node in graph.nodes:
+        if node.op == "call_function" and torch_partition.is_of_backward(node) and is_random(node.target):
+            torch_partition.keep_in_backward(node)
 
 
 def _check(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, *, after: str) -> None:

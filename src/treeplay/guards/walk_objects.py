@@ -19,6 +19,7 @@ import weakref
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from treeplay.guards.conditions import Asked
 from treeplay.guards.containers import Table
@@ -28,6 +29,7 @@ from treeplay.guards.names import computes_names, goes_behind, passes_to_super
 from treeplay.guards.reads import WHOLE, ObjectReads
 from treeplay.guards.walk import Walk
 from treeplay.guards.walk_containers import Containers
+from treeplay.torch_seam.autograd import counter_of_functions
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.kinds import HEAP, is_a, is_iterator, table_of
@@ -124,7 +126,8 @@ class Objects:
         if is_a(value, weakref.ProxyTypes):
             return
         if is_iterator(value) and not is_a(value, io.IOBase):
-            self._walk.iterators.append((value, label))
+            if value is not counter_of_functions:  # nobody asks for the numbers of custom functions that a run makes
+                self._walk.iterators.append((value, label))
             return
         for found in gc.get_referents(value):
             if not is_a(found, type):
@@ -139,7 +142,8 @@ class Objects:
                 continue
             self._classes[base] = None
             self._walk.meet(base)
-            self._data_of_class(base)
+            if base is not RemovableHandle:  # which counts all hooks of the process
+                self._data_of_class(base)
         metaclass: type = type(cls)
         if metaclass is not type and metaclass.__flags__ & HEAP:
             self._walk.enter(metaclass, metaclass.__qualname__)
@@ -151,12 +155,20 @@ class Objects:
             asks = False
         names = self._walk.names
         counts = functools.partial(matters, names, asks)
+        if "__subclasses__" in names and str(cls.__module__).partition(".")[0] != "torch":
+            self._subclasses_of(cls)
         table = real_table(cls)
         self._walk.dependencies.add_table(Table(table, f"{cls.__qualname__}.", matters=counts))
         for name, entry in list(table.items()):
             is_data = not is_a(entry, (*WRAPPERS, property, types.FunctionType))
             if counts(name) and (not is_data or asks or name in names):
                 self._walk.enter(entry, f"{cls.__qualname__}.{name}")
+
+    def _subclasses_of(self, cls: type) -> None:
+        """The classes that are derived from a class: no attribute and no container that a program can see holds them."""
+        asked = Asked(lambda: tuple(type.__subclasses__(cls)), f"{cls.__qualname__}.__subclasses__()", is_fresh=True)
+        self._walk.dependencies.asked.append(asked)
+        self._walk.enter_each(asked.recorded, asked.label)
 
     def _goes_behind_itself(self, cls: type) -> bool:
         """Whether a method of `cls` that ran asks for attributes of its object in a way that the class is not told of."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -27,6 +27,10 @@ keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 increment_versions: Callable[..., None] = torch._C._increment_version
 
 preserving_version: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+
+
+counter_of_functions: Any = getattr(torch.autograd.function, "AUTOGRAD_FUNCTION_COUNTER", None)
+"""Gives each class of custom functions its number."""
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -88,11 +92,25 @@ def _noting_mode(original: Any, value: Callable[[], Any]) -> Any:
         _, modes = given
         modes.append(torch.is_grad_enabled())
         try:
-            return original.__get__(None, cls)(*args, **kwargs)
+            result = original.__get__(None, cls)(*args, **kwargs)
         finally:
             modes.pop()
+        _note_results(result if isinstance(result, tuple) else (result,))
+        return result
 
     return classmethod(apply)
+
+
+def _note_results(results: tuple[Any, ...]) -> None:
+    """Have the node of a custom function know its results: it is told nothing of those that nobody can differentiate."""
+    tensors = [result if isinstance(result, torch.Tensor) else None for result in results]
+    nodes: set[Any] = {tensor.grad_fn for tensor in tensors if tensor is not None}
+    for node in nodes:
+        if is_custom(node):
+            node.metadata[_RESULTS] = [t if t is None else (t.shape, t.dtype, t.device) for t in tensors]
+
+
+_RESULTS = "treeplay: results"
 
 
 def _checking(original: Any, value: Callable[[], Any]) -> Any:
@@ -115,9 +133,49 @@ _HISTORIES = (
 
 def histories_given(check: Callable[[torch.Tensor], None]) -> contextlib.AbstractContextManager[None]:
     """For a block and in this thread, `check(tensor)` is called before a custom function marks a tensor as changed in place
-    and so gives it a history. No operator and no mode sees that."""
+    and so gives it a history. No operator and no mode sees that. What custom functions give is noted for `call_backward`."""
     modes: list[bool] = []  # of those who called `apply`: inside of a forward gradients are off
     return all_wanted(_HISTORIES, (check, modes))
+
+
+def _within_mode(original: Any, value: Callable[[], Any]) -> Any:
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        mode = value()
+        if mode is None:
+            return original(*args, **kwargs)
+        torch._C._push_on_torch_function_stack(
+            mode
+        )  # as the mode does in Python, which would count as code of the program
+        try:
+            return original(*args, **kwargs)
+        finally:
+            torch._C._pop_torch_function_stack()
+
+    return run_backward
+
+
+mode_in_backward = Shared(torch.autograd, "_engine_run_backward", _within_mode).wanted
+"""For a block and in this thread, custom functions and hooks that a backward calls run within a mode of functions. Whoever is
+told of the call of backward by that mode has left it by then."""
+
+
+def hooks_on_nodes(code: Container[int]) -> bool:
+    """Whether, by the `id` of the code that ran, a hook was put on a node of a graph: torch's C++ calls this to keep one."""
+    return id(torch.autograd.Function._register_hook.__code__) in code
+
+
+def is_custom(node: Any) -> bool:
+    """Whether an autograd node is a custom function's, whose backward is Python and not torch's own."""
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        return False
+    module = node._forward_cls.__module__  # type: ignore[attr-defined]
+    return not module.startswith("torch.") or module == "torch._library.autograd"  # of `register_autograd`
+
+
+def call_backward(node: Any) -> None:
+    """Call the backward of a custom function alone, with gradients of zeros. It was called while `histories_given` lasted."""
+    results = node.metadata[_RESULTS]
+    node.apply(*(None if of is None else torch.zeros(of[0], dtype=of[1], device=of[2]) for of in results))
 
 
 def in_callers_context(function: Callable[..., Any], *inputs: Any) -> Any:

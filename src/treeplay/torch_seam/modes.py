@@ -23,11 +23,13 @@ from treeplay.torch_seam.patched import Shared
 
 DisableTorchFunctionSubclass: Any = torch._C.DisableTorchFunctionSubclass
 """A context in which `__torch_function__` of tensor subclasses is not called."""
+DisableTorchFunction: Any = torch._C.DisableTorchFunction
+"""The same, and no function mode is called either."""
 innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 
 # By names of their own, since each call asks: looking them up takes longer than they do.
 _dispatch_modes_around = torch._C._len_torch_dispatch_stack
-_function_modes_around = torch._C._len_torch_function_stack
+function_modes_around = torch._C._len_torch_function_stack
 
 _c: Any = torch._C  # of which some functions are told to no type checker
 
@@ -130,7 +132,7 @@ def is_mode_active() -> bool:
     """
     return (
         _dispatch_modes_around() > 0
-        or _function_modes_around() > 0
+        or function_modes_around() > 0
         or innermost_transform() is not None
         or saving_hooks(False) is not None
     )
@@ -261,6 +263,12 @@ is_transformed = torch._C._are_functorch_transforms_active
 def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
     """While this lasts, no dispatch mode sees what runs."""
     return _disable_current_modes()
+
+
+def is_real(value: Any) -> bool:
+    """Whether a tensor is a plain one with memory, and nothing that a tracer or a function transform computes with."""
+    is_plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+    return is_plain and not is_of_transform(value) and not torch._is_functional_tensor(value)
 
 
 def is_wrapper(value: Any) -> bool:

@@ -31,3 +31,16 @@ def keep_all(joint: torch.fx.GraphModule, inputs: Sequence[Any], **known: Any) -
     known.pop("static_lifetime_input_indices", None)  # what is kept does not depend on it
     forward, backward = default_partition(joint, inputs, **known)
     return forward, backward
+
+
+_TAG = "partitioner_tag"
+
+
+def is_of_backward(node: torch.fx.Node) -> bool:
+    """Whether a node of a joint graph was traced in the backward."""
+    return node.meta.get(_TAG) == "is_backward"
+
+
+def keep_in_backward(node: torch.fx.Node) -> None:
+    """Have a split leave a node in the backward, also if it could be computed before."""
+    node.meta[_TAG] = "must_be_in_backward"

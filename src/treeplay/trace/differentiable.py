@@ -12,10 +12,13 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
+from treeplay.torch_seam.autograd import call_backward, hooks_on_nodes, is_custom
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import has_backward_hooks
+from treeplay.torch_seam.modes import DisableTorchFunction
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.flat import TensorNumbers, look
+from treeplay.trace.raised import program_raised
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.traced import TracedRun
 from treeplay.trace.watch import mark_upstream
@@ -42,6 +45,78 @@ def is_differentiable(run: TracedRun, result: Any) -> bool:
     if reason is not None:
         raise Refusal(reason)
     return True
+
+
+def run_custom_backwards(run: TracedRun, result: Any) -> None:
+    """Have the Python of custom functions' backwards, which the caller will run, run once for what it reads: that is guarded.
+
+    A wrapper traces its operators later (`rerun.py`), and nobody repeats what else it does: that is refused."""
+    tape = run.tracer.tape
+    was_noting = run.reads.pause()
+    try:
+        with DisableTorchFunction():
+            nodes = [*_custom_nodes(run, result)]
+        with tape.aside(), torch.no_grad():
+            for node in nodes:
+                _run_custom_backward(run, node, was_noting=was_noting)
+    finally:
+        if was_noting:
+            run.reads.resume()
+
+
+def _custom_nodes(run: TracedRun, result: Any) -> Iterator[Any]:
+    tape = run.tracer.tape
+    if tape.fills_gradients or run.stepped or run.tracer.lasting.given_history:
+        return  # a whole step, or refused
+    seen = {seen.tensor.grad_fn for seen in tape.inputs} | {None}  # behind them is the caller's own graph
+    waiting: list[Any] = [leaf.grad_fn for leaf in _with_history(run, result)]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if is_custom(node):
+            yield node
+        waiting.extend(following for following, _ in node.next_functions)
+
+
+def _run_custom_backward(run: TracedRun, node: Any, *, was_noting: bool) -> None:
+    tape, before = run.tracer.tape, _stored(run)
+    mutated = {*tape.mutated}
+    if was_noting:
+        run.reads.resume()
+    try:
+        call_backward(node)
+    except Refusal:
+        raise
+    except Exception as error:
+        raise program_raised(error) from error
+    finally:
+        run.reads.pause()
+    stored = [place for place, value in _stored(run).items() if before.get(place, run) is not value]
+    with DisableTorchFunction():
+        written = {storage_of(seen.value.fake) for seen in tape.inputs} & (tape.mutated - mutated)
+    why = None
+    if stored:
+        why = f"changes {stored[0]}"
+    elif written:
+        why = "writes to a tensor that outlives the call"
+    elif tape.fills_gradients:
+        why = "adds to gradients by a backward of its own"
+    if why is not None:
+        cls = node._forward_cls
+        code = getattr(cls.backward, "__code__", None)
+        raise tape.refuse(
+            f"{cls.__name__}.backward",
+            f"{why}, which no backward of a recording repeats",
+            "have it give gradients and nothing else; or call backward inside of the program",
+            Location(code.co_filename, code.co_firstlineno, code.co_name) if code is not None else None,
+        )
+
+
+def _stored(run: TracedRun) -> dict[str, Any]:
+    with DisableTorchFunction():
+        return {str(change.place): change.after for change in run.snapshot.changes()}
 
 
 def flat_results(run: TracedRun, result: Any) -> tuple[RunFacts, list[torch.fx.Node]]:
@@ -96,14 +171,7 @@ def _why_not(run: TracedRun, where: Location | None) -> Reason | None:
             where=where,
         )
     if run.watch.hooked is not None:
-        name, line = run.watch.hooked
-        return Reason(
-            op=name,
-            why="puts a hook on a tensor that the program makes, and its results are differentiated by the caller: "
-            "the hook would have to run in each backward",
-            advice="put the hook on the result, after the call, or on a parameter, outside of the program",
-            where=line,
-        )
+        return _of_hook("puts a hook on a tensor that the program makes", *run.watch.hooked)
     if run.watch.repacked is not None:
         name, line = run.watch.repacked
         return Reason(
@@ -119,7 +187,18 @@ def _why_not(run: TracedRun, where: Location | None) -> Reason | None:
             advice="remove the hooks, or put hooks on the parameters instead",
             where=where,
         )
+    if hooks_on_nodes(run.reads.code or {}):
+        return _of_hook("puts a hook on a node of the graph that the program makes", "register_hook", where)
     return None
+
+
+def _of_hook(what: str, name: str, where: Location | None) -> Reason:
+    return Reason(
+        op=name,
+        why=f"{what}, and its results are differentiated by the caller: the hook would have to run in each backward",
+        advice="put the hook on the result, after the call, or on a parameter, outside of the program",
+        where=where,
+    )
 
 
 def _check(run: TracedRun, tensor: torch.Tensor) -> None:

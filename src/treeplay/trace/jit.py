@@ -22,7 +22,7 @@ from treeplay.sandbox.collection import no_collection
 from treeplay.sandbox.generators import has_company
 from treeplay.sandbox.interrupts import uninterrupted
 from treeplay.sandbox.teardown import Teardown
-from treeplay.torch_seam.autograd import histories_given
+from treeplay.torch_seam.autograd import histories_given, mode_in_backward
 from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.modes import native_layers, plain_functions
 from treeplay.torch_seam.symbols import numpy_asks
@@ -30,6 +30,7 @@ from treeplay.trace.apart import reads_of, whose_changes
 from treeplay.trace.arrays import arrays_become_tensors
 from treeplay.trace.averages import averages_without_asking
 from treeplay.trace.call import Call, home_of
+from treeplay.trace.differentiable import run_custom_backwards
 from treeplay.trace.found import Survey
 from treeplay.trace.going_on import EagerReads, GoingOn
 from treeplay.trace.guarded import called_in, guards_of, not_in_a_replay, with_guards
@@ -155,11 +156,13 @@ def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_share
         numpy_asks(meet_numpys),
         plain_functions(),
         apart,
+        mode_in_backward(run.watch),  # Python that a backward calls may do as much to a tensor
         run.tracer,
         run.watch,
         run.reads,
     ):
         result = _run(program, args, kwargs)
+        run_custom_backwards(run, result)
     run.tracer.lasting.take_history_back()  # or it would count as what the arguments were
     _tell_apart(program, call, run, is_shared=is_shared)
     run.grads_read.update(run.watch.grads_read)

@@ -14,7 +14,7 @@ from treeplay.trace.given import find_given
 from treeplay.trace.survey import survey
 from treeplay.values.kinds import is_a, is_leaf
 from treeplay.values.place import Binding, How
-from treeplay.values.structure import classes_in, paths
+from treeplay.values.structure import as_written, classes_in, paths
 
 
 def survey_call(program: Callable[..., Any], call: Call) -> Survey:
@@ -53,7 +53,7 @@ def _check_strided(program: Callable[..., Any], call: Call) -> None:
         if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
             layout = str(leaf.layout).removeprefix("torch.")
             raise Refusal.of(
-                f"argument {path}",
+                f"argument {as_written(path)}",
                 f"is a tensor of layout {layout}, and a recording reads plain memory with a shape and strides",
                 "pass what it is made of (its indices and values), or a plain tensor (.to_dense())",
                 home_of(program),

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from types import FunctionType
+from types import CoroutineType, FunctionType
 from typing import Any
 
 import torch
@@ -60,6 +60,13 @@ class References:
         return known
 
     def _static(self, value: Any) -> Static:
+        if isinstance(value, CoroutineType) and id(value) not in self.lasting:
+            value.close()  # the trace's own, which nobody will await: Python would warn of it
+            raise self.refuse(
+                "result",
+                "a coroutine is among the results: what it does it does when it is awaited, after the call",
+                "jit the functions that it calls, and not the coroutine function",
+            )
         if not isinstance(value, _FROZEN) and id(value) not in self.lasting:
             raise self.refuse(
                 "result",
@@ -128,13 +135,21 @@ class References:
     def _take_apart(self, value: Any) -> tuple[list[Any], Leaf | Structure]:
         leaves, structure = flatten(value, self._is_one, self.found.is_new)
         for cls in classes_in(structure):
-            if dataclasses.is_dataclass(cls) and not _is_made_again(leaves, structure, self.found.is_new):
+            if dataclasses.is_dataclass(cls) and not self._is_made_again(leaves, structure):
                 raise self.refuse(
                     "result",
                     f"the constructor of {cls.__name__} does not give a result like this one back from its fields",
                     "return its tensors, and make the object after the call",
                 )
         return leaves, structure
+
+    def _is_made_again(self, leaves: list[Any], structure: Leaf | Structure) -> bool:
+        """Whether constructors, given the fields, leave them as they are (`__post_init__` may not)."""
+        try:  # what is one thing above is one thing here too: a batch with the list of another one is made again
+            again, same = flatten(unflatten(structure, leaves), self._is_one, self.found.is_new)
+        except Exception:  # the user's constructor may raise anything
+            return False
+        return same == structure and all(new is old for new, old in zip(again, leaves, strict=True))
 
     def _tensor(self, tensor: torch.Tensor) -> Ref:
         """The reference for a tensor that is met for the first time."""
@@ -172,12 +187,3 @@ class References:
                 "and a replay makes only plain tensors",
                 "make it outside of the program, and write to it inside",
             )
-
-
-def _is_made_again(leaves: list[Any], structure: Leaf | Structure, opens: Callable[[Any], bool]) -> bool:
-    """Whether constructors, given the fields, leave them as they are (`__post_init__` may not)."""
-    try:
-        again, same = flatten(unflatten(structure, leaves), opens=opens)
-    except Exception:  # the user's constructor may raise anything
-        return False
-    return same == structure and all(new is old for new, old in zip(again, leaves, strict=True))

@@ -24,11 +24,12 @@ from treeplay.errors import Refusal
 from treeplay.guards.reads import Reads
 from treeplay.observe.lines import user_location
 from treeplay.sandbox.generators import has_company
-from treeplay.torch_seam.autograd import autograd_function_arguments
+from treeplay.torch_seam.autograd import autograd_function_arguments, mode_in_backward
 from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.facts import FACTS, is_tracing
-from treeplay.torch_seam.modes import as_eager, native_layers
+from treeplay.torch_seam.modes import as_eager, is_real, native_layers
 from treeplay.torch_seam.operators import nn_functions
+from treeplay.torch_seam.schemas import leaves_of
 from treeplay.torch_seam.tensors import TensorBase
 from treeplay.trace.apart import told_apart
 from treeplay.trace.asked import answered_as_in_the_trace
@@ -49,13 +50,18 @@ from treeplay.values.signature import Argument, Input, Signature
 from treeplay.values.unflatten import unflatten
 
 _ATTRIBUTES: Any = vars(TensorBase)
-# Attributes that compute a tensor.
-_VIEWS = frozenset(_ATTRIBUTES[name].__get__ for name in ("T", "mT", "H", "mH", "real", "imag"))
+_VIEWS = frozenset(
+    _ATTRIBUTES[name].__get__ for name in ("T", "mT", "H", "mH", "real", "imag")
+)  # they compute a tensor
 _DATA = _ATTRIBUTES["data"].__get__
 _WRITTEN_OUT = frozenset(name for name in dir(nn_functions) if "upsample" in name) | {
     *("interpolate", "upsample", "multi_margin_loss", "multilabel_margin_loss", "hardshrink", "softshrink"),
 }
 """Functions whose operators torch writes out in others where it traces; their results differ in the last bits."""
+_ASKED = frozenset(
+    {"__get__", "__len__", "size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point"}
+)
+"""What a backward may ask of any tensor: none of them computes."""
 
 
 class Substitution:
@@ -127,6 +133,26 @@ class _SubstitutionMode(TorchFunctionMode):
         return self._substitution.own(result)
 
 
+class _SavedOnly(TorchFunctionMode):
+    """A backward computes with what was saved for it. Nothing stands in for other tensors, which may change before it runs."""
+
+    def __init__(self, refuse: Callable[[str, str, str], Refusal]) -> None:
+        super().__init__()
+        self._refuse = refuse
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name not in _ASKED and any(map(is_real, leaves_of((args, kwargs)))):
+            raise self._refuse(
+                name,
+                "computes, in a backward that the caller runs, with a tensor that is not saved for it",
+                "pass the tensor to the function's apply() and keep it by ctx.save_for_backward(...); or call backward inside "
+                "of the program",
+            )
+        return func(*args, **kwargs)
+
+
 class Rerun:
     """A traced program as a flat function of its tensors: arguments and state, in the order of its signature's inputs.
 
@@ -169,6 +195,7 @@ class Rerun:
         flat = TensorNumbers(found, self._refuse, lambda tensor: None)
         try:
             with (
+                mode_in_backward(self._substitution.mode()),
                 # Noted by the first run that has other threads beside it; later runs read and store the same.
                 told_apart(self._program, self._call, snapshot, self._reads, self._generators) as self._reads,
                 self._substitution.mode(),
@@ -208,6 +235,7 @@ class Rerun:
             stack.callback(self._substitution.set, (), ())
             stack.enter_context(answered_as_in_the_trace(self._substitution.is_input))
             stack.enter_context(self._substitution.mode())
+            stack.enter_context(mode_in_backward(_SavedOnly(self._refuse)))  # which the caller will run
             yield
 
     def repeated(
@@ -271,5 +299,4 @@ def _weakly(program: Callable[..., Any]) -> Callable[[], Callable[..., Any] | No
 
 
 def _has_grad(tensor: torch.Tensor) -> bool:
-    # In this order: asking a non-leaf for `.grad` warns.
-    return tensor.is_leaf and tensor.grad is not None
+    return tensor.is_leaf and tensor.grad is not None  # in this order: asking a non-leaf for `.grad` warns

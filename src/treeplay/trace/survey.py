@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 import weakref
 from collections.abc import Callable, Iterable
-from types import CellType, FunctionType, MethodType, MethodWrapperType, ModuleType
+from types import CellType, FunctionType, MappingProxyType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 import torch
@@ -68,6 +69,8 @@ class _Surveyor:
             (torch.amp.GradScaler, objects.scaler),
             (ModuleType, _nothing),
             (weakref.ProxyTypes, functools.partial(_proxy, walk)),
+            (weakref.WeakMethod, functools.partial(_weak_method, walk)),
+            (MappingProxyType, functools.partial(_view, walk)),
         )
 
     def run(self) -> Survey:
@@ -123,6 +126,17 @@ def _proxy(walk: SurveyWalk, proxy: Any, place: Binding, needs: Names) -> None:
     except Exception:  # gone, or with a `__repr__` of another kind
         return
     walk.enter(value, place, needs)
+
+
+def _weak_method(walk: SurveyWalk, reference: Any, place: Binding, needs: Names) -> None:
+    method = reference()
+    if is_a(method, MethodType):  # whose owner is kept alive by others, and is found there
+        walk.enter(method.__func__, root(method.__func__, str(place)), needs)
+
+
+def _view(walk: SurveyWalk, view: Any, place: Binding, needs: Names) -> None:
+    for values in gc.get_referents(view):
+        walk.enter(values, root(values, str(place)), needs)
 
 
 def _nothing(_: Any, __: Binding, ___: Names) -> None:

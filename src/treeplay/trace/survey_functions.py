@@ -11,16 +11,19 @@ import functools
 from types import CellType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
+import torch
+
 from treeplay.trace.names import methods_used, names_in, stores_in
 from treeplay.trace.survey_names import ALWAYS, FOREIGN, LIBRARIES, Names, is_own, is_users
 from treeplay.trace.survey_walk import SurveyWalk
 from treeplay.values.kinds import is_a
 from treeplay.values.place import Binding, How, root
 
-# Methods that code calls without naming them.
-_OPERATORS = "neg abs add radd iadd sub rsub isub mul rmul imul truediv rtruediv pow rpow matmul rmatmul"
-_PROTOCOLS = "call enter exit iter next getitem setitem getattr getattribute get set torch_function"
-_IMPLICIT = frozenset(f"__{name}__" for names in (_OPERATORS, _PROTOCOLS) for name in names.split())
+# Special methods are called without being named, but for those that make, copy and remove objects.
+_MAKES = frozenset({"__init__", "__new__"})
+_NOT_IN_A_RUN = "reduce reduce_ex getstate setstate copy deepcopy del init_subclass set_name"
+_COPIES = frozenset(f"__{name}__" for name in _NOT_IN_A_RUN.split())
+_BY_APPLY = frozenset({"forward", "setup_context", "backward", "vjp", "jvp", "vmap"})  # of a custom function
 
 
 class SurveyedFunctions:
@@ -74,10 +77,15 @@ class SurveyedFunctions:
     def enter_named_methods(self) -> None:
         """Enter the methods of the user's own classes that code met so far names, or that Python calls by itself."""
         names = self._walk.names.any()
+        makes_any = not names.isdisjoint(("type", "__class__"))  # `type(self)(...)`
         for cls in self._walk.classes:
+            found: list[type] = type.__subclasses__(cls) if "__subclasses__" in names else []
+            for derived in found:
+                self._walk.enter(derived, root(derived, derived.__qualname__), ALWAYS)
             for name, entry in vars(cls).items():
-                is_called = name in _IMPLICIT or (name == "__init__" and cls in self._walk.named)
-                is_called = is_called or (name == "__len__" and "len" in names)
+                is_special = name.startswith("__") and name.endswith("__") and name not in _COPIES
+                is_called = is_special and (name not in _MAKES or makes_any or cls in self._walk.named)
+                is_called |= name in _BY_APPLY and issubclass(cls, torch.autograd.Function)
                 method = _function_of(entry)
                 if method is not None and (name in names or is_called):
                     self._walk.enter(method, root(method, method.__qualname__), ALWAYS)

@@ -76,7 +76,7 @@ def is_own(file: str) -> bool:
 
 def is_users_class(cls: type) -> bool:
     """Whether a class is followed."""
-    return cls.__module__.partition(".")[0] not in LIBRARIES and not issubclass(cls, enum.Enum)
+    return str(cls.__module__).partition(".")[0] not in LIBRARIES and not issubclass(cls, enum.Enum)
 
 
 def origin(cls: type) -> Names:

@@ -8,6 +8,7 @@ class        its data
 
 from __future__ import annotations
 
+import enum
 import io
 from collections.abc import Iterable
 from types import MemberDescriptorType
@@ -26,7 +27,7 @@ from treeplay.values.place import Binding, How, root
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MODULE_OWN = frozenset(vars(torch.nn.Module())) - set(_MODULE_HOOKS)
-_ENTERED = ("torch.optim", "torch.amp", "torch.distributions", "torch.nn")
+_ENTERED = ("torch.optim", "torch.amp", "torch.distributions", "torch.nn", "collections")
 
 
 class SurveyedObjects:
@@ -116,6 +117,16 @@ class SurveyedObjects:
             self._walk.classes.append(cls)
         for name, _value in _data_of(cls):
             self._walk.enter_place(place.child(How.ATTRIBUTE, cls, name, f"{place}.{name}"), origin(cls) | {name})
+        if origin(cls) is ALWAYS:
+            self._methods_of_other_kinds(cls, place)
+
+    def _methods_of_other_kinds(self, cls: type, place: Binding) -> None:
+        """Descriptors, what decorators made of methods, and the metaclass, where these are of the user's classes."""
+        for name, value in vars(cls).items():
+            if not is_a(value, type) and is_users_class(type(value)):
+                self._walk.enter(value, root(value, f"{place}.{name}"), ALWAYS)
+        if is_users_class(type(cls)):
+            self._walk.enter(type(cls), root(type(cls), type(cls).__qualname__), ALWAYS)
 
     def _attributes(self, value: Any, place: Binding, needs: Names, skip: Iterable[str] = ()) -> None:
         table = table_of(value)
@@ -146,6 +157,8 @@ class SurveyedObjects:
                     if is_a(entry, PLAIN) and name not in hidden:
                         here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
                         self._walk.enter(entry, here, origin(cls) | {name})
+            elif issubclass(cls, enum.Enum):
+                self._walk.enter(cls, root(cls, cls.__qualname__), ALWAYS)
             hidden |= vars(cls).keys()
 
 

@@ -17,7 +17,7 @@ import torch
 from treeplay.torch_seam.tensors import is_initialised
 from treeplay.trace.found import GONE, PLAIN, Container, Survey
 from treeplay.trace.random_sources import is_source
-from treeplay.trace.survey_names import Names, ReadNames, is_users_class
+from treeplay.trace.survey_names import ALWAYS, Names, ReadNames, is_users_class
 from treeplay.values.kinds import is_a, is_leaf
 from treeplay.values.place import Binding, How, root
 
@@ -52,7 +52,11 @@ class SurveyWalk:
             self.found.generator_places.append((place, value))
         elif is_a(value, BuiltinFunctionType) and is_source(value.__self__):  # `draw = rng.random`
             self.enter(value.__self__, root(value.__self__, str(place)), needs)
+        elif is_a(value, BuiltinFunctionType) and is_a(value.__self__, (dict, list, set, collections.deque)):
+            self.enter(value.__self__, root(value.__self__, str(place)), needs)  # `find = table.get`
         if is_a(value, type):
+            if issubclass(value, enum.Enum) and value not in self.classes:
+                self.classes.append(value)  # of which nothing but its methods counts
             if not is_users_class(value):
                 return
             if place.how is not How.ROOT:
@@ -106,6 +110,9 @@ class SurveyWalk:
             for name, value in vars(tensor).items():
                 if is_a(value, PLAIN):
                     self.enter(value, place.child(How.ATTRIBUTE, tensor, name, f"{place}.{name}"), frozenset({name}))
+            for table in ("_backward_hooks", "_post_accumulate_grad_hooks"):  # which a backward of the program runs
+                for hook in (getattr(tensor, table, None) or {}).values():
+                    self.enter(hook, root(hook, f"a hook of {place}"), ALWAYS)
             if is_leaf(tensor) and tensor.grad is not None:
                 self._tensor(tensor.grad, place.child(How.GRAD, tensor, None, f"{place}.grad"))
 

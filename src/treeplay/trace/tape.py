@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +85,22 @@ class TraceTape:
         self._kept.append(tensor)
         self.values[id(tensor)] = value
         return value
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is written in the block is not the program's, but for refusals and the inputs that were not known."""
+        log, nodes = len(self.log), {*self.graph.nodes}
+        written = {*self.mutated}, {*self.told}, {**self.generators}
+        flags = self.uses_backward, self.fills_gradients
+        try:
+            yield
+        finally:
+            del self.log[log:]
+            for node in reversed(self.graph.nodes):
+                if node not in nodes and node.op != "placeholder":
+                    self.graph.erase_node(node)
+            self.mutated, self.told, self.generators = written
+            self.uses_backward, self.fills_gradients = flags
 
     # --- inputs ---------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from torch import Tensor  # by name: modules are watched while it is asked for
 from treeplay.guards.reads import Reads
 from treeplay.observe.lines import call_site, innermost_is_optimizer, user_location
 from treeplay.torch_seam.fakes import FakeTensor
-from treeplay.torch_seam.modes import TorchDispatchMode
+from treeplay.torch_seam.modes import DisableTorchFunction, TorchDispatchMode, function_modes_around
 from treeplay.torch_seam.schemas import is_foreach_write, is_random, leaves_of, tell_autograd, with_leaves
 from treeplay.torch_seam.tensors import address_of, storage_of
 from treeplay.trace.begins import BEGINS, from_start
@@ -52,12 +52,8 @@ _DROPOUTS = frozenset(
 )
 """Give their argument itself where nothing is dropped, which their schemas do not say."""
 # Operators that may change a shape in place, and may leave it as it is.
-_SHAPES = frozenset(
-    (
-        *(aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims, aten.t_.default, aten.transpose_.default),
-        aten.resize_.default,
-    )
-)
+_SQUEEZES = (aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims)
+_SHAPES = frozenset({*_SQUEEZES, aten.t_.default, aten.transpose_.default, aten.resize_.default})
 _DEVICE = torch.ops.prim.device.default
 _LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
 
@@ -92,6 +88,9 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         was_noting = self.reads.pause()  # what follows is ours and torch's, not the program's
         try:
+            if function_modes_around():  # C++ came here by itself, past these: they would watch what is asked below
+                with DisableTorchFunction():
+                    return self._dispatch(func, args, kwargs or {})
             return self._dispatch(func, args, kwargs or {})
         finally:
             if was_noting:

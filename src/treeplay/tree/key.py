@@ -47,16 +47,25 @@ def make_key(call: Call) -> Key:
 
 _SEEN_AS_THEY_ARE = frozenset({int, float, bool, str, type(None)})
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+_LOOKED_INTO = frozenset({dict, list, tuple, set})  # or calls that differ in what is there would look alike
+_MOST_LOOKED_AT = 16  # items
 
 
 def glance(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
     """What a quick look at arguments shows: calls of different keys may look alike, but seldom do."""
-    parts: list[Any] = []
-    for value in (*args, *kwargs.values()):
-        cls = type(value)
-        is_plain = cls in _PLAIN_TENSORS and has_strides(value)  # a nested tensor raises if it is asked for its shape
-        parts.append(value.shape if is_plain else value if cls in _SEEN_AS_THEY_ARE else cls)
-    return tuple(parts), tuple(kwargs)
+    return tuple(map(_seen, (*args, *kwargs.values()))), tuple(kwargs)
+
+
+def _seen(value: Any, *, looks_inside: bool = True) -> Any:
+    cls = type(value)
+    if cls in _PLAIN_TENSORS:
+        return value.shape if has_strides(value) else cls  # a nested tensor raises if it is asked for its shape
+    if cls in _SEEN_AS_THEY_ARE:
+        return value
+    if looks_inside and cls in _LOOKED_INTO and len(value) <= _MOST_LOOKED_AT:
+        items = (*value, *value.values()) if cls is dict else value
+        return cls, *(_seen(item, looks_inside=False) for item in items)
+    return cls
 
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)

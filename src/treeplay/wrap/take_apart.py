@@ -53,7 +53,7 @@ class ArgumentText(ResultText):
         count = len(structure.parts)
         if structure.cls is deque:
             self.require(f"{value}.maxlen {'is' if structure.most is None else '=='} {structure.most}")
-        if (structure.cls in DICTS and count) or (structure.cls is set and structure.keys):
+        if (structure.cls in DICTS or structure.cls is set) and structure.keys:
             # In their order, which a program may follow, that of its own keywords too (`**options`).
             names, expected = f"tuple({value})", self.constant(structure.keys)
             if all(type(key) is str for key in structure.keys):

@@ -50,13 +50,11 @@ from treeplay.values.signature import Argument, Input, Signature
 from treeplay.values.unflatten import unflatten
 
 _ATTRIBUTES: Any = vars(TensorBase)
-_VIEWS = frozenset(
-    _ATTRIBUTES[name].__get__ for name in ("T", "mT", "H", "mH", "real", "imag")
-)  # they compute a tensor
+# They compute a tensor.
+_VIEWS = frozenset(_ATTRIBUTES[name].__get__ for name in ("T", "mT", "H", "mH", "real", "imag"))
 _DATA = _ATTRIBUTES["data"].__get__
-_WRITTEN_OUT = frozenset(name for name in dir(nn_functions) if "upsample" in name) | {
-    *("interpolate", "upsample", "multi_margin_loss", "multilabel_margin_loss", "hardshrink", "softshrink"),
-}
+_LOSSES = ("multi_margin_loss", "multilabel_margin_loss")
+_WRITTEN_OUT = {"interpolate", *_LOSSES, "hardshrink", "softshrink", *(n for n in dir(nn_functions) if "upsample" in n)}
 """Functions whose operators torch writes out in others where it traces; their results differ in the last bits."""
 _ASKED = frozenset(
     {"__get__", "__len__", "size", "dim", "ndimension", "numel", "nelement", "stride", "is_floating_point"}

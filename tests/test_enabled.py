@@ -112,4 +112,4 @@ def test_what_the_environment_may_say(monkeypatch: pytest.MonkeyPatch, value: st
 def test_an_unknown_word_in_the_environment_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREEPLAY", "O")
     with pytest.raises(treeplay.ArgumentError, match="TREEPLAY: expected 0 or 1, found 'O'"):
-        Settings()
+        _ = Settings().enabled

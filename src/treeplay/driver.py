@@ -16,7 +16,7 @@ is lowered, now or later (`lowered`), or wrapped for a caller that differentiate
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -228,6 +228,7 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     from treeplay.backend.acting import acting_in, kept
     from treeplay.backend.any_size import for_any_size
     from treeplay.backend.inference_mode import in_inference_mode, leave_inference_mode
+    from treeplay.backend.numbers import KnownNumbers
     from treeplay.backend.passes import run_before_autograd
     from treeplay.backend.patterns import with_patterns
     from treeplay.backend.sizes import changing_sizes, has_symbols, with_known_sizes, with_marks
@@ -243,6 +244,7 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
     is_dynamic = has_symbols(inputs)
     # It is compiled for each of their values.
     numbers = [at for at, value in enumerate(inputs) if has_symbols([value]) and not isinstance(value, torch.Tensor)]
+    known = KnownNumbers(program)
 
     changing = changing_sizes(program)
     if is_dynamic:
@@ -251,15 +253,17 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
         if compiled is not None:
             return with_marks(in_inference_mode(compiled) if gives_inference else compiled, changing)
 
-    def compile_sized(inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compile_sized(values: Mapping[int, float], inputs: Sequence[Any]) -> Callable[..., Any]:
         # Sizes that are new are compiled in a call, while Dynamo may trace in another thread: not beside each other, since
         # tracing replaces methods of modules.
         with compile_lock(), undisturbed(), kept(acting):
-            compiled = wrapped(program, inputs, options, is_dynamic=is_dynamic, numbers=numbers)
+            compiled = wrapped(
+                program, inputs, options, is_dynamic=is_dynamic, numbers=numbers, known=known, values=values
+            )
             return in_inference_mode(compiled) if gives_inference else compiled
 
-    def compile_patterns(inputs: Sequence[Any]) -> Callable[..., Any]:
-        return with_patterns(inputs, compile_sized, as_it_is)
+    def compile_patterns(inputs: Sequence[Any], values: Mapping[int, float]) -> Callable[..., Any]:
+        return with_patterns(inputs, partial(compile_sized, values), as_it_is)
 
     def as_it_is() -> Callable[..., Any]:
         why = "inputs share memory that is no one storage of torch's, as that of a NumPy array, and one of them is written"
@@ -270,6 +274,7 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
         inputs,
         compile_patterns,
         lambda *args: program(*args),
+        known,
         most=options.most_sizes,
         changing=changing,
     )

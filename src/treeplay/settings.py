@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treeplay.errors import ArgumentError, ArgumentTypeError
 
@@ -32,7 +32,7 @@ def _is_switched_on() -> bool:
 class Settings:
     """What can be set, with its default; assigning a value of another type or out of range raises."""
 
-    enabled: bool = field(default_factory=_is_switched_on)
+    enabled: bool = field(init=False)
     """Without it, jitted programs and modules run as they are, as do graphs that `torch.compile` compiles from here on and what
     `make_graphed_callables` is given. `TREEPLAY=0` in the environment switches it off from the start."""
 
@@ -73,10 +73,20 @@ class Settings:
     """A recording's program is traced again after 10, 100, 1,000, ... replays and compared with what was recorded: what no
     guard can see (C state of an extension, files) is found late rather than never. It takes at most 0.1 % of the time."""
 
+    if not TYPE_CHECKING:  # which would take any name for a setting
+
+        def __getattr__(self, name: str) -> Any:
+            """The environment is read when `enabled` is first asked for: what it says wrong is no error of an import, which the
+            command could not tell without a traceback."""
+            if name != "enabled":
+                raise AttributeError(f"settings.{name}: no such setting; there are {_names()}")
+            self.enabled = _is_switched_on()
+            return self.enabled
+
     def __setattr__(self, name: str, value: Any) -> None:
         known = {field.name: field.type for field in fields(self)}
         if name not in known:
-            raise ArgumentError(f"settings.{name}: no such setting; there are {', '.join(sorted(known))}")
+            raise ArgumentError(f"settings.{name}: no such setting; there are {_names()}")
         expected = {"int": int, "bool": bool, "float": float, "str": str}[str(known[name])]
         if expected is float and type(value) is int:
             value = float(value)
@@ -102,6 +112,10 @@ class Settings:
         finally:
             for name, value in before.items():
                 setattr(self, name, value)
+
+
+def _names() -> str:
+    return ", ".join(sorted(field.name for field in fields(Settings)))
 
 
 settings = Settings()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import warnings
 from collections.abc import Callable, Iterator
@@ -9,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from support.compiled import Inner
 from treeplay.backend.numbers import tensors_for_numbers
 from treeplay.torch_compile import backend
 
@@ -41,6 +44,56 @@ def test_training_with_a_changing_number_stays_compiled(program: Callable[..., t
         result.square().sum().backward()
         wanted.square().sum().backward()
         torch.testing.assert_close((result, ours.grad), (wanted, eager.grad))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.LayerNorm(3), nn.BatchNorm1d(3), nn.GroupNorm(3, 3), nn.Dropout(0.5), nn.RReLU(), nn.Hardtanh(-0.5, 0.5)],
+    ids=lambda module: type(module).__name__,
+)
+def test_a_number_whose_value_the_trace_asks_for_is_compiled_in(module: nn.Module) -> None:
+    twin = copy.deepcopy(module)
+    run = torch.compile(module, backend=backend, options={"inner": "aten"}, dynamic=True)
+    for rows in (4, 5, 4):
+        results = []
+        for each in (run, twin):
+            torch.manual_seed(rows)
+            x = torch.randn(rows, 3, requires_grad=True)
+            y = each(x)
+            (y * x).sum().backward()
+            results.append((y, x.grad, *module.buffers()))
+        torch.testing.assert_close(*results)
+
+
+def test_what_is_compiled_for_a_number_is_for_this_value_alone() -> None:
+    inner = Inner()
+    run = torch.compile(_normed, backend=backend, options={"inner": inner}, dynamic=True)
+    for eps, scale in ((0.1, 2.0), (0.1, 3.0), (0.4, 3.0), (0.1, 4.0)):
+        x = torch.randn(4, 3)
+        torch.testing.assert_close(run(x, eps, scale), _normed(x, eps, scale))
+    assert len(inner.graphs) == 2  # and one for any scale, whose value nobody asked for
+
+
+def test_what_is_compiled_for_another_pattern_of_memory_has_the_number_too() -> None:
+    run = torch.compile(_written, backend=backend, options={"inner": "aten"}, dynamic=True)
+    for eps, scale in ((0.1, 2.0), (0.4, 3.0), (0.1, 4.0)):
+        for is_apart in (True, False):
+            one, other = torch.randn(3, 3), torch.randn(3, 3)
+            results = []
+            for program in (run, _written):
+                x = one.clone()
+                y = other.clone() if is_apart else x
+                results.append((program(x[:2], y[1:], eps, scale), x, y))
+            torch.testing.assert_close(*results)
+
+
+def _normed(x: torch.Tensor, eps: float, scale: float) -> torch.Tensor:
+    return torch.nn.functional.layer_norm(x, (3,), eps=1 - eps) * scale - x
+
+
+def _written(x: torch.Tensor, y: torch.Tensor, eps: float, scale: float) -> torch.Tensor:
+    y.sub_(1)
+    return _normed(x, eps, scale) * 2
 
 
 def graph_of_a_number(dtype: torch.dtype) -> torch.fx.GraphModule:

@@ -457,3 +457,9 @@ def test_a_tape_knows_whether_others_hold_its_inputs() -> None:
     assert tape.is_held_elsewhere(storage)
     del view
     assert not tape.is_held_elsewhere(storage)
+
+
+def test_operators_on_functions_are_refused() -> None:
+    x = torch.ones(3)
+    with pytest.raises(CaptureFailed, match="cond: takes functions"):
+        record(lambda: torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,)))

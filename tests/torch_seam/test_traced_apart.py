@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import traceback
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.interpreter import Interpreter
 
@@ -52,6 +53,7 @@ def test_two_traces_of_which_the_first_ends_first_leave_torch_as_it_was() -> Non
         assert other.result()(torch.ones(2)).tolist() == [-2, -2]
     assert "_symbolic_trace.py" not in homes_of_methods()
     assert not torch.fx._symbolic_trace.is_fx_symbolic_tracing()
+    assert proxy_tensor._CURRENT_MAKE_FX_TRACER is None
     assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item() == 2
 
 

@@ -5,12 +5,15 @@ y = x * (1 / n)           ▶         y = x * (1 / n in float64).to(float32)    
 
 forward   n = t.item();  y = x * n                saves n as a 0-dim tensor
 backward  n = saved.item();  g * n                                                for an autograd node, which saves tensors
+
+y = dropout(x, t.item())            ▶         y = dropout(x, 0.5)                 for a trace that asks for the value
 """
 
 from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ import torch.fx
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from treeplay.backend.passes import copy_of
 from treeplay.backend.scaled_by_numbers import number_in, write_out
 from treeplay.torch_seam.fakes import mode_of_fake
 from treeplay.torch_seam.trees import arg_tree_leaves as tree_leaves
@@ -38,6 +42,75 @@ _BESIDE_TENSORS = frozenset((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, 
 """Operators that take a number or a tensor."""
 _PRECISION = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """In which dtype an operator computes whose result has another."""
+
+
+class KnownNumbers:
+    """Of the numbers that a captured graph reads from its inputs, those whose value a trace asks for, as of the rate of a
+    dropout. They are written into the graph, and what is compiled is for these values; the others stay inputs."""
+
+    def __init__(self, program: Any) -> None:
+        places = _places(program) if isinstance(program, torch.fx.GraphModule) else ()
+        self._read = frozenset(at for at, place in enumerate(places) if _is_of_dynamos(place))
+        self._known: tuple[int, ...] = ()
+
+    def key(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """What tells the values of those that are known in a call; as text, which tells 0.0 from -0.0."""
+        return tuple([(float, repr(args[at].item())) for at in self._known])
+
+    def values(self, args: Sequence[Any]) -> dict[int, float]:
+        """The values in a call of all that may be asked for, by position."""
+        return {at: args[at].item() for at in self._read}
+
+    def leave_known(self, values: dict[int, float]) -> None:
+        """Take out the values of those that are not known: they may be others in the next call."""
+        for at in values.keys() - set(self._known):
+            del values[at]
+
+    def written_into(self, program: Any, values: Mapping[int, float]) -> Any:
+        """The graph with those that are known in it."""
+        known = {at: values[at] for at in self._known if at in values}
+        if not known:
+            return program
+        written = copy_of(program)
+        for at, place in enumerate(_places(written)):
+            for read in list(place.users) if at in known else ():
+                for user in list(read.users):
+                    with_value = functools.partial(_instead, read, known[at])
+                    user.args, user.kwargs = map_arg(user.args, with_value), map_arg(user.kwargs, with_value)
+                written.graph.erase_node(read)
+        written.recompile()
+        return written
+
+    def ask(self, program: torch.fx.GraphModule, node: Node | None, values: Iterable[int]) -> bool:
+        """Whether more are known from here on, of those in `values`: what `node` of the graph is computed with, where a trace
+        stopped there, or else all."""
+        places, asked = _places(program), set()
+        sources = [] if node is None else list(node.all_input_nodes)
+        for source in sources:
+            if source.args and source.args[0] in places and places.index(source.args[0]) in self._read:  # type: ignore[arg-type]
+                asked.add(places.index(source.args[0]))  # type: ignore[arg-type]
+            elif isinstance(source.meta.get("example_value"), torch.SymFloat | torch.SymBool | torch.SymInt):
+                sources.extend(source.all_input_nodes)
+        more = (asked or self._read).intersection(values).difference(self._known)
+        self._known = tuple(sorted({*self._known, *more}))
+        return bool(more)
+
+
+def _places(module: torch.fx.GraphModule) -> list[Node]:
+    return list(module.graph.find_nodes(op="placeholder"))
+
+
+def _is_of_dynamos(place: Node) -> bool:
+    """Whether a placeholder is a number that Dynamo passes as a tensor: it is read, and nothing else is done with it."""
+    reads = [user for user in place.users if (user.op, user.target) == ("call_method", "item")]
+    values = [read.meta.get("example_value") for read in reads]
+    return 0 < len(reads) == len(place.users) and all(
+        isinstance(value, torch.SymFloat) and value.node.has_hint() for value in values
+    )
+
+
+def _instead(node: Node, value: float, found: Node) -> Any:
+    return value if found is node else found
 
 
 def tensors_for_numbers(module: torch.fx.GraphModule) -> None:

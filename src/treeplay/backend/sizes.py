@@ -9,13 +9,14 @@ with sizes beyond that, and those that come while another thread compiles, run t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from treeplay.backend.numbers import KnownNumbers
 from treeplay.locks import shared_lock
 from treeplay.observe import counters
 from treeplay.observe.once import warn_here
@@ -28,13 +29,15 @@ CompileFor = Callable[[Sequence[Any]], Function]
 
 def with_known_sizes(
     inputs: Sequence[Any],
-    compile_next: CompileFor,
+    compile_next: Callable[[Sequence[Any], Mapping[int, float]], Function],
     plain: Function,
+    numbers: KnownNumbers,
     *,
     most: int = 8,
     changing: Sequence[frozenset[int]] = (),
 ) -> Function:
-    """Compile through `compile_next`, which is given inputs without symbolic numbers. A call that brings sizes which are
+    """Compile through `compile_next`, which is given inputs without symbolic numbers, and the values of those that are read as
+    numbers; what it compiles is for the values of `numbers` that are known afterwards. A call that brings sizes which are
     symbols itself, as fake tensors may have, is for `plain`: the program as it is.
 
     `changing` are the dimensions of each result whose sizes change with the inputs': they are noted at the results, for a
@@ -43,11 +46,14 @@ def with_known_sizes(
     Callables for at most as many sets of sizes are kept as a program may have recordings; the one unused for longest goes
     first. Above `most` sets, or where the budget for compiling is spent, one warning suggests to pad."""
     if not has_symbols(inputs):
-        return compile_next(inputs)
+        return compile_next(inputs, {})
     symbolic = tuple(at for at, value in enumerate(inputs) if _is_symbolic(value))
     known: OrderedDict[tuple[Any, ...], Function] = OrderedDict()
     seen: set[tuple[Any, ...]] = set()
     lock, budget = shared_lock(), _SizeBudget()
+
+    def key_of(args: Sequence[Any]) -> tuple[Any, ...]:
+        return *[_sizes(args[at]) for at in symbolic], *numbers.key(args)
 
     def compile_for(key: tuple[Any, ...], args: Sequence[Any]) -> Function:
         # Nobody waits while another thread compiles: meanwhile the program runs as it is.
@@ -66,14 +72,17 @@ def with_known_sizes(
                 known.popitem(last=False)
                 counters.add("sizes", "dropped")
             with budget.spending():
-                compiled = known[key] = compile_next(fakes_of(args))
+                values = numbers.values(args)
+                compiled = compile_next(fakes_of(args), values)
+                numbers.leave_known(values)
+            known[key_of(args)] = compiled
             return compiled
         finally:
             lock.release()
 
     def call(*args: Any) -> Any:
-        key = tuple([_sizes(args[at]) for at in symbolic])
         try:
+            key = key_of(args)
             compiled = known.get(key)
         except TypeError:  # symbols have no hash
             return plain(*args)

@@ -26,6 +26,8 @@ class Traceable:
     function: Callable[..., Any]
     held: tuple[torch.Tensor, ...] = ()
     names: tuple[str, ...] = ()
+    stopped_at: Callable[[], torch.fx.Node | None] = lambda: None
+    """Where a run of the graph raised that was the last one."""
 
 
 def traceable(program: torch.fx.GraphModule | Callable[..., Any]) -> Traceable:
@@ -43,6 +45,7 @@ def traceable(program: torch.fx.GraphModule | Callable[..., Any]) -> Traceable:
         function if names else interpreted.forward,
         tuple(names.values()),
         tuple(name.removeprefix(_PREFIX) for name in names),
+        lambda: interpreted.runs,
     )
 
 
@@ -73,7 +76,22 @@ class _Interpreted(torch.nn.Module):
     def __init__(self, program: torch.fx.GraphModule) -> None:
         super().__init__()
         self.program = program
+        self.runs: torch.fx.Node | None = None
 
     def forward(self, *args: Any) -> Any:
         with preserve_node_meta():
-            return torch.fx.Interpreter(self.program).run(*args)
+            result = _NotingNodes(self).run(*args)
+        self.runs = None
+        return result
+
+
+class _NotingNodes(torch.fx.Interpreter):
+    """Notes which node runs."""
+
+    def __init__(self, interpreted: _Interpreted) -> None:
+        super().__init__(interpreted.program)
+        self._interpreted = interpreted
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        self._interpreted.runs = n
+        return super().run_node(n)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import torch.fx
 
 from treeplay.backend.examine import check_quantized, has_custom_functions
 from treeplay.backend.job import Job
+from treeplay.backend.numbers import KnownNumbers
 from treeplay.backend.options import Options
 from treeplay.backend.roles import argument_names, argument_roles
 from treeplay.backend.shapes import Program
@@ -23,17 +24,27 @@ from treeplay.observe import counters
 from treeplay.sandbox.boundary import Boundary
 from treeplay.torch_seam.autograd import ends_recomputation
 from treeplay.torch_seam.dynamo import GUARDS_FROZEN_PARAMETERS
+from treeplay.torch_seam.symbols import asks_for_value
 from treeplay.values.refusal import Reason
 from treeplay.wrap.aot import wrap_function
 from treeplay.wrap.aot.compilers import DirectCall
 
 
 def wrapped(
-    program: Program, inputs: Sequence[Any], options: Options, *, is_dynamic: bool, numbers: Collection[int] = ()
+    captured: Program,
+    inputs: Sequence[Any],
+    options: Options,
+    *,
+    is_dynamic: bool,
+    numbers: Collection[int],
+    known: KnownNumbers,
+    values: Mapping[int, float],
 ) -> Callable[..., Any]:
     """The program behind its wrapper; one that cannot be wrapped runs as it is, and the reason is warned.
 
-    `numbers`: positions of inputs that are numbers, which calls of the result do not change."""
+    `numbers`: positions of inputs that are numbers, which calls of the result do not change. `values` of inputs that are read
+    as numbers are those of each call of the result, as far as they are `known`."""
+    program = known.written_into(captured, values)
     source = traceable(program)
     function = with_numbers(source.function, {len(source.held) + at: inputs[at] for at in numbers})
     roles = argument_roles(program, inputs, held=len(source.held))
@@ -56,6 +67,10 @@ def wrapped(
     except Unrecorded:  # a refusal too, but one that the user wants raised
         raise
     except Refusal as refusal:
+        if asks_for_value(refusal) and known.ask(program, source.stopped_at(), values):
+            return wrapped(
+                captured, inputs, options, is_dynamic=is_dynamic, numbers=numbers, known=known, values=values
+            )
         counters.add("traces", "refused")
         return unwrapped(program, options, refusal.reason, job)
     except InternalError as error:

@@ -57,6 +57,7 @@ def _root(
     ] = False,
 ) -> None:
     """Record what a PyTorch program does once, and replay it for the price of one launch."""
+    _ = treeplay.settings.enabled  # an error, if the environment says what it cannot
 
 
 def make_app() -> typer.Typer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from types import CodeType, FunctionType, MappingProxyType
 from typing import Any, cast
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from treeplay.torch_seam.patched import Shared, Wanted, all_wanted
 
@@ -123,11 +125,48 @@ def without_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def dynamo_off() -> Iterator[None]:
-    """Parts of a program that are under torch.compile, or the region around it, run as plain Python for a while."""
-    if "torch._dynamo" not in sys.modules:
+def dynamo_off(*, but_for_operators: bool = False) -> Iterator[None]:
+    """Parts of a program that are under torch.compile, or the region around it, run as plain Python for a while.
+
+    `but_for_operators`: those that take functions are run as ever, and no mode sees it."""
+    with contextlib.ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(_off())
+        if but_for_operators or "torch._dynamo" not in sys.modules:
+            stack.enter_context(_compile.wanted((stack, but_for_operators)))
         yield
-        return
+
+
+def _compiling(original: Any, wanted: Callable[[], tuple[contextlib.ExitStack, bool] | None]) -> Any:
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        asked = wanted()
+        if asked is None:
+            return original(*args, **kwargs)
+        stack, but_for_operators = asked
+        importlib.import_module("torch._dynamo")  # as it would be now
+        stack.enter_context(_off())
+        made = original(*args, **kwargs)
+        by: str = sys._getframe(1).f_globals.get("__name__", "")
+        return _as_ever(made) if but_for_operators and by.startswith(_OPERATORS_ON_FUNCTIONS) else made
+
+    return compile
+
+
+_compile = Shared(torch, "compile", _compiling)
+_OPERATORS_ON_FUNCTIONS = ("torch._higher_order_ops.", "torch.nn.attention.")
+"""Who has Dynamo flatten the functions given to an operator, without which it has no right gradients."""
+
+
+def _as_ever(made: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes(), torch.compiler.set_stance("default"):
+            return made(*args, **kwargs)
+
+    return call
+
+
+@contextlib.contextmanager
+def _off() -> Iterator[None]:
     set_eval_frame = torch._C._dynamo.eval_frame.set_eval_frame
     callback = set_eval_frame(None)  # first: a stance may not be set inside of a compiled region
     try:

@@ -21,6 +21,15 @@ def example_of(number: Any) -> Any:
     return number.node.hint if isinstance(number, torch.SymInt) and number.node.has_hint() else number
 
 
+def asks_for_value(error: BaseException | None) -> bool:
+    """Whether an error came of the question what a number is of which that is not known."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # which imports sympy: half a second
+
+    while error is not None and not isinstance(error, GuardOnDataDependentSymNode):
+        error = error.__cause__
+    return error is not None
+
+
 def are_same(one: Sequence[int | torch.SymInt], other: Sequence[int | torch.SymInt]) -> bool:
     """Whether numbers are the same for whatever their symbols stand for. Makes no guard of it."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # which imports sympy: half a second

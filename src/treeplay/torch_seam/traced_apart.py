@@ -6,9 +6,11 @@ torch keeps what a trace needs in one place for the whole process, where two thr
                                     and what `torch.compile` has made raises under it
     methods of `nn.Module`          each trace puts wrappers in their place and takes away those of whoever came last: some
                                     would stay for ever. A trace of operators needs none
+    who traces now                  each trace puts back who did before: of two that overlap, one that is over would be left,
+                                    and what traces the functions given to an operator (`torch.cond`) would go on with it
     what is noted at the next node  a step backward would be taken for one of the forward, or fail an assertion of torch's
 
-So a trace of operators has a flag and a patcher of its own, and what sets the notes takes turns.
+So a trace of operators has a flag and a patcher of its own, and leaves none behind that is over. What sets notes takes turns.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from torch.fx._symbolic_trace import _Patcher, is_fx_symbolic_tracing
 from treeplay.locks import shared_lock
 from treeplay.torch_seam.patched import Shared, all_wanted
 
+_CURRENT = "_CURRENT_MAKE_FX_TRACER"
 _OF_OPERATORS = "PythonKeyTracer"  # whose module takes a while to import
 _MOST_SECONDS_WAITED = 60.0  # much longer than a trace takes: whoever waits for a thread that waits for it goes on
 
@@ -61,6 +64,29 @@ def _compiling(original: Callable[[], bool], is_wanted: Callable[[], bool]) -> C
     return is_compiling
 
 
+_tracers: list[Any] = []  # of those that trace now, and what was there before them
+_before: list[Any] = []
+
+
+def _leaving(original: Callable[..., Any], is_wanted: Callable[[], bool]) -> Callable[..., Any]:
+    names = inspect.unwrap(original).__globals__
+
+    @contextlib.contextmanager
+    def set_tracer(tracer: Any) -> Iterator[None]:
+        if not _tracers:
+            _before[:] = [names[_CURRENT]]
+        _tracers.append(tracer)
+        names[_CURRENT] = tracer
+        try:
+            yield
+        finally:
+            _tracers.remove(tracer)
+            if names[_CURRENT] is tracer:  # else somebody began later, who is still there or has put back another
+                names[_CURRENT] = (_tracers or _before)[-1]
+
+    return set_tracer
+
+
 _notes = shared_lock()
 
 
@@ -81,6 +107,7 @@ def _taking_turns(original: Callable[..., Any], is_wanted: Callable[[], bool]) -
 _STAND_INS = (
     Shared(torch.compiler, "is_compiling", _compiling),
     Shared(torch.fx.Tracer, "trace", _tracing),
+    Shared("torch.fx.experimental.proxy_tensor", "_set_make_fx_tracer", _leaving),
     Shared("torch.fx.traceback", "preserve_node_meta", _taking_turns),
     Shared("torch.fx.traceback", "set_current_meta", _taking_turns),
     Shared("torch._inductor.pattern_matcher", "preserve_node_meta", _taking_turns),

@@ -10,7 +10,9 @@ import torch
 
 from treeplay.observe.lines import call_site, user_location
 from treeplay.sandbox.boundary import NoModesLeft
+from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.modes import TorchDispatchMode
+from treeplay.torch_seam.operators import HigherOrderOperator
 from treeplay.torch_seam.patched import Shared
 from treeplay.torch_seam.schemas import is_foreach_write, tell_autograd
 from treeplay.trace.call import Call
@@ -33,12 +35,16 @@ class Log(list[LoggedCall]):
 class Observer(TorchDispatchMode):
     """Runs every operator as it is and notes its name, the user's line and the numbers it was given."""
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = Log()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):  # which no trace follows: there will be nothing to compare
+            return func(*args, **kwargs)
         if func in _UNLOGGED or func.namespace == "profiler" or self.log.failure is not None:
             return func(*args, **kwargs)
         try:
@@ -89,7 +95,14 @@ def observe(program: Callable[..., Any], call: Call) -> tuple[Any, Log]:
     """
     observer = Observer()
     # The mode belongs to this thread.
-    with NoModesLeft(), _CTC_LOSS.wanted(), torch.autograd.set_multithreading_enabled(False), observer:
+    # Under it compiled functions run as plain Python: Dynamo, if it saw that, would never compile them again.
+    with (
+        NoModesLeft(),
+        dynamo_off(but_for_operators=True),
+        _CTC_LOSS.wanted(),
+        torch.autograd.set_multithreading_enabled(False),
+        observer,
+    ):
         result = program(*call.args, **call.kwargs)
     try:
         observer.log.append(result_entry(result))

@@ -16,6 +16,7 @@ from torch import Tensor  # by name: modules are watched while it is asked for
 from treeplay.errors import Refusal
 from treeplay.observe.lines import user_location
 from treeplay.torch_seam.fakes import FakeTensorMode, fake_over, memory_like
+from treeplay.torch_seam.operators import HigherOrderOperator
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.log import LoggedCall
 from treeplay.values.location import Location
@@ -24,6 +25,8 @@ from treeplay.values.spec import TensorSpec
 
 MOST_NUMBERS = 64  # of a constant that a log shows, or that is made of numbers which vary
 KEEP_ON_DEVICE = "return the tensor and read it after the call, or keep the computation in tensors (torch.where)"
+# What `make_dual` asks first; neither can run on fakes.
+_FORWARD_MODE = frozenset({torch.ops.aten.is_same_size.default, torch.ops.aten._make_dual.default})
 _INSTEAD = {"_nested_tensor_from_mask_left_aligned": "make the nn.TransformerEncoder with enable_nested_tensor=False"}
 
 
@@ -216,6 +219,16 @@ def _unusual(tensor: torch.Tensor) -> str | None:
     if tensor.is_conj() or tensor.is_neg():
         return "tensor that is conjugated or negated when read"
     return "quantized tensor" if tensor.is_quantized else None
+
+
+def why_not_followed(func: Any) -> tuple[str, str] | None:
+    """Why no trace follows an operator, and what to do instead."""
+    if func in _FORWARD_MODE:
+        return "starts forward-mode derivatives", "use reverse mode: torch.func.vjp or jacrev"
+    if isinstance(func, HigherOrderOperator):
+        why = "takes functions, which a trace does not follow"
+        return why, 'use torch.compile(program, backend="treeplay"), which takes such operators'
+    return None
 
 
 def spoken_name(func: Any) -> str:

@@ -37,7 +37,7 @@ from treeplay.trace.recurrent import TAKES_ONE_PIECE, settled
 from treeplay.trace.recurrent_piece import RecurrentPiece
 from treeplay.trace.scalar_ops import takes_symbolic_number
 from treeplay.trace.scalars import Scalar, ScalarWorld, plain, scalar_of, symbolic
-from treeplay.trace.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, spoken_name
+from treeplay.trace.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, spoken_name, why_not_followed
 from treeplay.values.location import Location
 
 aten = torch.ops.aten
@@ -45,8 +45,6 @@ aten = torch.ops.aten
 _HOST_READS = frozenset(
     {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.item.default}
 )
-# What `make_dual` asks first; neither can run on fakes.
-_FORWARD_MODE = frozenset({aten.is_same_size.default, aten._make_dual.default})
 _DROPOUTS = frozenset(
     getattr(aten, name).default for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 )
@@ -61,6 +59,8 @@ _LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
 class Tracer(TorchDispatchMode):
     """Records ATen operators. `is_known` says whether a real tensor is state that can be found again; `layouts`, how
     operators laid out their results when the program ran eagerly."""
+
+    supports_higher_order_operators = True  # to refuse them
 
     def __init__(
         self,
@@ -106,13 +106,8 @@ class Tracer(TorchDispatchMode):
             with self.tape.fake_mode:
                 return func(*args, **kwargs)
         where = user_location()
-        if func in _FORWARD_MODE:
-            raise self.refuse(
-                spoken_name(func),
-                "starts forward-mode derivatives",
-                "use reverse mode: torch.func.vjp or jacrev",
-                where,
-            )
+        if (unfit := why_not_followed(func)) is not None:
+            raise self.refuse(spoken_name(func), *unfit, where)
         if func in _HOST_READS:
             return self._read_on_host(func, args, where)
         args = settled(func, args, self.recurrent.piece)

@@ -31,6 +31,7 @@ from treeplay.observe.events import log_event
 from treeplay.observe.internal import tell_internal
 from treeplay.observe.progress import own_threads
 from treeplay.sandbox.boundary import Boundary, internal
+from treeplay.sandbox.forks import forks_wait_for_imports
 from treeplay.torch_seam.dynamo import compile_lock
 from treeplay.tree.pace import Pace, Timing
 from treeplay.tree.recorders import recorders
@@ -240,6 +241,7 @@ class CompileThread:
         with self._changed:
             self._todo.append(work)
             if self._thread is None or not self._thread.is_alive():
+                forks_wait_for_imports()
                 self._thread = threading.Thread(target=self._run, name="treeplay compiles", daemon=True)
                 self._thread.start()
             self._changed.notify_all()

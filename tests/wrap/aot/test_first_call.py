@@ -19,11 +19,16 @@ LIBRARY.define("same(Tensor x) -> Tensor")
 LIBRARY.define("said(Tensor(a) x) -> Tensor(a)")
 LIBRARY.define("both(Tensor x) -> (Tensor, Tensor)")
 LIBRARY.define("fine(Tensor x) -> Tensor")
+LIBRARY.define("write(Tensor(a!) x) -> ()")
 
 
 def _both(x: torch.Tensor) -> Any:
     y = x + 1
     return y, y.view(-1)
+
+
+def _write(x: torch.Tensor) -> None:
+    x.mul_(2).sub_(1)
 
 
 for name, function in {"same": lambda x: x, "said": lambda x: x, "both": _both, "fine": lambda x: x + 1}.items():
@@ -32,6 +37,8 @@ LIBRARY.impl("same", lambda x: torch.empty_like(x), "Meta")
 LIBRARY.impl("said", lambda x: x, "Meta")
 LIBRARY.impl("both", lambda x: (torch.empty_like(x), torch.empty_like(x.view(-1))), "Meta")
 LIBRARY.impl("fine", lambda x: torch.empty_like(x), "Meta")
+LIBRARY.impl("write", _write, "CPU")
+LIBRARY.impl("write", lambda x: None, "Meta")
 OPS = torch.ops.treeplay_aliases
 
 
@@ -130,3 +137,14 @@ def test_W20_without_being_asked_the_first_call_is_real() -> None:
     with tracing(TracingContext(FakeTensorMode())):
         call = wrapped(lambda x: [x * 2], lambda: [numbers(2)])
     assert torch.equal(call([numbers(2)])[0], numbers(2) * 2)
+
+
+def test_a_custom_operator_that_writes_is_looked_at_with_what_calls_it() -> None:
+    def function(x: Any, w: Any) -> Any:
+        OPS.write(x)
+        return [OPS.fine(x) * w]
+
+    x, w = numbers(2), numbers(2, grad=True)
+    wanted = numbers(2) * 2 - 1
+    (result,) = wrapped(function, lambda: [numbers(2), numbers(2, grad=True)])([x, w])
+    assert torch.equal(x, wanted) and torch.equal(result, (wanted + 1) * w)

@@ -310,3 +310,12 @@ def test_what_raises_in_the_trace_is_refused_with_the_users_line() -> None:
 def test_sample_inputs_must_be_flat() -> None:
     with pytest.raises(UsageError, match="flatten"):
         wrapped(lambda x: [x], lambda: [[numbers(2)]])
+
+
+def test_a_refusal_keeps_what_torch_raised_as_its_cause() -> None:
+    def fails(x: Any) -> Any:
+        raise KeyError("a key of the user's")
+
+    with pytest.raises(Refusal) as refused:
+        wrapped(fails, lambda: [numbers(2)])
+    assert isinstance(refused.value.__cause__, KeyError)

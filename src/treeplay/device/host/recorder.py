@@ -54,6 +54,8 @@ class Recorder(TorchDispatchMode):
     was there before.
     """
 
+    supports_higher_order_operators = True  # to refuse them
+
     def __init__(
         self, generators: Sequence[torch.Generator] = (), on_outside: Callable[[torch.Tensor], None] | None = None
     ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from treeplay.observe.lines import running_call
-from treeplay.torch_seam.operators import name_of
+from treeplay.torch_seam.operators import HigherOrderOperator, name_of
 from treeplay.torch_seam.schemas import aten
 from treeplay.torch_seam.trees import tree_iter
 from treeplay.values.refusal import Reason
@@ -41,6 +41,8 @@ def refusal_of_method(function: Any) -> Reason | None:
 
 def refusal_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reason | None:
     """Why an operator with these arguments cannot be part of a recording on the host, or None."""
+    if isinstance(op, HigherOrderOperator):
+        return _reason(op.name(), "takes functions, which a recording on the CPU does not follow", "compute without it")
     return refusal_of_operator(op, args, kwargs) or refusal_of_tensors(op, (args, kwargs))
 
 

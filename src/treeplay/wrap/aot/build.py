@@ -60,7 +60,7 @@ def wrap_function(
                     return built
             task = better  # outside of the trace, whose modes would see what the next one makes
     except Refusal as error:
-        raise explained(_located(error, function)) from error
+        raise explained(_located(error, function)) from error.__cause__  # it may be `error` itself
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -76,6 +76,9 @@ def _checked(*, is_error: bool) -> Instead:
 class _CheckAliases(TorchDispatchMode):
     """Sees each custom operator's results and finds those that share memory though the schema denies it."""
 
+    supports_higher_order_operators = True
+    """One that writes its arguments is called by such an operator, inside of which nothing is looked at."""
+
     def __init__(self, *, is_error: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_error = is_error

@@ -128,7 +128,7 @@ def _counts(wrapped: Any, way: str) -> dict[str, int]:
     """Calls of a program of treeplay's so far, those that were replayed, and those that a later recording may serve."""
     if way != "treeplay.jit":
         return {}
-    from treeplay.tree.all_sizes import COMPILING
+    from treeplay.tree.all_sizes.calls import COMPILING
     from treeplay.tree.answers import OBSERVED, OVER_BUDGET
 
     found = wrapped.statistics()

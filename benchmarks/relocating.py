@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 import torch
 
 from benchmarks.plugs import Plugs, most_alive_of, plan_plugs
-from treeplay.device.cuda.capture import capturing
-from treeplay.device.cuda.decoys import make_decoys
-from treeplay.device.cuda.history import allocations, device_ranges
-from treeplay.device.cuda.nodes import read_nodes
-from treeplay.device.cuda.patch import Patcher, build_patcher
-from treeplay.device.cuda.verify import unfaithful_nodes
+from treeplay.device.cuda.capturing.capture import capturing
+from treeplay.device.cuda.capturing.decoys import make_decoys
+from treeplay.device.cuda.capturing.history import allocations, device_ranges
+from treeplay.device.cuda.nodes.patch import Patcher, build_patcher
+from treeplay.device.cuda.nodes.reading import read_nodes
+from treeplay.device.cuda.nodes.verify import unfaithful_nodes
 from treeplay.relocate import Relocation, Row, relocate
 from treeplay.relocate.policy import MEASURED, Costs
 from treeplay.values.nodes import CaptureNotes, Placed

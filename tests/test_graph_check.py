@@ -110,7 +110,7 @@ def test_a_new_argument_is_called_as_it_is_taken() -> None:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """After what graphs are looked at, in order."""
     import treeplay.backend.wrapped
-    import treeplay.lower.inductor
+    import treeplay.lower.inductor.lowering
     import treeplay.record.lowered  # noqa: F401  with all that they import
 
     told: list[str] = []
@@ -130,7 +130,7 @@ HERE = "treeplay.graph_check"
 
 
 def test_jit_looks_at_its_graph_after_each_step(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from treeplay.lower import artifact
+    from treeplay.lower.inductor import artifact
 
     def no_compiler(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError

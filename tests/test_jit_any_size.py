@@ -1,6 +1,6 @@
 """A program that is called with changing sizes is compiled once for all of them, and eager tells what is right.
 
-What Inductor does of it is in `tests/backend/test_program_any_size.py`; here, what is compiled runs its operators.
+What Inductor does of it is in `tests/backend/shapes/test_program_any_size.py`; here, what is compiled runs its operators.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from treeplay.lower.aten import lower_aten
 from treeplay.observe import internal_errors
 from treeplay.plan.arena import plan_arena
 from treeplay.record import front, lowered
-from treeplay.tree import all_sizes, compile_all_sizes
-from treeplay.tree.sizes_trial import SizesTrial
+from treeplay.tree.all_sizes import calls as all_sizes
+from treeplay.tree.all_sizes import compile as compile_all_sizes
+from treeplay.tree.all_sizes.trial import SizesTrial
 from treeplay.tree.tiers import compile_thread
 from treeplay.values.statistics import KeyFacts
 

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 import treeplay
 from support import assert_same, jit
 from treeplay.settings import Settings
-from treeplay.tree import budget
+from treeplay.tree.worth import budget
 
 pytestmark = pytest.mark.filterwarnings("ignore:treeplay runs")
 OVER = "new, and over the compile budget"

@@ -18,7 +18,7 @@ from torch.optim import optimizer as optimizer_hooks
 import treeplay
 from support import assert_same, jit
 from support.faults import raising_once
-from treeplay.trace.tape import TraceTape
+from treeplay.trace.run.tape import TraceTape
 
 
 class Broken(Exception):

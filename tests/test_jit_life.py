@@ -140,8 +140,8 @@ def held() -> Counter[str]:
     ours = (
         "treeplay.device",
         "treeplay.graphs",
-        "treeplay.backend.replayed",
-        "treeplay.backend.boxing",
+        "treeplay.backend.recording.replayed",
+        "treeplay.backend.recording.boxing",
         "treeplay.tree",
     )
     return Counter(

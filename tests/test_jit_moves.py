@@ -114,7 +114,7 @@ def test_T12_a_step_trains_the_weight_where_it_is_now(device: str) -> None:
 
 @pytest.mark.gpu
 def test_T12_many_moves_in_one_go_are_one_update_of_the_executable(monkeypatch: pytest.MonkeyPatch) -> None:
-    from treeplay.device.cuda import patch
+    from treeplay.device.cuda.nodes import patch
 
     calls: Counter[str] = Counter()
     real = patch.function

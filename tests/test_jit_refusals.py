@@ -370,7 +370,7 @@ def test_what_is_not_callable_is_refused_at_once() -> None:
 
 
 def test_a_program_that_reaches_too_much_to_watch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treeplay.trace.survey_walk._MOST_OBJECTS", 20)
+    monkeypatch.setattr("treeplay.trace.survey.walk._MOST_OBJECTS", 20)
     records = [[index] for index in range(30)]
 
     def program(x: torch.Tensor) -> torch.Tensor:

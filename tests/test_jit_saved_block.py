@@ -20,9 +20,9 @@ from support import jit
 from support.allocated import left_allocated
 from support.compiled import compiled, new_reports
 from support.taped_gpu import TAPE, capture_on_the_cpu
-from treeplay.device.cuda.patch import Patcher
+from treeplay.device.cuda.nodes.patch import Patcher
 from treeplay.values.launch import LaunchFacts
-from treeplay.wrap.aot import writes_inside
+from treeplay.wrap.aot.tracing import writes_inside
 
 STEADY = 3
 LAYERS, WIDTH = 50, 16

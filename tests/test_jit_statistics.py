@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from support import assert_same, jit
-from treeplay.wrap.aot import writes_inside
+from treeplay.wrap.aot.tracing import writes_inside
 
 Tensor = torch.Tensor
 

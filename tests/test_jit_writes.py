@@ -153,7 +153,7 @@ def test_compiled_programs_draw_eagers_numbers_if_asked(
 
 
 def test_two_draws_run_in_order_where_compiled_code_would_not_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from treeplay.lower import artifact
+    from treeplay.lower.inductor import artifact
 
     monkeypatch.setattr(artifact, "KEEPS_DRAWS_IN_ORDER", False)
     monkeypatch.setattr(treeplay.settings, "eager_random", True)

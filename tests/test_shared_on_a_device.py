@@ -30,7 +30,7 @@ treeplay.reset()
 _NOTHING = """
 def shared():
     lanes = sys.modules.get("treeplay.device.cuda.lane")
-    spare = sys.modules.get("treeplay.device.cuda.workspaces")
+    spare = sys.modules.get("treeplay.device.cuda.capturing.workspaces")
     return {
         "context": torch.cuda.is_initialized(),
         "threads": threading.active_count() - 1,

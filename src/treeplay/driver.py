@@ -43,15 +43,15 @@ from treeplay.torch_seam.dynamo import compile_lock
 from treeplay.torch_seam.modes import without_function_modes
 from treeplay.trace.call import Call
 from treeplay.trace.log import LoggedCall
-from treeplay.trace.opaque import Prepared, Rehearsed, prepare
+from treeplay.trace.opaque.program import Prepared, Rehearsed, prepare
 from treeplay.trace.raised import program_raised
 from treeplay.trace.turn import Busy
-from treeplay.tree.compile_all_sizes import ForAllSizes, MadeForAllSizes
-from treeplay.tree.key import label_of
+from treeplay.tree.all_sizes.compile import ForAllSizes, MadeForAllSizes
+from treeplay.tree.all_sizes.make import make_for_all_sizes
+from treeplay.tree.keys.key import label_of
 from treeplay.tree.make import make_opaque_work, make_recording, make_work
-from treeplay.tree.make_for_all_sizes import make_for_all_sizes
-from treeplay.tree.probation import Probation
 from treeplay.tree.table import NextTier, Recording
+from treeplay.tree.worth.probation import Probation
 from treeplay.values.plan import Plan
 from treeplay.values.record import RecordingMade
 from treeplay.values.refusal import Reason
@@ -60,7 +60,7 @@ from treeplay.wrap.differentiable import of_tensors_only
 
 if TYPE_CHECKING:
     from treeplay.backend.options import Options
-    from treeplay.backend.shapes import Program
+    from treeplay.backend.shapes.flat import Program
     from treeplay.trace.any_size import Changing
 
 
@@ -166,7 +166,7 @@ def record_for_all_sizes(
 ) -> MadeForAllSizes:
     """The stages for calls like `call` whatever the sizes in `changing` are: compiling is left to any thread. Has no effect on
     any tensor; raises `Refusal`."""
-    from treeplay.backend.program_any_size import trace_for_any_size
+    from treeplay.backend.shapes.program_any_size import trace_for_any_size
     from treeplay.trace.any_size import refusal
 
     seconds: dict[str, float] = {}
@@ -189,12 +189,12 @@ def for_all_sizes(make: Callable[..., MadeForAllSizes]) -> ForAllSizes:
     """How a program gets recordings for all sizes, of which `make` makes one."""
 
     def prepare() -> None:
-        from treeplay.backend.program_any_size import warm_up
+        from treeplay.backend.shapes.program_any_size import warm_up
 
         warm_up()
 
     def is_prepared() -> bool:
-        return bool(getattr(sys.modules.get("treeplay.backend.program_any_size"), "is_warm", False))
+        return bool(getattr(sys.modules.get("treeplay.backend.shapes.program_any_size"), "is_warm", False))
 
     return ForAllSizes(make, prepare, is_prepared)
 
@@ -207,7 +207,7 @@ def compile_captured(program: Program, inputs: Sequence[Any], options: Options) 
     """
     from treeplay.backend.job import Job  # with ahead-of-time tracing, which takes a while to import
     from treeplay.backend.passes import copy_of
-    from treeplay.backend.shapes import normalised
+    from treeplay.backend.shapes.flat import normalised
     from treeplay.backend.surroundings import undisturbed
     from treeplay.backend.wrapped import uncompiled
 
@@ -226,12 +226,12 @@ def compile_captured(program: Program, inputs: Sequence[Any], options: Options) 
 def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     """The stages of a program with flat inputs and a flat tuple of results."""
     from treeplay.backend.acting import acting_in, kept
-    from treeplay.backend.any_size import for_any_size
     from treeplay.backend.inference_mode import in_inference_mode, leave_inference_mode
     from treeplay.backend.numbers import KnownNumbers
     from treeplay.backend.passes import run_before_autograd
-    from treeplay.backend.patterns import with_patterns
-    from treeplay.backend.sizes import changing_sizes, has_symbols, with_known_sizes, with_marks
+    from treeplay.backend.shapes.any_size import for_any_size
+    from treeplay.backend.shapes.patterns import with_patterns
+    from treeplay.backend.shapes.sizes import changing_sizes, has_symbols, with_known_sizes, with_marks
     from treeplay.backend.surroundings import undisturbed
     from treeplay.backend.wrapped import unwrapped, wrapped
 

@@ -86,7 +86,7 @@ class Jitted(Generic[P, R]):
         """Made for a program that is not switched off: what it imports takes a second."""
         from treeplay import driver
         from treeplay.trace.observe import observe
-        from treeplay.trace.opaque import plain_run
+        from treeplay.trace.opaque.program import plain_run
         from treeplay.tree.gate import Gate
         from treeplay.tree.manager import Manager
 

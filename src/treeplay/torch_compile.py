@@ -11,7 +11,7 @@ import torch.fx
 from treeplay.settings import settings
 
 if TYPE_CHECKING:
-    from treeplay.backend.shapes import Program
+    from treeplay.backend.shapes.flat import Program
 
 
 def compile_graph(

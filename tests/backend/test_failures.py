@@ -10,10 +10,12 @@ import torch
 from support import assert_same
 from support.faults import raising_once, surroundings
 from treeplay import driver, torch_compile
-from treeplay.backend import job, replayed, shapes, wrapped
+from treeplay.backend import job, wrapped
 from treeplay.backend.account import graph_reports
-from treeplay.backend.compiled_graph import CompiledGraph
-from treeplay.backend.replayed import Replayed
+from treeplay.backend.recording import examine, replayed
+from treeplay.backend.recording.compiled_graph import CompiledGraph
+from treeplay.backend.recording.replayed import Replayed
+from treeplay.backend.shapes import flat as shapes
 from treeplay.device.host import HostDevice
 from treeplay.observe import counters, internal_errors
 
@@ -21,7 +23,7 @@ PLACES = {
     "normalised": (shapes, "normalised"),
     "sizes": (driver, "compile_flat"),
     "wrap": (wrapped, "wrap_function"),
-    "facts": (job, "inputs_of"),
+    "facts": (examine, "inputs_of"),
 }
 WEIGHT = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
 

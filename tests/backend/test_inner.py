@@ -61,7 +61,7 @@ def test_D14_autocast_is_off_while_a_graph_is_lowered():
 
 def test_without_a_compiler_operators_run_as_they_are(monkeypatch):
     monkeypatch.setattr(inner_module, "find_compiler", lambda: SimpleNamespace(path=None))
-    monkeypatch.setattr("treeplay.lower.artifact.compile_graph", None)
+    monkeypatch.setattr("treeplay.lower.inductor.artifact.compile_graph", None)
     module = torch.fx.symbolic_trace(lambda x: (x + 1,))
     assert compile_inner(module, [torch.ones(3)], Options())([torch.ones(3)])[0].tolist() == [2, 2, 2]
 
@@ -69,7 +69,7 @@ def test_without_a_compiler_operators_run_as_they_are(monkeypatch):
 def test_the_graph_given_to_inductor_stays_as_it_is_for_others(monkeypatch):
     if inner_module.find_compiler().path is None:
         pytest.skip("needs a C++ compiler")
-    from treeplay.lower import artifact
+    from treeplay.lower.inductor import artifact
 
     monkeypatch.setattr(
         artifact, "compile_graph", lambda module, fakes, **_: module.graph.erase_node(module.graph.output_node())
@@ -84,7 +84,7 @@ def test_a_graph_that_inductor_fails_on_runs_as_it_is(monkeypatch):
     pytest.importorskip("torch._inductor")
     if inner_module.find_compiler().path is None:
         pytest.skip("needs a C++ compiler")
-    from treeplay.lower import artifact
+    from treeplay.lower.inductor import artifact
 
     def fail(module, fakes, **options):
         for node in list(module.graph.nodes):  # it rewrites what it is given before it fails

@@ -181,7 +181,7 @@ def convolutions():
 
 @pytest.mark.compile
 def test_D17_what_is_saved_lies_as_inductor_likes_and_the_backward_is_compiled_for_that(monkeypatch):
-    from treeplay.lower import artifact
+    from treeplay.lower.inductor import artifact
 
     reported, taken = [], []
     original = artifact.compile_graph
@@ -431,7 +431,7 @@ def test_O1_graphs_traces_and_compiles_are_counted_by_how_they_end_and_by_direct
 
 
 def test_O1_what_inductors_cache_says_is_counted():
-    from treeplay.lower.artifact import _counting_cache, torchs_counters
+    from treeplay.lower.inductor.artifact import _counting_cache, torchs_counters
 
     with _counting_cache():
         torchs_counters["inductor"]["fxgraph_cache_hit"] += 2

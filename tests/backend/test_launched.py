@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from support.taped_gpu import TapedGpu, capture_on_the_cpu
-from treeplay.backend.compiled_graph import CompiledGraph
-from treeplay.backend.replayed import Replayed
+from treeplay.backend.recording.compiled_graph import CompiledGraph
+from treeplay.backend.recording.replayed import Replayed
 from treeplay.errors import UsageError
 from treeplay.settings import settings
 

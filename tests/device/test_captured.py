@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from treeplay.device.cuda.attempt import kept_in_place
 from treeplay.device.cuda.captured import CapturedGraph
+from treeplay.device.cuda.capturing.attempt import kept_in_place
+from treeplay.device.cuda.capturing.rounds import CaptureFindings
 from treeplay.device.cuda.lane import Unplaced
-from treeplay.device.cuda.rounds import CaptureFindings
 from treeplay.device.protocol import Work
 from treeplay.errors import CaptureFailed
 from treeplay.relocate.table import Row, Site

@@ -11,8 +11,9 @@ import torch
 
 from support.recordings import reserved
 from treeplay import ArgumentError, CaptureFailed, UsageError
-from treeplay.device.cuda import driver, streams
-from treeplay.device.cuda.capture import capturing
+from treeplay.device.cuda import driver
+from treeplay.device.cuda.capturing import streams
+from treeplay.device.cuda.capturing.capture import capturing
 from treeplay.device.turns import turns
 from treeplay.torch_seam import allocator
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeplay.device.cuda.decoys import make_decoys, place_decoys
+from treeplay.device.cuda.capturing.decoys import make_decoys, place_decoys
 
 DEVICES = pytest.mark.parametrize(
     "device",

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from treeplay.device.cuda.history import Ranges, allocations, blocks_of, device_ranges
+from treeplay.device.cuda.capturing.history import Ranges, allocations, blocks_of, device_ranges
 from treeplay.torch_seam import allocator
 from treeplay.values.nodes import Allocation
 

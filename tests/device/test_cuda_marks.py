@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from treeplay.device.cuda.history import notes_of
-from treeplay.device.cuda.marks import undisputed
+from treeplay.device.cuda.capturing.history import notes_of
+from treeplay.device.cuda.capturing.marks import undisputed
 from treeplay.torch_seam import allocator
 from treeplay.values.nodes import Allocation
 

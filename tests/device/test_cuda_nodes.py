@@ -7,8 +7,8 @@ import ctypes
 import pytest
 import torch
 
-from treeplay.device.cuda import node_calls
-from treeplay.device.cuda.nodes import read_nodes
+from treeplay.device.cuda.nodes import calls as node_calls
+from treeplay.device.cuda.nodes.reading import read_nodes
 from treeplay.values.nodes import Kernel, Memcpy, Memset, Other, word_bytes
 
 
@@ -128,7 +128,7 @@ def test_reading_twice_gives_equal_values_and_the_graph_still_runs():
 @gpu
 def test_structures_agree_with_those_of_cuda_bindings():
     driver = pytest.importorskip("cuda.bindings.driver")
-    from treeplay.device.cuda.nodes import handles_of, params_of
+    from treeplay.device.cuda.nodes.reading import handles_of, params_of
 
     x = torch.randn(64, 64, device="cuda")
     graph, _ = captured(lambda x: (x + 1) @ x, x)

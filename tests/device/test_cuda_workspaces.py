@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from support.recordings import reserved
-from treeplay.device.cuda import streams
-from treeplay.device.cuda.capture import capturing
-from treeplay.device.cuda.workspaces import Workspace, Workspaces, mentions, workspaces
+from treeplay.device.cuda.capturing import streams
+from treeplay.device.cuda.capturing.capture import capturing
+from treeplay.device.cuda.capturing.workspaces import Workspace, Workspaces, mentions, workspaces
 from treeplay.errors import InternalError
 from treeplay.torch_seam import allocator
 from treeplay.values.nodes import GraphNode, Memset, Other
@@ -143,7 +143,7 @@ def test_what_cannot_be_read_counts_as_held(
             raise nodes
         return nodes
 
-    monkeypatch.setattr("treeplay.device.cuda.workspaces.read_nodes", read)
+    monkeypatch.setattr("treeplay.device.cuda.capturing.workspaces.read_nodes", read)
     assert Workspace(0, 0, (0, 0), 1 << 40, 1 << 41).is_held_by(1) == is_held
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from treeplay.codegen import load_source
-from treeplay.device.cuda.launch import disable, emit_launch, launches_of
-from treeplay.device.cuda.launch_parts import Copied, LaunchBlock, LaunchOutput, LaunchParts, Otherwise, Patched
+from treeplay.device.cuda.launching.launch import disable, emit_launch, launches_of
+from treeplay.device.cuda.launching.parts import Copied, LaunchBlock, LaunchOutput, LaunchParts, Otherwise, Patched
 from treeplay.device.protocol import InBlock
 from treeplay.torch_seam import allocator, streams
 from treeplay.torch_seam.tensors import view_in_block

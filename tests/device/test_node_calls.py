@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import treeplay.device.cuda
-from treeplay.device.cuda import node_calls
+from treeplay.device.cuda.nodes import calls as node_calls
 
 CALL = re.compile(r'\b(?:call|function)\(\s*"(cu\w+)"')
 

@@ -7,9 +7,9 @@ from ctypes import addressof
 
 import pytest
 
-from treeplay.device.cuda import patch
-from treeplay.device.cuda.own_nodes import Calls, OwnNode
-from treeplay.device.cuda.patch import Patcher
+from treeplay.device.cuda.nodes import patch
+from treeplay.device.cuda.nodes.own import Calls, OwnNode
+from treeplay.device.cuda.nodes.patch import Patcher
 from treeplay.errors import InternalError
 from treeplay.relocate import Relocation, Row, Site, joined
 from treeplay.relocate.policy import Costs
@@ -46,7 +46,7 @@ class Driver:
 def driver(monkeypatch) -> Driver:
     made = Driver()
     monkeypatch.setattr(patch, "function", made.function)
-    monkeypatch.setattr("treeplay.device.cuda.own_nodes.call", made.call)
+    monkeypatch.setattr("treeplay.device.cuda.nodes.own.call", made.call)
     monkeypatch.setattr("treeplay.device.cuda.contexts.current_context", lambda: CONTEXT)
     return made
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from treeplay.device.cuda import rounds as module
-from treeplay.device.cuda.rounds import CaptureFindings, capture_in_rounds, lodgers
+from treeplay.device.cuda.capturing import rounds as module
+from treeplay.device.cuda.capturing.rounds import CaptureFindings, capture_in_rounds, lodgers
 from treeplay.device.protocol import Work
 from treeplay.relocate.table import Relocation, Row
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treeplay.device.cuda import verify
+from treeplay.device.cuda.nodes import verify
 from treeplay.errors import InternalError
 from treeplay.values.nodes import Kernel
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import treeplay
-from treeplay.device.cuda.attempt import attempt
+from treeplay.device.cuda.capturing.attempt import attempt
 from treeplay.device.cuda.lane import lane_of
 from treeplay.device.protocol import Work
 from treeplay.errors import CaptureFailed, InternalError

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import treeplay
 from support import training
 from support.opaque import Captured, call_of, inputs_of, recorded_run, rehearsed
-from treeplay.trace.opaque import prepare
+from treeplay.trace.opaque.program import prepare
 
 pytestmark = pytest.mark.gpu
 

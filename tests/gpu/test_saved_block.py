@@ -14,7 +14,7 @@ from torch import nn
 
 from support import jit
 from support.compiled import compiled, new_reports
-from treeplay.device.cuda.patch import Patcher
+from treeplay.device.cuda.nodes.patch import Patcher
 from treeplay.settings import settings
 from treeplay.values.launch import LaunchFacts
 

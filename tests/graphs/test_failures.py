@@ -11,7 +11,8 @@ import torch
 
 from support.recordings import another_stream, record, reserved
 from treeplay import CaptureFailed, UsageError
-from treeplay.device.cuda import capture, driver
+from treeplay.device.cuda import driver
+from treeplay.device.cuda.capturing import capture
 from treeplay.device.host import recorder
 from treeplay.device.turns import turns
 from treeplay.graphs import Graph, graph, is_current_stream_capturing

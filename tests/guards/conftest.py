@@ -12,7 +12,7 @@ def _words_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """In every other story, words of memory are compared as soon as nothing has changed once. Stories have few calls."""
     is_story = request.path.stem.endswith("_stale") or request.path.stem == "test_world_changes"
     if is_story and zlib.crc32(request.node.nodeid.encode()) % 2:
-        from treeplay.guards import quick, words
+        from treeplay.guards.check import quick, words
 
         words.background.compile()
         monkeypatch.setattr(quick, "_YOUNG", 1)

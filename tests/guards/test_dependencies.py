@@ -8,8 +8,8 @@ import torch
 
 from support.reached import Holder, reached
 from treeplay.guards.entries import spot_of
-from treeplay.guards.reach import Reach
-from treeplay.guards.reads import Reads
+from treeplay.guards.reads.reads import Reads
+from treeplay.guards.walk.reach import Reach
 from treeplay.values.place import Binding, How, root
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from support import assert_same, jit
-from treeplay.guards.check import Guards
+from treeplay.guards.check.guards import Guards
 
 pytestmark = pytest.mark.programs
 

@@ -23,16 +23,22 @@ import treeplay
 from support import assert_same
 from support.faults import raising_once, surroundings
 from treeplay import driver, torch_compile
-from treeplay.backend import differentiable, job, replayed, shapes, wrapped
-from treeplay.backend.compiled_graph import CompiledGraph as GraphToRecord
-from treeplay.backend.replayed import Replayed
+from treeplay.backend import job, wrapped
+from treeplay.backend.autograd import differentiable
+from treeplay.backend.recording import examine, replayed
+from treeplay.backend.recording.compiled_graph import CompiledGraph as GraphToRecord
+from treeplay.backend.recording.replayed import Replayed
+from treeplay.backend.shapes import flat as shapes
 from treeplay.device.host import HostDevice, recorder
 from treeplay.graphs import Graph, callables, graph, make_graphed_callables
 from treeplay.record import differentiable as recording_differentiable
 from treeplay.record import front
 from treeplay.trace import jit as tracing
-from treeplay.trace import opaque, opaque_run, outcome, rerun
-from treeplay.trace.tape import TraceTape
+from treeplay.trace import rerun
+from treeplay.trace.opaque import program as opaque
+from treeplay.trace.opaque import run as opaque_run
+from treeplay.trace.run.tape import TraceTape
+from treeplay.trace.signature import outcome
 from treeplay.tree import observing
 
 
@@ -239,7 +245,7 @@ WAYS: dict[str, Way] = {
             "shapes": (shapes, "normalised", 1),
             "graph": (driver, "compile_flat", 1),
             "wrap": (wrapped, "wrap_function", 1),
-            "facts": (job, "inputs_of", 1),
+            "facts": (examine, "inputs_of", 1),
             "forward": (job, "compile_inner", 1),
             "backward": (job, "refresh_layout", 1),
         },

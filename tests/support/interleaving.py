@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from treeplay.backend import job
-from treeplay.trace.opaque_run import OpaqueRuns
+from treeplay.trace.opaque.run import OpaqueRuns
 from treeplay.trace.rerun import Rerun
 from treeplay.tree.audit import Audit
 

@@ -13,7 +13,7 @@ from treeplay.codegen import load_source
 from treeplay.device.host.recorder import Recorder
 from treeplay.torch_seam import dynamo
 from treeplay.trace.call import Call
-from treeplay.trace.opaque import OpaqueBody, OpaqueProgram, Prepared, plain_run, prepare
+from treeplay.trace.opaque.program import OpaqueBody, OpaqueProgram, Prepared, plain_run, prepare
 from treeplay.tree.make import make_opaque_work
 from treeplay.values.signature import Argument, Signature
 from treeplay.wrap.emit import MISS, Ambience, CallParts, emit_call
@@ -47,7 +47,7 @@ def _recorded(
 def _captured(
     state: Prepared | OpaqueProgram, body: OpaqueBody, tensors: Sequence[torch.Tensor]
 ) -> tuple[Any, list[torch.Tensor]]:
-    from treeplay.device.cuda.capture import capturing
+    from treeplay.device.cuda.capturing.capture import capturing
 
     graph = torch.cuda.CUDAGraph()
     for generator in state.generators:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from treeplay.guards.dependencies import Dependencies
-from treeplay.guards.reach import Findings, Reach
-from treeplay.guards.reads import Reads
+from treeplay.guards.reads.reads import Reads
+from treeplay.guards.walk.reach import Findings, Reach
 
 
 class Holder:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from treeplay.backend import job
-from treeplay.backend.recorded import recorded_on
+from treeplay.backend.recording.recorded import recorded_on
 from treeplay.device.host import HostDevice
 from treeplay.graphs import Graph, graph
 from treeplay.torch_seam import allocator

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from treeplay.backend import job
-from treeplay.backend.recorded import recorded_on
+from treeplay.backend.recording.recorded import recorded_on
 from treeplay.codegen import load_source
 from treeplay.device.cuda import recording
 from treeplay.device.cuda.captured import CapturedGraph, CaptureFindings
 from treeplay.device.cuda.lane import Lane
-from treeplay.device.cuda.launch import emit_launch, weakly
-from treeplay.device.cuda.launch_parts import LaunchBlock, LaunchOutput, LaunchParts, NotLaunched, Otherwise, Patched
+from treeplay.device.cuda.launching.launch import emit_launch, weakly
+from treeplay.device.cuda.launching.parts import LaunchBlock, LaunchOutput, LaunchParts, NotLaunched, Otherwise, Patched
 from treeplay.device.cuda.recording import CudaRecording
 from treeplay.device.host.taped import record_tape
 from treeplay.device.protocol import Recorded, Replay, Work

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.reads import Reads
+from treeplay.guards.reads.reads import Reads
 
 
 class Plain:

@@ -11,7 +11,7 @@ from torch.fx.traceback import preserve_node_meta
 from treeplay.observe.lines import location_in
 from treeplay.torch_seam import aot, autograd, fakes, flags, fx, modes, tensors
 from treeplay.torch_seam import context as torch_context
-from treeplay.wrap.aot.capture import captured
+from treeplay.wrap.aot.tracing.capture import captured
 from wrap.aot.oracle import numbers
 from wrap.aot.pairs import pair
 

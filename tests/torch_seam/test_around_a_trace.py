@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from treeplay.torch_seam import autograd, dynamo, flags, layers, modes, symbols
-from treeplay.trace import scalars
+from treeplay.trace.numbers import scalars
 
 
 def test_active_modes_and_transforms_are_seen() -> None:

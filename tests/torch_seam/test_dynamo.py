@@ -73,9 +73,9 @@ def test_what_is_no_tensor_is_none() -> None:
 WITHOUT = """
 import sys
 import torch
-from treeplay.guards.reads import Reads
-from treeplay.guards.check import Guards
-from treeplay.guards.reach import Reach
+from treeplay.guards.reads.reads import Reads
+from treeplay.guards.check.guards import Guards
+from treeplay.guards.walk.reach import Reach
 assert {is_there} == ("torch._dynamo.guards" in sys.modules), "Dynamo is there or not, as it should not be"
 
 class Holder:

@@ -21,9 +21,9 @@ from treeplay import driver
 from treeplay.errors import InternalError, Refusal, UsageError
 from treeplay.observe import counters, internal_errors
 from treeplay.trace import jit as tracing
-from treeplay.trace import outcome
 from treeplay.trace.log import LoggedCall
-from treeplay.trace.tape import TraceTape
+from treeplay.trace.run.tape import TraceTape
+from treeplay.trace.signature import outcome
 from treeplay.tree import observing
 from treeplay.values.refusal import Reason
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treeplay.trace.found import Survey
+from treeplay.trace.survey.found import Survey
 from treeplay.tree.decide import KeyPhase
 from treeplay.tree.table import Entry, EntryTable, Observation, Recording
 
@@ -53,7 +53,7 @@ def test_recordings_count_against_the_limit_and_the_newest_entry_stays() -> None
 
 def test_an_observation_fits_as_long_as_its_values_hold() -> None:
     entry, options = Entry({}), {"scale": 1}
-    from treeplay.trace.survey import survey
+    from treeplay.trace.survey.program import survey
 
     entry.observations.append(Observation([], survey(lambda: options["scale"])))
     assert entry.observation() is entry.observations[0]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from treeplay.torch_seam.fakes import FakeTensorMode
 from treeplay.torch_seam.tensors import extent_of
-from treeplay.trace.returned import whole
+from treeplay.trace.signature.returned import whole
 from treeplay.values.layout import Layout
 from treeplay.values.memory import OutputMemory
 from treeplay.values.output import Fresh, SameAsInput, View

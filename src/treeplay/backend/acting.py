@@ -15,7 +15,7 @@ import torch.fx
 
 from treeplay.torch_seam import fx
 from treeplay.torch_seam.operators import OpOverloadPacket
-from treeplay.trace.prune import TORCHS_OWN, acts
+from treeplay.trace.signature.prune import TORCHS_OWN, acts
 
 _CHECKS = (torch.ops.aten._linalg_check_errors.default, torch.ops.aten._assert_async.default)
 

@@ -20,7 +20,7 @@ from treeplay.backend.metadata import example_spec
 from treeplay.backend.options import Options
 from treeplay.plan.failing import MOST_BYTES, bytes_to_keep, called, to_keep
 from treeplay.torch_seam.operators import HigherOrderOperator
-from treeplay.trace.prune import TORCHS_OWN
+from treeplay.trace.signature.prune import TORCHS_OWN
 from treeplay.values.failing import ToKeep
 from treeplay.wrap.aot.compilers import Boxed
 from treeplay.wrap.take_back import TakeBack

@@ -179,7 +179,7 @@ def _inductor(
         or (find_compiler() if device.type == "cpu" else find_gpu_compiler()).path is None
     ):
         return boxed(module), noted
-    from treeplay.lower import artifact
+    from treeplay.lower.inductor import artifact
 
     mode = mode_of(inputs)
     fakes = [mode.from_tensor(value, static_shapes=True) if torch_fakes.is_real(value) else value for value in inputs]

@@ -19,20 +19,20 @@ import torch.fx
 
 from treeplay.backend.account import Account, enter, next_graph_id, note
 from treeplay.backend.alignment import plan_alignment, with_repair
-from treeplay.backend.compiled_graph import counted
-from treeplay.backend.decide import decide
-from treeplay.backend.examine import calls_of, devices_of, has_caching_allocator, inputs_of, marks_of, obstacles_of
+from treeplay.backend.autograd.keeping import keep_for_backward
+from treeplay.backend.autograd.partition import decompositions, splitter
 from treeplay.backend.failing import acts_outside, kept_by, taken_back
 from treeplay.backend.inner import GraphRoles, boxed, compile_inner, is_empty, without_views
-from treeplay.backend.keeping import keep_for_backward
 from treeplay.backend.metadata import refresh_layout
 from treeplay.backend.numbers import tensors_for_numbers
 from treeplay.backend.options import Options
-from treeplay.backend.partition import decompositions, splitter
 from treeplay.backend.passes import copy_of, run_after_autograd, run_joint
-from treeplay.backend.recorded import draws_random_numbers, recorded
-from treeplay.backend.replayed import Replayed
-from treeplay.backend.roles import fixed_inputs, graph_roles, saved_roles
+from treeplay.backend.recording import examine
+from treeplay.backend.recording.compiled_graph import counted
+from treeplay.backend.recording.decide import decide
+from treeplay.backend.recording.recorded import draws_random_numbers, recorded
+from treeplay.backend.recording.replayed import Replayed
+from treeplay.backend.recording.roles import fixed_inputs, graph_roles, saved_roles
 from treeplay.backend.surroundings import undisturbed
 from treeplay.backend.timed import timed
 from treeplay.errors import InternalError, TreeplayError
@@ -277,19 +277,18 @@ class Job:
         self, module: torch.fx.GraphModule, inputs: Sequence[Any], roles: tuple[Role, ...], direction: Direction
     ) -> GraphFacts:
         nodes = module.graph.find_nodes(op="placeholder")
-        places = [node.meta.get(ARGUMENT) for node in nodes]
-        names = [node.name if place is None else self.names[place] for node, place in zip(nodes, places, strict=True)]
+        names = [node.name if (at := node.meta.get(ARGUMENT)) is None else self.names[at] for node in nodes]
         return GraphFacts(
             direction=direction,
-            inputs=inputs_of(nodes, inputs, roles, names),
-            devices=devices_of(module),
-            operators=len(calls_of(module)),
-            obstacles=obstacles_of(module),
-            marked=marks_of(module),
+            inputs=examine.inputs_of(nodes, inputs, roles, names),
+            devices=examine.devices_of(module),
+            operators=len(examine.calls_of(module)),
+            obstacles=examine.obstacles_of(module),
+            marked=examine.marks_of(module),
             is_on=self.options.record,
             is_dynamic=self.is_dynamic,
             allows_dynamic=self.options.record_dynamic,
-            has_caching_allocator=has_caching_allocator(),
+            has_caching_allocator=examine.has_caching_allocator(),
             is_forward_skipped=direction == "backward" and not self.may_record,
             inner=self.inner if direction == "forward" else (0, 0),
         )

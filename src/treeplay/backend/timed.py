@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from treeplay.backend.account import Account
-from treeplay.trace.returned import is_plain, whole
+from treeplay.trace.signature.returned import is_plain, whole
 from treeplay.wrap.aot.compilers import Boxed
 
 _RUNS = 3  # after one that warms up

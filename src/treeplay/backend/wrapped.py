@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.backend.examine import check_quantized, has_custom_functions
 from treeplay.backend.job import Job
 from treeplay.backend.numbers import KnownNumbers
 from treeplay.backend.options import Options
-from treeplay.backend.roles import argument_names, argument_roles
-from treeplay.backend.shapes import Program
+from treeplay.backend.recording.examine import check_quantized, has_custom_functions
+from treeplay.backend.recording.roles import argument_names, argument_roles
+from treeplay.backend.shapes.flat import Program
 from treeplay.backend.traceable import traceable, with_numbers
 from treeplay.codegen import hide_from_dynamo
 from treeplay.errors import InternalError, Refusal, TreeplayError, Unrecorded

@@ -20,7 +20,7 @@ from treeplay.report.check import CheckOutcome
 from treeplay.report.check import examine as look
 from treeplay.trace.call import call_of
 from treeplay.trace.traced import Trace
-from treeplay.tree.key import label_of
+from treeplay.tree.keys.key import label_of
 from treeplay.values.plan import Plan
 from treeplay.values.refusal import Reason
 from treeplay.values.signature import Argument, Input, Signature, State

@@ -17,7 +17,7 @@ import treeplay
 from treeplay import torch_seam
 from treeplay.cli.devices import why_no_cuda
 from treeplay.codegen.compiler import find_compiler, find_gpu_compiler
-from treeplay.device.cuda.node_calls import is_available
+from treeplay.device.cuda.nodes.calls import is_available
 from treeplay.device.host import HostDevice
 from treeplay.plan.choose import choose
 from treeplay.settings import Settings, settings

@@ -1,0 +1,1 @@
+"""Where recordings are made and replayed: NVIDIA GPUs and the CPU."""

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 import torch
 
-from treeplay.device.cuda import driver, streams
-from treeplay.device.cuda.capture import Capture, capturing, take_turn
+from treeplay.device.cuda import driver
+from treeplay.device.cuda.capturing import streams
+from treeplay.device.cuda.capturing.capture import Capture, capturing, take_turn
 from treeplay.device.turns import turns
 from treeplay.errors import UsageError
 from treeplay.graphs.device import CaptureHoldings, Wish, counted, noted

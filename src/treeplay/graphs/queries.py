@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from treeplay.device.cuda.streams import is_capturing_now
+from treeplay.device.cuda.capturing.streams import is_capturing_now
 from treeplay.device.host.recorder import is_recording
 from treeplay.errors import UsageError
 from treeplay.graphs.cuda import check_present

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from treeplay.trace.scalar_ops import FORMULAS, like
+from treeplay.trace.numbers.scalar_ops import FORMULAS, like
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

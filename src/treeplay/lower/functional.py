@@ -21,7 +21,7 @@ from treeplay.lower.births import tell_results
 from treeplay.lower.numbers_together import NumbersTogether, compute
 from treeplay.torch_seam.fakes import new_fake_mode
 from treeplay.torch_seam.schemas import is_random
-from treeplay.trace.scalar_ops import FORMULAS
+from treeplay.trace.numbers.scalar_ops import FORMULAS
 from treeplay.values.spec import TensorSpec
 
 aten = torch.ops.aten

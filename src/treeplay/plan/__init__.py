@@ -1,0 +1,1 @@
+"""Decisions before a program is lowered: which lowering, which device, which memory."""

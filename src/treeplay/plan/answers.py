@@ -18,7 +18,7 @@ import torch.fx
 
 from treeplay.errors import Refusal
 from treeplay.plan.harmless import NodeWriter, made_harmless
-from treeplay.trace.checks import ADVICE, VALIDATES
+from treeplay.trace.run.checks import ADVICE, VALIDATES
 from treeplay.trace.traced import Trace
 from treeplay.values.overlap import overlaps_itself
 from treeplay.values.signature import Kind

@@ -16,7 +16,7 @@ import torch.fx
 from treeplay.errors import Refusal
 from treeplay.plan.answers import with_answer
 from treeplay.torch_seam.schemas import is_random
-from treeplay.trace.prune import acts
+from treeplay.trace.signature.prune import acts
 from treeplay.trace.traced import Trace
 from treeplay.values.output import inputs_used
 from treeplay.values.place import Binding, How

@@ -19,10 +19,10 @@ import torch
 import torch.fx
 
 from treeplay.lower.aten.storage import storages_written
-from treeplay.lower.checked import CONDITIONS
+from treeplay.lower.inductor.checked import CONDITIONS
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload, name_of
 from treeplay.torch_seam.schemas import is_random
-from treeplay.trace.prune import acts
+from treeplay.trace.signature.prune import acts
 from treeplay.values.failing import InRange, ToKeep
 
 Node = torch.fx.Node

@@ -17,7 +17,7 @@ import torch.fx
 from treeplay.lower.aten.storage import storages_written
 from treeplay.plan.failing import FAILING, indices_of
 from treeplay.torch_seam.operators import OpOverload, name_of
-from treeplay.trace.prune import TORCHS_OWN
+from treeplay.trace.signature.prune import TORCHS_OWN
 from treeplay.values.spec import TensorSpec
 
 Node = torch.fx.Node

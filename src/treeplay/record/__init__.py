@@ -1,0 +1,1 @@
+"""What the ways of making a recording have in common, between the plan and the device."""

@@ -40,7 +40,7 @@ def run_differentiable(
     with timed("lower", seconds):
         signature, tensors, wrapped = run_wrap(program, call, front, lowering=lowering)
         if has_tiers:
-            from treeplay.backend.later import wrap_for_later
+            from treeplay.backend.autograd.later import wrap_for_later
 
             _, _, later = run_wrap(program, call, front, partial(wrap_for_later, add=compile_thread.add))
     with timed("wrap", seconds):
@@ -106,7 +106,7 @@ def run_wrap(
     """
     check_stays(front.traced.signature, front.moving, front.device)
     from treeplay.backend.acting import kept
-    from treeplay.backend.differentiable import wrap_flat
+    from treeplay.backend.autograd.differentiable import wrap_flat
 
     signature, tensors = of_tensors_only(front.traced.signature, call, front.inputs)
     with kept(acting_of(front)):

@@ -18,7 +18,7 @@ from treeplay.codegen.compiler import find_compiler, find_gpu_compiler
 from treeplay.errors import Differing
 from treeplay.lower.aten.storage import writes_folded
 from treeplay.lower.functional import draws_often
-from treeplay.lower.inductor import keeps_draws_in_order
+from treeplay.lower.inductor.lowering import keeps_draws_in_order
 from treeplay.plan.answers import check_can_be_taken_back
 from treeplay.plan.choose import choose
 from treeplay.plan.devices import CPU, device_of, settle

@@ -16,7 +16,7 @@ from treeplay.device.registry import device_for
 from treeplay.errors import LoweringError, Refusal
 from treeplay.graph_check import check_graph
 from treeplay.lower.aten import lower_aten
-from treeplay.lower.inductor import lower_inductor
+from treeplay.lower.inductor.lowering import lower_inductor
 from treeplay.lower.lowered import Lowered
 from treeplay.lower.reshaped import with_reshapes_as_views
 from treeplay.lower.stream import lower_for_stream

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from treeplay.backend.differentiable import trace_flat
+from treeplay.backend.autograd.differentiable import trace_flat
 from treeplay.errors import Refusal
 from treeplay.record.differentiable import run_wrap
 from treeplay.record.front import run_front
@@ -18,7 +18,7 @@ from treeplay.trace.call import Call, call_of
 from treeplay.trace.going_on import EagerReads
 from treeplay.trace.observe import observe
 from treeplay.trace.traced import Trace
-from treeplay.tree.key import label_of, make_key
+from treeplay.tree.keys.key import label_of, make_key
 from treeplay.values.plan import Plan
 from treeplay.values.refusal import Reason
 from treeplay.values.signature import Kind

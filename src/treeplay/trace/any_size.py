@@ -23,9 +23,9 @@ from treeplay.torch_seam.fakes import new_fake_mode
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.sizes import SymbolicSizes, enable_python_dispatcher, examples_in, fake_of
 from treeplay.trace.call import Call
-from treeplay.trace.guarded import met_of
 from treeplay.trace.log import LoggedCall, first_difference
 from treeplay.trace.rerun import Rerun, is_passed
+from treeplay.trace.signature.guarded import met_of
 from treeplay.trace.turn import Busy
 from treeplay.values.location import Location
 from treeplay.values.output import Fresh, Static, View

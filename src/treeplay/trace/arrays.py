@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.guards.names import globals_in
+from treeplay.guards.reads.names import globals_in
 from treeplay.observe.lines import is_users, user_location
 from treeplay.torch_seam.patched import Shared, all_wanted
 

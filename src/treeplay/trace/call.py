@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from treeplay.trace.arrays import can_be_a_tensor
-from treeplay.trace.found import PLAIN
+from treeplay.trace.survey.found import PLAIN
 from treeplay.values.flatten import flatten
 from treeplay.values.kinds import is_a
 from treeplay.values.location import Location

@@ -17,11 +17,11 @@ from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.layers import has_backward_hooks
 from treeplay.torch_seam.modes import DisableTorchFunction
 from treeplay.torch_seam.tensors import storage_of
-from treeplay.trace.flat import TensorNumbers, look
 from treeplay.trace.raised import program_raised
+from treeplay.trace.run.watch import mark_upstream
 from treeplay.trace.shown import RunFacts
+from treeplay.trace.signature.flat import TensorNumbers, look
 from treeplay.trace.traced import TracedRun
-from treeplay.trace.watch import mark_upstream
 from treeplay.values.flatten import flatten
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason

@@ -17,10 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from treeplay.errors import Refusal
 from treeplay.observe.lines import user_location
-from treeplay.trace.gradients import Gradients
 from treeplay.trace.log import LoggedCall
-from treeplay.trace.tracer import Tracer
-from treeplay.trace.watch import READS_ON_THE_HOST, WatchFunctions
+from treeplay.trace.run.gradients import Gradients
+from treeplay.trace.run.tracer import Tracer
+from treeplay.trace.run.watch import READS_ON_THE_HOST, WatchFunctions
 from treeplay.values.location import Location
 
 _TENSOR = torch.Tensor

@@ -17,7 +17,7 @@ import torch
 import torch.fx
 
 from treeplay.errors import ProgramRaised, Refusal, TooEarly
-from treeplay.guards.effects import effects_of
+from treeplay.guards.reads.effects import effects_of
 from treeplay.sandbox.collection import no_collection
 from treeplay.sandbox.generators import has_company
 from treeplay.sandbox.interrupts import uninterrupted
@@ -26,33 +26,33 @@ from treeplay.torch_seam.autograd import histories_given, mode_in_backward
 from treeplay.torch_seam.dynamo import dynamo_off
 from treeplay.torch_seam.modes import native_layers, plain_functions
 from treeplay.torch_seam.symbols import numpy_asks
-from treeplay.trace.apart import reads_of, whose_changes
 from treeplay.trace.arrays import arrays_become_tensors
-from treeplay.trace.averages import averages_without_asking
 from treeplay.trace.call import Call, home_of
 from treeplay.trace.differentiable import run_custom_backwards
-from treeplay.trace.found import Survey
 from treeplay.trace.going_on import EagerReads, GoingOn
-from treeplay.trace.guarded import called_in, guards_of, not_in_a_replay, with_guards
-from treeplay.trace.layouts import Answer, Question
-from treeplay.trace.left_behind import check_global_state, check_no_leak
 from treeplay.trace.log import LoggedCall, first_difference, result_entry
-from treeplay.trace.noticing import noticing
-from treeplay.trace.numpy_numbers import meet_numpys
-from treeplay.trace.outcome import outcome_of
+from treeplay.trace.numbers.numpy_numbers import meet_numpys
+from treeplay.trace.numbers.stand_ins import check_arrays, stand_in_for_arguments, stand_in_for_rates
 from treeplay.trace.raised import program_raised
-from treeplay.trace.randomness import TrackedGenerators
-from treeplay.trace.recordable import survey_to_record
-from treeplay.trace.schedules import Schedules, stepped_last
-from treeplay.trace.skipping import steps_may_be_skipped
-from treeplay.trace.snapshot import Snapshot
-from treeplay.trace.stand_ins import check_arrays, stand_in_for_arguments, stand_in_for_rates
-from treeplay.trace.surroundings import autocast_cache_apart
+from treeplay.trace.restore.apart import reads_of, whose_changes
+from treeplay.trace.restore.left_behind import check_global_state, check_no_leak
+from treeplay.trace.restore.randomness import TrackedGenerators
+from treeplay.trace.restore.snapshot import Snapshot
+from treeplay.trace.restore.surroundings import autocast_cache_apart
+from treeplay.trace.run.layouts import Answer, Question
+from treeplay.trace.run.noticing import noticing
+from treeplay.trace.run.tracer import Tracer
+from treeplay.trace.run.waiting import no_waiting
+from treeplay.trace.run.watch import WatchFunctions
+from treeplay.trace.signature.guarded import called_in, guards_of, not_in_a_replay, with_guards
+from treeplay.trace.signature.outcome import outcome_of
+from treeplay.trace.survey.found import Survey
+from treeplay.trace.survey.recordable import survey_to_record
 from treeplay.trace.traced import Trace, TracedRun
-from treeplay.trace.tracer import Tracer
+from treeplay.trace.training.averages import averages_without_asking
+from treeplay.trace.training.schedules import Schedules, stepped_last
+from treeplay.trace.training.skipping import steps_may_be_skipped
 from treeplay.trace.turn import turn
-from treeplay.trace.waiting import no_waiting
-from treeplay.trace.watch import WatchFunctions
 from treeplay.values.signature import Kind
 
 

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor  # by name: modules are watched while it is asked for
 
-from treeplay.trace.layouts import Answer, Question
-from treeplay.trace.scalars import SYMBOLS
+from treeplay.trace.numbers.scalars import SYMBOLS
+from treeplay.trace.run.layouts import Answer, Question
 from treeplay.values.flatten import flatten
 from treeplay.values.location import Location
 from treeplay.values.refusal import Reason

@@ -16,10 +16,10 @@ from treeplay.torch_seam.operators import HigherOrderOperator
 from treeplay.torch_seam.patched import Shared
 from treeplay.torch_seam.schemas import is_foreach_write, tell_autograd
 from treeplay.trace.call import Call
-from treeplay.trace.layouts import Question, answer, question
 from treeplay.trace.log import LoggedCall, result_entry
-from treeplay.trace.recurrent import asked_of
-from treeplay.trace.tape import content
+from treeplay.trace.run.layouts import Question, answer, question
+from treeplay.trace.run.recurrent import asked_of
+from treeplay.trace.run.tape import content
 
 aten = torch.ops.aten
 _UNLOGGED = frozenset({aten._local_scalar_dense.default, aten.detach.default})

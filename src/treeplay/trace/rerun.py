@@ -21,7 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from treeplay.errors import Refusal
-from treeplay.guards.reads import Reads
+from treeplay.guards.reads.reads import Reads
 from treeplay.observe.lines import user_location
 from treeplay.sandbox.generators import has_company
 from treeplay.torch_seam.autograd import autograd_function_arguments, mode_in_backward
@@ -31,19 +31,19 @@ from treeplay.torch_seam.modes import as_eager, is_real, native_layers
 from treeplay.torch_seam.operators import nn_functions
 from treeplay.torch_seam.schemas import leaves_of
 from treeplay.torch_seam.tensors import TensorBase
-from treeplay.trace.apart import told_apart
 from treeplay.trace.asked import answered_as_in_the_trace
 from treeplay.trace.call import Call, home_of
-from treeplay.trace.checks import checked_by_operators
-from treeplay.trace.flat import TensorNumbers, look
-from treeplay.trace.found import Survey
-from treeplay.trace.given import over
-from treeplay.trace.randomness import TrackedGenerators
-from treeplay.trace.recordable import survey_to_record
-from treeplay.trace.scalars import SYMBOLS
+from treeplay.trace.numbers.scalars import SYMBOLS
+from treeplay.trace.restore.apart import told_apart
+from treeplay.trace.restore.randomness import TrackedGenerators
+from treeplay.trace.restore.snapshot import Snapshot
+from treeplay.trace.restore.surroundings import autocast_cache_apart
+from treeplay.trace.run.checks import checked_by_operators
 from treeplay.trace.shown import RunFacts
-from treeplay.trace.snapshot import Snapshot
-from treeplay.trace.surroundings import autocast_cache_apart
+from treeplay.trace.signature.flat import TensorNumbers, look
+from treeplay.trace.survey.found import Survey
+from treeplay.trace.survey.given import over
+from treeplay.trace.survey.recordable import survey_to_record
 from treeplay.trace.turn import Busy, turn
 from treeplay.values.flatten import Given, flatten
 from treeplay.values.signature import Argument, Input, Signature

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import torch
 import torch.fx
 
-from treeplay.guards.reads import Reads
-from treeplay.trace.found import Survey
+from treeplay.guards.reads.reads import Reads
 from treeplay.trace.log import LoggedCall
-from treeplay.trace.snapshot import Snapshot
-from treeplay.trace.tracer import Tracer
-from treeplay.trace.watch import WatchFunctions
+from treeplay.trace.restore.snapshot import Snapshot
+from treeplay.trace.run.tracer import Tracer
+from treeplay.trace.run.watch import WatchFunctions
+from treeplay.trace.survey.found import Survey
 from treeplay.values.refusal import Reason
 from treeplay.values.signature import Kind, Number, Signature
 

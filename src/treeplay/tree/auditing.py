@@ -17,8 +17,8 @@ from treeplay.tree.answers import Answers
 from treeplay.tree.audit import Audit
 from treeplay.tree.decide import KeyPhase
 from treeplay.tree.gate import Gate
+from treeplay.tree.keys.numbers import numbers_given
 from treeplay.tree.mismatch import first_mismatch
-from treeplay.tree.numbers import numbers_given
 from treeplay.tree.table import Recording
 from treeplay.values.refusal import Reason
 

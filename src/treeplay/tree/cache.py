@@ -15,16 +15,16 @@ from treeplay.observe.events import log_event
 from treeplay.settings import settings
 from treeplay.torch_seam.modes import default_device
 from treeplay.trace.call import Call
-from treeplay.tree.budget import Budget, Pause
+from treeplay.tree.all_sizes.sizes import ChangingSizes
 from treeplay.tree.decide import KeyPhase
-from treeplay.tree.glances import Glances
-from treeplay.tree.key import varying
-from treeplay.tree.keys import Keys
+from treeplay.tree.keys.glances import Glances
+from treeplay.tree.keys.key import varying
+from treeplay.tree.keys.keys import Keys
 from treeplay.tree.mismatch import nearest_mismatches
 from treeplay.tree.reasons import not_faster
-from treeplay.tree.sizes import ChangingSizes
 from treeplay.tree.table import MOST_TRIES, Entry, EntryTable, Observation, Recording
 from treeplay.tree.tiers import compile_thread
+from treeplay.tree.worth.budget import Budget, Pause
 from treeplay.wrap.emit import MISS
 
 CallFunction = Callable[[tuple[Any, ...], dict[str, Any]], Any]

@@ -20,24 +20,24 @@ from treeplay.sandbox.boundary import UninterruptedBlock, internal
 from treeplay.settings import settings
 from treeplay.torch_seam.modes import is_mode_active
 from treeplay.trace.call import Call
-from treeplay.tree.all_sizes import AllSizes
+from treeplay.tree.all_sizes.calls import AllSizes
 from treeplay.tree.answers import OTHERS, OVER_BUDGET, Answers
 from treeplay.tree.auditing import audit_last
-from treeplay.tree.budget import Pause
 from treeplay.tree.decide import Action, CallFacts, KeyPhase, decide
 from treeplay.tree.gate import Gate
-from treeplay.tree.holdings import holdings
-from treeplay.tree.key import values_in_objects
+from treeplay.tree.keys.key import values_in_objects
 from treeplay.tree.launching import answer_raised
 from treeplay.tree.mismatch import cause_of
 from treeplay.tree.moved import bring_back
 from treeplay.tree.observing import CallObserver
-from treeplay.tree.on_probation import next_step, timing_of
-from treeplay.tree.probation import ProbationStep
 from treeplay.tree.reasons import passing_object, too_often
 from treeplay.tree.recorders import recorders
 from treeplay.tree.recording import UNLIKE, CallRecorder
 from treeplay.tree.table import Entry, Observation, Recording
+from treeplay.tree.worth.budget import Pause
+from treeplay.tree.worth.holdings import holdings
+from treeplay.tree.worth.on_probation import next_step, timing_of
+from treeplay.tree.worth.probation import ProbationStep
 from treeplay.values.structure import Leaf
 from treeplay.wrap.emit import MISS
 

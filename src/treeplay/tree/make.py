@@ -17,8 +17,8 @@ from treeplay.device.protocol import Capturable, Recorded, Replay, Work
 from treeplay.lower.lowered import Lowered
 from treeplay.torch_seam import dynamo
 from treeplay.trace.call import Call
-from treeplay.trace.opaque import OpaqueProgram
-from treeplay.trace.randomness import is_own
+from treeplay.trace.opaque.program import OpaqueProgram
+from treeplay.trace.restore.randomness import is_own
 from treeplay.trace.traced import Trace
 from treeplay.tree.inputs import current_inputs as current_inputs
 from treeplay.tree.table import Recording

@@ -21,11 +21,11 @@ from treeplay.sandbox.boundary import UninterruptedBlock
 from treeplay.torch_seam.dynamo import watching, without_dynamo
 from treeplay.torch_seam.flags import profiler
 from treeplay.torch_seam.modes import default_device, foreign_mode, is_mode_active, is_traced
-from treeplay.tree.all_sizes import AllSizes
+from treeplay.tree.all_sizes.calls import AllSizes
+from treeplay.tree.all_sizes.compile import ForAllSizes
 from treeplay.tree.answers import Answers
 from treeplay.tree.cache import Cache, no_recording
 from treeplay.tree.cold import ColdCalls
-from treeplay.tree.compile_all_sizes import ForAllSizes
 from treeplay.tree.gate import Gate
 from treeplay.tree.launching import answer_raised
 from treeplay.tree.observing import CallObserver, Observe

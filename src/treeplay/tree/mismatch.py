@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from treeplay.trace.call import Call
 from treeplay.tree.inputs import current_inputs
-from treeplay.tree.key import values_in_objects
+from treeplay.tree.keys.key import values_in_objects
 from treeplay.tree.table import Observation, Recording
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.overlap import overlapping

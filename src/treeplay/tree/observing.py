@@ -8,11 +8,11 @@ from typing import Any
 from treeplay.errors import InternalError, Refusal
 from treeplay.sandbox.boundary import Boundary
 from treeplay.trace.call import Call
-from treeplay.trace.recordable import survey_call
+from treeplay.trace.survey.recordable import survey_call
 from treeplay.tree.answers import OBSERVED, Answers
 from treeplay.tree.decide import KeyPhase
 from treeplay.tree.gate import Gate
-from treeplay.tree.key import values_in_objects
+from treeplay.tree.keys.key import values_in_objects
 from treeplay.tree.table import Entry, Observation
 
 Observe = Callable[[Callable[..., Any], Call], tuple[Any, list[Any]]]

@@ -7,7 +7,7 @@ from typing import Any
 
 from treeplay.errors import InternalError
 from treeplay.trace.call import Call, home_of
-from treeplay.tree.key import passing
+from treeplay.tree.keys.key import passing
 from treeplay.tree.table import Entry
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.refusal import Reason

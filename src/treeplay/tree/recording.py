@@ -17,13 +17,13 @@ from treeplay.trace.call import Call
 from treeplay.trace.turn import Busy
 from treeplay.tree.answers import OTHERS, Answers, as_internal
 from treeplay.tree.gate import Gate
-from treeplay.tree.holdings import holdings
 from treeplay.tree.launching import answer_raised
 from treeplay.tree.mismatch import first_mismatch
 from treeplay.tree.reasons import does_not_fit
 from treeplay.tree.recorders import recorders
 from treeplay.tree.table import Entry, Observation, Recording
 from treeplay.tree.tiers import promote
+from treeplay.tree.worth.holdings import holdings
 from treeplay.wrap.emit import MISS
 
 MakeRecording = Callable[[Call, list[Any]], Recording]

@@ -12,11 +12,11 @@ from treeplay.device.protocol import Recorded, Stopwatch
 from treeplay.device.use import Use
 from treeplay.lower.lowered import Lowered
 from treeplay.sandbox.interrupts import uninterrupted
-from treeplay.trace.found import Survey
+from treeplay.trace.survey.found import Survey
 from treeplay.tree.audit import Audit
 from treeplay.tree.decide import KeyPhase
-from treeplay.tree.key import as_line
-from treeplay.tree.probation import Probation
+from treeplay.tree.keys.key import as_line
+from treeplay.tree.worth.probation import Probation
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.plan import Plan

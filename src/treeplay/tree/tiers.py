@@ -33,9 +33,9 @@ from treeplay.observe.progress import own_threads
 from treeplay.sandbox.boundary import Boundary, internal
 from treeplay.sandbox.forks import forks_wait_for_imports
 from treeplay.torch_seam.dynamo import compile_lock
-from treeplay.tree.pace import Pace, Timing
 from treeplay.tree.recorders import recorders
 from treeplay.tree.table import NextTier, NextWrapper, Recording
+from treeplay.tree.worth.pace import Pace, Timing
 
 _WARM_UPS = 3  # launches of something new that are not timed; on a GPU the first two are no replays yet
 _TIMED = 8  # launches of each of the two

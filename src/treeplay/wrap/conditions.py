@@ -19,7 +19,7 @@ from treeplay.codegen import tuple_of
 from treeplay.codegen.idioms import is_exactly
 from treeplay.torch_seam.facts import BY_NAME, base_among
 from treeplay.trace.call import Call
-from treeplay.trace.hooks import HookTables
+from treeplay.trace.training.hooks import HookTables
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import Binding
 from treeplay.values.same import is_same

@@ -12,7 +12,7 @@ import torch
 from treeplay.codegen import tuple_of
 from treeplay.torch_seam.symbols import NAMES
 from treeplay.trace.call import Call
-from treeplay.trace.numpy_numbers import as_float, is_float
+from treeplay.trace.numbers.numpy_numbers import as_float, is_float
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import How
 from treeplay.values.signature import (

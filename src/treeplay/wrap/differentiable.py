@@ -14,7 +14,7 @@ import torch
 
 from treeplay.codegen import Source
 from treeplay.errors import Refusal
-from treeplay.guards.reads import Reads
+from treeplay.guards.reads.reads import Reads
 from treeplay.torch_seam import dynamo
 from treeplay.trace.call import Call, home_of
 from treeplay.trace.rerun import Rerun

@@ -11,7 +11,7 @@ import torch
 from treeplay.torch_seam import aot
 from wrap.aot.oracle import Make, compare, grown, numbers, wrapped
 from wrap.aot.pairs import nested
-from wrap.aot.test_later import Counted, Greedy
+from wrap.aot.tracing.test_later import Counted, Greedy
 
 UNTRIED = {
     "if len(": "counts what a graph returned, which no graph of these gets wrong",

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from support.interpreters import FreshPython
-from treeplay.wrap.aot.load import load_call
+from treeplay.wrap.aot.emit.load import load_call
 from wrap.aot.oracle import Make, boxed, compare, grown, numbers, plain_data, wrapped
 from wrap.aot.pairs import nested, pair
 

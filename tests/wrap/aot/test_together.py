@@ -10,12 +10,12 @@ import torch
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 from treeplay.errors import PatternChanged, Refusal
-from treeplay.wrap.aot.lazy_backward import LazyBackward
-from treeplay.wrap.aot.subclasses import plain_parts
+from treeplay.wrap.aot.calls.lazy_backward import LazyBackward
+from treeplay.wrap.aot.plan.subclasses import plain_parts
 from wrap.aot.effects import LOG, logged
 from wrap.aot.oracle import min_cut, numbers, twin, wrapped
 from wrap.aot.pairs import Pair, nested, pair
-from wrap.aot.test_later import Counted, Doubled, Greedy
+from wrap.aot.tracing.test_later import Counted, Doubled, Greedy
 
 
 def slices(grad: bool) -> list[Any]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from treeplay.values.output import Fresh, SameAsInput, View
-from treeplay.wrap.aot import planning
+from treeplay.wrap.aot.plan import planning
 from wrap.aot.oracle import alike, grown, min_cut, numbers, twin, wrapped
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from treeplay.device.cuda.attempt import Attempt
+from treeplay.device.cuda.capturing.attempt import Attempt
+from treeplay.device.cuda.capturing.rounds import CaptureFindings
 from treeplay.device.cuda.lane import Lane, Unplaced, union_bytes
-from treeplay.device.cuda.launch import disable, forget_results, launches_of
-from treeplay.device.cuda.patch import Patcher
-from treeplay.device.cuda.rounds import CaptureFindings
+from treeplay.device.cuda.launching.launch import disable, forget_results, launches_of
+from treeplay.device.cuda.nodes.patch import Patcher
 from treeplay.device.protocol import Work
 from treeplay.device.use import Use
 from treeplay.relocate import Row

@@ -11,7 +11,7 @@ from ctypes import byref, c_int, c_void_p
 
 import torch
 
-from treeplay.device.cuda.node_calls import call, current_context
+from treeplay.device.cuda.nodes.calls import call, current_context
 from treeplay.torch_seam import allocator
 
 

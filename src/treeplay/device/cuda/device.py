@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.cuda import is_current_stream_capturing as is_capturing
 
-from treeplay.device.cuda.attempt import attempt
+from treeplay.device.cuda.capturing.attempt import attempt
 from treeplay.device.cuda.lane import lane_of
 from treeplay.device.cuda.recording import CudaRecording
 from treeplay.device.protocol import Capturable, Recorded, Stopwatch, Work

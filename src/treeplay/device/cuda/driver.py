@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 
 from treeplay.device.cuda.contexts import here
-from treeplay.device.cuda.node_calls import KERNEL, KINDS, MEMCPY, MEMSET, call, function
-from treeplay.device.cuda.nodes import handles_of, kind_of
+from treeplay.device.cuda.nodes.calls import KERNEL, KINDS, MEMCPY, MEMSET, call, function
+from treeplay.device.cuda.nodes.reading import handles_of, kind_of
 
 _RELAXED = 2
 _NOT_CAPTURING, _CAPTURING = 0, 1  # a broken capture has status 2

@@ -21,10 +21,10 @@ from functools import partial
 import torch
 from torch.cuda import is_current_stream_capturing as is_capturing
 
-from treeplay.device.cuda.capture_work import capture_work
 from treeplay.device.cuda.captured import CapturedGraph
+from treeplay.device.cuda.capturing.work import capture_work
 from treeplay.device.cuda.lane import Lane
-from treeplay.device.cuda.launch import weakly
+from treeplay.device.cuda.launching.launch import weakly
 from treeplay.device.cuda.poisoned import differences
 from treeplay.device.cuda.states import GivenUp, Ready, Waiting, Warming
 from treeplay.device.protocol import ReplayListener, Work

@@ -5,6 +5,6 @@ flat function ─ capture ▶ graphs, facts ─ planning ▶ CallPlan ─ emit �
 
 from treeplay.wrap.aot.build import wrap_function
 from treeplay.wrap.aot.compilers import Compilers
-from treeplay.wrap.aot.plan import CallPlan
+from treeplay.wrap.aot.plan.facts import CallPlan
 
 __all__ = ["CallPlan", "Compilers", "wrap_function"]

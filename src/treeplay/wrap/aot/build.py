@@ -15,21 +15,21 @@ from treeplay.observe.lines import is_users
 from treeplay.torch_seam import fakes
 from treeplay.torch_seam.aot import Traced, is_written_by_graph
 from treeplay.trace.call import home_of
-from treeplay.wrap.aot.again import HigherDerivatives, Repeat, fingerprint
-from treeplay.wrap.aot.arrange import Arrangement, RunNotes, arrange, needs_arrangement
-from treeplay.wrap.aot.capture import captured
-from treeplay.wrap.aot.checks import check_of
+from treeplay.wrap.aot.calls.again import HigherDerivatives, Repeat, fingerprint
+from treeplay.wrap.aot.calls.checks import check_of
+from treeplay.wrap.aot.calls.surroundings import refuse_backward_states
 from treeplay.wrap.aot.compiled_call import load_inference, load_training
 from treeplay.wrap.aot.compilers import Compilers
-from treeplay.wrap.aot.findings import TraceFindings, refusal
-from treeplay.wrap.aot.later import forward_writes, take_out
-from treeplay.wrap.aot.layouts import reshaped_and_back
-from treeplay.wrap.aot.names import names_of, usable_names
-from treeplay.wrap.aot.planning import plan_call
-from treeplay.wrap.aot.probe import apart, written_by
-from treeplay.wrap.aot.shared_results import with_common_values
-from treeplay.wrap.aot.subclass_rules import explained
-from treeplay.wrap.aot.surroundings import refuse_backward_states
+from treeplay.wrap.aot.plan.arrange import Arrangement, RunNotes, arrange, needs_arrangement
+from treeplay.wrap.aot.plan.layouts import reshaped_and_back
+from treeplay.wrap.aot.plan.names import names_of, usable_names
+from treeplay.wrap.aot.plan.planning import plan_call
+from treeplay.wrap.aot.plan.shared_results import with_common_values
+from treeplay.wrap.aot.plan.subclass_rules import explained
+from treeplay.wrap.aot.tracing.capture import captured
+from treeplay.wrap.aot.tracing.findings import TraceFindings, refusal
+from treeplay.wrap.aot.tracing.later import forward_writes, take_out
+from treeplay.wrap.aot.tracing.probe import apart, written_by
 
 
 def wrap_function(

@@ -17,21 +17,21 @@ from treeplay.graph_check import check_module
 from treeplay.torch_seam import context as torch_context
 from treeplay.torch_seam import flags
 from treeplay.torch_seam.aot import Traced
-from treeplay.wrap.aot.again import HigherDerivatives, Onward, origins_of, why_not
+from treeplay.wrap.aot.calls.again import HigherDerivatives, Onward, origins_of, why_not
+from treeplay.wrap.aot.calls.first_call import Instead, first_call
+from treeplay.wrap.aot.calls.kept import kept_inputs, overwritten_inputs
+from treeplay.wrap.aot.calls.lazy_backward import Compiled, LazyBackward, as_it_lies
+from treeplay.wrap.aot.calls.partial import without_gradients
+from treeplay.wrap.aot.calls.random_states import generator_inputs
+from treeplay.wrap.aot.calls.redrawn import draws_of
+from treeplay.wrap.aot.calls.surroundings import refuse_compiled_autograd, run_in_callers_context
 from treeplay.wrap.aot.compilers import ARGUMENT, INNER, VISIBLE, Boxed, Compile, Compilers, take_one_list
-from treeplay.wrap.aot.first_call import Instead, first_call
-from treeplay.wrap.aot.inner import inner_values_last
-from treeplay.wrap.aot.kept import kept_inputs, overwritten_inputs
-from treeplay.wrap.aot.lazy_backward import Compiled, LazyBackward, as_it_lies
-from treeplay.wrap.aot.load import load_call
-from treeplay.wrap.aot.partial import without_gradients
-from treeplay.wrap.aot.plan import CallPlan, LateWrite
-from treeplay.wrap.aot.planning_node import plan_node, saved_by
-from treeplay.wrap.aot.random_states import generator_inputs
-from treeplay.wrap.aot.redrawn import draws_of
-from treeplay.wrap.aot.stashed import compute_once_what_is_stashed
-from treeplay.wrap.aot.surroundings import refuse_compiled_autograd, run_in_callers_context
-from treeplay.wrap.aot.writes_inside import write_inside, writes_of_forward
+from treeplay.wrap.aot.emit.load import load_call
+from treeplay.wrap.aot.plan.facts import CallPlan, LateWrite
+from treeplay.wrap.aot.plan.inner import inner_values_last
+from treeplay.wrap.aot.plan.planning_node import plan_node, saved_by
+from treeplay.wrap.aot.tracing.stashed import compute_once_what_is_stashed
+from treeplay.wrap.aot.tracing.writes_inside import write_inside, writes_of_forward
 
 
 def load_inference(traced: Traced, plan: CallPlan, compilers: Compilers) -> Any:

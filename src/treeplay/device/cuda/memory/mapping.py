@@ -25,7 +25,7 @@ from functools import cache
 import torch
 
 from treeplay.device.cuda.contexts import here
-from treeplay.device.cuda.node_calls import failed, library
+from treeplay.device.cuda.nodes.calls import failed, library
 
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 # CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE

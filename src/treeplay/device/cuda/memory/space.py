@@ -25,7 +25,7 @@ from treeplay.device.cuda.memory import mapping, native
 from treeplay.device.cuda.memory.pages import Run, pieces_of, runs
 from treeplay.device.cuda.memory.pool import AddressPool
 from treeplay.device.cuda.memory.scratch import FILLER_PAGES, Scratch, Share
-from treeplay.device.cuda.node_calls import function_address
+from treeplay.device.cuda.nodes.calls import function_address
 from treeplay.errors import InternalError
 from treeplay.observe.events import log_event
 from treeplay.torch_seam import allocator

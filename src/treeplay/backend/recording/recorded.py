@@ -1,0 +1,90 @@
+"""A compiled graph that nothing keeps from being recorded: on a GPU it becomes a recording, on the CPU it is one already.
+
+What is compiled for the CPU takes tensors where they lie and returns new ones: there is no launch to save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from treeplay.backend.account import Account
+from treeplay.backend.autograd.keeping import Keeping
+from treeplay.backend.recording.compiled_graph import CompiledGraph
+from treeplay.backend.recording.replayed import Replayed
+from treeplay.device.protocol import Device
+from treeplay.lower.births import telling
+from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
+from treeplay.torch_seam.schemas import is_random
+from treeplay.values.captured import Role
+from treeplay.wrap.aot.compilers import Boxed
+
+
+def recorded(
+    run: Boxed,
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    roles: Sequence[Role],
+    report: Account,
+) -> Boxed:
+    """The graph behind a recording that its first calls make; on the CPU the graph as it is compiled."""
+    devices = {use.device for use in report.facts.devices if use.device.type == "cuda"}
+    if not devices:
+        return run
+    return recorded_on(_gpu(devices.pop()), run, module, roles, report)
+
+
+def recorded_on(
+    device: Device, run: Boxed, module: torch.fx.GraphModule, roles: Sequence[Role], report: Account
+) -> Boxed:
+    """The graph behind a recording of `device`."""
+    facts = report.facts
+    graph = CompiledGraph(
+        run,
+        f"graph {report.graph_id} {report.direction}",
+        tuple(item.name for item in facts.inputs),
+        static=frozenset(at for at, role in enumerate(roles) if role is Role.STATIC),
+        written=frozenset(at for at, item in enumerate(facts.inputs) if item.is_written),
+        draws=draws_random_numbers(module),
+        tells=lambda births: telling(run, births),
+        inner=facts.inner,
+    )
+    replayed = Replayed(graph, device, report.recorded, report.failed, report.forgotten)
+    report.follow(replayed)
+    return replayed
+
+
+def draws_random_numbers(module: torch.fx.GraphModule, *, drops_none: bool = True) -> bool:
+    """Whether some operator of the graph, or of a child graph, draws; what torch does not say of one counts as yes, and so does
+    attention that drops nothing out, unless it counts as no (`drops_none=False`), as it is on the CPU."""
+    parts = [part for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
+    nodes = [node for part in parts for node in part.graph.nodes]
+    return any(_draws(node) and (drops_none or not _drops_none(node)) for node in nodes)
+
+
+def _drops_none(node: torch.fx.Node) -> bool:
+    """Whether an operator draws for dropout alone, and its probability is 0."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return "dropout_p" in names and bool(given.get("dropout_p", 0.0) == 0)
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    if node.op != "call_function":
+        return node.op == "call_method"
+    target = node.target.op if isinstance(node.target, Keeping) else node.target
+    if isinstance(target, OpOverload):
+        return is_random(target)
+    return isinstance(target, HigherOrderOperator)
+
+
+def _gpu(device: torch.device) -> Device:
+    from treeplay.device.cuda.device import CudaDevice
+
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return CudaDevice(torch.device("cuda", index))

@@ -1,0 +1,106 @@
+"""From the memory of a forward's results to its saved block: which of them lie there, and where.
+
+results of a run, Returns ──▶ SavedBlock ┬▶ block: which new memory the device makes as one allocation
+                                         └▶ layout: what the backward finds in it
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from treeplay.backend.recording.returns import Returns
+from treeplay.device.protocol import InBlock
+from treeplay.trace.signature.returned import whole
+from treeplay.values.block import OutputBlock, SavedLayout, SavedPart
+from treeplay.values.output import Fresh, OutputRef, SameAsInput, View
+from treeplay.values.spec import TensorSpec
+
+_WORTH_A_BLOCK = 2  # values; one alone is one allocation anyway
+
+
+@dataclass(frozen=True, slots=True)
+class SavedBlock:
+    """The new memory that is made as one `block`, and the `layout` of the results from `first` to `end`, which only the
+    backward sees. In a list of results, those of them that lie elsewhere come first, then the block, for the others; the layout
+    is the last of all."""
+
+    block: OutputBlock
+    layout: SavedLayout
+    first: int
+    end: int
+
+    def listed(self, items: Sequence[Any], block: Any, own: Callable[[int, Any], Any]) -> list[Any]:
+        """All results as the block has them, but for the layout; `own(at, item)` is what one that lies elsewhere becomes."""
+        inner = range(self.first, self.end)
+        return [
+            block if at is None else own(at, items[at]) if at in inner else items[at]
+            for at in self.layout.order(self.first, len(items))
+        ]
+
+    def parted(self, results: Sequence[Any], owners: Sequence[int]) -> InBlock:
+        """What the work gives, from such a list with its layout; `owners`: the result that shows each new memory."""
+        inside = len(self.layout.parts) - self.layout.apart
+        order = self.layout.order(self.first, len(results) - 2 + inside)  # the block and the layout
+        places = {at: place for place, at in enumerate(order)}
+        others = [whole(results[places[at]]) for k, at in enumerate(owners) if k not in self.block]
+        return InBlock((*others, results[places[None]]))
+
+
+def plan_block(returns: Returns, results: Sequence[Any], inner: tuple[int, int]) -> SavedBlock | None:
+    """The block of a forward whose results from `inner[0]` to `inner[1]` only its backward sees; None if one is of no use."""
+    first, end = inner
+    seen = {_memory_of(ref) for at, ref in enumerate(returns.refs) if not first <= at < end}
+    found = [k for k in dict.fromkeys(map(_memory_of, returns.refs[first:end])) if k is not None and k not in seen]
+    bases = {k: whole(results[returns.owners[k]]) for k in found}
+    devices = Counter(base.device for base in bases.values() if base.numel())
+    if not devices:
+        return None
+    device = devices.most_common(1)[0][0]
+    sizes = {k: TensorSpec.of(base).nbytes for k, base in bases.items() if base.device == device and base.numel()}
+    if len(sizes) < _WORTH_A_BLOCK:
+        return None
+    block = OutputBlock.of(sizes.items())
+    begins = dict(block.places)
+    parts = tuple(_part(ref, results[at], begins) for at, ref in enumerate(returns.refs[first:end], first))
+    return SavedBlock(block, SavedLayout(parts, block.nbytes), first, end)
+
+
+def _memory_of(ref: OutputRef) -> int | None:
+    """The new memory that a result lies in."""
+    of = ref.of if isinstance(ref, View) else ref
+    return of.index if isinstance(of, Fresh) else None
+
+
+def _part(ref: OutputRef, result: Any, begins: dict[int, int]) -> SavedPart | None:
+    memory = _memory_of(ref)
+    if memory is None or memory not in begins:
+        return None
+    begin = begins[memory] + int(result.storage_offset()) * result.element_size()
+    return SavedPart(begin, replace(TensorSpec.of(result), requires_grad=False))
+
+
+def returns_for_block(returns: Returns, layout: SavedLayout, first: int) -> Returns | None:
+    """What a backward returns that takes a block, from what it returns where it takes values one by one, the first of them that
+    may lie in a block at `first`; None if a result lies in one of these."""
+    taken = [
+        of.index for ref in returns.refs if isinstance(of := ref.of if isinstance(ref, View) else ref, SameAsInput)
+    ]
+    places = {at: place for place, at in enumerate(layout.order(first, max(taken, default=0) + 1))}
+    refs: list[OutputRef] = []
+    for ref in returns.refs:
+        of = ref.of if isinstance(ref, View) else ref
+        if isinstance(of, SameAsInput):
+            at = places.get(of.index)
+            if at is None:
+                return None
+            ref = replace(ref, of=SameAsInput(at)) if isinstance(ref, View) else SameAsInput(at)
+        refs.append(ref)
+    return Returns(tuple(refs), returns.owners)
+
+
+def inputs_for_block(names: Sequence[Any], block: Any, layout: SavedLayout, first: int) -> list[Any]:
+    """Something about each input of a backward, as one that takes a block has it."""
+    return [block if at is None else names[at] for at in layout.order(first, len(names))]

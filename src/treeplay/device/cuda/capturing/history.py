@@ -1,0 +1,94 @@
+"""What the allocator did during a capture, from its own history, and where its memory lies.
+
+    with allocations(device, pool) as seen:
+        capture()
+    seen.blocks         every allocation of the pool, in order; None if somebody else records the history
+
+There is one history per process. Where a user records it, it is left alone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from treeplay.device.cuda.capturing.streams import index_of
+from treeplay.torch_seam import allocator
+from treeplay.torch_seam.allocator import Pool
+from treeplay.values.nodes import Allocation
+
+Range = tuple[int, int]
+
+_MAX_ENTRIES = 1 << 20
+
+
+@dataclass(slots=True)
+class AllocationHistory:
+    """Filled when the block ends, from the `entries` of the pool. `notes`: what `note_allocations` noted beside each."""
+
+    blocks: tuple[Allocation, ...] | None = None
+    notes: tuple[str, ...] = ()
+    entries: Sequence[dict[str, Any]] = ()
+
+
+@contextmanager
+def allocations(device: torch.device, pool: Pool) -> Iterator[AllocationHistory]:
+    """See what is allocated from a pool of a device while the block runs."""
+    torch.cuda.init()  # asked of an allocator that is not there yet, torch reads what is not its own
+    seen, note = AllocationHistory(), allocator.noted_allocations()
+    if allocator.is_recording_history():
+        try:
+            yield seen
+        finally:
+            allocator.note_allocations(note)
+        return
+    allocator.start_history(_MAX_ENTRIES)
+    try:
+        yield seen
+        state = allocator.allocator_state()
+    finally:
+        allocator.note_allocations(note)
+        allocator.stop_history()
+    entries = state.histories[index_of(device)]
+    if len(entries) < _MAX_ENTRIES:  # else the oldest were overwritten
+        within = Ranges(_ranges(state.segments_of(pool)))
+        entries = [entry for entry in entries if entry.get("addr") in within]
+        seen.blocks, seen.notes, seen.entries = blocks_of(entries), notes_of(entries), entries
+
+
+def blocks_of(entries: Sequence[dict[str, Any]]) -> tuple[Allocation, ...]:
+    """The allocations among the entries of a history."""
+    return tuple(Allocation(entry["addr"], entry["size"]) for entry in entries if entry["action"] == "alloc")
+
+
+def notes_of(entries: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """What was noted beside each allocation among the entries of a history."""
+    return tuple(str(entry.get("user_metadata", "")) for entry in entries if entry["action"] == "alloc")
+
+
+def device_ranges() -> list[Range]:
+    """All memory that torch's allocator holds on GPUs, as starts and ends."""
+    return _ranges(allocator.allocator_state().segments)
+
+
+class Ranges:
+    """Ranges that do not overlap, to be asked whether an address lies in one."""
+
+    def __init__(self, ranges: Sequence[Range]) -> None:
+        self._sorted = sorted(ranges)
+        self._starts = [start for start, _ in self._sorted]
+
+    def __contains__(self, address: int | None) -> bool:
+        if address is None:
+            return False
+        index = bisect_right(self._starts, address) - 1
+        return index >= 0 and address < self._sorted[index][1]
+
+
+def _ranges(segments: Sequence[dict[str, Any]]) -> list[Range]:
+    return [(segment["address"], segment["address"] + segment["total_size"]) for segment in segments]

@@ -1,0 +1,1 @@
+"""Nodes of CUDA graphs: read, changed in place, and read back."""

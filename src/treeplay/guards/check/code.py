@@ -1,0 +1,288 @@
+"""Guards as the code of a warm call: the same conditions of which `conditions.py` says what differs.
+
+    def holds():
+        try:
+            if (
+                steady()                              versions of dictionaries, classes and code
+                and not any(c1)                       dictionaries that were empty
+                and len(c2) == 3                      a list
+                and all(map(c3, c2, c4))
+            ):
+                return True
+        except (...):
+            pass
+        return again()
+
+With `Words`, `steady()` is all of these in one call, and what is left is written out.
+
+Pure, but for two questions that take a call each: a comparison of several dictionaries at once, and of several tensors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import CellType
+from typing import Any
+
+import torch
+
+from treeplay.codegen import Source, Writer
+from treeplay.guards.check.words import Words
+from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data, HasGradient, TensorFacts, facts_of, is_like
+from treeplay.guards.containers import Table
+from treeplay.guards.dependencies import Dependencies
+from treeplay.torch_seam.dynamo import tensor_check, version_of_table
+from treeplay.torch_seam.patched import ABSENT
+from treeplay.torch_seam.tensors import has_strides
+from treeplay.values.kinds import HEAP
+from treeplay.values.same import is_same
+
+_FEW = 4
+"""So many comparisons are written out; more of one kind are one native loop."""
+_RAISED = "KeyError, IndexError, AttributeError, ValueError, TypeError, RuntimeError"
+
+Steady = Callable[[tuple[dict[Any, Any], ...]], Callable[[], bool]]
+
+
+def emit_check(
+    dependencies: Dependencies,
+    facts: Sequence[TensorFacts],
+    steady: Steady,
+    *,
+    state_is_alike: Callable[[], bool],
+    again: Callable[[], bool],
+    words: Words | None = None,
+) -> Source:
+    """`holds()`: whether all guards of `dependencies` and all `facts` hold, and if not, what `again` says.
+
+    `steady` makes the comparison of dictionaries by their versions, and of classes and code; `words`, if there are any, get
+    these and all others that they can tell of, and `steady` is called last. `state_is_alike` is asked where state may be
+    replaced without another guard telling of it."""
+    text = Writer(again=again)
+    others = itertools.chain(
+        *(_entries(text, guard) for guard in dependencies.tables if not guard.is_steady),
+        _orders(text, dependencies, words),
+        *(_elements(text, guard, words) for guard in (*dependencies.items, *dependencies.members)),
+        _asked(text, dependencies.asked, words),
+        _defaults(text, dependencies.functions, words),
+        (_bytes(text, guard) for guard in dependencies.data),
+        _tensors(text, dependencies, facts, state_is_alike),
+    )
+    found = [*_empties(text, dependencies, words), *others]
+    # Made last, when `words` has got all, and asked first. `QuickCheck` puts a native one in its place, by the name.
+    found.insert(0, f"{text.use('steady', steady(_steady(dependencies)))}()")
+    with text.block("def holds():"):
+        with text.block("try:"), text.block("if ("):
+            text.add(*(f"and {condition}" if at else condition for at, condition in enumerate(found)))
+        text.add("    ):", "        return True", f"except ({_RAISED}):", "    pass", "return again()")
+    return text.source("guards", entry="holds")
+
+
+def _steady(dependencies: Dependencies) -> tuple[dict[Any, Any], ...]:
+    """The dictionaries that are compared by their versions."""
+    empties = {id(guard.holder) for guard in _empty(dependencies)}
+    tables = (guard.holder for guard in dependencies.tables if guard.is_steady and id(guard.holder) not in empties)
+    return tuple({id(holder): holder for holder in tables}.values())  # each once: it may have several guards
+
+
+def _empty(dependencies: Dependencies) -> list[ContainerGuard]:
+    """Containers that were empty, where asking for that runs no code of anybody's."""
+    empties: list[ContainerGuard] = [guard for guard in dependencies.tables if not guard.holder]
+    empties += [guard for guard in (*dependencies.items, *dependencies.members) if not guard.recorded]
+    return [guard for guard in empties if _has_plain_length(guard.holder)]
+
+
+def _empties(text: Writer, dependencies: Dependencies, words: Words | None) -> Iterator[str]:
+    """Containers that are still empty; the filling of a dictionary may count as no change."""
+    empties = [guard.holder for guard in _empty(dependencies)]
+    known = {id(holder) for holder in empties}
+    # Of classes with a length of their own: filling them at once counts as no change either.
+    others = [guard.holder for guard in dependencies.tables if not guard.holder and id(guard.holder) not in known]
+    if words is not None:
+        for holder in (*empties, *others):
+            if isinstance(holder, dict):
+                words.add_empty(holder)
+        empties, others = [holder for holder in empties if not isinstance(holder, dict)], []
+    if empties:
+        yield f"not any({text.constant(tuple(empties))})"
+    if others:
+        yield f"not any(map({text.constant(dict.__len__)}, {text.constant(tuple(others))}))"
+
+
+def _entries(text: Writer, guard: Table) -> Iterator[str]:
+    """A dictionary whose version keeps changing, by its guarded entries."""
+    holder, recorded = text.constant(guard.holder), guard.recorded
+    if guard.matters is not None or guard.may_grow or type(guard.holder) is not dict:
+        # A class's entries are chosen by name, and a subclass may do anything in `[]`.
+        yield f"{text.constant(_SameEntries(guard, recorded))}()"
+        return
+    if guard.names is None:
+        yield f"len({holder}) == {len(recorded)}"
+    if guard.names is None and not guard.is_unordered:
+        yield _all_are(text, holder, list(recorded))
+    for key, value in recorded.items():
+        constant = repr(key) if type(key) in (str, int) else text.constant(key)
+        if value is ABSENT:
+            yield f"{constant} not in {holder}"
+        elif key in guard.written and isinstance(value, torch.Tensor):
+            yield f"{text.constant(is_like(value))}({holder}[{constant}])"
+        elif key in guard.written or key not in guard.free:
+            yield f"{holder}[{constant}] is {text.constant(value)}"
+        elif guard.names is None:
+            yield f"{constant} in {holder}"
+
+
+class _SameEntries:
+    """Whether a dictionary has the entries that were recorded, which are many: they are compared if it was written to."""
+
+    __slots__ = ("_compared", "_guard", "_recorded")
+
+    def __init__(self, guard: Table, recorded: dict[Any, Any]) -> None:
+        self._guard = guard
+        self._recorded = recorded
+        self._compared: tuple[int, int] | None = None  # its version and length, when they were the same
+
+    def __call__(self) -> bool:
+        holder = self._guard.holder
+        # Asked for before the entries are: what another thread writes meanwhile is compared again.
+        now = (version_of_table(holder), dict.__len__(holder))
+        if now == self._compared:
+            return True
+        if not _are_the_same(self._guard.content(holder), self._recorded):
+            return False
+        self._compared = now
+        return True
+
+
+def _orders(text: Writer, dependencies: Dependencies, words: Words | None) -> Iterator[str]:
+    bases = {base for cls in dependencies.orders for base in cls.__mro__[1:]}  # their order is part of their heirs'
+    owners = [cls for cls in dependencies.orders if cls not in bases]
+    orders = [dependencies.orders[cls] for cls in owners]
+    if words is not None:
+        for cls, order in zip(owners, orders, strict=True):
+            now = cls.__mro__  # bases that were put back give an equal one
+            words.add_order(cls, now if now == order else order)
+    elif owners:
+        yield f"[*map({text.constant(_order_of)}, {text.constant(owners)})] == {text.constant(orders)}"
+
+
+def _elements(text: Writer, guard: ContainerGuard, words: Words | None) -> Iterator[str]:
+    """A list or a set; empty ones are asked about together with empty dictionaries."""
+    if not guard.recorded and _has_plain_length(guard.holder):
+        return
+    if words is not None and type(guard.holder) is list:
+        values = enumerate(guard.recorded)
+        words.add_list(guard.holder, len(guard.recorded), [(at, value) for at, value in values if at not in guard.free])
+        return
+    holder = text.constant(guard.holder)
+    yield f"len({holder}) == {len(guard.recorded)}"
+    if not guard.free:
+        yield _all_are(text, holder, guard.recorded)
+        return
+    for at, value in enumerate(guard.recorded):
+        if at not in guard.free:
+            yield f"{holder}[{at}] is {text.constant(value)}"
+
+
+def _asked(text: Writer, guards: Iterable[Asked], words: Words | None) -> Iterator[str]:
+    """Cells, slots, weak references and answers: those that are attributes of one name in one loop."""
+    others: list[Asked] = []
+    attributes: dict[str, list[Asked]] = {}
+    gradients: list[torch.Tensor] = []
+    for guard in guards:
+        if guard.is_free:
+            continue
+        if guard.is_fresh:
+            yield f"{text.constant(is_same)}({text.constant(guard.ask)}(), {text.constant(guard.recorded)})"
+        elif isinstance(guard, HasGradient) and guard.recorded:
+            gradients.append(guard.tensor)
+        elif guard.attribute is not None and guard.recorded is not ABSENT:
+            if words is not None and isinstance(guard.attribute[0], CellType):
+                words.add_content(guard.attribute[0], guard.recorded)
+                continue
+            attributes.setdefault(guard.attribute[1], []).append(guard)
+        else:
+            others.append(guard)
+    if len(others) <= _FEW:
+        yield from (f"{text.constant(guard.ask)}() is {text.constant(guard.recorded)}" for guard in others)
+    else:
+        asks = text.constant([guard.ask for guard in others])
+        yield _all_are(text, f"map({text.constant(operator.call)}, {asks})", [guard.recorded for guard in others])
+    for name, found in attributes.items():
+        holders = text.constant([guard.attribute[0] for guard in found if guard.attribute])
+        now = f"map({text.constant(operator.attrgetter(name))}, {holders})"
+        yield _all_are(text, now, [guard.recorded for guard in found])
+    if gradients:
+        now = f"map({text.constant(_gradient_of)}, {text.constant(gradients)})"
+        yield f"all(map({text.constant(operator.is_not)}, {now}, {text.constant(_NOTHING)}))"
+
+
+def _defaults(text: Writer, guards: Sequence[Code], words: Words | None) -> Iterator[str]:
+    if words is not None:
+        for guard in guards:
+            if guard.defaults:
+                words.add_defaults(guard.function, guard.defaults)
+            if guard.keywords:
+                words.add_keywords(guard.function, guard.keywords)
+        return
+    for name, entry, ask in (
+        ("defaults", "__defaults__", _defaults_of),
+        ("keywords", "__kwdefaults__", _keywords_of),
+    ):
+        having = [(guard.function, getattr(guard, name)) for guard in guards if getattr(guard, name)]
+        if len(having) <= _FEW:
+            yield from (f"{text.constant(of)}.{entry} is {text.constant(value)}" for of, value in having)
+        else:
+            functions = text.constant([function for function, _ in having])
+            yield _all_are(text, f"map({text.constant(ask)}, {functions})", [value for _, value in having])
+
+
+def _bytes(text: Writer, guard: Data) -> str:
+    return f"{text.constant(guard.now)}() == {text.constant(guard.recorded)}"
+
+
+def _tensors(
+    text: Writer, dependencies: Dependencies, facts: Sequence[TensorFacts], state_is_alike: Callable[[], bool]
+) -> Iterator[str]:
+    tensors = [guard.tensor for guard in facts if has_strides(guard.tensor)]
+    if tensors:
+        yield f"{text.constant(tensor_check(tensors))}(*{text.constant(tensors)})"
+    may_move = any(guard.free and not guard.is_steady for guard in dependencies.tables)
+    if (
+        may_move
+        or any(guard.free for guard in dependencies.items)
+        or any(guard.is_free for guard in dependencies.asked)
+    ):
+        yield f"{text.constant(state_is_alike)}()"
+    for guard in facts:
+        if not has_strides(guard.tensor):
+            yield f"{text.constant(facts_of)}({text.constant(guard.tensor)}) == {text.constant(guard.recorded)}"
+
+
+def _all_are(text: Writer, found: str, recorded: list[Any]) -> str:
+    """The condition that what is found is, one by one, the very objects that were recorded."""
+    return f"all(map({text.constant(operator.is_)}, {found}, {text.constant(recorded)}))"
+
+
+_order_of = operator.attrgetter("__mro__")
+_defaults_of = operator.attrgetter("__defaults__")
+_keywords_of = operator.attrgetter("__kwdefaults__")
+_gradient_of = operator.attrgetter("grad")
+_NOTHING = itertools.repeat(None)  # endless, so that all calls can share it
+
+
+def _are_the_same(found: dict[Any, Any], recorded: dict[Any, Any]) -> bool:
+    """Whether two dictionaries have the very same keys and values, in one order: for `==`, True and 1 would be the same."""
+    is_ = operator.is_
+    return (
+        len(found) == len(recorded)
+        and all(map(is_, found, recorded))
+        and all(map(is_, found.values(), recorded.values()))
+    )
+
+
+def _has_plain_length(holder: Any) -> bool:
+    """Whether asking if a container is empty runs no code of anybody's."""
+    return not type(holder).__flags__ & HEAP

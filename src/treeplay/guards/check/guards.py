@@ -1,0 +1,283 @@
+"""The check of a recording's guards: a quick one for warm calls (`quick.py`), and a slow comparison when that says no.
+
+    holds()    versions of dictionaries, empty containers, elements, classes, code …
+       └ no ─▶ again()   compares values. All alike: the new versions count from here on, and nothing is recorded anew.
+                         Something differs: `what` says where, what was recorded and what was found.
+
+A dictionary whose version keeps changing while the guarded entries stay (a script's globals, an object that counts its calls)
+is compared entry by entry from the second time on.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from treeplay.guards.alive import one_would_be_gone
+from treeplay.guards.check.quick import QuickCheck
+from treeplay.guards.conditions import Comparison, TensorFacts, shown
+from treeplay.guards.containers import Table
+from treeplay.guards.dependencies import Dependencies
+from treeplay.guards.entries import spot_of
+from treeplay.guards.told import plain_values, summary
+from treeplay.torch_seam.dynamo import version_of_table
+from treeplay.values.mismatch import Mismatch
+from treeplay.values.place import Binding, How
+
+_MOST_TIMES = 2  # that a version changes and no entry does: then entries are compared
+
+
+class Guards:
+    """All guards of a recording. Not safe for threads: the owner of the recording takes turns."""
+
+    __slots__ = (
+        "__weakref__",
+        "_dependencies",
+        "_facts",
+        "_fixed",
+        "_holders",
+        "_loose",
+        "_pinned",
+        "_quick",
+        "_read_anew",
+        "_spots",
+        "_state",
+        "holds",
+        "kept",
+        "may_keep",
+        "places_of_inputs",
+        "unread_arguments",
+        "what",
+    )
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._dependencies = dependencies
+        self._facts = [TensorFacts(tensor, label) for tensor, label in dependencies.tensors.values()]
+        self.what: Mismatch | None = None
+        self.places_of_inputs: tuple[Binding, ...] = ()
+        self.unread_arguments: frozenset[int] = frozenset()  # leaves in attributes of objects that the run did not read
+        self._spots: set[tuple[int, Any] | None] = set()  # on the way to the state that `keeps` was asked for
+        self._pinned: set[tuple[int, Any]] | None = None  # what `Dependencies.pinned` said last
+        self.may_keep = False  # whether `holds` implies that all of this state is what it was in the last call
+        self.kept: tuple[Any, ...] | None = None  # what a call found there, for the next one
+        self._holders: dict[int, dict[Any, Any]] = {}  # dictionaries that are guarded, by their `id`
+        self._loose: list[int] = []  # state that may be replaced without another guard telling of it
+        self._read_anew: tuple[Binding, ...] = ()  # places of state that `holds` does not imply to be as they were
+        self._fixed: frozenset[int] = frozenset()  # the `id` of each tensor that stays while `holds` says yes
+        self._state: dict[int, int] = {}  # the `id` of the attributes of the tensor in each of these places
+        self._quick: QuickCheck | None = None
+        # Not a method, by which guards that are never asked would keep themselves.
+        self.holds: Callable[[], bool] = functools.partial(Guards.again, weakref.proxy(self))
+
+    def again(self) -> bool:
+        """Compare values, after the quick check said no."""
+        self.kept = None
+        self.what = self.first_difference()
+        return self.what is None
+
+    def first_difference(self) -> Mismatch | None:
+        """What no longer is as recorded; if nothing is, the guards count from this moment on."""
+        comparison = Comparison(self._dependencies.containers)
+        # Versions first: what another thread writes meanwhile is compared the next time.
+        versions = [version_of_table(table.holder) for table in self._dependencies.tables]
+        touched: list[Table] = []
+        for found in self._differences(comparison, touched):
+            return found
+        # All or nothing: what was accepted counts only now, when nothing differs.
+        for table, version in zip(self._dependencies.tables, versions, strict=True):
+            # Its `pending` is the version of the dictionary that it goes over to.
+            if id(table) in comparison.moved:
+                continue
+            table.pending = version
+        for commit in comparison.commits:
+            commit()
+        is_young = self._quick is None or self._quick.is_young
+        for table in touched:
+            is_first = table.version == -1 or id(table) in comparison.moved  # not compared before
+            if id(table) not in comparison.moved:
+                table.recorded, table.version = table.compared, table.pending
+            table.size = len(table.holder)
+            table.times = 0 if is_first else table.times + 1 if is_young else 1
+            table.is_steady = table.is_steady and table.times < _MOST_TIMES
+        for group in (self._dependencies.items, self._dependencies.members):
+            for guard in group:
+                # Elements that were replaced by alike ones are compared by identity from here on.
+                guard.go_over_to(guard.holder)
+        self._write()
+        return None
+
+    def _differences(self, comparison: Comparison, touched: list[Table]) -> Iterator[Mismatch]:
+        dependencies = self._dependencies
+        for cls, order in dependencies.orders.items():
+            if cls.__mro__ is not order and cls.__mro__ != order:
+                yield Mismatch(f"{cls.__qualname__}.__mro__", shown(order), "other classes")
+        for value, cls, label in dependencies.kinds:
+            if type(value) is not cls:
+                yield Mismatch(f"{label}.__class__", shown(cls), shown(type(value)))
+        changed = [table for table in dependencies.tables if not table.is_steady or self._is_newer(table)]
+        touched += changed
+        fixed = [table for table in changed if not table.may_be_replaced]
+        # Containers that may be found elsewhere come last, in the order in which they lead to each other.
+        loose = [guard for guard in dependencies.containers.values() if guard.may_be_replaced]
+        untouched = {id(table) for table in dependencies.tables} - {id(table) for table in changed}
+        strict = [guard for guard in (*dependencies.items, *dependencies.members) if not guard.may_be_replaced]
+        for guard in (
+            *fixed,
+            *strict,
+            *dependencies.asked,
+            *dependencies.functions,
+            *dependencies.data,
+            *loose,
+            *self._facts,
+        ):
+            found = guard.differs(comparison) if id(guard) not in untouched else None
+            if found is not None:
+                yield found
+        if not self.are_distinct():
+            yield Mismatch("state", "different tensors", "one tensor in two places")
+        yield from self._attributes_of_state(comparison)
+
+    def _attributes_of_state(self, comparison: Comparison) -> Iterator[Mismatch]:
+        """State that was replaced has the attributes of what it took the place of; they are guarded from then on."""
+        tables = {id(table.holder): table for table in self._dependencies.tables}
+        for at, place in enumerate(self.places_of_inputs):
+            found = place.read_or(None)
+            if not isinstance(found, torch.Tensor):
+                continue
+            attributes, before = vars(found), self._state.get(at)
+            table = tables.get(before) if before is not None and before != id(attributes) else None
+            difference = table.differences(comparison, attributes) if table is not None else None
+            if difference is not None:
+                yield difference
+            elif table is not None:
+                comparison.moved.add(id(table))
+                comparison.commits.append(functools.partial(table.go_over_to, attributes))
+            if table is not None or before is None:
+                comparison.commits.append(functools.partial(self._state.__setitem__, at, id(attributes)))
+
+    def keeps_alive(self) -> bool:
+        """Whether something that a weak reference leads to would be gone, were it not for these guards."""
+        dependencies = self._dependencies
+        containers = (*dependencies.tables, *dependencies.items, *dependencies.members)
+        met = [weakref.ref.__call__(reference) for reference in dependencies.references]
+        for guard in containers:
+            met += guard.left_out()
+        found = [value for value in met if value is not None]
+        if not found:
+            return False
+        # What is guarded itself is the program's, unless it would be gone too.
+        guarded = {id(guard.holder) for guard in containers}
+        own = {*map(id, (met, found, *self._own_containers()))} - guarded
+        return one_would_be_gone(found, own, guarded | {id(value) for value, _, _ in dependencies.kinds})
+
+    def forget(self) -> None:
+        """Hold nothing any more, and no call."""
+        if self._quick is not None:
+            self._quick.forget()
+        self._dependencies.forget()
+        self._quick, self._facts, self._holders = None, [], {}
+        self.places_of_inputs, self._read_anew, self.kept, self.holds = (), (), None, _never
+
+    def _own_containers(self) -> Iterator[Any]:
+        """Whatever of ours may hold an object that was guarded."""
+        dependencies = self._dependencies
+        yield self._holders
+        for table in dependencies.tables:
+            yield from (table, table.recorded, table.compared)
+        for guard in (*dependencies.items, *dependencies.members):
+            yield from (guard, guard.recorded)
+        yield from dependencies.kinds
+        yield from dependencies.asked
+        if self._quick is not None:
+            yield from self._quick.containers()
+
+    def are_distinct(self) -> bool:
+        """Whether state tensors that are inputs, and tensors of which only facts were read, are still different ones."""
+        found = (place.read_or(None) for place in self.places_of_inputs)
+        state = [id(tensor) for tensor in found if isinstance(tensor, torch.Tensor)]
+        return len({*state, *self._dependencies.tensors}) == len(state) + len(self._dependencies.tensors)
+
+    def state_is_alike(self) -> bool:
+        """Whether state that the warm call reads anew is still different tensors, with the attributes that are guarded.
+
+        What stays as long as the other guards hold is not read again: hundreds of weights, in a training step."""
+        found = (place.read_or(None) for place in self._read_anew)
+        anew = [id(tensor) for tensor in found if isinstance(tensor, torch.Tensor)]
+        if len({*anew, *self._fixed}) != len(anew) + len(self._fixed):
+            return False
+        for at in self._loose:
+            found, before = self.places_of_inputs[at].read_or(None), self._state.get(at, 0)
+            attributes = vars(found) if isinstance(found, torch.Tensor) else {}
+            if (attributes or self._holders.get(before)) and id(attributes) != before:
+                return False
+        return True
+
+    @staticmethod
+    def _is_newer(table: Table) -> bool:
+        # Filling an empty dictionary from another one counts as no change on Python 3.12 and later.
+        return version_of_table(table.holder) != table.version or len(table.holder) != table.size
+
+    def keeps(self, place: Binding) -> bool:
+        """Whether, as long as these guards hold, `place` may be found once for all calls: then `kept` and `may_keep` are
+        for what is there too."""
+        if self._pinned is None:
+            self._pinned = self._dependencies.pinned()
+        if not _stays(place, self._pinned):
+            return False
+        self._spots |= {spot_of(step) for step in place.steps}
+        return True
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors of which facts are guarded."""
+        return [tensor for tensor, _ in self._dependencies.tensors.values()]
+
+    def shown(self) -> tuple[str, ...]:
+        """The plain values among what is guarded, each as its place and what it was."""
+        return plain_values(self._dependencies)
+
+    def __str__(self) -> str:
+        return summary(self._dependencies)
+
+    # --- the quick check ------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        """Make `holds` say yes from here on, until something changes."""
+        self._holders = {id(table.holder): table.holder for table in self._dependencies.tables}
+        self._pinned = self._dependencies.pinned() if self._spots or self.places_of_inputs else None
+        pinned = self._pinned or set()
+        loose = (
+            at
+            for at, place in enumerate(self.places_of_inputs)
+            if not {spot_of(step) for step in place.steps if step.how is not How.GRAD} <= pinned
+        )
+        self._loose = [*loose]
+        anew: list[Binding] = []
+        fixed = {*self._dependencies.tensors}
+        for place in self.places_of_inputs:
+            if _stays(place, pinned):
+                fixed.add(id(place.read_or(None)))
+            else:
+                anew.append(place)
+        self._read_anew, self._fixed = tuple(anew), frozenset(fixed)
+        if self._quick is None:
+            self._quick = QuickCheck(
+                self._dependencies, self._facts, state_is_alike=self.state_is_alike, again=self.again, use=self._use
+            )
+        self._quick.write()
+        self.kept = None
+        self.may_keep = bool(self._spots) and self._spots <= pinned
+
+    def _use(self, holds: Callable[[], bool]) -> None:
+        self.holds = holds
+
+
+def _stays(place: Binding, pinned: set[Any]) -> bool:
+    return place.may_be_kept and {spot_of(step) for step in place.steps} <= pinned
+
+
+def _never() -> bool:
+    return False

@@ -1,0 +1,1 @@
+"""What a run read and which code ran, noted while it ran."""

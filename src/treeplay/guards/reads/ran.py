@@ -1,0 +1,291 @@
+"""Which code ran: the code objects that a block executed in this thread, library code included, and which builtins it called.
+
+Noted by the interpreter itself: by `sys.monitoring` where there is one (Python 3.12), else by its profiler, which calls no
+Python. A profiler of the user's is set aside for the block and put back.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import gc
+import logging
+import re
+import sys
+import weakref
+from collections.abc import Iterable
+from functools import lru_cache
+from threading import get_ident
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, ModuleType
+from typing import Any, Protocol
+
+from treeplay.guards.reads.machinery import is_of_a_trace
+
+
+class RanCode(Protocol):
+    """Notes code between `start` and `stop`; `pause` and `resume` leave out what is ours."""
+
+    is_complete: bool
+    """Not where somebody else's tool could not be set aside: then nobody knows what ran."""
+
+    def start(self) -> None:
+        """Begin to note, in this thread."""
+
+    def stop(self) -> None:
+        """End it."""
+
+    def pause(self) -> None:
+        """Note nothing for a while."""
+
+    def resume(self) -> None:
+        """Go on noting."""
+
+    def code(self) -> dict[int, CodeType]:
+        """The code objects that ran, by `id`."""
+
+    def builtins(self) -> dict[str, list[CodeType]]:
+        """The builtin functions that were called, as `time.time`, each with the code that called it."""
+
+    def methods(self) -> set[str]:
+        """The methods of classes in C that were called, as `Random.random`."""
+
+    def messages(self) -> set[str]:
+        """The methods of loggers that were given a message and took it, as `info`."""
+
+
+def noting() -> RanCode:
+    """What notes code in this version of Python."""
+    return _Monitored() if hasattr(sys, "monitoring") else _Profiled()
+
+
+class _Profiled:
+    """By the profiler, some 50 ns an event."""
+
+    def __init__(self) -> None:
+        self._profile = cProfile.Profile(subcalls=True, builtins=True)
+        self._entries: list[Any] = []  # once it has stopped
+        self._theirs: Any = None
+        self._is_on = False
+        self.is_complete = True
+
+    def start(self) -> None:
+        self._theirs = sys.getprofile()
+        if self._theirs is not None and not callable(self._theirs) and not isinstance(self._theirs, _Profiler):
+            self._theirs, self.is_complete = None, False  # in C, as torch's is: nobody could put it back
+            return
+        if isinstance(self._theirs, _Profiler):
+            self._theirs.disable()
+        elif self._theirs is not None:
+            sys.setprofile(None)
+        self.resume()
+
+    def stop(self) -> None:
+        self.pause()
+        self._entries = self._profile.getstats()
+        theirs, self._theirs = self._theirs, None
+        if isinstance(theirs, _Profiler):
+            theirs.enable()
+        elif theirs is not None:
+            sys.setprofile(theirs)
+
+    def pause(self) -> None:
+        if self._is_on:
+            self._profile.disable()
+            self._is_on = False
+
+    def resume(self) -> None:
+        if not self._is_on and self.is_complete:
+            self._profile.enable()
+            self._is_on = True
+
+    def code(self) -> dict[int, CodeType]:
+        return {id(entry.code): entry.code for entry in self._entries if isinstance(entry.code, CodeType)}
+
+    def builtins(self) -> dict[str, list[CodeType]]:
+        found: dict[str, list[CodeType]] = {}
+        calls: dict[str, int] = {}
+        for entry in self._entries:
+            for call in entry.calls or () if isinstance(entry.code, CodeType) else ():
+                if isinstance(call.code, str) and call.code.startswith(_BUILTIN):
+                    found.setdefault(call.code[len(_BUILTIN) : -1], []).append(entry.code)
+                    calls[call.code] = calls.get(call.code, 0) + call.callcount
+        # After a pause the profiler does not know the frames that it was paused in: what they called has no caller.
+        everyone = list(self.code().values())
+        for entry in self._entries:
+            is_builtin = isinstance(entry.code, str) and entry.code.startswith(_BUILTIN)
+            if is_builtin and entry.callcount > calls.get(entry.code, 0):
+                found[entry.code[len(_BUILTIN) : -1]] = everyone
+        return found
+
+    def methods(self) -> set[str]:
+        found = (_METHOD.match(entry.code) for entry in self._entries if isinstance(entry.code, str))
+        return {f"{match[2].rpartition('.')[2]}.{match[1]}" for match in found if match is not None}
+
+    def messages(self) -> set[str]:
+        entries: Any = self._profile.getstats()
+        loggers = [entry for entry in entries if isinstance(entry.code, CodeType) and entry.code in _TAKES_MESSAGES]
+        return {entry.code.co_name for entry in loggers if any(call.code is _PASSES_ON for call in entry.calls or ())}
+
+
+class _Monitored:
+    """By `sys.monitoring`, which tells of every thread: of ours, each function is noted once, and its calls of builtins."""
+
+    def __init__(self) -> None:
+        self._monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
+        self._code: dict[int, CodeType] = {}
+        # Of builtins, by `id`: to compare code is to compare its constants.
+        self._callers: dict[str, dict[int, CodeType]] = {}
+        self._methods: set[str] = set()
+        self._known: set[MethodDescriptorType] = set()  # of which `_methods` tells
+        self._messages: set[str] = set()
+        self._thread = 0
+        self._is_on = False
+        self.is_complete = True
+
+    def start(self) -> None:
+        monitoring, events = self._monitoring, self._monitoring.events
+        self._thread = get_ident()
+        try:
+            monitoring.use_tool_id(_TOOL, "treeplay")
+        except ValueError:  # another tool has the number
+            self.is_complete = False
+            return
+        monitoring.register_callback(_TOOL, events.PY_START, self._on_start)
+        monitoring.register_callback(_TOOL, events.CALL, self._on_call)
+        self._is_on = True
+        monitoring.set_events(_TOOL, events.PY_START)
+        monitoring.restart_events()  # of code that was noted before, and was not to be told of again
+
+    def stop(self) -> None:
+        self._is_on = False
+        if not self.is_complete:
+            return
+        monitoring, events = self._monitoring, self._monitoring.events
+        # Each by itself: to free the number takes back neither events nor callbacks.
+        monitoring.set_events(_TOOL, 0)
+        for code in self._code.values():
+            monitoring.set_local_events(_TOOL, code, 0)
+        monitoring.register_callback(_TOOL, events.PY_START, None)
+        monitoring.register_callback(_TOOL, events.CALL, None)
+        monitoring.free_tool_id(_TOOL)
+
+    def pause(self) -> None:
+        self._is_on = False
+
+    def resume(self) -> None:
+        self._is_on = True
+
+    def code(self) -> dict[int, CodeType]:
+        return dict(self._code)
+
+    def builtins(self) -> dict[str, list[CodeType]]:
+        return {name: list(callers.values()) for name, callers in self._callers.items()}
+
+    def methods(self) -> set[str]:
+        return self._methods
+
+    def messages(self) -> set[str]:
+        return self._messages
+
+    def _on_start(self, code: CodeType, _: int) -> Any:
+        if not self._is_on or get_ident() != self._thread:
+            return None
+        if code is _PASSES_ON:  # by a call with `**`, of which Python 3.12 tells nothing
+            caller = sys._getframe(1).f_back
+            self._messages |= {caller.f_code.co_name} if caller is not None else set()
+        if id(code) not in self._code and not is_of_a_trace(code):
+            self._code[id(code)] = code
+            self._monitoring.set_local_events(_TOOL, code, self._monitoring.events.CALL)
+        return self._monitoring.DISABLE if code is not _PASSES_ON else None  # once is enough
+
+    def _on_call(self, code: CodeType, _: int, function: object, __: object) -> None:
+        if not self._is_on or get_ident() != self._thread:
+            return
+        if type(function) is MethodDescriptorType:
+            if function not in self._known:
+                self._known.add(function)
+                self._methods.add(f"{function.__objclass__.__name__}.{function.__name__}")
+        elif type(function) is BuiltinFunctionType:
+            self._methods.add(f"{type(function.__self__).__name__}.{function.__name__}")
+            module = getattr(function, "__module__", None)
+            name = f"{module}.{function.__name__}" if isinstance(module, str) else function.__name__
+            self._callers.setdefault(name, {})[id(code)] = code
+
+
+def function_of(code: CodeType) -> FunctionType | None:
+    """The function with this code that is found by its qualified name in the module of its file; None if none is."""
+    found: Any = _modules_by_file(len(sys.modules)).get(code.co_filename)
+    for name in code.co_qualname.split("."):
+        try:
+            found = object.__getattribute__(found, "__dict__")[name] if found is not None else None
+        except (AttributeError, KeyError):
+            return None
+    if isinstance(found, (staticmethod, classmethod)):
+        found = found.__func__
+    for function in (found.fget, found.fset, found.fdel) if isinstance(found, property) else (found,):
+        if type(function) is FunctionType and function.__code__ is code:
+            return function
+    return None
+
+
+def functions_with(wanted: Iterable[CodeType]) -> list[FunctionType]:
+    """All functions there are with one of these codes."""
+    wanted = list(wanted)
+    mark = _frozen.mark
+    found = gc.get_referrers(*wanted, *mark)
+    _frozen.update(is_mark_found=any(value is mark for value in found))
+    shown = [value for value in found if type(value) is FunctionType]
+    return [*shown, *(function for code in wanted for function in _frozen.with_code(code))]
+
+
+class _FrozenFunctions:
+    """Functions that `gc.freeze` hides from `gc.get_referrers`, but for those that `function_of` finds. They are listed once
+    after each freeze: they have to be thawed for it, and what else is alive is frozen with them again."""
+
+    def __init__(self) -> None:
+        self._functions: dict[int, list[weakref.ref[FunctionType]]] = {}
+        self.mark: list[object] = []
+        """Made after the last listing. A freeze hides it too: who looks for what refers to its only element finds it, or there
+        was one. `gc.get_freeze_count` counts every object each time it is asked. Empty until somebody asked the first time."""
+
+    def update(self, *, is_mark_found: bool) -> None:
+        """List the functions if there was a freeze."""
+        if is_mark_found:
+            return
+        if self.mark or gc.get_freeze_count():
+            self._list()
+        self.mark = [object()]
+
+    def with_code(self, code: CodeType) -> list[FunctionType]:
+        """Those with this code."""
+        found = [reference() for reference in self._functions.get(id(code), ())]
+        return [function for function in found if function is not None and function.__code__ is code]
+
+    def _list(self) -> None:
+        gc.collect()  # or garbage would be frozen too
+        gc.unfreeze()
+        everything = gc.get_objects()
+        gc.freeze()
+        self._functions = {}
+        for value in everything:
+            if type(value) is FunctionType and function_of(value.__code__) is not value:
+                self._functions.setdefault(id(value.__code__), []).append(weakref.ref(value))
+
+
+_frozen = _FrozenFunctions()
+
+
+# Anew when modules were imported: the argument is how many there are.
+@lru_cache(maxsize=1)
+def _modules_by_file(_: int) -> dict[str, ModuleType]:
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    return {str(vars(module).get("__file__")): module for module in modules}
+
+
+_TOOL = 4  # one of the numbers that Python gives to nobody
+_BUILTIN = "<built-in method "
+_PASSES_ON = logging.Logger._log.__code__
+_TAKES_MESSAGES = frozenset(
+    getattr(logging.Logger, name).__code__ for name in ("debug", "info", "warning", "error", "critical", "log")
+)
+_METHOD = re.compile(r"<method '(\w+)' of '([\w.]+)' objects>")
+_Profiler: Any = cProfile.Profile.__mro__[1]  # what the interpreter knows as the profiler, in C

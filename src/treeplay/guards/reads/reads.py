@@ -1,0 +1,210 @@
+"""Reads: which attributes of which objects a block read and assigned, by watching the reads themselves.
+
+For the block, the classes of objects in reach have a `__getattribute__` and a `__setattr__` that note the name and go on to
+what was there before, and Python modules are of a class that does so. Whatever asks for an attribute passes there:
+instructions, `getattr` with a computed name, `vars`, `hasattr`, `attrgetter`, `copy`, C code (`hooks`). So what was not
+noted was not read. Objects of classes that cannot be changed (those of extensions) are not watched: all of them counts as read.
+
+`read.__dict__` is a read of all attributes, unless the instruction after it takes one entry by a constant name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from sys import _getframe  # by name: modules are watched while these are called
+from threading import get_ident
+from types import CodeType, ModuleType
+from typing import Any
+
+from treeplay.guards.entries import entry_of
+from treeplay.guards.reads.hooks import Hook, ReadHooks, put_modules_back, send_to, take_out, watch_modules
+from treeplay.guards.reads.machinery import is_of_a_trace
+from treeplay.guards.reads.names import entry_taken
+from treeplay.guards.reads.ran import noting
+from treeplay.sandbox.collection import without_callbacks
+from treeplay.sandbox.teardown import Teardown, each
+from treeplay.values.kinds import is_a
+
+WHOLE = "__dict__"
+"""Stands among the names read of an object for all of them."""
+
+_WHOLE_BY = frozenset(
+    {"__getstate__", "__reduce__", "__reduce_ex__", "__dir__"}
+)  # C code that goes on to read everything
+_MODULES_ON_THE_WAY = ("torch._library.simple_registry",)
+
+
+class ObjectReads:
+    """What was read and assigned of one object: names in the order of their first use."""
+
+    __slots__ = ("assigned", "object", "read")
+
+    def __init__(self, value: Any) -> None:
+        self.object = value
+        self.read: dict[str, None] = {}
+        self.assigned: dict[str, Any] = {}  # with what was there before the first time
+
+
+class Reads:
+    """A context: inside it, this thread's reads and stores of attributes are noted, and the code that runs."""
+
+    def __init__(
+        self, classes: Iterable[type], modules: Iterable[ModuleType] = (), standing: ReadHooks | None = None
+    ) -> None:
+        self.objects: dict[int, ObjectReads] = {}
+        self.code: dict[int, CodeType] | None = {}  # None: not known, so that any may have run
+        self.builtins: dict[str, list[CodeType]] = {}  # builtin functions that were called, with their callers
+        self.methods: set[str] = set()  # of classes in C, as `Random.random`, that were called
+        self.messages: set[str] = set()  # the methods of loggers that were given a message and took it
+        self.watched: set[type] = set()
+        self._hooks = [hooks for hooks in (standing, ReadHooks(classes)) if hooks is not None]
+        self._changed: list[Hook] = []
+        self._modules: list[ModuleType] = []
+        self._further = list(modules)  # which may be among those that are loaded
+        self._watched_modules: set[int] = set()
+        self._quiet = without_callbacks()  # which run at any moment, and are none of the program's
+        self._ran = noting()
+        self._thread = 0
+        self._is_on = False
+
+    def __enter__(self) -> Reads:
+        self._thread = get_ident()
+        try:
+            for hooks in self._hooks:
+                self.watched |= hooks.put_in(self._changed)
+            watch_modules(self._further, self._modules)
+            self._watched_modules = {*map(id, self._modules)}
+        except BaseException:
+            self._put_back()
+            raise
+        self._quiet.__enter__()
+        self._ran.start()
+        self._is_on = True
+        _watching.append(self)
+        _tell_innermost()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._is_on = False
+        _watching.remove(self)
+        _tell_innermost()
+        steps = Teardown()
+        steps.add("putting classes and modules back", self._put_back)
+        steps.add("putting the collector's callbacks back", partial(self._quiet.__exit__, None, None, None))
+        steps.add("leaving the interpreter's events", self._ran.stop)
+        error = steps.run()
+        if error is not None:
+            raise error
+        self.objects = {
+            key: noted
+            for key, noted in self.objects.items()
+            if type(noted.object).__module__ not in _MODULES_ON_THE_WAY
+        }
+        self.code = None
+        if self._ran.is_complete:
+            self.code = {key: code for key, code in self._ran.code().items() if not is_of_a_trace(code)}
+            for name, callers in self._ran.builtins().items():
+                own = [code for code in callers if not is_of_a_trace(code)]
+                if own:
+                    self.builtins[name] = own
+            self.methods = self._ran.methods()
+            self.messages = self._ran.messages()
+
+    @property
+    def is_noting(self) -> bool:
+        """Whether what runs now counts as the program."""
+        return self._is_on
+
+    def pause(self) -> bool:
+        """Note nothing until `resume`; tells whether it noted before."""
+        was_on = self._is_on
+        if was_on and get_ident() == self._thread:
+            self._is_on = False
+            _tell_innermost()
+            self._ran.pause()
+            return True
+        return False
+
+    def resume(self) -> None:
+        """Go on noting, after a `pause` that said it had."""
+        self._is_on = True
+        _tell_innermost()
+        self._ran.resume()
+
+    def is_watched(self, value: Any) -> bool:
+        """Whether every read of an attribute of `value` was noted."""
+        cls = type(value)
+        return id(value) in self._watched_modules if cls is ModuleType else cls in self.watched
+
+    def names(self, value: Any, *, also_assigned: bool = False) -> dict[str, None]:
+        """The attributes of `value` that were read, or only assigned."""
+        noted = self.objects.get(id(value))
+        if noted is None:
+            return {}
+        return {**noted.read, **dict.fromkeys(noted.assigned)} if also_assigned else noted.read
+
+    def forget(self, but: Iterable[Any] = ()) -> None:
+        """Drop the objects that were met, but for some, and all that attributes held before."""
+        known = {id(value) for value in but}
+        self.objects = {key: noted for key, noted in self.objects.items() if key in known}
+        for noted in self.objects.values():
+            noted.assigned = dict.fromkeys(noted.assigned)
+
+    # --- noting ---------------------------------------------------------------------------------------------
+
+    def _noted(self, value: Any) -> ObjectReads:
+        noted = self.objects.get(id(value))
+        if noted is None:
+            noted = self.objects[id(value)] = ObjectReads(value)
+        return noted
+
+    def note(self, value: Any, name: str) -> None:
+        """`value` was asked for `name`, by the code two frames below."""
+        known = self.objects.get(id(value))
+        if known is not None and name in known.read:  # nearly all reads are such
+            return
+        if not self._is_on or get_ident() != self._thread:
+            return
+        frame = _getframe(2)
+        if is_of_a_trace(frame.f_code):
+            return
+        if name == WHOLE:
+            # `dis`, which looks at the instructions, is not run by the program.
+            self.pause()
+            name = entry_taken(frame.f_code, frame.f_lasti) or WHOLE
+            self.resume()
+        elif name in _WHOLE_BY:
+            name = WHOLE
+        noted = self._noted(value)
+        if name not in noted.assigned:  # what a program reads after it has assigned it is its own
+            noted.read[name] = None
+
+    def note_store(self, value: Any, name: str) -> None:
+        """`name` of `value` will be assigned or deleted, by the code two frames below."""
+        if self._is_on and get_ident() == self._thread:
+            if is_a(value, ModuleType) and is_of_a_trace(_getframe(2).f_code):  # an import
+                return
+            assigned = self._noted(value).assigned
+            if name not in assigned:
+                assigned[name] = entry_of(value, name)
+
+    # --- classes and modules ----------------------------------------------------------------------------------
+
+    def _put_back(self) -> None:
+        modules, self._modules = self._modules, []
+        changed, self._changed = self._changed[::-1], []
+        steps = Teardown()
+        steps.add("putting classes back", lambda: each(changed, take_out))
+        steps.add("putting modules back", lambda: put_modules_back(modules))
+        error = steps.run()
+        if error is not None:
+            raise error
+
+
+_watching: list[Reads] = []  # the innermost last; one thread traces at a time
+
+
+def _tell_innermost() -> None:
+    """Have the innermost be told, unless it is in a pause: nearly all reads of a trace are made in one."""
+    send_to(_watching[-1] if _watching and _watching[-1].is_noting else None)

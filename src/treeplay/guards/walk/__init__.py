@@ -1,0 +1,1 @@
+"""The walk from what a run read to the guards over it."""

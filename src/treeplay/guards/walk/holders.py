@@ -1,0 +1,97 @@
+"""Holders on a walk: what keeps values neither in attributes nor in items, each with a way of its own to ask for them.
+
+tensor                its facts, what users put on it, and its hooks
+weak reference        whether it is alive, and what it leads to, which no guard keeps alive
+context variable      what it holds now
+threading.local       what this thread has put there
+logger                which messages it takes
+memory                its bytes, or its objects; what is too large to be compared on each call is only noted
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import logging
+import weakref
+from typing import Any
+
+import torch
+
+from treeplay.guards.conditions import Asked, Data
+from treeplay.guards.containers import Table
+from treeplay.guards.entries import entry_in_thread, names_in_thread
+from treeplay.guards.walk.walk import Walk
+from treeplay.torch_seam.fakes import FakeTensor
+from treeplay.torch_seam.patched import ABSENT
+from treeplay.values.kinds import is_a
+
+_MOST_BYTES = 1 << 20  # of memory that is compared on each call
+
+
+def tensor(walk: Walk, found: torch.Tensor, label: str) -> None:
+    """Guard a tensor's facts, and follow what hangs on it."""
+    if is_a(found, FakeTensor):
+        return
+    # A guard would keep alive what only a weak reference leads to.
+    if id(found) not in walk.weak:
+        walk.dependencies.tensors[id(found)] = found, label
+    walk.enter(type(found), type(found).__qualname__)
+    walk.guard_table(vars(found), f"{label}.")
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        walk.enter(getattr(found, name, None), f"{label}.{name}")
+
+
+def weak_reference(walk: Walk, reference: weakref.ref[Any], label: str) -> None:
+    """Guard what a weak reference refers to, without keeping it alive."""
+    walk.dependencies.asked.append(Asked(functools.partial(_is_alive, reference), f"{label}() is alive"))
+    walk.dependencies.references.append(reference)
+    # A subclass may do more when it is called.
+    found = weakref.ref.__call__(reference)
+    if found is not None and id(found) not in walk.seen:
+        walk.weak.add(id(found))
+        walk.enter(found, f"{label}()")
+
+
+def _is_alive(reference: weakref.ref[Any]) -> bool:
+    return weakref.ref.__call__(reference) is not None
+
+
+def context_variable(walk: Walk, variable: contextvars.ContextVar[Any], label: str) -> None:
+    """Guard what a context variable holds, and follow it."""
+    asked = Asked(functools.partial(variable.get, ABSENT), f"{label}.get()")
+    walk.dependencies.asked.append(asked)
+    walk.enter(asked.recorded, asked.label)
+
+
+def of_thread(walk: Walk, local: Any, label: str) -> None:
+    """What a thread has put into a `threading.local`: another thread has other values there."""
+    for name in {**vars(local), **dict.fromkeys(walk.names)}:
+        if name in vars(local) or (not hasattr(type(local), name) and name in walk.reads.names(local)):
+            asked = Asked(functools.partial(entry_in_thread, local, name), f"{label}.{name}")
+            walk.dependencies.asked.append(asked)
+            walk.enter(asked.recorded, asked.label)
+    walk.dependencies.asked.append(Asked(functools.partial(names_in_thread, local), f"names in {label}"))
+
+
+def logger(walk: Walk, found: logging.Logger, _: str) -> None:
+    """Of a logger only which messages it takes: what it keeps besides grows and is cached as others use it."""
+    above: logging.Logger | None = found
+    tables: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [(vars(found.manager), "logging.", ("_disable",))]
+    while above is not None:
+        tables.append((vars(above), f"logger {above.name}.", ("level", "disabled", "parent", "manager")))
+        above = above.parent
+    for table, name, entries in tables:
+        if walk.meet(table):
+            walk.dependencies.add_table(Table(table, name, entries))
+
+
+def memory(walk: Walk, found: Any, label: str) -> None:
+    """Guard the bytes of memory without tensors."""
+    size = getattr(found, "nbytes", None)
+    if getattr(getattr(found, "dtype", None), "hasobject", False):
+        walk.enter_each(found.ravel().tolist(), label)
+    if (len(bytes(found)) if size is None else size) > _MOST_BYTES:
+        walk.large.append((found, label))
+    else:
+        walk.dependencies.data.append(Data(found, label))

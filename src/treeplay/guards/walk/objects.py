@@ -1,0 +1,200 @@
+"""Objects and classes on a walk: of an object the attributes that were read, of a class what its objects may have found there.
+
+    watched object    the attributes that were read, present or absent; its class
+    other object      all attributes, since nobody saw which were read
+    class             its functions and special methods, and data of names that were read anywhere
+
+Code can read behind the back of an object's class (`object.__getattribute__`); where such code ran, objects count as not
+watched: all of them, or those of the class whose method it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import io
+import sys
+import types
+import weakref
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from treeplay.guards.conditions import Asked
+from treeplay.guards.containers import Table
+from treeplay.guards.entries import is_found_on, matters, real_table
+from treeplay.guards.reads.names import computes_names, goes_behind, passes_to_super
+from treeplay.guards.reads.reads import WHOLE, ObjectReads
+from treeplay.guards.walk.containers import Containers
+from treeplay.guards.walk.kinds import CONTAINERS, WRAPPERS
+from treeplay.guards.walk.walk import Walk
+from treeplay.torch_seam.autograd import counter_of_functions
+from treeplay.torch_seam.fakes import FakeTensor
+from treeplay.torch_seam.patched import ABSENT
+from treeplay.values.kinds import HEAP, is_a, is_iterator, table_of
+
+_TABLES_OF_MODULES = frozenset({"_parameters", "_buffers", "_modules"})  # whose entries a user writes as attributes
+_TORCH = torch.__file__.rpartition("__init__")[0]  # whose code asks a class for names that it spells out
+_OURS = 2  # references to an object that nobody else refers to: that of `ObjectReads`, and the argument of the question
+
+
+class Objects:
+    """Objects with attributes and their classes, as a walk follows them."""
+
+    def __init__(self, walk: Walk, containers: Containers) -> None:
+        self._walk = walk
+        self._containers = containers
+        reads = walk.reads
+        asked = (reads.builtins.get(f"builtins.{name}", ()) for name in ("getattr", "hasattr", "vars", "dir"))
+        callers = {code for found in asked for code in found if not code.co_filename.startswith(_TORCH)}
+        self._asks_classes = any(map(computes_names, callers))
+        self._behind = [code for code in (reads.code or {}).values() if goes_behind(code)]
+        self._is_blind = not all(map(passes_to_super, self._behind))  # else these read of their own objects alone
+        self._classes: dict[type, None] = {}
+        self._of_instances: set[type] = set()
+        self._named: dict[type, None] = {}  # torch's classes of which no object was met
+
+    def may_have_read(self, value: Any, name: str) -> bool:
+        """Whether the run may have read this attribute of an object."""
+        names = self._names_read(value)
+        return name in names or WHOLE in names
+
+    def instance(self, value: Any, label: str) -> None:
+        """Follow an object of any class."""
+        cls = type(value)
+        if is_a(value, CONTAINERS):
+            self._containers.contents(value, label)
+        if cls.__module__ == "typing":
+            return
+        if str(cls.__module__).startswith("treeplay."):
+            # A jitted program inside of this one runs as it is.
+            self._walk.enter(getattr(value, "__wrapped__", None), label)
+            return
+        table = table_of(value)
+        if not cls.__flags__ & HEAP and not is_a(value, CONTAINERS):
+            self._foreign(value, label)
+            if table is None:
+                return
+        # A guard would keep alive what only a weak reference leads to.
+        if id(value) not in self._walk.weak:
+            self._walk.dependencies.kinds.append((value, cls, label))
+        self._of_instances.update(cls.__mro__)
+        # Here is an object of it after all: its data counts.
+        for base in self._named.keys() & self._of_instances:
+            del self._named[base]
+            self._data_of_class(base)
+        self._walk.enter(cls, cls.__qualname__)
+        if is_a(value, torch.optim.Optimizer):
+            self._containers.groups_of(value)
+        self._attributes(value, table, label)
+
+    def _attributes(self, value: Any, table: dict[str, Any] | None, label: str) -> None:
+        names = self._names_read(value)
+        self._slots(value, label, None if WHOLE in names else names)
+        if table is None:
+            return
+        if WHOLE in names:
+            self._walk.guard_table(table, f"{label}.")
+            return
+        kept = tuple(name for name in names if name in table or not is_found_on(type(value), name))
+        if kept:
+            self._walk.dependencies.add_table(Table(table, f"{label}.", kept))
+            for name in kept:
+                if name in table:
+                    is_part = is_a(value, torch.nn.Module) and name in _TABLES_OF_MODULES
+                    self._walk.enter(table[name], f"{label}." if is_part else f"{label}.{name}")
+
+    def _names_read(self, value: Any) -> dict[str, None]:
+        """The attributes of an object that may have been read; among them `WHOLE` if that is any."""
+        reads = self._walk.reads
+        if not reads.is_watched(value) or self._is_blind or self._goes_behind_itself(type(value)):
+            return {WHOLE: None}
+        return reads.names(value, also_assigned=self._walk.also_assigned)
+
+    def _slots(self, value: Any, label: str, names: dict[str, None] | None) -> None:
+        for cls in type(value).__mro__:
+            for name, entry in vars(cls).items() if cls.__flags__ & HEAP else ():
+                if is_a(entry, types.MemberDescriptorType) and (names is None or name in names):
+                    ask = functools.partial(getattr, value, name, ABSENT)
+                    asked = Asked(ask, f"{label}.{name}", (id(value), name), attribute=(value, name))
+                    self._walk.dependencies.asked.append(asked)
+                    self._walk.enter(asked.recorded, asked.label)
+
+    def _foreign(self, value: Any, label: str) -> None:
+        """An object of an extension's: what it is made of is entered, as far as it tells the garbage collector."""
+        if is_a(value, weakref.ProxyTypes):
+            return
+        if is_iterator(value) and not is_a(value, io.IOBase):
+            if value is not counter_of_functions:  # nobody asks for the numbers of custom functions that a run makes
+                self._walk.iterators.append((value, label))
+            return
+        for found in gc.get_referents(value):
+            if not is_a(found, type):
+                self._walk.enter(found, label)
+
+    def class_(self, cls: type, _: str) -> None:
+        """Follow a class, its bases and its metaclass."""
+        if cls.__flags__ & HEAP and cls.__bases__ != (object,):  # nobody can give such a class other bases
+            self._walk.dependencies.orders[cls] = cls.__mro__
+        for base in cls.__mro__:
+            if base in self._classes or not base.__flags__ & HEAP or str(base.__module__).startswith("treeplay."):
+                continue
+            self._classes[base] = None
+            self._walk.meet(base)
+            if base is not RemovableHandle:  # which counts all hooks of the process
+                self._data_of_class(base)
+        metaclass: type = type(cls)
+        if metaclass is not type and metaclass.__flags__ & HEAP:
+            self._walk.enter(metaclass, metaclass.__qualname__)
+
+    def _data_of_class(self, cls: type) -> None:
+        asks = self._asks_classes
+        if asks and cls not in self._of_instances and str(cls.__module__).partition(".")[0] == "torch":
+            self._named[cls] = None
+            asks = False
+        names = self._walk.names
+        counts = functools.partial(matters, names, asks)
+        if "__subclasses__" in names and str(cls.__module__).partition(".")[0] != "torch":
+            self._subclasses_of(cls)
+        table = real_table(cls)
+        self._walk.dependencies.add_table(Table(table, f"{cls.__qualname__}.", matters=counts))
+        for name, entry in list(table.items()):
+            is_data = not is_a(entry, (*WRAPPERS, property, types.FunctionType))
+            if counts(name) and (not is_data or asks or name in names):
+                self._walk.enter(entry, f"{cls.__qualname__}.{name}")
+
+    def _subclasses_of(self, cls: type) -> None:
+        """The classes that are derived from a class: no attribute and no container that a program can see holds them."""
+        asked = Asked(lambda: tuple(type.__subclasses__(cls)), f"{cls.__qualname__}.__subclasses__()", is_fresh=True)
+        self._walk.dependencies.asked.append(asked)
+        self._walk.enter_each(asked.recorded, asked.label)
+
+    def _goes_behind_itself(self, cls: type) -> bool:
+        """Whether a method of `cls` that ran asks for attributes of its object in a way that the class is not told of."""
+        return any(
+            getattr(vars(base).get(code.co_name), "__code__", None) is code
+            for code in self._behind
+            for base in cls.__mro__
+        )
+
+    def enter_unfound(self) -> None:
+        """Enter objects whose attributes were read though no path leads to them, unless the run made them."""
+        for key, noted in list(self._walk.reads.objects.items()):
+            if key in self._walk.seen or is_a(noted.object, type) or not noted.read:
+                continue
+            if is_a(noted.object, types.ModuleType):
+                self._walk.enter(noted.object, noted.object.__name__)
+            elif sys.getrefcount(noted.object) > _OURS and not _is_of_the_run(noted):
+                self._walk.enter(noted.object, f"a {type(noted.object).__name__}")
+
+
+def _is_of_the_run(noted: ObjectReads) -> bool:
+    """Whether an object holds nothing but what the run put into it, or something that only the run can have made."""
+    table = table_of(noted.object) or {}
+    if table and all(noted.assigned.get(name) is ABSENT for name in table):
+        return True
+    values = list(table.values())
+    values += [item for value in values if is_a(value, dict) for item in value.values()]
+    values += [item for value in values if is_a(value, (list, tuple)) for item in value]
+    return any(is_a(value, (FakeTensor, torch.SymFloat, torch.SymInt)) for value in values)

@@ -1,0 +1,1 @@
+"""The `inductor` lowering: a traced graph → one compiled artifact."""

@@ -1,0 +1,139 @@
+"""Lowers a traced graph with Inductor: one compiled artifact for forward, backward and optimizer, state updated in place.
+
+    traced graph ─▶ functional graph (numbers in one vector, state as inputs) ─▶ Inductor ─▶ kernels and a wrapper
+
+On the CPU the wrapper is C++, so that Python is left out of the call. On a GPU it is Python, which runs only while the
+artifact is recorded. Either takes the state's own tensors and writes into them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.fx
+
+from treeplay.errors import LoweringError
+from treeplay.graph_check import check_graph, check_module
+from treeplay.lower.births import telling
+from treeplay.lower.functional import TensorsForNumbers, make_functional
+from treeplay.lower.inductor.layouts import check_layouts, has_convolutions_both_ways, lay_out_results
+from treeplay.lower.inductor.shared_lists import with_shared_lists_apart
+from treeplay.lower.inductor.stored import Stored, find, keep, key_of, load
+from treeplay.lower.inductor.written_out import WRITTEN_OUT
+from treeplay.lower.lowered import Lowered, with_vector
+from treeplay.lower.numbers import Numbers, Vector, split_numbers
+from treeplay.torch_seam.schemas import KEEPS_FOR_BACKWARD
+from treeplay.torch_seam.traced_apart import traced_in_this_thread
+from treeplay.values.spec import TensorSpec
+
+ArtifactCall = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+
+
+def lower_inductor(
+    graph: torch.fx.Graph, *, device: torch.device, eager_random: bool, is_small: bool = False
+) -> Lowered:
+    """Compile `graph` for `device`, on the CPU for one thread if it `is_small`.
+
+    Raises `LoweringError` if torch's functionalization or Inductor cannot take it."""
+    _check_keeping(graph)
+    check_layouts(graph)
+    graph = with_shared_lists_apart(graph)
+    check_graph(graph, "shared lists were taken apart")
+    numbers = split_numbers(graph)
+    key = key_of(graph, device, eager_random=eager_random, is_small=is_small)
+    artifact, operators = _loaded(key) or _compiled(
+        graph, numbers, key, device=device, eager_random=eager_random, is_small=is_small
+    )
+    vector = Vector(numbers, device) if numbers.size else None
+    return Lowered(
+        "inductor",
+        with_vector(artifact, vector),
+        body=artifact,
+        vector=vector,
+        tells=partial(telling, artifact),
+        operators=operators,
+    )
+
+
+def _loaded(key: str | None) -> tuple[ArtifactCall, int] | None:
+    """What an earlier process has compiled for this key, and the nodes of its graph."""
+    stored = find(key) if key is not None else None
+    if stored is None:
+        return None
+    from treeplay.torch_seam.inductor_store import compile_lock
+
+    with compile_lock, traced_in_this_thread():
+        artifact = load(stored)
+    return (artifact, stored.operators) if artifact is not None else None
+
+
+def _compiled(
+    graph: torch.fx.Graph,
+    numbers: Numbers,
+    key: str | None,
+    *,
+    device: torch.device,
+    eager_random: bool,
+    is_small: bool,
+) -> tuple[ArtifactCall, int]:
+    """The artifact of a graph, which later processes find by `key`, and the nodes of its functional graph."""
+    # Here and not above: this imports Inductor, which whoever finds a stored artifact does without.
+    from treeplay.lower.inductor import artifact as torch_artifact
+    from treeplay.lower.inductor.own_lowerings import decompositions
+
+    results = [node.meta["spec"] for node in graph.output_node().args[0]]  # type: ignore[union-attr]
+    specs = _specs(graph, numbers, device)
+    interpreter = TensorsForNumbers(graph, numbers.scalars, numbers.known, numbers.slots, formulas=WRITTEN_OUT)
+    stored: list[tuple[str, dict[str, Any]]] = []
+    # One compilation at a time in the process, torch's own included.
+    with torch_artifact.compile_lock, traced_in_this_thread():
+        module, fakes = make_functional(interpreter.with_vector, specs, decompositions(eager_random=eager_random))
+        check_module(module, "it was made functional")
+        lay_out_results(module, [spec.stride for spec in results], torch_artifact.force_stride_order)
+        check_module(module, "results were laid out")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                artifact = torch_artifact.compile_graph(
+                    module,
+                    fakes,
+                    device=device,
+                    eager_random=eager_random,
+                    is_small=is_small,
+                    is_inference=not has_convolutions_both_ways(module),
+                    # Each output of a trace is a storage of its own.
+                    groups=tuple(range(len(results))),
+                    stored=stored,
+                )
+        except Exception as error:
+            raise LoweringError(f"Inductor could not compile the graph: {error}") from error
+    operators = len(module.graph.nodes)
+    if key is not None and stored:
+        keep(key, Stored(*stored[0], operators))
+    return artifact, operators
+
+
+def keeps_draws_in_order() -> bool:
+    """Whether compiled code draws random numbers in the order of a graph's operators."""
+    from treeplay.lower.inductor import artifact as torch_artifact
+
+    return torch_artifact.KEEPS_DRAWS_IN_ORDER
+
+
+def _check_keeping(graph: torch.fx.Graph) -> None:
+    """Raise for a recurrent layer that is trained on the CPU: compiled code calls it with gradients off, and then its
+    operator does not keep what its backward needs."""
+    for node in graph.nodes:
+        kept = KEEPS_FOR_BACKWARD.get(node.target)
+        if kept is not None and any(part.args[1] == kept for part in node.users):
+            raise LoweringError(f"{node.target} keeps what its backward needs only while gradients are on")
+
+
+def _specs(graph: torch.fx.Graph, numbers: Numbers, device: torch.device) -> list[TensorSpec]:
+    tensors = [node.meta["spec"] for node in graph.nodes if node.op == "placeholder" and "spec" in node.meta]
+    vector = TensorSpec((numbers.size,), (1,), torch.float64, device)
+    return [*tensors, vector] if numbers.size else tensors

@@ -1,0 +1,58 @@
+"""What Inductor makes of single operators: those that it takes apart before it sees them, and ours, for which it has no rule.
+
+Importing this module gives Inductor the rules.
+"""
+
+from __future__ import annotations
+
+import keyword
+from typing import Any
+
+import torch
+import torch.fx
+
+from treeplay.lower.functional import apart, fresh, settled
+from treeplay.lower.inductor.checked import with_checks
+from treeplay.lower.inductor.signs import with_signs
+from treeplay.torch_seam.inductor import (
+    fallback_handler,
+    lowerings,
+    register_lowering,
+    select_decomp_table,
+)
+from treeplay.torch_seam.operators import OpOverload
+from treeplay.torch_seam.schemas import is_random
+
+EMITS = 4
+"""To be raised when our own rules emit something else: cached artifacts are of what they emitted."""
+
+
+def decompositions(*, eager_random: bool) -> dict[Any, Any]:
+    """Operators that Inductor wants taken apart before it sees them; where their kernels check values, the parts do. Where
+    they are to draw eager's random numbers, those that draw any stay whole: in parts they would draw others."""
+    table = with_checks(with_signs(select_decomp_table()))
+    return {op: parts for op, parts in table.items() if not (eager_random and _draws_whole(op))}
+
+
+def _draws_whole(op: Any) -> bool:
+    # `random.from` cannot stand in a graph's code; taken apart it draws as `randint` does, and so as itself.
+    return isinstance(op, OpOverload) and is_random(op) and not keyword.iskeyword(op._overloadname)
+
+
+@register_lowering(settled, type_promotion_kind=None)
+def _settled(value: Any) -> Any:
+    # A number that each element of a loop would compute anew (a power, say) is computed once and stored.
+    value.realize()
+    return value
+
+
+@register_lowering(fresh, type_promotion_kind=None)
+def _fresh(value: Any) -> Any:
+    made = lowerings[torch.ops.aten.clone.default](value)
+    made.realize()
+    return made
+
+
+@register_lowering(apart, type_promotion_kind=None)
+def _apart(value: Any) -> Any:
+    return fallback_handler(torch.ops.aten.clone.default, add_to_fallback_set=False)(value)

@@ -1,0 +1,77 @@
+"""Numbers that vary, where torch makes tensors of their values before any operator sees them. A trace takes its steps singly.
+
+torch.where(mask, x, s0)  ─▶  where(mask, x.to(dtype), scalar_tensor(s0, dtype)) in the dtype of `x` and a number together
+x[index] = s0             ─▶  x[index] = torch.tensor(s0, dtype=x.dtype)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from treeplay.trace.numbers.constants import Constants
+from treeplay.trace.numbers.scalars import scalar_of, value_of
+
+_NAMES = ("condition", "input", "other")
+_OF_A_TENSOR = (
+    "input",
+    "condition",
+    "other",
+)  # the method is one of the tensor that is taken where the condition holds
+
+
+def _method(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    return dict(zip(_OF_A_TENSOR, args, strict=False)) | kwargs
+
+
+def _function(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    return {
+        ("input" if name == "self" else name): value
+        for name, value in (dict(zip(_NAMES, args, strict=False)) | kwargs).items()
+    }
+
+
+_CHOOSE: dict[Any, Callable[..., dict[str, Any]]] = {torch.where: _function, torch.Tensor.where: _method}
+
+
+def _together(one: Any, other: Any) -> torch.dtype:
+    """The dtype of two sides."""
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return torch.result_type(one, other)
+    default = torch.get_default_dtype()  # torch would make tensors of two numbers
+    kinds = {type(one), type(other)}
+    return default.to_complex() if complex in kinds else default if float in kinds else torch.int64
+
+
+def chosen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """The result of a call of `torch.where` in which a number is symbolic; None for any other call."""
+    named = _CHOOSE.get(func)
+    if named is None or not any(scalar_of(value) is not None for value in (*args, *kwargs.values())):
+        return None
+    given = named(*args, **kwargs)
+    if given.keys() != {*_NAMES} or not isinstance(given["condition"], torch.Tensor):
+        return None
+    condition, sides = given["condition"], [given["input"], given["other"]]
+    dtype = _together(*map(value_of, sides))
+    options = {"dtype": dtype, "layout": condition.layout, "device": condition.device}
+    make = torch.ops.aten.scalar_tensor.default
+    # In torch's order: tensors of numbers first, that of the last number before the other.
+    made = [side if isinstance(side, torch.Tensor) else make(side, **options) for side in reversed(sides)]
+    other, first = (side.to(dtype) for side in made)
+    return torch.where(condition, first, other)
+
+
+def to_be_stored(func: Any, args: tuple[Any, ...], constants: Constants) -> tuple[Any, ...] | None:
+    """The arguments of `x[index] = number` with a tensor for a symbolic number; None for any other call, and where eager raises
+    for some numbers, since `x` is too narrow."""
+    if func is not torch.Tensor.__setitem__ or scalar_of(args[2]) is None:
+        return None
+    x, index, number = args
+    value = value_of(number)
+    if not (x.dtype.is_floating_point or (x.dtype == torch.int64 and type(value) is int)):
+        return None
+    # For a tensor on a GPU, torch makes that of the number on the host, and fills where it would have copied.
+    options = {"dtype": x.dtype, "device": "cpu" if x.is_cuda else x.device}
+    return x, index, constants.make_of(torch.tensor, (number,), value, options)

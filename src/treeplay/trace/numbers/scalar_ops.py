@@ -1,0 +1,251 @@
+"""Operators that take a symbolic number, and what each does when the number is a 0-dim tensor instead.
+
+A lowering that runs operators as they are passes the number on. One that compiles needs tensors: `FORMULAS` writes each
+operator anew with tensors in the places of numbers, in the order of operations that eager uses. An operator that is in
+neither table gets today's value as a constant, under an equality guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from treeplay.trace.training.fused import FUSED
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+
+def like(scalar: Any, tensor: Tensor) -> Any:
+    """`scalar` in the dtype that a Python number would take beside `tensor`."""
+    if not isinstance(scalar, Tensor):
+        return scalar
+    if scalar.dtype == torch.int64:
+        return scalar if tensor.dtype == torch.bool or tensor.is_complex() else scalar.to(tensor.dtype)
+    return scalar.to(tensor.dtype if tensor.dtype.is_floating_point else torch.get_default_dtype())
+
+
+def _scaled(b: Any, alpha: Any, a: Tensor) -> Any:
+    is_one = isinstance(alpha, int) and alpha == 1
+    return like(b, a) if is_one else b * like(alpha, a)
+
+
+def _mul(a: Any, b: Any) -> Any:
+    return a * like(b, a)
+
+
+def _add(a: Any, b: Any, alpha: Any = 1) -> Any:
+    return a + _scaled(b, alpha, a)
+
+
+def _sub(a: Any, b: Any, alpha: Any = 1) -> Any:
+    return a - _scaled(b, alpha, a)
+
+
+def _div(a: Any, b: Any) -> Any:
+    return a / like(b, a)
+
+
+def _pow(a: Any, b: Any) -> Any:
+    return a ** like(b, a)
+
+
+def _addcmul(a: Any, b: Any, c: Any, value: Any = 1) -> Any:
+    return a + (b * like(value, b)) * c
+
+
+def _addcdiv(a: Any, b: Any, c: Any, value: Any = 1) -> Any:
+    return a + (b * like(value, b)) / c
+
+
+def _lerp(a: Any, b: Any, weight: Any) -> Any:
+    w = like(weight, a)
+    # In two forms, as torch's kernel computes it.
+    return torch.where(w < 0.5, a + w * (b - a), b - (b - a) * (1 - w))
+
+
+def _clamp(a: Any, minimum: Any = None, maximum: Any = None) -> Any:
+    out = a if minimum is None else torch.maximum(a, like(torch.as_tensor(minimum, device="cpu"), a))
+    return out if maximum is None else torch.minimum(out, like(torch.as_tensor(maximum, device="cpu"), a))
+
+
+def _fill(a: Any, value: Any) -> Any:
+    return _written_over(torch.zeros_like(a), value)
+
+
+def _written_over(zeros: Tensor, value: Tensor) -> Tensor:
+    """`value` everywhere; as a sum, it would lose the sign of a zero."""
+    return torch.where(torch.ones_like(zeros, dtype=torch.bool), value.to(zeros.dtype), zeros)
+
+
+def _rsub(a: Any, b: Any, alpha: Any = 1) -> Any:
+    is_one = isinstance(alpha, int) and alpha == 1
+    return like(b, a) - (a if is_one else a * like(alpha, a))
+
+
+def _beside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A formula of a tensor and a number."""
+
+    def run(a: Any, b: Any, **options: Any) -> Any:
+        return function(a, like(b, a), **options)
+
+    return run
+
+
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    return torch.where(condition, like(a, b), like(b, a))
+
+
+def _masked_fill(a: Any, mask: Any, value: Any) -> Any:
+    return torch.where(mask, value.to(a.dtype), a)
+
+
+def _index_fill(a: Any, dim: int, index: Any, value: Any) -> Any:
+    return torch.index_fill(a, dim, index, value.to(a.dtype))
+
+
+def _scatter(a: Any, dim: int, index: Any, value: Any) -> Any:
+    return torch.scatter(a, dim, index, value.to(a.dtype).expand(index.shape))
+
+
+def _power_of(base: Any, exponent: Any) -> Any:
+    return like(base, exponent) ** exponent
+
+
+def _full(size: Sequence[int], value: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
+    inferred = torch.int64 if value.dtype == torch.int64 else torch.get_default_dtype()
+    return _written_over(torch.zeros(size, dtype=dtype if dtype is not None else inferred, **options), value)
+
+
+def _scalar_tensor(value: Any, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
+    return _full((), value, dtype=dtype if dtype is not None else torch.get_default_dtype(), **options)
+
+
+def _full_like(a: Any, value: Any, **options: Any) -> Any:
+    return _written_over(torch.zeros_like(a, **options), value)
+
+
+_POINTWISE: dict[str, Callable[..., Any]] = {
+    "mul.Tensor": _mul,
+    "mul.Scalar": _mul,
+    "add.Tensor": _add,
+    "add.Scalar": _add,
+    "sub.Tensor": _sub,
+    "sub.Scalar": _sub,
+    "div.Tensor": _div,
+    "div.Scalar": _div,
+    "pow.Tensor_Scalar": _pow,
+    "addcmul.default": _addcmul,
+    "addcdiv.default": _addcdiv,
+    "lerp.Scalar": _lerp,
+    "fill.Scalar": _fill,
+    "rsub.Scalar": _rsub,
+    "rsub.Tensor": _rsub,
+    "remainder.Scalar": _beside(torch.remainder),
+    "remainder.Tensor": _beside(torch.remainder),
+    "fmod.Scalar": _beside(torch.fmod),
+    "floor_divide.default": _beside(torch.floor_divide),
+    "floor_divide.Scalar": _beside(torch.floor_divide),
+    "div.Tensor_mode": _beside(torch.div),
+    "div.Scalar_mode": _beside(torch.div),
+    "masked_fill.Scalar": _masked_fill,
+    "index_fill.int_Scalar": _index_fill,
+    "scatter.value": _scatter,
+    **{f"{name}.Scalar": _beside(getattr(torch, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+}
+_FOREACH: dict[str, Callable[..., Any]] = {
+    "mul": _mul,
+    "add": _add,
+    "sub": _sub,
+    "div": _div,
+    "addcmul": _addcmul,
+    "addcdiv": _addcdiv,
+    "lerp": _lerp,
+    "pow": _pow,
+}
+_FOREACH_OVERLOADS = ("Scalar", "ScalarList", "List")
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    found = getattr(aten, packet, None)
+    return getattr(found, overload, None) if found is not None and overload in found.overloads() else None
+
+
+def _in_place(formula: Callable[..., Any]) -> Callable[..., Any]:
+    def run(a: Tensor, *rest: Any, **named: Any) -> Any:
+        return a.copy_(formula(a, *rest, **named))
+
+    return run
+
+
+def _for_each(formula: Callable[..., Any], *, in_place: bool) -> Callable[..., Any]:
+    def run(tensors: Sequence[Tensor], *rest: Any, **named: Any) -> list[Tensor] | None:
+        results = []
+        for index, tensor in enumerate(tensors):
+            own = [value[index] if isinstance(value, (list, tuple)) else value for value in rest]
+            mine = {name: value[index] if isinstance(value, (list, tuple)) else value for name, value in named.items()}
+            if "scalars" in mine:
+                own.append(mine.pop("scalars"))
+            results.append(formula(tensor, *own, **mine))
+        if not in_place:
+            return results
+        for tensor, result in zip(tensors, results, strict=True):
+            tensor.copy_(result)
+        return None
+
+    return run
+
+
+# Of a fused optimizer's numbers, only the learning rate has an overload that takes it as a tensor.
+
+
+def _by_tensor_lr(packet: str) -> Callable[..., Any]:
+    operator = _overload(f"{packet}.tensor_lr")
+
+    def run(params: Sequence[Tensor], *rest: Any, lr: Any, **named: Any) -> Any:
+        if params:
+            return operator(params, *rest, lr=lr.to(torch.float32), **named)
+        return None
+
+    return run
+
+
+def _table() -> dict[Any, Callable[..., Any]]:
+    table: dict[Any, Callable[..., Any]] = {}
+    for name, formula in _POINTWISE.items():
+        packet, _, overload = name.partition(".")
+        table[_overload(name)] = formula
+        table[_overload(f"{packet}_.{overload}")] = _in_place(formula)
+    for packet, formula in _FOREACH.items():
+        for overload in _FOREACH_OVERLOADS:
+            table[_overload(f"_foreach_{packet}.{overload}")] = _for_each(formula, in_place=False)
+            table[_overload(f"_foreach_{packet}_.{overload}")] = _for_each(formula, in_place=True)
+    for overload in ("self", "ScalarOther", "ScalarSelf"):
+        table[_overload(f"where.{overload}")] = _where
+    table[_overload("pow.Scalar")] = _power_of
+    table[_overload("clamp_min.default")] = _beside(torch.maximum)
+    table[_overload("clamp_max.default")] = _beside(torch.minimum)
+    table[_overload("full.default")] = _full
+    table[_overload("scalar_tensor.default")] = _scalar_tensor
+    table[_overload("full_like.default")] = _full_like
+    table[_overload("clamp.default")] = _clamp
+    table[_overload("clamp_.default")] = _in_place(_clamp)
+    for packet in FUSED:
+        if _overload(f"{packet}.tensor_lr") is not None:
+            table[_overload(f"{packet}.default")] = _by_tensor_lr(packet)
+    table.pop(None, None)  # overloads that this torch lacks
+    return table
+
+
+FORMULAS: dict[Any, Callable[..., Any]] = _table()
+
+
+_ONLY_LR = frozenset(_overload(f"{packet}.default") for packet in FUSED) - {None}
+
+
+def takes_symbolic_number(op: Any, name: str | None) -> bool:
+    """Whether a symbolic number may be passed to `op` as its argument `name` (None for one given by position)."""
+    return op in FORMULAS and (op not in _ONLY_LR or name == "lr")

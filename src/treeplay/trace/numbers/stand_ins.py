@@ -1,0 +1,96 @@
+"""Stand-ins: what takes the place of inputs that are no tensors while a program is traced.
+
+A float in an optimizer's parameter groups, and a number among the arguments that varies, each become a symbolic number, and
+arithmetic on it goes into the graph; a NumPy array becomes a `GivenArray`, which can become a tensor and nothing else. What
+stands in state is taken back by the snapshot, what stands in arguments when the run is over. `check_numbers` then tells whether
+the numbers can be inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from treeplay.errors import Refusal
+from treeplay.trace.arrays import GivenArray, asks_for_types
+from treeplay.trace.call import Call
+from treeplay.trace.numbers.numpy_numbers import is_float
+from treeplay.trace.signature.conditions import mentions
+from treeplay.trace.traced import TracedRun
+from treeplay.values.place import Binding, How
+from treeplay.values.signature import Number
+from treeplay.values.structure import as_written, paths
+
+_NO_ARRAY = "pass torch.from_numpy(array), which shares its memory"
+
+
+def stand_in_for_rates(run: TracedRun) -> list[Number]:
+    """Put a symbolic number in the place of each float in the optimizers' parameter groups; a snapshot undoes it."""
+    numbers: list[Number] = []
+
+    def symbol(place: Binding, value: Any) -> Any:
+        if not is_float(value):
+            return value
+        numbers.append(Number(f"s{len(numbers)}", place, value))
+        return run.tracer.add_scalar(numbers[-1].name, float(value))
+
+    for optimizer in run.found.optimizers:
+        for here, group in run.found.groups_of(optimizer):
+            for name, value in list(group.items()):
+                place = here.child(How.ITEM, group, name, f"{here}[{name!r}]")
+                if is_float(value):
+                    group[name] = symbol(place, value)
+                elif type(value) in (tuple, list) and any(map(is_float, value)):
+                    items = [
+                        symbol(place.child(How.ITEM, value, at, f"{place}[{at}]"), item)
+                        for at, item in enumerate(value)
+                    ]
+                    if isinstance(value, list):
+                        value[:] = items
+                    else:
+                        group[name] = tuple(items)
+                        # The group holds it no more, and tables are keyed by `id`.
+                        run.found.kept.append(value)
+        for state in optimizer.state.values():
+            if isinstance(state, dict):
+                # Step counts, which optimizers read by `.item()`.
+                run.tracer.host_scalars |= {
+                    id(value) for value in state.values() if isinstance(value, torch.Tensor) and value.dim() == 0
+                }
+    return numbers
+
+
+def stand_in_for_arguments(run: TracedRun, call: Call) -> contextlib.AbstractContextManager[tuple[Any, Any]]:
+    """The arguments, with a symbolic number in the place of each number that is an input, and what stands for each array."""
+    symbols: dict[int, Any] = {}
+    for at in sorted(call.numbers):
+        place = Binding(How.ARGUMENT, call.leaves[at], at, None, as_written(paths(call.structure)[at]))
+        run.given.append(Number(f"s{len(run.numbers) + len(run.given)}", place, call.leaves[at]))
+        symbols[at] = run.tracer.add_scalar(run.given[-1].name, call.leaves[at])
+    for at, array in call.arrays.items():
+        symbols[at] = GivenArray(array, call.leaves[at], run.tracer.refuse)
+    return call.with_leaves(symbols)
+
+
+def check_numbers(run: TracedRun) -> None:
+    """Refuse a number among the arguments whose value the program needed while it ran: it is no input."""
+    for number in run.given:
+        for guard in run.tracer.world.guards.values():
+            if not isinstance(guard.expected, bool) and mentions(guard.expression, number.name):
+                raise Refusal.of(
+                    f"argument {number.place.label}", "the program needs its value while it runs", "pass a tensor", None
+                )
+
+
+def check_arrays(run: TracedRun, call: Call) -> None:
+    """Refuse arrays that the program may not have taken for arrays."""
+    if call.arrays and asks_for_types(run.reads.code):
+        raise refuse_arrays(call, "calls `type`, which tells it from what stands for it in a trace: use `isinstance`")
+
+
+def refuse_arrays(call: Call, what: str) -> Refusal:
+    """The refusal of a program that does something which no array can be given for."""
+    name = as_written(paths(call.structure)[next(iter(call.arrays))])
+    return Refusal.of(f"argument {name}", f"it is a NumPy array, and the program {what}", _NO_ARRAY, None)

@@ -1,0 +1,1 @@
+"""Programs that are recorded as they run, without a trace."""

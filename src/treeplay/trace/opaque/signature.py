@@ -1,0 +1,163 @@
+"""From what an opaque program showed when it was run to a `Signature`: everything that it could have read is watched."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from treeplay.trace.call import Call
+from treeplay.trace.opaque.host_tensors import HostState
+from treeplay.trace.shown import RunFacts
+from treeplay.trace.signature.conditions import leaves_of_call, on_the_way
+from treeplay.trace.survey.found import PLAIN, Survey
+from treeplay.trace.survey.given import meetings
+from treeplay.trace.training.hooks import HookTables
+from treeplay.values.flatten import Given
+from treeplay.values.output import SameAsInput, View
+from treeplay.values.place import Binding, How, root
+from treeplay.values.signature import (
+    Alias,
+    Argument,
+    Built,
+    Input,
+    Kind,
+    Signature,
+    State,
+    StateContainer,
+    Watch,
+    Write,
+    parts_of,
+)
+from treeplay.values.structure import classes_in
+from treeplay.values.unflatten import unflatten
+
+R = TypeVar("R")
+
+
+class Arguments:
+    """The arguments of a call without its tensors: others can be put in their places."""
+
+    def __init__(self, call: Call) -> None:
+        self.structure = call.structure
+        self.leaves = leaves_of_call(call)
+        self._given = Given.of(call.structure, (call.args, call.kwargs))
+        self._classes = classes_in(call.structure)
+        self._tensors = frozenset(at for at, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor))
+
+    def over(self, tensors: Mapping[int, torch.Tensor]) -> tuple[Any, Any]:
+        """args and kwargs with `tensors`, by the index of the leaf."""
+        leaves = [self._leaf(at, tensors) for at in range(len(self.leaves))]
+        return unflatten(self.structure, leaves, self._given)  # type: ignore[no-any-return]
+
+    def opens(self, value: Any) -> bool:
+        """Whether an object among the arguments counts as what it holds."""
+        return type(value) in self._classes
+
+    def _leaf(self, at: int, tensors: Mapping[int, torch.Tensor]) -> Any:
+        if at not in self._tensors:
+            return self.leaves[at]
+        recorded = self.leaves[at]
+        return tensors[recorded.of if type(recorded) is Alias else at]
+
+
+def renumbered(values: Sequence[R], kept: Sequence[int]) -> tuple[R, ...]:
+    """References or writes when only the inputs `kept` are left."""
+    return tuple(_renumbered(value, kept) for value in values)
+
+
+def _renumbered(value: Any, kept: Sequence[int]) -> Any:
+    if isinstance(value, SameAsInput):
+        return SameAsInput(kept.index(value.index))
+    if isinstance(value, View):
+        return dataclasses.replace(value, of=_renumbered(value.of, kept))
+    if isinstance(value, Write):
+        return Write(value.place, _renumbered(value.value, kept))
+    if isinstance(value, Built):
+        return Built(value.structure, renumbered(value.refs, kept), value.number)
+    return value
+
+
+def opaque_signature(
+    found: Survey, inputs: tuple[Input, ...], arguments: Arguments, shown: RunFacts, host: HostState, *, is_step: bool
+) -> Signature:
+    """Put together what a recording of an opaque program depends on, and what it leaves."""
+    leaves = [tensor for tensor in _tensors(found) if tensor.requires_grad and tensor.is_leaf]
+    watches = (
+        _hook_watch(found, leaves),
+        *(Watch(place, value) for place, value in found.watched),
+        *(Watch(place, generator) for place, generator in found.generator_places),
+        *_settings_of_optimizers(found),
+        *(_absent_grads(found, leaves) if is_step else ()),
+        *_host_watch(host),
+    )
+    places = [place for item in inputs for place in _places(item)]
+    places += [watch.place.parent for watch in watches if watch.place.parent is not None]
+    places += [found.objects[key] for key in found.modules if key in found.objects]
+    places += [write.place.parent for write in shown.writes if write.place.parent is not None]
+    places += [
+        part.place
+        for ref in (*shown.refs, *(write.value for write in shown.writes))
+        for part in parts_of(ref)
+        if isinstance(part, StateContainer)
+    ]
+    identities, lengths = on_the_way(places, found, found.modules, leaves if is_step else ())
+    identities += tuple(Watch(found.tensor_at(tensor)[0], tensor) for tensor in host.tensors)
+    return Signature(
+        kind=Kind.WHOLE_STEP if is_step else Kind.INFERENCE,
+        arguments=arguments.structure,
+        leaves=arguments.leaves,
+        inputs=inputs,
+        numbers=(),
+        guards=(),
+        watches=watches,
+        identities=identities,
+        lengths=lengths,
+        results=shown.results,
+        refs=shown.refs,
+        writes=shown.writes,
+        outputs=len(shown.outputs),
+        meetings=tuple(meetings(found, shown.refs, shown.writes)),
+    )
+
+
+def _tensors(found: Survey) -> Iterator[torch.Tensor]:
+    return (item for item in found.kept if isinstance(item, torch.Tensor))
+
+
+def _places(item: Input) -> Iterator[Binding]:
+    if isinstance(item.source, State):
+        yield item.source.place
+    if isinstance(item.source, (State, Argument)):
+        yield from item.source.also
+
+
+def _hook_watch(found: Survey, leaves: Sequence[torch.Tensor]) -> Watch:
+    hooks = HookTables(found.modules.values(), found.optimizers, leaves)
+    return Watch(root(hooks, "hooks").child(How.ATTRIBUTE, hooks, "are_the_same", "the hooks are the same"), True)
+
+
+def _settings_of_optimizers(found: Survey) -> Iterator[Watch]:
+    """All plain values of all groups: the learning rate too, which would freeze unless it is a tensor."""
+    for optimizer in found.optimizers:
+        for here, group in found.groups_of(optimizer):
+            for name, value in group.items():
+                is_tuple = type(value) is tuple and all(isinstance(item, PLAIN) for item in value)
+                if isinstance(value, PLAIN) or is_tuple:
+                    yield Watch(here.child(How.ITEM, group, name, f"{here}[{name!r}]"), value)
+
+
+def _absent_grads(found: Survey, leaves: Sequence[torch.Tensor]) -> Iterator[Watch]:
+    """Leaves without a gradient: with one, a backward would add to it."""
+    for tensor in leaves:
+        place = found.tensor_at(tensor)[0]
+        if tensor.grad is None:
+            yield Watch(place.child(How.GRAD, tensor, None, f"{place}.grad"), None)
+
+
+def _host_watch(host: HostState) -> Iterator[Watch]:
+    if host.tensors:
+        label = "tensors that the recording does not read"
+        yield Watch(root(host, label).child(How.ATTRIBUTE, host, "is_the_same", label), True)

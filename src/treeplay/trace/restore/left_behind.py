@@ -1,0 +1,37 @@
+"""What a program may not leave behind when it was traced: another random state, another mode, a tensor of the trace's."""
+
+from __future__ import annotations
+
+import gc
+
+from treeplay.trace.restore.snapshot import Snapshot
+from treeplay.trace.run.tracer import Tracer
+
+
+def check_global_state(tracer: Tracer, snapshot: Snapshot) -> None:
+    """Refuse a program that drew or seeded in Python, or left a mode changed."""
+    source = "torch's generator" if tracer.generators.any_was_set() else snapshot.random_source_used()
+    if source is not None:
+        raise tracer.refuse(
+            source,
+            "the program draws from or seeds this generator in Python, so a recording would freeze what it drew",
+            "draw with torch operators inside the program, or draw outside and pass a tensor; seed outside",
+        )
+    if snapshot.grad_mode_changed():
+        raise tracer.refuse("grad mode", "the program leaves the grad mode changed", "use torch.no_grad() as a context")
+    if snapshot.autocast_changed():
+        raise tracer.refuse("autocast", "the program leaves autocast changed", "use torch.autocast(...) as a context")
+
+
+def check_no_leak(tracer: Tracer) -> None:
+    """Refuse a program that keeps a tensor of its trace, once all that the run held is let go."""
+    if not tracer.tape.leaked():
+        return
+    # A fake in a reference cycle is garbage, which nobody keeps. Not for every trace: a collection takes long.
+    gc.collect()
+    if tracer.tape.leaked():
+        raise tracer.refuse(
+            "store",
+            "the program keeps a tensor in a place that treeplay cannot see, such as a list, a set or a foreign object",
+            "return the tensor, or keep it in an attribute or an entry that exists before the call",
+        )

@@ -1,0 +1,1 @@
+"""The traced run: operators and torch functions on tensors without data, and the graph that is written of them."""

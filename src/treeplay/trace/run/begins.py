@@ -1,0 +1,61 @@
+"""Operators that are told where in the memory of their first argument to begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from treeplay.torch_seam.tensors import storage_of
+from treeplay.trace.run.tape import InputSeen, TracedValue, TraceTape, spoken_name
+from treeplay.values.location import Location
+
+aten = torch.ops.aten
+BEGINS = frozenset({aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default})
+
+
+def from_start(
+    tape: TraceTape, func: Any, value: TracedValue, args: Any, kwargs: dict[str, Any], where: Location | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an operator that is told where in the memory of an input to begin, counted from where that input
+    begins: so the graph holds for inputs that begin elsewhere, and lowerings need not know where."""
+    named = (argument.name for argument in func._schema.arguments)
+    given = dict(zip(named, args, strict=False)) | kwargs
+    offset = given.get("storage_offset")
+    owners = [seen for seen in tape.inputs if seen.value.fake.untyped_storage()._cdata == storage_of(value.fake)]
+    if offset is None or not owners:
+        return args, kwargs
+    first, last = _span_of(given["size"], given["stride"], offset)
+    for seen in owners:
+        start, end = _span_of(*_layout_of(seen.value.fake))
+        is_inside = seen.value.fake.dtype == value.fake.dtype and start <= first and last <= end
+        if is_inside and func is not aten.as_strided_scatter.default:  # whose result lies as the whole memory does
+            seen.begins = start
+            return (_piece(tape, seen, first - start, end - start), given["size"], given["stride"]), {}
+    if func is aten.as_strided_scatter.default:
+        why, advice = "copies an argument with all the memory around it", "write to `as_strided` of a clone"
+    else:
+        why = "is told where in an argument's memory to begin, and takes what lies outside of the argument"
+        advice = "pass the tensor that all of it lies in"
+    raise tape.refuse(spoken_name(func), why, advice, where)
+
+
+def _piece(tape: TraceTape, seen: InputSeen, first: int, length: int) -> torch.Tensor:
+    """The memory of an input from its element `first` on, in one dimension."""
+    piece, node = seen.value.fake, seen.value.node
+    with tape.fake_mode:
+        for op, rest in ((aten.as_strided.default, ((length,), (1,))), (aten.slice.Tensor, (0, first, length))):
+            piece, node = op(piece, *rest), tape.call(op, (node, *rest), where=None)
+            tape.add_tensor(piece, node, {})
+    return piece
+
+
+def _layout_of(tensor: torch.Tensor) -> tuple[Sequence[int], Sequence[int], int]:
+    return tensor.shape, tensor.stride(), int(tensor.storage_offset())
+
+
+def _span_of(shape: Sequence[int], stride: Sequence[int], offset: int) -> tuple[int, int]:
+    """The first element of a layout in its storage, and the one after its last."""
+    last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else -1
+    return offset, offset + last + 1

@@ -1,0 +1,121 @@
+"""Operators on fake tensors: what they give has a shape and no data; what cannot run so is refused.
+
+    operator ─┬ the first run tells how its results lie, and torch's rule was right before ─▶ they are made so
+              └ else ─▶ torch's rule ─▶ laid out as in the first run ─▶ was the rule right?
+
+torch's rules are written in Python. They take a hundred times as long as the operator itself, and for a list of a model's
+parameters a thousand times: most of a trace. Each is asked once in a trace, since it may refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from treeplay.torch_seam.fakes import (
+    PLAIN_VIEWS,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedOperatorException,
+    device_of,
+    new_fake,
+    view_fake,
+)
+from treeplay.torch_seam.schemas import depends_on_data, is_elementwise, is_foreach
+from treeplay.trace.run.layouts import Answer, Question, answer, laid_out, numbers_not_asked, question
+from treeplay.trace.run.outgrown import outgrow, outgrown, outs_of
+from treeplay.trace.run.recurrent import asked_of
+from treeplay.trace.run.tape import KEEP_ON_DEVICE, TraceTape, spoken_name
+from treeplay.values.location import Location
+
+aten = torch.ops.aten
+
+
+class OnFakes:
+    """Runs the operators of a trace. `answers`: how their results lay when the program ran eagerly."""
+
+    def __init__(self, tape: TraceTape, answers: Mapping[Question, Answer]) -> None:
+        self._tape = tape
+        self._answers = answers
+        self._is_right: set[Any] = set()  # operators of which torch's rule agreed with the first run
+
+    def foretold(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Answer | None:
+        """How the results of an operator with these arguments lay in the first run, if it is known."""
+        asked = question(func, asked_of(func, args), kwargs) if self._answers else None
+        return self._answers.get(asked) if asked is not None else None
+
+    def run(self, func: Any, args: Any, kwargs: Any, told: Answer | None, where: Location | None) -> Any:
+        """The results of an operator on fakes; `told` is how they lay in the first run, if that is known."""
+        if told is not None and self._is_enough(func, args, kwargs, told):
+            return self._made(told, args)
+        out = self._by_hand(func, args, kwargs)
+        if out is not None:
+            return out
+        outs = outs_of(func, kwargs)
+        out = run_on_fakes(self._tape, func, args, kwargs, where)
+        for grown in outgrown(outs):
+            outgrow(self._tape, func, grown, where)
+        if told is None:
+            return out
+        if told.tells_all and answer(func, out, args).is_as(told):
+            self._is_right.add(func)
+        with self._tape.fake_mode:
+            return laid_out(out, told)
+
+    def _is_enough(self, func: Any, args: Any, kwargs: Any, told: Answer) -> bool:
+        """Whether the results follow from what was told, so that torch's rule need not be asked."""
+        # Operators over lists are not put to their rules even once: with a model's parameters, these are most of a trace.
+        if not told.tells_all or depends_on_data(func) or not (func in self._is_right or is_foreach(func)):
+            return False
+        return is_elementwise(func) or numbers_not_asked(args, kwargs) == told.numbers
+
+    def _made(self, told: Answer, args: Any) -> Any:
+        if told.gives_back:
+            return args[0]
+        made = [None if looks is None else new_fake(self._tape.fake_mode, *looks) for looks in told.looks]
+        return made[0] if told.container is None else told.container(made)
+
+    def _by_hand(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The results of an operator that needs no rule; None of any other. The first run need not have called it: gradients
+        are copied where a trace holds them, too."""
+        first = args[0] if args else None
+        if type(first) is not FakeTensor:
+            return None
+        if func in PLAIN_VIEWS:
+            with suppress(RuntimeError, IndexError, TypeError):  # torch's rule then says in its own words what is wrong
+                return view_fake(self._tape.fake_mode, func, args, kwargs)
+        if func is aten.copy_.default and first.shape == args[1].shape:
+            return first
+        if func is aten.new_empty_strided.default and kwargs.get("layout") in (None, torch.strided):
+            dtype, device = kwargs.get("dtype") or first.dtype, kwargs.get("device") or device_of(first)
+            return new_fake(self._tape.fake_mode, args[1], args[2], dtype, device)
+        return None
+
+
+def run_on_fakes(tape: TraceTape, func: Any, args: Any, kwargs: Any, where: Location | None) -> Any:
+    """The results of an operator; raises `Refusal` if they depend on data or it has no rule for fakes."""
+    try:
+        with tape.fake_mode:
+            return func(*args, **kwargs)
+    except DataDependentOutputException:
+        raise tape.refuse(
+            spoken_name(func), "its result is a Python value that depends on data", KEEP_ON_DEVICE, where
+        ) from None
+    except DynamicOutputShapeException:
+        raise tape.refuse(
+            spoken_name(func),
+            "the shape of its result depends on data",
+            "use a form with a fixed shape: torch.where, a mask that is multiplied in, or topk",
+            where,
+        ) from None
+    except UnsupportedOperatorException:
+        raise tape.refuse(
+            spoken_name(func),
+            "has no rule for running without data",
+            "register one with torch.library.register_fake",
+            where,
+        ) from None

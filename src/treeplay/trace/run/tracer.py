@@ -1,0 +1,294 @@
+"""The tracer: runs a program on fake tensors, beside the real ones, and writes what it does as a graph.
+
+    user's program ── torch functions ── autograd ── ATen operators
+                          │                               │
+                     WatchFunctions                  Tracer (dispatch)
+                     host reads, backward            one graph node per operator, executed on fakes only
+
+Real tensors that the program holds (arguments, parameters, optimizer state) stay in its hands as handles: each has a fake
+twin, operators on the handle run on the twin, and the handle's memory is never touched.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor  # by name: modules are watched while it is asked for
+
+from treeplay.guards.reads.reads import Reads
+from treeplay.observe.lines import call_site, innermost_is_optimizer, user_location
+from treeplay.torch_seam.fakes import FakeTensor
+from treeplay.torch_seam.modes import DisableTorchFunction, TorchDispatchMode, function_modes_around
+from treeplay.torch_seam.schemas import is_foreach_write, is_random, leaves_of, tell_autograd, with_leaves
+from treeplay.torch_seam.tensors import address_of, storage_of
+from treeplay.trace.log import LoggedCall
+from treeplay.trace.numbers.constants import Constants
+from treeplay.trace.numbers.scalar_ops import takes_symbolic_number
+from treeplay.trace.numbers.scalars import Scalar, ScalarWorld, plain, scalar_of, symbolic
+from treeplay.trace.restore.randomness import TrackedGenerators, generator_in
+from treeplay.trace.run.begins import BEGINS, from_start
+from treeplay.trace.run.lasting import Lasting
+from treeplay.trace.run.layouts import Answer, Question
+from treeplay.trace.run.on_fakes import OnFakes
+from treeplay.trace.run.recurrent import TAKES_ONE_PIECE, settled
+from treeplay.trace.run.recurrent_piece import RecurrentPiece
+from treeplay.trace.run.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, spoken_name, why_not_followed
+from treeplay.trace.training.fused import torchs_own
+from treeplay.values.location import Location
+
+aten = torch.ops.aten
+# Those that are made of others arrive under inference mode alone.
+_HOST_READS = frozenset(
+    {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.item.default}
+)
+_DROPOUTS = frozenset(
+    getattr(aten, name).default for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+)
+"""Give their argument itself where nothing is dropped, which their schemas do not say."""
+# Operators that may change a shape in place, and may leave it as it is.
+_SQUEEZES = (aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims)
+_SHAPES = frozenset({*_SQUEEZES, aten.t_.default, aten.transpose_.default, aten.resize_.default})
+_DEVICE = torch.ops.prim.device.default
+_LIFTS = frozenset({aten.lift_fresh.default, aten.lift.default})
+
+
+class Tracer(TorchDispatchMode):
+    """Records ATen operators. `is_known` says whether a real tensor is state that can be found again; `layouts`, how
+    operators laid out their results when the program ran eagerly."""
+
+    supports_higher_order_operators = True  # to refuse them
+
+    def __init__(
+        self,
+        is_known: Callable[[torch.Tensor], bool],
+        generators: TrackedGenerators,
+        layouts: Mapping[Question, Answer] | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_known = is_known
+        self.generators = generators
+        self.host_scalars: set[int] = set()
+        self.reads = Reads(())
+        self.goes_on = False  # behind refusals that leave it something to go on with
+        self.on_write: Callable[[TracedValue], None] | None = None  # told of each tensor that an operator writes to
+        self.tape = TraceTape()
+        self.refuse = self.tape.refuse
+        self._on_fakes = OnFakes(self.tape, layouts or {})
+        self.world = ScalarWorld(self.tape.graph)
+        self.constants = Constants(self.tape)
+        self.recurrent = RecurrentPiece(self.tape)
+        self.lasting = Lasting(self.refuse)
+
+    # --- operators ------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        was_noting = self.reads.pause()  # what follows is ours and torch's, not the program's
+        try:
+            if function_modes_around():  # C++ came here by itself, past these: they would watch what is asked below
+                with DisableTorchFunction():
+                    return self._dispatch(func, args, kwargs or {})
+            return self._dispatch(func, args, kwargs or {})
+        finally:
+            if was_noting:
+                self.reads.resume()
+
+    def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:  # autograd's engine asks a thousand times
+            return args[0].fake_device
+        func = torchs_own(func)
+        if func.namespace == "profiler":
+            return func(*args, **kwargs)
+        if func.namespace == "prim":  # C++ asks a fake for its device; raising there would end the process
+            with self.tape.fake_mode:
+                return func(*args, **kwargs)
+        where = user_location()
+        if (unfit := why_not_followed(func)) is not None:
+            raise self.refuse(spoken_name(func), *unfit, where)
+        if func in _HOST_READS:
+            return self._read_on_host(func, args, where)
+        args = settled(func, args, self.recurrent.piece)
+        if func in _DROPOUTS and (not args[2] or args[1] == 0 or not args[0].numel()):
+            return args[0]  # as under inference mode, where they come whole
+        self.tape.log.append(LoggedCall.of(func, where, args, kwargs, call_site()))
+        if is_random(func):
+            self._draw(func, (*args, *kwargs.values()), where)
+        if func is TAKES_ONE_PIECE:
+            return self.recurrent.put_together(self, args[0], args[1], where)
+        if self._is_idle(func, args):
+            return args[0]
+        self.lasting.check(func, args, kwargs, where)
+        # By the operator that the program called: the eager run has logged no other.
+        told, called = self._on_fakes.foretold(func, args, kwargs), func
+        func, args, kwargs = self._settle(func, args, kwargs)
+        # Eager's batch norm writes its statistics without counting up their versions, so a replay may not count either.
+        is_untold = called is aten.native_batch_norm.default is not func
+        if func in BEGINS:
+            first = args[0] if args else kwargs["self"]
+            args, kwargs = from_start(self.tape, func, self._value(first, func, where), args, kwargs, where)
+        # Before `_to_fake`: it makes the fake of a tensor that is met for the first time.
+        node_args, node_kwargs = with_leaves(self._to_node(func, where), (args, kwargs))
+        fake_args, fake_kwargs = with_leaves(self._to_fake, (args, kwargs))
+        out = self._on_fakes.run(func, fake_args, fake_kwargs, told, where)
+        node = self.tape.call(func, node_args, node_kwargs, where=where)
+        if is_untold:
+            node.meta["is_untold"] = True
+        self._note_writes(func, args, kwargs, is_untold=is_untold)
+        if is_foreach_write(func):
+            tell_autograd(func, args)
+        both = zip(leaves_of((args, kwargs)), leaves_of((fake_args, fake_kwargs)), strict=True)
+        return self.tape.add(out, node, {id(fake): real for real, fake in both if isinstance(fake, Tensor)})
+
+    def _settle(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        """The operator to record for the one called: the same, but for a few that hide what they do."""
+        # Where an operator wants a plain number it gets today's value, guarded.
+        if not takes_symbolic_number(func, None):
+            args = _with_plain_numbers(args)
+        kwargs = {
+            name: value if takes_symbolic_number(func, name) else _with_plain_numbers(value)
+            for name, value in kwargs.items()
+        }
+        if func is aten.native_batch_norm.default and args[3] is not None and args[5]:
+            # Its schema does not say that it writes the running statistics; this one's does.
+            return aten._native_batch_norm_legit.default, args, kwargs
+        if func in _LIFTS:
+            # The constant serves every replay: the program gets a copy, which it may write to or return.
+            return aten.lift_fresh_copy.default, args, kwargs
+        return func, args, kwargs
+
+    def _is_idle(self, func: Any, args: Any) -> bool:
+        """Whether an operator does nothing: one that changes shapes in place leaves that of a tensor which outlives the call as
+        it is, or `detach_` arrives, as it does under inference mode only, where there is no graph to take a tensor out of."""
+        if func is aten.detach_.default:
+            return True
+        if func not in _SHAPES or isinstance(args[0], FakeTensor):
+            return False
+        fake = self._value(args[0], func, None).fake
+        with self.tape.fake_mode:
+            twin = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
+            func(twin, *args[1:])
+        return twin.shape == fake.shape and twin.stride() == fake.stride()
+
+    def _draw(self, func: Any, arguments: tuple[Any, ...], where: Location | None) -> None:
+        generator = generator_in(leaves_of(list(arguments)), _device_of(arguments))
+        if not self.generators.is_known(generator):
+            raise self.refuse(
+                spoken_name(func),
+                "draws from a generator that the program makes, or that treeplay cannot find",
+                "make the generator outside, and keep it in the closure, a global or an attribute of `self`",
+                where,
+            )
+        if self.generators.was_set(generator):
+            raise self.refuse(
+                spoken_name(func),
+                "draws after the program has seeded the generator or put back an earlier state of it, which a recording "
+                "does not repeat",
+                "seed outside of the program; in `checkpoint`, pass preserve_rng_state=False if other numbers will do",
+                where,
+            )
+        self.generators.draw(generator)
+        self.tape.generators[address_of(generator)] = generator
+
+    def _to_node(self, func: Any, where: Location | None) -> Callable[[Any], Any]:
+        def convert(leaf: Any) -> Any:
+            if isinstance(leaf, Tensor):
+                return self._value(leaf, func, where).node
+            scalar = scalar_of(leaf)
+            return leaf if scalar is None else scalar.node
+
+        return convert
+
+    def _to_fake(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return self.tape.values[id(leaf)].fake
+        scalar = scalar_of(leaf)
+        return leaf if scalar is None else scalar.value
+
+    def _value(self, tensor: torch.Tensor, func: Any, where: Location | None) -> TracedValue:
+        known = self.tape.values.get(id(tensor))
+        if known is not None:
+            return known
+        if isinstance(tensor, FakeTensor):
+            raise self.refuse(
+                spoken_name(func),
+                "uses a fake tensor that this trace did not make",
+                "call the program outside of a FakeTensorMode",
+                where,
+            )
+        if func is aten.lift_fresh_copy.default:
+            return self.constants.lifted(tensor, where)
+        if self.is_known(tensor):
+            return self.tape.add_input(tensor)
+        unknown = (
+            spoken_name(func),
+            f"uses a tensor of shape {tuple(tensor.shape)} that is neither an argument nor found in the program's closure, "
+            "globals or `self`, so a later change of it could not be noticed",
+            "pass the tensor as an argument, or reach it through the closure, a global or an attribute of `self`",
+            where,
+        )
+        if self.goes_on:
+            # Noted and not raised: the trace goes on behind it.
+            self.refuse(*unknown)
+            return self.tape.add_input(tensor)
+        raise self.refuse(*unknown)
+
+    def _note_writes(self, func: Any, args: Any, kwargs: Any, *, is_untold: bool) -> None:
+        for position, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            target = args[position] if position < len(args) else kwargs.get(argument.name)
+            for leaf in leaves_of(target):
+                if isinstance(leaf, Tensor):
+                    value = self.tape.values[id(leaf)]
+                    self.tape.mutated.add(storage_of(value.fake))
+                    if not is_untold:
+                        self.tape.told.add(storage_of(value.fake))
+                    if self.on_write is not None:
+                        self.on_write(value)
+
+    # --- numbers --------------------------------------------------------------------------------------------
+
+    def add_scalar(self, name: str, value: float) -> torch.SymFloat | torch.SymInt:
+        """A symbolic number that is an input of the graph, called `name`."""
+        node = self.tape.placeholder(name)
+        return symbolic(Scalar(self.world, text=name, value=value, node=node, integer=type(value) is int))
+
+    def _read_on_host(self, func: Any, args: Any, where: Location | None) -> Any:
+        tensor = args[0]
+        is_number = func is aten._local_scalar_dense.default and tensor.dtype.is_floating_point
+        if is_number and (id(tensor) in self.host_scalars or innermost_is_optimizer()):
+            value = self._value(tensor, func, where)
+            node = self.tape.call(func, (value.node,), where=where)
+            # A placeholder: a number without `text` has no value, and raises where Python asks for it.
+            return symbolic(Scalar(self.world, text=None, value=1.0, node=node))
+        raise self.refuse(
+            spoken_name(func).replace("_local_scalar_dense", "item"),
+            "reads a tensor's value on the host, which a recording cannot wait for",
+            KEEP_ON_DEVICE,
+            where,
+        )
+
+    def forget(self) -> None:
+        """Drop every tensor; afterwards only what the user kept is still alive."""
+        self.tape.forget()
+        self.recurrent.forget()
+
+
+# torch has wrapped it to keep Dynamo away, which a trace does as a whole.
+Tracer.__torch_dispatch__ = inspect.unwrap(Tracer.__torch_dispatch__)  # type: ignore[method-assign]
+
+
+def _with_plain_numbers(value: Any) -> Any:
+    if not any(scalar_of(leaf) is not None for leaf in leaves_of(value)):
+        return value
+    return with_leaves(plain, value)
+
+
+def _device_of(arguments: Iterable[Any]) -> torch.device:
+    """Where an operator with these arguments computes: on a device that it is given, else with its first tensor."""
+    leaves = leaves_of(list(arguments))
+    named = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
+    return next(iter([*named, *(leaf.device for leaf in leaves if isinstance(leaf, Tensor))]), torch.device("cpu"))

@@ -1,0 +1,252 @@
+"""From a traced run to its guards: where the walk over what it read begins, and what of it a warm call checks by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from treeplay.errors import Refusal
+from treeplay.guards.check.guards import Guards
+from treeplay.guards.conditions import HasGradient
+from treeplay.guards.dependencies import Dependencies
+from treeplay.guards.entries import spot_of
+from treeplay.guards.outside import never_the_same, settings_asked, threads_started
+from treeplay.guards.reads.names import names_in
+from treeplay.guards.reads.reads import Reads
+from treeplay.guards.walk.reach import Findings, Reach
+from treeplay.guards.walk.walk import TooMuch
+from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
+from treeplay.torch_seam.patched import ABSENT
+from treeplay.torch_seam.tensors import has_strides
+from treeplay.trace.call import Call, roots_of
+from treeplay.trace.log import LoggedCall
+from treeplay.trace.survey.given import only_given
+from treeplay.trace.traced import TracedRun
+from treeplay.values.flatten import attributes_in
+from treeplay.values.kinds import is_a, table_of
+from treeplay.values.place import Binding, How
+from treeplay.values.refusal import Reason
+from treeplay.values.signature import Argument, Kind, Number, Signature, State, StateContainer, Unread, Watch
+from treeplay.values.spec import TensorSpec
+
+
+def guards_of(program: Any, call: Call, run: TracedRun, signature: Signature) -> Guards:
+    """The guards over what a traced run read; raises `Refusal` where that is too much to guard, or cannot be."""
+    _check_called(run.reads)
+    findings, unread = _walked(program, call, run, also_assigned=signature.kind is Kind.DIFFERENTIABLE)
+    _check_unseen_stores(findings, run)
+    _check_iterators(findings)
+    _check_large(findings)
+    dependencies = findings.dependencies
+    places = [*_places_of_inputs(signature), *_places_of_numbers(run.numbers)]
+    written = [write.place for write in signature.writes]
+    dependencies.asked += settings_asked(run.reads.builtins)
+    returned = [value.place for value in signature.values if isinstance(value, StateContainer)]
+    # Before `free`, which looks at what this adds, too.
+    dependencies.guard_the_way([*places, *written, *returned])
+    dependencies.free(_spots(places), _spots(written))
+    for tensor in (*call.tensors, *_state_in(signature)):
+        # The warm call checks these itself.
+        dependencies.tensors.pop(id(tensor), None)
+    _add_gradients(dependencies, signature, run)
+    guards = Guards(dependencies)
+    guards.places_of_inputs = tuple(item.source.place for item in signature.inputs if isinstance(item.source, State))
+    guards.unread_arguments = unread
+    return guards
+
+
+def _walked(program: Any, call: Call, run: TracedRun, *, also_assigned: bool) -> tuple[Findings, frozenset[int]]:
+    """What is reached from where the run began, and the leaves of the arguments that it did not read."""
+    reach = Reach(run.reads, also_assigned=also_assigned)
+    for container in only_given(run.found):
+        reach.leave_out(container)
+    unread = _unread(call, reach)
+    try:
+        with DisableTorchFunctionSubclass():  # a tensor's class is not asked what the tensor is
+            return reach.walk(roots_of(program, call, unread)), unread
+    except TooMuch:
+        raise Refusal.of(
+            "state",
+            "the program reaches too many objects to guard them all, so a change of one could go unnoticed",
+            "keep large collections of Python objects out of its closure, globals and `self`; pass what it needs",
+        ) from None
+
+
+def _unread(call: Call, reach: Reach) -> frozenset[int]:
+    """Leaves of the arguments, by their index, that are in attributes which the run did not read."""
+    attributes = attributes_in(call.structure, (call.args, call.kwargs))
+    unread = (below for value, name, below in attributes if not reach.may_have_read(value, name))
+    return frozenset(at for at in set().union(*unread) if not is_a(call.leaves[at], torch.Tensor))
+
+
+def _add_gradients(dependencies: Dependencies, signature: Signature, run: TracedRun) -> None:
+    """Guard gradients that were there and of which the run asked only that."""
+    inputs = {id(tensor) for tensor in _state_in(signature)}
+    for tensor in run.grads_read.values():
+        places = run.found.tensor_at(tensor)
+        is_given = bool(places) and places[0].how is How.ARGUMENT  # another one in each call: see trace/run/facts.py
+        if tensor.grad is not None and id(tensor.grad) not in inputs and not is_given:
+            label = f"{places[0] if places else 'a tensor'}.grad is there"
+            dependencies.asked.append(HasGradient(tensor, label))
+
+
+def _check_called(reads: Reads) -> None:
+    """Refuse a run that called what no replay can make up for."""
+    for reason in not_in_a_replay(reads):
+        raise Refusal(reason)
+
+
+def not_in_a_replay(reads: Reads) -> Iterator[Reason]:
+    """Each thing that a run called and no replay can make up for."""
+    for find, why, advice in _NOT_IN_A_REPLAY:
+        found = find(reads.builtins)
+        if found is not None:
+            name, where = found
+            yield Reason(name, why, advice, where)
+
+
+_NOT_IN_A_REPLAY = (
+    (threads_started, "starts a thread, and what a thread does is in no recording", "start it outside of the program"),
+    (
+        never_the_same,
+        "is asked by the program and gives another answer each time, so a recording would freeze this one",
+        "ask outside of the program, and pass what it gives as a tensor",
+    ),
+)
+
+
+def _check_large(findings: Findings) -> None:
+    for value, label in findings.large:
+        raise Refusal.of(
+            label,
+            f"is a {type(value).__name__} that the program can read and anybody change in place, and too large to "
+            "compare on each call",
+            "make a tensor of it outside of the program, or pass what is needed of it",
+        )
+
+
+def _check_iterators(findings: Findings) -> None:
+    for value, label in findings.iterators:
+        raise Refusal.of(
+            label,
+            f"is a {type(value).__name__} that the program can take items from; a recording would not",
+            "take the item outside and pass it as an argument",
+        )
+
+
+def _check_unseen_stores(findings: Findings, run: TracedRun) -> None:
+    """Refuse a program that changed an object which nothing puts back, and undo it; or a module, if only by the same again."""
+    known = {(id(place.holder), place.key) for place, _ in run.found.cells}
+    modules = [noted for noted in run.reads.objects.values() if isinstance(noted.object, ModuleType)]
+    in_modules = [(noted.object, *item) for noted in modules for item in noted.assigned.items()]
+    for value, name, before in (*findings.changed, *in_modules):
+        if id(vars(value)) in run.found.containers or (id(vars(value)), name) in known:
+            continue
+        if before is ABSENT:
+            vars(value).pop(name, None)
+        else:
+            vars(value)[name] = before
+        raise Refusal.of(
+            f"{type(value).__name__}.{name}",
+            "the program assigns this attribute of an object that treeplay reaches by no path that it could undo",
+            "change it outside of the program, or keep the object in an attribute, a closure or a global",
+        )
+
+
+def stores_unread(run: TracedRun) -> set[tuple[int, str]]:
+    """Attributes that the run assigned before it read them, if it did: the dictionary that holds them, and the name."""
+    return {
+        (id(table), name)
+        for noted in run.reads.objects.values()
+        if isinstance(table := getattr(noted.object, "__dict__", None), dict)
+        for name in noted.assigned
+        if name not in noted.read
+    }
+
+
+def stores_of_the_same(run: TracedRun) -> Iterator[tuple[Binding, Any]]:
+    """Attributes that the run assigned, never read before, and that hold what they held: a replay assigns them too, for
+    whoever has put something else there meanwhile."""
+    for noted in run.reads.objects.values():
+        table = getattr(noted.object, "__dict__", None)
+        place = run.found.container_places.get(id(table))
+        if place is None or not isinstance(table, dict):
+            continue
+        for name, before in noted.assigned.items():
+            if name not in noted.read and name in table and table[name] is before:
+                yield place.child(How.ITEM, table, name, f"{place}.{name}"), before
+    holders = run.reads.objects | {id(table_of(noted.object)): noted for noted in run.reads.objects.values()}
+    for place, before in run.found.cells:  # slots, which are in no dictionary, and globals of modules
+        holder = holders.get(id(place.holder))
+        is_stored = holder is not None and place.key in holder.assigned and place.key not in holder.read
+        if is_stored and place.read_or(ABSENT) is before:
+            yield place, before
+
+
+def attributes_of_arguments(run: TracedRun, call: Call) -> Iterator[Watch]:
+    """What users have put on tensors that are arguments, under names that code of the run uses."""
+    names = {name for noted in run.reads.objects.values() for name in noted.read}
+    names.update(*(names_in(code) for code in (run.reads.code or {}).values()))
+    for index, leaf in enumerate(call.leaves):
+        for name, value in vars(leaf).items() if is_a(leaf, torch.Tensor) else ():
+            if name in names:
+                argument = Binding(How.ARGUMENT, leaf, index, None, f"argument {index}")
+                yield Watch(argument.child(How.ATTRIBUTE, leaf, name, f"{argument}.{name}"), value)
+
+
+def called_in(log: Iterable[LoggedCall], reads: Reads) -> frozenset[str] | None:
+    """Names of the operators and the builtin functions that a run called; None if they are not all known, or do not tell."""
+    operators = {entry.op for entry in log}
+    if reads.code is None or not all(name.startswith(("aten.", "prims.", "prim.", "result")) for name in operators):
+        return None
+    return frozenset(operators | reads.builtins.keys())
+
+
+def with_guards(signature: Signature, guards: Guards, called: frozenset[str] | None) -> Signature:
+    """A signature with its guards, the operators and builtins that were called, and the tensors that the run met, are no
+    inputs, and look like an argument."""
+    met, unread = met_of(guards, signature.leaves), guards.unread_arguments
+    leaves = tuple(Unread() if at in unread else leaf for at, leaf in enumerate(signature.leaves))
+    return replace(signature, leaves=leaves, guarded=guards, met=met, called=called)
+
+
+def met_of(guards: Guards, leaves: Iterable[Any]) -> tuple[tuple[Any, TensorSpec], ...]:
+    """The tensors of which facts are guarded, and that an argument could be, by the specs among `leaves`."""
+    arguments = {leaf for leaf in leaves if type(leaf) is TensorSpec}
+    with DisableTorchFunctionSubclass():
+        specs = [(tensor, TensorSpec.of(tensor)) for tensor in guards.tensors() if has_strides(tensor)]
+    return tuple((tensor, spec) for tensor, spec in specs if any(argument.takes(spec) for argument in arguments))
+
+
+def _spots(places: list[Binding]) -> Iterator[tuple[int, Any]]:
+    for place in places:
+        spot = spot_of(place)
+        if spot is not None:
+            yield spot
+
+
+def _places_of_inputs(signature: Signature) -> Iterator[Binding]:
+    for item in signature.inputs:
+        if isinstance(item.source, State):
+            yield item.source.place
+        if isinstance(item.source, (State, Argument)):
+            yield from item.source.also
+
+
+def _places_of_numbers(numbers: Iterable[Number]) -> Iterator[Binding]:
+    """Numbers that stood as symbols in the run: whichever was used is an input, or in a guard of its own."""
+    for number in numbers:
+        yield number.place
+        if number.place.parent is not None and isinstance(number.place.holder, tuple):
+            yield number.place.parent
+
+
+def _state_in(signature: Signature) -> Iterator[Any]:
+    """Tensors of state that are inputs, as they are now."""
+    for item in signature.inputs:
+        if isinstance(item.source, State):
+            yield item.source.place.read_or(None)

@@ -1,0 +1,62 @@
+"""The outcome of a traced run: what it returned and stored becomes the graph's outputs and the signature.
+
+run, result ─┬ the caller differentiates it: `flat_results`, and the program is run again later
+             └ else: results and slots, each output once ─▶ graph ─ prune ─ make_signature ▶ Trace
+
+Comes after the run, while everything still is as the run left it: before the snapshot is put back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from treeplay.errors import Refusal
+from treeplay.trace.call import Call
+from treeplay.trace.differentiable import flat_results, is_differentiable
+from treeplay.trace.numbers.stand_ins import check_numbers, refuse_arrays
+from treeplay.trace.signature.conditions import make_signature
+from treeplay.trace.signature.guarded import stores_of_the_same, stores_unread
+from treeplay.trace.signature.prune import prune
+from treeplay.trace.signature.results import Results
+from treeplay.trace.signature.slots import find_writes
+from treeplay.trace.traced import Trace, TracedRun
+from treeplay.trace.training.schedules import Schedules
+from treeplay.trace.turn import Busy
+from treeplay.values.signature import Kind
+
+
+def outcome_of(run: TracedRun, call: Call, result: Any, schedules: Schedules) -> Trace:
+    """The trace of a run that returned `result`; raises `Refusal`, and `Busy` if another thread disturbed it."""
+    tape = run.tracer.tape
+    check_numbers(run)
+    if is_differentiable(run, result):
+        if run.given:
+            why = "it is a number that varies, and the program's results are differentiated by the caller"
+            raise Refusal.of(f"argument {run.given[0].place.label}", why, "pass a tensor", None)
+        if call.arrays:
+            raise refuse_arrays(call, "has results that the caller differentiates")
+        if schedules.stepped:
+            raise schedules.refuse()
+        run.kind = Kind.DIFFERENTIABLE
+        shown, outputs = flat_results(run, result)
+        structure, refs, writes = shown.results, shown.refs, shown.writes
+        is_inference = None
+    else:
+        run.kind = Kind.WHOLE_STEP if tape.uses_backward or run.stepped else Kind.INFERENCE
+        results = Results(run.tracer, run.found)
+        run.snapshot.assigned, run.snapshot.unread = list(stores_of_the_same(run)), stores_unread(run)
+        # Results first: a tensor that is returned and stored is one output.
+        structure, refs = results.of_call(result, run.snapshot.stored())
+        writes = find_writes(run.snapshot, results, run.numbers)
+        outputs, is_inference = results.outputs, results.is_inference
+    tape.graph.output(tuple(outputs))
+    prune(tape.graph)
+    if run.snapshot.whose is not None and run.snapshot.whose.disturbed is not None:
+        raise Busy  # another thread changed what the run has read: the next call reads it as it is then
+    signature = dataclasses.replace(
+        make_signature(run, call, structure, refs, writes, len(outputs)),
+        is_inference=is_inference,
+        schedules=tuple(schedules.stepped),
+    )
+    return Trace(tape.graph, signature, tape.log, tuple(tape.generators.values()))

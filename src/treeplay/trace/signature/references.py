@@ -1,0 +1,189 @@
+"""References to what a program returned or stored: taken apart, and a reference for each leaf.
+
+What a tensor is a reference to depends on how the program was run: see `results.py` (on fakes) and `returned.py` (recorded as
+it is).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from types import CoroutineType, FunctionType
+from typing import Any
+
+import torch
+
+from treeplay.errors import Refusal
+from treeplay.trace.numbers.scalars import SYMBOLS
+from treeplay.trace.survey.found import PLAIN, Survey
+from treeplay.values.flatten import containers, flatten
+from treeplay.values.memory import Extent, OutputMemory
+from treeplay.values.output import Fresh, Static, View
+from treeplay.values.place import Binding
+from treeplay.values.signature import Built, GivenContainer, Ref, StateContainer
+from treeplay.values.structure import Leaf, Structure, classes_in, is_dataclass_value
+from treeplay.values.unflatten import unflatten
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
+Refuse = Callable[[str, str, str], Refusal]
+_FROZEN = (*PLAIN, torch.Size, torch.dtype, torch.device, torch.layout, enum.Enum, type, FunctionType, range, frozenset)
+
+
+class References:
+    """Makes references, one for each tensor however often it is met."""
+
+    def __init__(self, found: Survey, refuse: Refuse, memory: OutputMemory | None = None) -> None:
+        self.found = found
+        self.refuse = refuse
+        self.memory = memory if memory is not None else OutputMemory()
+        self.lasting = {id(value) for value in found.kept}
+        self._refs: dict[int, Ref] = {}
+        self._shared: dict[int, int] = {}  # containers that the program made and put in several places, numbered
+        self._open: set[int] = set()  # of these, those that are taken apart just now
+        self._leaves: set[int] = set()  # outputs that will require gradients
+        self._views: collections.Counter[View] = collections.Counter()
+
+    def ref(self, leaf: Any) -> Ref:
+        """A reference to a leaf of the program's result, or of what it stored."""
+        if not isinstance(leaf, torch.Tensor) and self._is_one(leaf):
+            return self._one(leaf)
+        if not isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, SYMBOLS):
+                raise self.refuse("result", "returns a hyper-parameter as a number", "read it from the optimizer")
+            return self._static(leaf)
+        known = self._refs.get(id(leaf))
+        if known is None:
+            known = self._refs[id(leaf)] = self._tensor(leaf)
+        return known
+
+    def _static(self, value: Any) -> Static:
+        if isinstance(value, CoroutineType) and id(value) not in self.lasting:
+            value.close()  # the trace's own, which nobody will await: Python would warn of it
+            raise self.refuse(
+                "result",
+                "a coroutine is among the results: what it does it does when it is awaited, after the call",
+                "jit the functions that it calls, and not the coroutine function",
+            )
+        if not isinstance(value, _FROZEN) and id(value) not in self.lasting:
+            raise self.refuse(
+                "result",
+                f"a {type(value).__name__} that the program makes is among the results, and a replay makes only tensors "
+                "and the containers dict, OrderedDict, list, tuple, namedtuple, deque and dataclass",
+                "return its tensors, and make the object after the call",
+            )
+        return Static(value)
+
+    def of_call(self, result: Any, stored: Iterable[Any]) -> tuple[Leaf | Structure, tuple[Ref, ...]]:
+        """The structure of the program's result and a reference for each of its leaves. `stored` is what the program left in
+        state: a container may be there and among the results."""
+        self._find_shared((result, *stored))
+        if self._is_one(result):
+            return Leaf(0), (self.ref(result),)
+        leaves, structure = self._take_apart(result)
+        return structure, tuple(self.ref(leaf) for leaf in leaves)
+
+    def value(self, stored: Any) -> Ref:
+        """A reference to something the program stored: a tensor, or a container with tensors in it."""
+        if self._is_one(stored):
+            return self.ref(stored)
+        leaves, structure = self._take_apart(stored)
+        refs = tuple(self.ref(leaf) for leaf in leaves)
+        return refs[0] if leaves and leaves[0] is stored else Built(structure, refs)
+
+    def is_there(self, value: Any) -> bool:
+        """Whether `value` is a container that was there before the run: in state, or among the arguments."""
+        return id(value) in self.found.given or self._place(value) is not None
+
+    def _is_one(self, value: Any) -> bool:
+        """Whether a container is to be the very object that it is, or the same one in several places."""
+        return id(value) in self._shared or self.is_there(value)
+
+    def _place(self, value: Any) -> Binding | None:
+        if not isinstance(value, _CONTAINERS) and not is_dataclass_value(value):
+            return None
+        place = self.found.container_places.get(id(value)) or self.found.objects.get(id(value))
+        return place if place is not None and place.read_or(None) is value else None
+
+    def _one(self, value: Any) -> Ref:
+        known = self._refs.get(id(value))
+        if known is not None:
+            return known
+        place = self._place(value)
+        if id(value) in self.found.given:
+            return GivenContainer(self.found.given[id(value)][0].key)
+        if place is not None:
+            return StateContainer(place)
+        if id(value) in self._open:
+            raise self.refuse("result", "returns or stores a container that contains itself", "leave the circle out")
+        self._open.add(id(value))
+        leaves, structure = self._take_apart(value)
+        made = Built(structure, tuple(self.ref(leaf) for leaf in leaves), self._shared[id(value)])
+        self._refs[id(value)] = made
+        return made
+
+    def _find_shared(self, values: tuple[Any, ...]) -> None:
+        met: set[int] = set()
+        _, structure = flatten(values, self.is_there, self.found.is_new)
+        for _, value, _ in containers(structure, values, ""):
+            if id(value) in met and not self.is_there(value):
+                self._shared.setdefault(id(value), len(self._shared))
+            met.add(id(value))
+
+    def _take_apart(self, value: Any) -> tuple[list[Any], Leaf | Structure]:
+        leaves, structure = flatten(value, self._is_one, self.found.is_new)
+        for cls in classes_in(structure):
+            if dataclasses.is_dataclass(cls) and not self._is_made_again(leaves, structure):
+                raise self.refuse(
+                    "result",
+                    f"the constructor of {cls.__name__} does not give a result like this one back from its fields",
+                    "return its tensors, and make the object after the call",
+                )
+        return leaves, structure
+
+    def _is_made_again(self, leaves: list[Any], structure: Leaf | Structure) -> bool:
+        """Whether constructors, given the fields, leave them as they are (`__post_init__` may not)."""
+        try:  # what is one thing above is one thing here too: a batch with the list of another one is made again
+            again, same = flatten(unflatten(structure, leaves), self._is_one, self.found.is_new)
+        except Exception:  # the user's constructor may raise anything
+            return False
+        return same == structure and all(new is old for new, old in zip(again, leaves, strict=True))
+
+    def _tensor(self, tensor: torch.Tensor) -> Ref:
+        """The reference for a tensor that is met for the first time."""
+        raise NotImplementedError
+
+    def in_memory(
+        self, tensor: torch.Tensor, extent: Extent, whole: Extent, inputs: Sequence[torch.Tensor]
+    ) -> Fresh | View | None:
+        """The reference to a tensor that lies in `extent`, by its memory, with what autograd makes of it. `whole` and None: as
+        `OutputMemory.ref` has them."""
+        ref = self.memory.ref(extent, whole)
+        is_leaf = tensor.requires_grad and tensor.grad_fn is None
+        if isinstance(ref, Fresh):
+            self._leaves |= {ref.index} if is_leaf else set()
+            return replace(ref, requires_grad=is_leaf)
+        if ref is None:
+            return None
+        if isinstance(ref.of, Fresh):
+            is_detached = ref.of.index in self._leaves
+        else:
+            # Taken of the input once more, the view would get a history, which this one may not have.
+            is_apart = not tensor.requires_grad or tensor.grad_fn is None
+            is_detached = inputs[ref.of.index].requires_grad and torch.is_grad_enabled() and is_apart
+        view = replace(ref, is_detached=is_detached, requires_grad=is_leaf)
+        # Two views that lie alike are two tensors: a number tells them apart.
+        self._views[view] += 1
+        return replace(view, number=self._views[view] - 1)
+
+    def check_class(self, tensor: torch.Tensor) -> None:
+        """Refuse a parameter or buffer that the program makes."""
+        if isinstance(tensor, (torch.nn.Parameter, torch.nn.Buffer)) and id(tensor) not in self.found.tensors:
+            raise self.refuse(
+                "result",
+                f"returns or stores a {'Parameter' if isinstance(tensor, torch.nn.Parameter) else 'Buffer'} that it makes, "
+                "and a replay makes only plain tensors",
+                "make it outside of the program, and write to it inside",
+            )

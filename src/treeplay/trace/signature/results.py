@@ -1,0 +1,93 @@
+"""From the tensors a traced program returned or stored to references: fresh output, the very input, a view of either."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.fx
+
+from treeplay.torch_seam.tensors import extent_of, storage_of
+from treeplay.trace.run.tape import TracedValue
+from treeplay.trace.run.tracer import Tracer
+from treeplay.trace.signature.references import References
+from treeplay.trace.survey.found import Survey
+from treeplay.values.memory import Extent
+from treeplay.values.output import SameAsInput
+from treeplay.values.signature import Ref
+
+
+class Results(References):
+    """Collects the graph's outputs while references to them are made."""
+
+    def __init__(self, tracer: Tracer, found: Survey) -> None:
+        super().__init__(found, tracer.refuse)
+        self.tracer = tracer
+        self.outputs: list[torch.fx.Node] = []
+        self._is_inference: bool | None = None  # what new tensors are
+        self._inputs: list[torch.Tensor] = []
+        self._take_in_inputs()
+
+    def _tensor(self, tensor: torch.Tensor) -> Ref:
+        value = self.tracer.tape.values.get(id(tensor))
+        self.check_class(tensor)
+        if value is None:
+            if not self.tracer.is_known(tensor):
+                raise self.tracer.refuse(
+                    "result", "returns or stores a tensor that no traced operator made", "make it with torch operators"
+                )
+            value = self.tracer.tape.add_input(tensor)
+            self._take_in_inputs()
+        if value.is_input:
+            return SameAsInput(self._index(value))
+        if value.fake.layout is not torch.strided or value.fake.is_conj() or value.fake.is_neg():
+            raise self.tracer.refuse(
+                "result",
+                "returns a tensor that is more than memory, shape and stride: sparse, conjugated or negated when read",
+                "return it as a plain tensor (.to_dense(), .resolve_conj(), .resolve_neg())",
+                value.node.meta.get("where"),
+            )
+        birth = self.tracer.tape.births[storage_of(value.fake)]
+        extent = extent_of(value.fake)
+        if not self.memory.owners(extent):
+            self._check_mode(tensor, value)
+        ref = self.in_memory(tensor, extent, _extent_of_node(birth, extent), self._inputs)
+        if ref is None:
+            raise self.tracer.refuse(
+                "result",
+                "returns a view of another dtype, of memory that lies outside of the tensor it was taken from",
+                "return a copy of it (.clone())",
+                value.node.meta.get("where"),
+            )
+        if len(self.memory.made) > len(self.outputs):  # `in_memory` has met new memory
+            self.outputs.append(birth)
+        return ref
+
+    def _take_in_inputs(self) -> None:
+        for seen in self.tracer.tape.inputs[len(self._inputs) :]:
+            self.memory.add_input(extent_of(seen.value.fake))
+            self._inputs.append(seen.tensor)
+
+    @property
+    def is_inference(self) -> bool | None:
+        """Whether new tensors are of inference mode, where that is not what the call's own mode says."""
+        return None if self._is_inference is torch.is_inference_mode_enabled() else self._is_inference
+
+    def _index(self, value: TracedValue) -> int:
+        return next(i for i, seen in enumerate(self.tracer.tape.inputs) if seen.value is value)
+
+    def _check_mode(self, tensor: torch.Tensor, value: TracedValue) -> None:
+        if self._is_inference not in (None, tensor.is_inference()):
+            raise self.tracer.refuse(
+                "result",
+                "returns or stores tensors made inside of inference mode beside others made outside of it",
+                "make all of them under the same mode, or use torch.no_grad()",
+                value.node.meta.get("where"),
+            )
+        self._is_inference = tensor.is_inference()
+
+
+def _extent_of_node(birth: torch.fx.Node, found: Extent) -> Extent:
+    """The extent of what a node made, in the storage in which something was found."""
+    spec, offset = birth.meta["spec"], birth.meta["offset"]
+    return replace(found, offset=offset * spec.dtype.itemsize, spec=spec)

@@ -1,0 +1,87 @@
+"""From the tensors that a recorded run returned or stored to references: the very input, a view of one, fresh memory.
+
+There is no trace to ask: memory tells. What lies inside an input's storage is a view of that input; everything else is an
+output of the recording, one for each storage, and what shares a storage is a view of its output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from treeplay.torch_seam.autograd import is_used_up
+from treeplay.torch_seam.tensors import extent_of
+from treeplay.trace.signature.references import References, Refuse
+from treeplay.trace.survey.found import Survey
+from treeplay.values.memory import OutputMemory
+from treeplay.values.output import SameAsInput
+from treeplay.values.signature import Ref
+from treeplay.values.spec import TensorSpec
+
+
+class Returned(References):
+    """Collects a recorded run's outputs while references to them are made. `inputs` are the tensors it was given."""
+
+    def __init__(self, found: Survey, refuse: Refuse, inputs: Sequence[torch.Tensor]) -> None:
+        super().__init__(found, refuse, OutputMemory(map(extent_of, inputs)))
+        self.outputs: list[torch.Tensor] = []
+        self._inputs = list(inputs)
+        # Reversed: of a tensor that is given twice, the first index counts.
+        self._indices = {id(tensor): index for index, tensor in reversed(list(enumerate(inputs)))}
+
+    def _tensor(self, tensor: torch.Tensor) -> Ref:
+        if id(tensor) in self._indices:
+            return SameAsInput(self._indices[id(tensor)])
+        self.check_class(tensor)
+        if id(tensor) in self.lasting:
+            return self._static(tensor)
+        if not is_plain(tensor):
+            raise self.refuse(
+                "result",
+                "returns or stores a tensor that is more than memory, shape and stride: sparse, conjugated, a subclass",
+                "return it as a plain tensor (.to_dense(), .resolve_conj(), .resolve_neg())",
+            )
+        self._check_history(tensor)
+        extent = extent_of(tensor)
+        ref = self.in_memory(tensor, extent, extent.whole, self._inputs)
+        if ref is None:
+            raise self.refuse(
+                "result",
+                "returns a view of another dtype, of memory that lies outside of the tensor it was taken from",
+                "return a copy of it (.clone())",
+            )
+        if len(self.memory.made) > len(self.outputs):  # `in_memory` has met new memory
+            self.outputs.append(whole(tensor))
+        return ref
+
+    def _check_history(self, tensor: torch.Tensor) -> None:
+        if tensor.grad_fn is not None and not is_used_up(tensor.grad_fn):
+            raise self.refuse(
+                "result",
+                "a result needs gradients and the program does not call backward on it itself",
+                "call backward (and the optimizer) inside the program, return result.detach(), "
+                "or call the program under torch.no_grad()",
+            )
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is memory, shape and stride, and nothing more."""
+    return (
+        tensor.layout is torch.strided
+        and type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+    )
+
+
+def is_whole(tensor: torch.Tensor) -> bool:
+    """Whether a tensor begins where its storage does and is as large."""
+    return tensor.storage_offset() == 0 and TensorSpec.of(tensor).nbytes == tensor.untyped_storage().nbytes()
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor's storage, without its history."""
+    tensor = tensor.detach()
+    if is_whole(tensor):
+        return tensor
+    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.dtype.itemsize,), (1,), 0)

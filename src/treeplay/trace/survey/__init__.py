@@ -1,0 +1,1 @@
+"""The survey: what a program can reach, before it runs."""

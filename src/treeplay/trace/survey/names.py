@@ -1,0 +1,86 @@
+"""Names on the way: a value that a survey finds counts as read only if code of the program has all the names that lead to it.
+
+`self.rate` needs the name `rate` in some code that the program can run; a global of the user's needs its name; an item under a
+string needs the string. `ReadNames` collects what code has, `Names` are what a value needs. Whose code and classes they are
+counts too: those of the standard library and of torch are not followed, and of an installed package only numbers are watched.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from types import FunctionType
+
+from treeplay.observe import lines
+from treeplay.trace.survey.code_names import names_in, strings_in, values_in
+
+# Objects of these have nothing of the program's; but namespaces of the standard library hold settings.
+LIBRARIES = (sys.stdlib_module_names - {"types", "argparse"}) | {"torch", "treeplay", "numpy", "triton"}
+_TEXT = "<string>"
+
+
+class _Mark(enum.Enum):
+    """Stands among the names on the way to a value."""
+
+    FOREIGN = "in the code of an installed package: only numbers are watched, the rest seldom changes"
+    NEVER = "in an optimizer: its numbers are inputs, or watched when it steps"
+
+
+Names = frozenset[str | _Mark]
+ALWAYS: Names = frozenset()
+FOREIGN: Names = frozenset({_Mark.FOREIGN})
+NEVER: Names = frozenset({_Mark.NEVER})
+
+
+class ReadNames:
+    """The names in the code of the functions that the program can run."""
+
+    def __init__(self) -> None:
+        self._values: set[str | _Mark] = set()  # read as values, or strings
+        self._all: set[str | _Mark] = set()  # those of methods included
+        self._own: set[str | _Mark] = set()  # those in code that is not of an installed package
+
+    def read(self, function: FunctionType) -> None:
+        """Note a function that the program can run."""
+        code = function.__code__
+        self._values |= values_in(code) | strings_in(code)
+        self._all |= names_in(code)
+        if is_own(code.co_filename):
+            self._own |= names_in(code) | strings_in(code)
+
+    def any(self) -> set[str | _Mark]:
+        """All names."""
+        return self._values | self._all
+
+    def has_value(self, needs: Names, *, is_function: bool, is_number: bool) -> bool:
+        """Whether a plain value counts as read that needs these names.
+
+        `opt.step()` reads no number of that name, but `self.act(x)` does read the function."""
+        names = self.any() if is_function else self._values
+        return needs - FOREIGN <= names and (is_number or not needs >= FOREIGN)
+
+    def has_iterator(self, needs: Names) -> bool:
+        """Whether an iterator counts as read that needs these names."""
+        return needs <= self.any() or needs - FOREIGN <= self._own
+
+
+def is_users(file: str) -> bool:
+    """Whether code of this file is followed: the user's or a third party's, and text that was run, as by `python -c`."""
+    return file == _TEXT or lines.is_users(file)
+
+
+def is_own(file: str) -> bool:
+    """Whether code of this file is the user's own, not that of an installed package."""
+    return file == _TEXT or lines.is_own(file)
+
+
+def is_users_class(cls: type) -> bool:
+    """Whether a class is followed."""
+    return str(cls.__module__).partition(".")[0] not in LIBRARIES and not issubclass(cls, enum.Enum)
+
+
+def origin(cls: type) -> Names:
+    """What values in objects of a class need, for being there."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    is_interactive = cls.__module__ == "__main__"  # which may have no file
+    return ALWAYS if is_interactive or (file is not None and is_own(file)) else FOREIGN

@@ -1,0 +1,171 @@
+"""Objects in a survey: modules, optimizers, scalers, and whatever else has attributes, with their classes.
+
+module       its parameters, buffers and submodules, its hooks, and attributes; what its `forward` runs
+optimizer    its state and parameter groups, its hooks, and the attributes that a user's class adds
+object       its attributes, in its dictionary and in slots, and the plain values that its classes give it
+class        its data
+"""
+
+from __future__ import annotations
+
+import enum
+import io
+from collections.abc import Iterable
+from types import MemberDescriptorType
+from typing import Any
+
+import torch
+
+from treeplay.trace.survey.found import PLAIN
+from treeplay.trace.survey.functions import SurveyedFunctions
+from treeplay.trace.survey.names import ALWAYS, FOREIGN, LIBRARIES, NEVER, Names, is_users_class, origin
+from treeplay.trace.survey.walk import SurveyWalk
+from treeplay.trace.training.scaling import find_scaler, settings_of
+from treeplay.values.kinds import is_a, is_iterator, table_of
+from treeplay.values.place import Binding, How, root
+
+_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+_MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_MODULE_OWN = frozenset(vars(torch.nn.Module())) - set(_MODULE_HOOKS)
+_ENTERED = ("torch.optim", "torch.amp", "torch.distributions", "torch.nn", "collections")
+
+
+class SurveyedObjects:
+    """What has attributes, as a survey follows it."""
+
+    def __init__(self, walk: SurveyWalk, functions: SurveyedFunctions) -> None:
+        self._walk = walk
+        self._functions = functions
+
+    def module(self, module: torch.nn.Module, place: Binding, needs: Names) -> None:
+        """Follow a module."""
+        if is_a(module, torch.jit.ScriptModule):
+            return  # its parameters are in no dictionary of Python's: a trace refuses to use them
+        if not all(is_a(vars(module).get(table), dict) for table in (*_MODULE_TABLES, *_MODULE_HOOKS)):
+            self.instance(module, place, needs)  # made without its constructor
+            return
+        walk, whose = self._walk, origin(type(module))  # whether its values count depends on whether it is called
+        walk.found.modules[id(module)] = module
+        walk.found.objects[id(module)] = place
+        for table in _MODULE_TABLES:
+            values = module.__dict__[table]
+            walk.keep(values, place)
+            for name, value in values.items():
+                needed = frozenset({name}) if value is None else ALWAYS
+                walk.enter(value, place.child(How.ITEM, values, name, f"{place}.{name}"), needed)
+        for table in _MODULE_HOOKS:
+            for hook in module.__dict__[table].values():
+                walk.enter(hook, root(hook, f"a hook of {place}"), whose)
+        self._functions.methods(type(module), "forward")
+        if whose is ALWAYS:  # it may be given another one, as may its class
+            forward = place.child(How.ATTRIBUTE, module, "forward", f"{place}.forward")
+            walk.candidates.append((ALWAYS, forward, module.forward))
+        self._attributes(module, place, whose, skip=_MODULE_OWN - {"training"})
+
+    def optimizer(self, optimizer: torch.optim.Optimizer, place: Binding, needs: Names) -> None:
+        """Follow an optimizer."""
+        if not {"state", "param_groups"} <= vars(optimizer).keys():  # made without its constructor
+            self.instance(optimizer, place, needs)
+            return
+        walk, table = self._walk, vars(optimizer)
+        walk.found.optimizers.append(optimizer)
+        walk.found.objects[id(optimizer)] = place
+        walk.keep(table, place)
+        for name in ("state", "param_groups"):
+            walk.enter(table[name], place.child(How.ITEM, table, name, f"{place}.{name}"), NEVER)
+        if is_users_class(type(optimizer)):
+            own = [name for name in table if name[:1] != "_" and name not in ("defaults", "state", "param_groups")]
+            for name in own:
+                walk.enter(table[name], place.child(How.ITEM, table, name, f"{place}.{name}"), frozenset({name}))
+        for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            for hook in table.get(name, {}).values():
+                walk.enter(hook, root(hook, f"a hook of {place}"), needs)
+
+    def scaler(self, scaler: Any, place: Binding, needs: Names) -> None:
+        """Follow a gradient scaler."""
+        self._walk.found.scalers.append(find_scaler(scaler, place))
+        self._walk.candidates += [(ALWAYS, *setting) for setting in settings_of(scaler, place)]
+        self.instance(scaler, place, needs)
+
+    def generator(self, generator: torch.Generator, place: Binding, _: Names) -> None:
+        """Note a random generator."""
+        self._walk.found.generators[id(generator)] = generator
+        self._walk.found.objects[id(generator)] = place
+
+    def instance(self, value: Any, place: Binding, needs: Names) -> None:
+        """Follow an object of any other class."""
+        cls = type(value)
+        if is_iterator(value) and not is_a(value, io.IOBase):
+            self._walk.iterators.append((needs, place))
+        module = str(cls.__module__)
+        if module.partition(".")[0] in LIBRARIES and not module.startswith(_ENTERED):
+            return
+        self._walk.found.objects[id(value)] = place
+        whose = origin(cls) | (needs & FOREIGN)
+        if callable(value):
+            self._functions.methods(cls, "__call__")
+        if table_of(value) is not None:
+            self._attributes(value, place, whose)
+        else:
+            self._of_class(value, place)
+        self._slots(value, place, whose)
+
+    def class_(self, cls: type, place: Binding, _: Names) -> None:
+        """Follow a class of the user's or a third party's."""
+        self._walk.found.objects[id(cls)] = place
+        if origin(cls) is ALWAYS:
+            self._walk.classes.append(cls)
+        for name, _value in _data_of(cls):
+            self._walk.enter_place(place.child(How.ATTRIBUTE, cls, name, f"{place}.{name}"), origin(cls) | {name})
+        if origin(cls) is ALWAYS:
+            self._methods_of_other_kinds(cls, place)
+
+    def _methods_of_other_kinds(self, cls: type, place: Binding) -> None:
+        """Descriptors, what decorators made of methods, and the metaclass, where these are of the user's classes."""
+        for name, value in vars(cls).items():
+            if not is_a(value, type) and is_users_class(type(value)):
+                self._walk.enter(value, root(value, f"{place}.{name}"), ALWAYS)
+        if is_users_class(type(cls)):
+            self._walk.enter(type(cls), root(type(cls), type(cls).__qualname__), ALWAYS)
+
+    def _attributes(self, value: Any, place: Binding, needs: Names, skip: Iterable[str] = ()) -> None:
+        table = table_of(value)
+        if table is None:
+            return
+        self._walk.keep(table, place)
+        # A copy: a list of the items makes objects, by which a collection may begin and write.
+        for name, entry in dict.copy(table).items():
+            if name not in skip:
+                self._walk.enter(entry, place.child(How.ITEM, table, name, f"{place}.{name}"), needs | {name})
+        self._of_class(value, place)
+
+    def _slots(self, value: Any, place: Binding, needs: Names) -> None:
+        for cls in type(value).__mro__:
+            # `__slots__` itself has private names as they are written, without that of the class.
+            for name, at in list(cls.__dict__.items()) if "__slots__" in cls.__dict__ else ():
+                if type(at) is MemberDescriptorType:
+                    here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
+                    self._walk.enter_place(here, needs | {name})
+
+    def _of_class(self, value: Any, place: Binding) -> None:
+        """Plain values that the user's classes give to their instances."""
+        hidden = set(table_of(value) or ())  # by what is nearer
+        for cls in type(value).__mro__:
+            if is_users_class(cls):
+                self._walk.enter(cls, root(cls, cls.__qualname__), ALWAYS)
+                for name, entry in _data_of(cls):
+                    if is_a(entry, PLAIN) and name not in hidden:
+                        here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
+                        self._walk.enter(entry, here, origin(cls) | {name})
+            elif issubclass(cls, enum.Enum):
+                self._walk.enter(cls, root(cls, cls.__qualname__), ALWAYS)
+            hidden |= vars(cls).keys()
+
+
+def _data_of(cls: type) -> list[tuple[str, Any]]:
+    """The attributes of a class that are data, not methods or descriptors."""
+    return [
+        (name, value)
+        for name, value in vars(cls).items()
+        if name[:2] != "__" and not callable(value) and not hasattr(type(value), "__get__")
+    ]

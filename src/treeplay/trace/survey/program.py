@@ -1,0 +1,152 @@
+"""Survey: what a program can reach without being given it.
+
+In: the program. Out: a `Survey`, the places of tensors, modules, optimizers and plain values that can be reached from its
+closure, its globals, its `self` and its defaults, and the containers on the way (they are put back after a trace).
+
+    walk        what was met and found, each object once     walk
+    functions   followed through the names in their code     functions, names
+    objects     through their attributes                     objects
+    containers  through their items                          here
+
+The standard library's objects and those without attributes are not entered. What a survey does not find, a trace refuses to use
+as state.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import weakref
+from collections.abc import Callable, Iterable
+from types import CellType, FunctionType, MappingProxyType, MethodType, MethodWrapperType, ModuleType
+from typing import Any
+
+import torch
+
+from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
+from treeplay.trace.restore.bare import entries
+from treeplay.trace.survey.found import PLAIN, Survey
+from treeplay.trace.survey.functions import SurveyedFunctions
+from treeplay.trace.survey.names import ALWAYS, Names
+from treeplay.trace.survey.objects import SurveyedObjects
+from treeplay.trace.survey.walk import SurveyWalk
+from treeplay.values.kinds import is_a, items, table_of
+from treeplay.values.place import Binding, How, root
+
+_MOST_WATCHED = 16  # a longer list of numbers is data, not a setting
+
+
+def survey(program: Any, extra: Iterable[Any] = ()) -> Survey:
+    """Find all that `program` reaches; `extra` are further objects to start from (arguments that are no tensors)."""
+    walk = SurveyWalk()
+    with DisableTorchFunctionSubclass():  # a tensor's class is not asked either
+        walk.enter(program, root(program, "program"), ALWAYS)
+        for index, value in enumerate(extra):
+            if id(value) not in walk.seen:
+                walk.enter(value, root(value, f"{type(value).__name__}#{index}"), ALWAYS)
+        return _Surveyor(walk).run()
+
+
+class _Surveyor:
+    """Goes on until nothing waits; what a place leads to is told apart by type."""
+
+    def __init__(self, walk: SurveyWalk) -> None:
+        self._walk = walk
+        self._functions = functions = SurveyedFunctions(walk)
+        self._objects = objects = SurveyedObjects(walk, functions)
+        self._ways: tuple[tuple[Any, Callable[[Any, Binding, Names], None]], ...] = (
+            (torch.nn.Module, objects.module),
+            (torch.optim.Optimizer, objects.optimizer),
+            ((dict, list, tuple, set, frozenset, collections.deque), functools.partial(_container, walk)),
+            (FunctionType, functions.function),
+            (MethodType, functions.method),
+            (MethodWrapperType, functions.bound),
+            (functools.partial, functions.partial),
+            (CellType, functions.cell),
+            (type, objects.class_),
+            (torch.Generator, objects.generator),
+            (torch.amp.GradScaler, objects.scaler),
+            (ModuleType, _nothing),
+            (weakref.ProxyTypes, functools.partial(_proxy, walk)),
+            (weakref.WeakMethod, functools.partial(_weak_method, walk)),
+            (MappingProxyType, functools.partial(_view, walk)),
+        )
+
+    def run(self) -> Survey:
+        while self._walk.is_waiting:
+            found = self._walk.next()
+            if found is None:
+                return self._walk.result(is_complete=False)
+            self._visit(*found)
+            if not self._walk.is_waiting:
+                self._functions.enter_named_methods()
+        return self._walk.result(is_complete=True)
+
+    def _visit(self, value: Any, place: Binding, needs: Names) -> None:
+        wrapped = _wrapped_by(value)
+        if wrapped is not None:
+            self._walk.enter(wrapped, place.child(How.ATTRIBUTE, value, "__wrapped__", str(place)), needs)
+            if is_a(value, torch.nn.Module):  # a jitted module: its tables are those of the module
+                return
+        for kind, follow in self._ways:
+            if is_a(value, kind):
+                follow(value, place, needs)
+                return
+        self._objects.instance(value, place, needs)
+
+
+def _container(walk: SurveyWalk, values: Any, place: Binding, needs: Names) -> None:
+    if is_a(values, dict) and dict.keys(values) >= {"__builtins__", "__name__"}:
+        return  # globals, which are entered by name, from the functions that use them
+    if is_a(values, (dict, list, set, collections.deque)):
+        walk.keep(values, place)
+    else:
+        walk.found.container_places.setdefault(id(values), place)
+    if is_a(values, dict):
+        for key, value in entries(values):
+            shown = repr(key) if is_a(key, (str, int)) else f"<{type(key).__name__}>"
+            needed = needs | {key} if is_a(key, str) and is_a(value, PLAIN) else needs
+            walk.enter(value, place.child(How.ITEM, values, key, f"{place}[{shown}]"), needed)
+    elif is_a(values, (list, tuple)):
+        found = items(values)
+        for index, value in enumerate(found):
+            if not is_a(value, PLAIN) or (is_a(values, list) and len(found) <= _MOST_WATCHED):
+                walk.enter(value, place.child(How.ITEM, values, index, f"{place}[{index}]"), needs)
+    else:
+        # Sets and deques have no place that can be read again: only whole objects in them are followed.
+        for value in items(values):
+            walk.enter(value, root(value, f"an item of {place}"), needs)
+
+
+def _proxy(walk: SurveyWalk, proxy: Any, place: Binding, needs: Names) -> None:
+    try:
+        # A proxy does not give away what it refers to; a method that is bound to that does.
+        value = proxy.__repr__.__self__
+    except Exception:  # gone, or with a `__repr__` of another kind
+        return
+    walk.enter(value, place, needs)
+
+
+def _weak_method(walk: SurveyWalk, reference: Any, place: Binding, needs: Names) -> None:
+    method = reference()
+    if is_a(method, MethodType):  # whose owner is kept alive by others, and is found there
+        walk.enter(method.__func__, root(method.__func__, str(place)), needs)
+
+
+def _view(walk: SurveyWalk, view: Any, place: Binding, needs: Names) -> None:
+    for values in gc.get_referents(view):
+        walk.enter(values, root(values, str(place)), needs)
+
+
+def _nothing(_: Any, __: Binding, ___: Names) -> None:
+    """Python modules are entered by name only, from the functions that use them."""
+
+
+def _wrapped_by(value: Any) -> Any:
+    """What a decorated function, or a jitted program or module, stands for."""
+    table = table_of(value)
+    if table is not None and "__wrapped__" in table:
+        return table["__wrapped__"]
+    giving = next((base for base in type(value).__mro__ if "__wrapped__" in vars(base)), None)
+    return value.__wrapped__ if giving is not None and str(giving.__module__).startswith("treeplay.") else None

@@ -1,0 +1,1 @@
+"""Recordings that serve calls whose keys differ in sizes alone."""

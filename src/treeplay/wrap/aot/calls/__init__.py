@@ -1,0 +1,1 @@
+"""What generated functions call, and what a call and its backward keep."""

@@ -1,0 +1,139 @@
+"""What generated functions call first: do the arguments share memory as they did at the trace? If not, nothing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from treeplay.errors import PatternChanged, UsageError
+from treeplay.torch_seam.tensors import shares_storage
+from treeplay.wrap.aot.calls.opening import dtype_of
+from treeplay.wrap.aot.plan.bases import flat_base, layout_of
+from treeplay.wrap.aot.plan.facts import Base, Check, CommonBase, Member
+from treeplay.wrap.aot.plan.overlap import length, overlap, overlap_across_storages
+
+_FIX = "Fix: wrap the function again for this pattern of arguments"
+
+
+def check_of(sample: Any) -> Check:
+    """What an argument is, as far as it decides how a call is tracked."""
+    if not isinstance(sample, torch.Tensor):
+        return Check.OTHER
+    return Check.NEEDS_GRADIENT if sample.requires_grad else Check.TENSOR
+
+
+def check_arguments(args: Sequence[Any], checks: Sequence[Check], names: Sequence[str]) -> None:
+    """Refuse a call with a tensor where none was at the trace, the reverse, or one that needs a gradient only now."""
+    if len(args) != len(checks):
+        raise UsageError(f"expected {len(checks)} arguments ({', '.join(names[: len(checks)])}), found {len(args)}")
+    for at, (value, check, name) in enumerate(zip(args, checks, names, strict=True)):
+        found = check_of(value)
+        if found is check or (check is Check.NEEDS_GRADIENT and found is Check.TENSOR):
+            continue
+        if check is Check.TENSOR and found is Check.NEEDS_GRADIENT and not torch.is_grad_enabled():
+            continue
+        told = found.value if found is not Check.OTHER else type(value).__name__
+        raise UsageError(
+            f"argument {at} (`{name}`) was {check.value} when this was traced, and is now {told}. "
+            "Fix: wrap the function again for arguments like these, or pass what it was traced with"
+        )
+
+
+def check_copy(one: Any, other: Any, names: tuple[str, str]) -> None:
+    """Refuse a call in which two positions do not hold one object, as they did at the trace."""
+    if one is not other:
+        raise PatternChanged(
+            f"{names[0]} and {names[1]} were one tensor when this was traced, and one of them is written; "
+            f"now they are two. {_FIX}"
+        )
+
+
+def one_object(names: tuple[str, str]) -> PatternChanged:
+    """The error for two positions that hold one tensor by now, whose shape changes in place."""
+    return PatternChanged(f"{names[0]} and {names[1]} are one tensor, and its shape changes in place. {_FIX}")
+
+
+def begins_elsewhere(name: str) -> PatternChanged:
+    """The error for an argument that is laid out anew and begins elsewhere in its memory than at the trace."""
+    return PatternChanged(
+        f"{name} begins elsewhere in its memory than when this was traced, and is laid out anew. {_FIX}"
+    )
+
+
+def check_apart(one: torch.Tensor, other: torch.Tensor, names: tuple[str, str]) -> None:
+    """Refuse a call in which a written argument shares memory with another, as it did not at the trace."""
+    if overlap(one, other) or overlap_across_storages(one, other):
+        raise PatternChanged(
+            f"{names[0]} and {names[1]} share memory, and one of them is written; when this was traced they were "
+            f"apart. {_FIX}"
+        )
+
+
+class AllApart:
+    """The same check for many inputs: by address, and not again while no address changes."""
+
+    def __init__(self, written: tuple[int, ...], others: tuple[int, ...], names: dict[int, str]) -> None:
+        self.written = frozenset(written)
+        self.order = (*written, *others)
+        self.names = names
+        self.last: list[int] = []
+
+    def __call__(self, args: Sequence[Any]) -> None:
+        addresses = [args[k].data_ptr() for k in self.order]
+        if addresses != self.last:
+            self._check(args, addresses)
+            self.last = addresses
+
+    def _check(self, args: Sequence[Any], addresses: Sequence[int]) -> None:
+        lengths = [length(args[k]) for k in self.order]
+        spans = sorted(
+            (start, start + length, k) for start, length, k in zip(addresses, lengths, self.order, strict=True)
+        )
+        active: list[tuple[int, int, int]] = []
+        for item in spans:
+            active = [other for other in active if other[1] > item[0]]
+            for other in active:
+                one, two = sorted((item[2], other[2]))
+                # Parts of one argument go by its name, and may share memory.
+                if self.names[one] != self.names[two] and (one in self.written or two in self.written):
+                    check_apart(args[one], args[two], (self.names[one], self.names[two]))
+            active.append(item)
+
+
+def common_base(base: Base, members: Sequence[torch.Tensor], names: Sequence[str]) -> torch.Tensor:
+    """The tensor that stands for `members`, if they lie in it as they did at the trace."""
+    places = [member.argument for member in base.members]
+    source = members[places.index(base.source)]
+    if base.whole is CommonBase.FLAT:
+        whole = source
+    else:
+        whole = source if base.whole is CommonBase.MEMBER else source._base  # type: ignore[assignment]
+        if whole is None or layout_of(whole) != base.layout or whole.dtype is not dtype_of(base.dtype):
+            raise _another(names)
+    for tensor, member in zip(members, base.members, strict=True):
+        if not _fits(tensor, member, base, whole):
+            raise _another(names)
+    return flat_base(source, base.layout, dtype_of(base.dtype)) if base.whole is CommonBase.FLAT else whole
+
+
+def _fits(tensor: torch.Tensor, member: Member, base: Base, whole: torch.Tensor) -> bool:
+    if not shares_storage(tensor, whole) or layout_of(tensor) != member.layout:
+        return False
+    if base.whole is CommonBase.FLAT:
+        return not tensor.requires_grad
+    return (member.is_detached and not tensor.requires_grad) or tensor is whole or tensor._base is whole
+
+
+def _another(names: Sequence[str]) -> PatternChanged:
+    return PatternChanged(
+        f"{', '.join(names)} shared memory when this was traced, and some of them are written; now they share it in "
+        f"another way, or not at all. {_FIX}"
+    )
+
+
+def needs_gradient(given: Sequence[Any], frozen: Mapping[int, str]) -> PatternChanged:
+    """The error for a frozen argument that needs a gradient."""
+    told = next(name for at, name in frozen.items() if given[at].requires_grad)
+    return PatternChanged(f"{told} needed no gradient when this was compiled, and needs one now")

@@ -1,0 +1,186 @@
+"""The backward of a compiled graph, which is compiled when it is first needed.
+
+What compiling takes into account is known only then: for which results gradients came, and how the saved values lie in memory.
+A backward is kept for each set of gradients; values that lie otherwise than those it was compiled for are laid out anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from treeplay.locks import shared_lock
+from treeplay.torch_seam import fakes
+from treeplay.torch_seam.dynamo import tensor_check
+from treeplay.values.block import SavedLayout
+from treeplay.values.layout import Layout
+from treeplay.wrap.aot.calls.block import from_block, lying_apart, opened
+from treeplay.wrap.aot.calls.node import laid_out
+from treeplay.wrap.aot.compilers import Boxed, follow
+
+_compiling = shared_lock()
+_is_none = functools.partial(operator.is_, None)
+Compiled = tuple[Boxed, tuple[int, ...]]  # a backward, and which of the saved values and gradients it takes
+_MOST_PARTIAL = 16  # backwards that are kept for calls which bring gradients for some results only
+
+
+class _Fitted:
+    """A compiled backward that takes some of a call's values, laid out as those that it was compiled for."""
+
+    def __init__(self, compiled: Compiled, values: Sequence[Any]) -> None:
+        self.run, self.taken = compiled
+        self.compiled = self.run  # which owns what it tells of
+        follow(self.run, self, _Fitted._rebind)
+        given = [values[k] for k in self.taken]
+        self.fits: Callable[..., bool] = _always
+        self._strides: tuple[tuple[int, ...] | None, ...] = ()
+        if all(value.layout is torch.strided for value in given if isinstance(value, torch.Tensor)):
+            self._strides = tuple(value.stride() if isinstance(value, torch.Tensor) else None for value in given)
+            self.fits = _check(given)
+
+    def _rebind(self, now: Boxed) -> None:
+        self.run = now
+
+    def lay_out(self, values: list[Any]) -> None:
+        """Lay out what differs as when this was compiled: hooks of the user's may unpack a saved tensor in another way."""
+        for at, (value, stride) in enumerate(zip(values, self._strides, strict=False)):
+            if stride is not None and value.layout is torch.strided and value.stride() != stride:
+                first = value  # what was one slice, shown several times, still is
+                for dimension in (d for d, step in enumerate(stride) if step == 0 and value.size(d) > 1):
+                    first = first.narrow(dimension, 0, 1)
+                values[at] = laid_out(first, Layout(tuple(first.size()), stride, 0)).expand(value.size())
+
+
+class _FittedToBlock:
+    """A compiled backward that takes the block in which a forward left some of the values."""
+
+    def __init__(self, fitted: _Fitted, layout: SavedLayout, first: int, values: Sequence[Any]) -> None:
+        self.layout = layout
+        in_block = getattr(fitted.compiled, "in_block", None)
+        # What is not recorded takes the values one by one, and each call makes tensors of them.
+        one_by_one: Boxed = lambda args: fitted.run(args)  # noqa: E731 - by now
+        self.run: Boxed = from_block(one_by_one, layout, first) if in_block is None else in_block(layout, first)
+        self._followed = self.run  # which owns what it tells of
+        follow(self.run, self, _FittedToBlock._rebind)
+        is_strided = all(value.layout is torch.strided for value in values if isinstance(value, torch.Tensor))
+        self.fits: Callable[..., bool] = _check(values) if is_strided else _always
+
+    def _rebind(self, now: Boxed) -> None:
+        self.run = now
+
+
+class LazyBackward:
+    """The backward of a plan; the last `tangents` values of a call are gradients of results, None where none came.
+
+    The first call with these gradients compiles a backward for them and for how the values lie, once; a compile that fails
+    leaves the next call free to try. Values that only this backward sees may come in a block, in the place `inner` where the
+    first of them would be; then what lies in it comes behind all others.
+    """
+
+    def __init__(
+        self,
+        compile_backward: Callable[[tuple[int, ...], Sequence[Any]], Compiled],
+        tangents: int,
+        *,
+        inner: int | None = None,
+    ) -> None:
+        self._compile = compile_backward
+        self._tangents = tangents
+        self._inner = inner
+        self._run: dict[tuple[int, ...], _Fitted] = {}
+        self._whole: _Fitted | None = None
+        self._to_block: _FittedToBlock | None = None
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a backward has run."""
+        return bool(self._run)
+
+    def __call__(self, values: list[Any]) -> Sequence[Any]:
+        if self._inner is not None and type(values[-1]) is SavedLayout:
+            return self._from_block(values.pop(), values, self._inner)
+        if any(map(_is_none, values[len(values) - self._tangents :])):  # no name may keep a gradient alive
+            return self._partial(values)
+        fitted = self._whole or self._compile_once((), values)
+        if not fitted.fits(*values):
+            fitted.lay_out(values)
+        return fitted.run(values)
+
+    def _from_block(self, layout: SavedLayout, values: list[Any], first: int) -> Sequence[Any]:
+        fitted = self._to_block
+        if not any(map(_is_none, values[len(values) - self._tangents :])):
+            if fitted is None or (fitted.layout is not layout and fitted.layout != layout):
+                fitted = self._fit_to_block(layout, values, first)
+            if fitted is not None and fitted.fits(*values):
+                return fitted.run(values)
+        block = values[first + layout.apart]
+        values[:] = opened(values, layout, first)
+        missing = self._missing(values)
+        if missing and missing not in self._run:
+            self._compile_once(missing, lying_apart(values, block))
+        del block  # so that it can die inside the graph
+        return self(values)
+
+    def _fit_to_block(self, layout: SavedLayout, values: Sequence[Any], first: int) -> _FittedToBlock | None:
+        apart = opened(values, layout, first)
+        whole = self._whole or self._compile_once((), lying_apart(apart, values[first + layout.apart]))
+        if not whole.fits(*apart):  # what differs is to be laid out anew, one by one
+            return None
+        with _compiling:
+            fitted = self._to_block
+            if fitted is None or fitted.layout != layout:
+                fitted = self._to_block = _FittedToBlock(whole, layout, first, values)
+            return fitted
+
+    def _partial(self, values: list[Any]) -> Sequence[Any]:
+        missing = self._missing(values)
+        fitted = self._run.get(missing) or self._compile_once(missing, values)
+        values[:] = [values[k] for k in fitted.taken]
+        if not fitted.fits(*values):
+            fitted.lay_out(values)
+        return fitted.run(values)
+
+    def _missing(self, values: Sequence[Any]) -> tuple[int, ...]:
+        first = len(values) - self._tangents
+        return tuple(k for k in range(self._tangents) if values[first + k] is None)
+
+    def _compile_once(self, missing: tuple[int, ...], values: Sequence[Any]) -> _Fitted:
+        with _compiling:
+            known = self._run.get(missing)
+            if known is None:
+                while len(self._run) >= _MOST_PARTIAL:
+                    # The oldest; that for all gradients is in `_whole` besides.
+                    del self._run[next(iter(self._run))]
+                known = self._run[missing] = _Fitted(self._compile(missing, values), values)
+            if not missing:
+                self._whole = known
+            return known
+
+
+def _always(*_: Any) -> bool:
+    return True
+
+
+def _check(values: Sequence[Any]) -> Callable[..., bool]:
+    """What tells whether tensors are like those of `values`; generators, and what stands for tokens, are not looked at."""
+    places = [at for at, value in enumerate(values) if isinstance(value, torch.Tensor)]
+    check = tensor_check([values[at] for at in places])
+    return check if len(places) == len(values) else lambda *given: check(*[given[at] for at in places])
+
+
+def as_it_lies(fake: Any, value: Any) -> Any:
+    """`fake`, or if `value` lies in memory in another way, a fake that lies so."""
+    if not isinstance(fake, torch.Tensor) or not isinstance(value, torch.Tensor):
+        return fake
+    stride, offset = value.stride(), value.storage_offset()
+    if (fake.stride(), fake.storage_offset()) == (stride, offset) or value.layout is not torch.strided:
+        return fake
+    span = sum((size - 1) * step for size, step in zip(value.shape, stride, strict=True)) if value.numel() else 0
+    with fakes.mode_of_fake(fake):
+        return torch.empty(offset + span + 1, dtype=value.dtype, device=value.device).as_strided(
+            value.shape, stride, offset
+        )

@@ -1,0 +1,115 @@
+"""The backward for a call of autograd that brings gradients for some results only.
+
+What depends on nothing but gradients that did not come is zero: eager never computes it, and neither does the graph made
+here. Computing it with zeros would be slower and, beside an infinite derivative, wrong: 0 · inf is no number.
+
+    backward(saved, g0, g1) = (g0 * a + g1 * b, g1 * c)      without g1:  (g0 * a, None)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+from typing import Any
+
+import torch
+import torch.fx
+
+from treeplay.wrap.aot.plan.facts import BackwardGroup
+
+aten = torch.ops.aten
+
+
+def without_gradients(
+    backward: torch.fx.GraphModule, tangents: int, missing: Collection[int]
+) -> tuple[torch.fx.GraphModule, tuple[int, ...]]:
+    """A copy of `backward` without the gradients at the positions `missing` among its `tangents` last inputs, and without what
+    only these need; also which inputs it takes. A gradient that depends on those alone is None."""
+    graph = copy.deepcopy(backward.graph)
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    first = len(inputs) - tangents
+    gone = {inputs[first + k] for k in missing}
+    zeros = _zeros(graph, set(inputs[first:]), gone)
+    for node in list(graph.nodes):
+        if node.op == "output":
+            node.args = (tuple(None if value in zeros else value for value in node.args[0]),)
+        elif node not in zeros and any(source in zeros for source in node.all_input_nodes):
+            _without_zeros(graph, node, zeros)
+    for node in reversed(list(graph.nodes)):
+        # With all gradients, the call passes all values: inputs that nothing uses stay.
+        if not node.users and node.op != "output" and (missing or node.op != "placeholder"):
+            graph.erase_node(node)
+    left = set(graph.find_nodes(op="placeholder"))
+    return torch.fx.GraphModule(backward, graph), tuple(k for k, node in enumerate(inputs) if node in left)
+
+
+def groups_of(backward: torch.fx.GraphModule, tangents: int) -> tuple[BackwardGroup, ...]:
+    """Which gradients meet where something saved is used, and what they need of it; empty where all of them do."""
+    inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
+    first = len(inputs) - tangents
+    position = {node: k for k, node in enumerate(inputs)}
+    reach = _reach(backward.graph, set(inputs[first:]))
+    saved: dict[torch.fx.Node, set[int]] = {node: {position[node]} for node in inputs[:first]}
+    groups = [({k}, set[int]()) for k in range(tangents)]
+    for node in backward.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        used = set().union(*(saved.get(source, set()) for source in node.all_input_nodes))
+        if not reach[node]:
+            saved[node] = used
+        elif used:
+            met = [group for group in groups if not group[0].isdisjoint(position[k] - first for k in reach[node])]
+            groups = [group for group in groups if group not in met]
+            groups.append((set().union(*(group[0] for group in met)), used.union(*(group[1] for group in met))))
+    if len(groups) < 2:
+        return ()
+    return tuple(
+        BackwardGroup(tuple(sorted(which)), tuple(sorted(what)))
+        for which, what in sorted(groups, key=lambda g: min(g[0]))
+    )
+
+
+def _reach(graph: torch.fx.Graph, tangents: set[torch.fx.Node]) -> dict[torch.fx.Node, set[torch.fx.Node]]:
+    """The gradients that each node depends on."""
+    reach: dict[torch.fx.Node, set[torch.fx.Node]] = {node: {node} for node in tangents}
+    for node in graph.nodes:
+        if node.op != "output" and node not in reach:
+            reach[node] = set().union(*(reach[source] for source in node.all_input_nodes))
+    return reach
+
+
+def _zeros(graph: torch.fx.Graph, tangents: set[torch.fx.Node], gone: set[torch.fx.Node]) -> set[torch.fx.Node]:
+    """The nodes that depend on gradients, and on none but those that are gone."""
+    return {node for node, sources in _reach(graph, tangents).items() if sources and sources <= gone}
+
+
+def _without_zeros(graph: torch.fx.Graph, node: torch.fx.Node, zeros: set[torch.fx.Node]) -> None:
+    """Let `node`, which something else reaches too, do with less: a sum is its other part, the rest is given zeros."""
+    if node.target is aten.add.Tensor and not node.kwargs:
+        parts = [part for part in node.args if part not in zeros]
+        if len(parts) == 1 and isinstance(parts[0], torch.fx.Node) and _is_like(parts[0], node):
+            node.replace_all_uses_with(parts[0])
+            return
+    with graph.inserting_before(node):
+        made = {source: _zero(graph, source.meta["val"]) for source in node.all_input_nodes if source in zeros}
+    node.args = torch.fx.node.map_arg(node.args, lambda source: made.get(source, source))
+    node.kwargs = torch.fx.node.map_arg(node.kwargs, lambda source: made.get(source, source))
+
+
+def _is_like(one: torch.fx.Node, other: torch.fx.Node) -> bool:
+    a, b = one.meta["val"], other.meta["val"]
+    return (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
+
+
+def _zero(graph: torch.fx.Graph, value: torch.Tensor) -> torch.fx.Node:
+    """Zeros like `value`, its dimensions in the same order in memory."""
+    order = sorted(range(value.dim()), key=value.stride, reverse=True)
+    options: dict[str, Any] = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+    made = graph.call_function(aten.full.default, ([value.size(d) for d in order], 0), options)
+    made.meta["val"] = full = value.new_empty([value.size(d) for d in order])
+    if order == sorted(order):
+        return made
+    back = [order.index(dimension) for dimension in range(value.dim())]
+    turned = graph.call_function(aten.permute.default, (made, back))
+    turned.meta["val"] = full.permute(back)
+    return turned

@@ -1,0 +1,1 @@
+"""From a plan to the source of the functions that a call and its autograd node run."""

@@ -1,0 +1,28 @@
+"""Lines that the call of a compiled graph and its node have in common."""
+
+from __future__ import annotations
+
+from treeplay.codegen import Writer, list_of
+from treeplay.torch_seam import flags
+from treeplay.wrap.aot.calls import node
+
+
+def tokens(count: int) -> str:
+    """What stands for tokens: they are there for the order in the graph only."""
+    return list_of(["None"] * count)
+
+
+def run_graph(text: Writer, *, is_boxed: bool = True, run: str = "run") -> str:
+    """What calls `run` with `args` and autocast off: the casts are in the graph. What is not boxed takes them one by one."""
+    text.use("run_plainly", node.run_plainly)
+    text.use("is_any_autocast_enabled", flags.is_any_autocast_enabled)
+    given = "args" if is_boxed else "*args"
+    return f"run_plainly({run}, {given}) if is_any_autocast_enabled() else {run}({given})"
+
+
+def count_values(text: Writer, count: int, values: str = "values", place: str = "forward") -> None:
+    """Lines that compare how many values came with what the plan says; a lone one need not come in a list."""
+    text.use("wrong_count", node.wrong_count)
+    if count == 1:
+        text.add(f"if type({values}) is not tuple and type({values}) is not list: {values} = ({values},)")
+    text.add(f"if len({values}) != {count}: raise wrong_count({count}, {values}, {place!r})")

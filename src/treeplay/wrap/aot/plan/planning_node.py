@@ -1,0 +1,198 @@
+"""The two graphs that a joint graph is cut into → a `NodePlan`: what the autograd node of a call does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from treeplay.errors import InternalError
+from treeplay.observe.lines import location_in
+from treeplay.torch_seam import tensors
+from treeplay.torch_seam.aot import Traced, is_new
+from treeplay.torch_seam.schemas import returns_memory
+from treeplay.values.output import Fresh, values_used
+from treeplay.wrap.aot.calls.partial import groups_of
+from treeplay.wrap.aot.calls.random_states import generator_inputs
+from treeplay.wrap.aot.plan.facts import CallPlan, LateWrite, NodePlan, Tangent, WrappedTangent
+from treeplay.wrap.aot.plan.fresh import fresh_values
+from treeplay.wrap.aot.plan.layouts import fake_of, known_layout
+from treeplay.wrap.aot.plan.subclasses import Wrapper, places, tangent_wrappers, width
+from treeplay.wrap.aot.tracing.findings import refusal
+from treeplay.wrap.aot.tracing.stashed import IS_STASHED
+
+
+def plan_node(
+    traced: Traced,
+    plan: CallPlan,
+    forward: torch.fx.GraphModule,
+    backward: torch.fx.GraphModule,
+    late: tuple[LateWrite, ...],
+    *,
+    inner: int = 0,
+) -> NodePlan:
+    """What the autograd node does, once the joint graph is cut in two; of the saved values, `inner` come last."""
+    facts = traced.facts
+    saved = saved_by(forward, plan)
+    for node in saved:
+        if not isinstance(fake_of(node), torch.Tensor):
+            raise refusal("wrap", "a number that the trace does not know is needed for the backward", None)
+    values = values_with_tangents(facts, plan)
+    wrappers = tangent_wrappers(traced, len(values))
+    inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
+    groups = [inputs[at.start : at.stop] for at in places(wrappers, len(saved))]
+    arriving = sum(map(len, groups))
+    devices = [str(generator.device) for generator in generator_inputs(forward)]
+    tokens = facts.num_backward_tokens
+    now = sum(write.argument is not None for write in late)
+    others = now + tokens + len(devices)
+    if len(inputs) != len(saved) + arriving + others:
+        raise InternalError(f"the backward has {len(inputs)} inputs, expected {len(saved)} + {arriving} + {others}")
+    feeds = _feeds(backward, groups, plan, facts, late=len(late))
+    # Only where gradients, one input each, come last is there a backward for some of them.
+    is_whole = plan.opened is not None or others > 0 or bool(late)
+    apart = () if is_whole else groups_of(backward, len(values))
+    return NodePlan(
+        returned=_returned(plan),
+        differentiable=values,
+        saved=len(saved),
+        unchecked=_unchecked(saved),
+        tangents=tuple(
+            _tangent(*parts, where=_made_at(forward, plan, parts[0]))
+            for parts in zip(values, wrappers, groups, strict=True)
+        ),
+        feeds=feeds,
+        groups=apart,
+        is_whole=is_whole,
+        inner=0 if apart else inner,  # what one backward has freed, a block would keep for the others
+        detached=tuple(
+            plan.inputs[k]
+            for k, info in enumerate(facts.input_info)
+            if info.requires_grad and not info.is_leaf and feeds[k] is None and not _is_opened(plan, k)
+        ),
+        views=_views(forward, plan),
+        copied=_copied(forward, saved, plan),
+        fresh=tuple(k - plan.returned_values for k in sorted(fresh_values(forward)) if k >= plan.returned_values),
+        late=late,
+        generators=tuple(devices),
+        tokens=tokens,
+        is_deterministic=bool(facts.deterministic),
+    )
+
+
+def saved_by(forward: torch.fx.GraphModule, plan: CallPlan) -> list[torch.fx.Node]:
+    """What a forward returns for its backward."""
+    return list(forward.graph.output_node().args[0])[plan.returned_values :]  # type: ignore[arg-type]
+
+
+def _views(forward: torch.fx.GraphModule, plan: CallPlan) -> tuple[int, ...]:
+    """Results made as views of what nobody else sees: they leave the node as tensors of their own."""
+    outputs = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
+    nodes = [outputs[at.start] if len(at) == 1 else None for at in plan.places_of_values()]
+    new = {result.index for result in plan.results if isinstance(result, Fresh)}
+    new -= {k for k, wrapper in enumerate(plan.opened.values if plan.opened is not None else ()) if wrapper is not None}
+    return tuple(
+        k
+        for k, node in enumerate(nodes)
+        if k in new and isinstance(node, torch.fx.Node) and returns_memory(node.target)
+    )
+
+
+def _copied(forward: torch.fx.GraphModule, saved: Sequence[torch.fx.Node], plan: CallPlan) -> tuple[int, ...]:
+    """Saved values that lie in an argument which is written after the graph.
+
+    A graph that computes something again in the backward may save an argument that eager would not have saved. What
+    the call writes to it must neither change the saved value nor make it look outdated."""
+    written = {write.argument for write in plan.writes if write.has_data}
+    inputs = [node for node in forward.graph.nodes if node.op == "placeholder"]
+    lying = zip(plan.places_of_inputs(), plan.inputs, strict=True)
+    fakes = [fake_of(inputs[k]) for at, argument in lying if argument in written for k in at]
+    targets = [value for value in fakes if isinstance(value, torch.Tensor)]
+    return tuple(
+        k for k, node in enumerate(saved) if any(tensors.shares_storage(fake_of(node), target) for target in targets)
+    )
+
+
+def _is_opened(plan: CallPlan, k: int) -> bool:
+    return plan.opened is not None and plan.opened.arguments[k] is not None
+
+
+def _unchecked(saved: Sequence[torch.fx.Node]) -> int:
+    """How many of the saved values, counted from the end, are kept without noticing later writes.
+
+    States of random generators come after all others; nobody else holds them.
+    """
+    first = next((k for k, node in enumerate(saved) if node.meta.get(IS_STASHED)), len(saved))
+    return len(saved) - first
+
+
+def values_with_tangents(facts: Any, plan: CallPlan) -> tuple[int, ...]:
+    """Which values torch's joint graph takes a gradient for, in its order."""
+    values = []
+    for value, k in enumerate(facts.mutated_inp_runtime_indices):
+        info = facts.input_info[k]
+        if info.mutates_data and info.requires_grad:
+            values.append(value)
+    for k, info in enumerate(facts.output_info):
+        needs = getattr(info, "requires_grad_for_backward", info.requires_grad)
+        if is_new(info) and issubclass(info.raw_type, torch.Tensor) and needs:
+            values.append(len(plan.writes) + k)
+    bases = len(plan.writes) + len(facts.output_info)
+    return (*values, *range(bases, plan.values))
+
+
+def _returned(plan: CallPlan) -> tuple[int, ...]:
+    """Values that something outside the node uses."""
+    used = {write.value for write in plan.writes if write.has_data}
+    used |= set(values_used(plan.results))
+    return tuple(sorted(used))
+
+
+def _made_at(forward: torch.fx.GraphModule, plan: CallPlan, value: int) -> str:
+    """The user's line that made a value, where the front end noted lines; else nothing."""
+    outputs = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
+    nodes = [outputs[at] for at in plan.places_of_values()[value]]
+    lines = [location_in(node.meta.get("stack_trace")) for node in nodes if isinstance(node, torch.fx.Node)]
+    return next((str(line) for line in lines if line is not None), "")
+
+
+def _tangent(
+    value: int, wrapper: Wrapper | None, nodes: Sequence[torch.fx.Node], *, where: str
+) -> Tangent | WrappedTangent:
+    parts = []
+    for node in nodes:
+        fake = fake_of(node)
+        if not isinstance(fake, torch.Tensor):
+            raise refusal("wrap", "a gradient made of tensors and something else", None)
+        parts.append(Tangent(value, known_layout(fake), str(fake.dtype), str(fake.device), where))
+    return parts[0] if wrapper is None else WrappedTangent(value, wrapper, tuple(parts), where)
+
+
+def _feeds(
+    backward: torch.fx.GraphModule,
+    tangents: Sequence[Sequence[torch.fx.Node]],
+    plan: CallPlan,
+    facts: Any,
+    *,
+    late: int,
+) -> tuple[tuple[int, ...] | None, ...]:
+    """From which tangents each gradient comes: reachability in the backward graph."""
+    reach: dict[torch.fx.Node, frozenset[int]] = {
+        node: frozenset([k]) for k, nodes in enumerate(tangents) for node in nodes
+    }
+    for node in backward.graph.nodes:
+        if node.op != "output" and node not in reach:
+            reach[node] = frozenset().union(*(reach[source] for source in node.all_input_nodes))
+    gradients = list(backward.graph.output_node().args[0])  # type: ignore[arg-type]
+    arguments = len(facts.input_info)
+    wrappers = plan.opened.gradients if plan.opened is not None else (None,) * arguments
+    expected = sum(map(width, wrappers))
+    others = late + facts.num_backward_tokens
+    if len(gradients) != expected + others or len(wrappers) != arguments:
+        raise InternalError(f"the backward gives {len(gradients)} values, expected {expected} + {others}")
+    feeds: list[tuple[int, ...] | None] = []
+    for at in places(wrappers, 0):
+        nodes = [node for node in gradients[at.start : at.stop] if isinstance(node, torch.fx.Node)]
+        feeds.append(tuple(sorted(frozenset().union(*(reach[node] for node in nodes)))) if nodes else None)
+    return tuple(feeds)

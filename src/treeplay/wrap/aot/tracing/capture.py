@@ -1,0 +1,128 @@
+"""Flat function → traced graphs and the facts that torch found, or a refusal with the user's line."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from treeplay.errors import Refusal
+from treeplay.observe.lines import failed_call, location_in, user_location
+from treeplay.torch_seam import aot, fakes, flags
+from treeplay.torch_seam.aot import Traced
+from treeplay.wrap.aot.tracing.findings import TakenView, TraceFindings, is_leaf, refusal
+from treeplay.wrap.aot.tracing.line_watch import LineWatch
+
+_REQUEST = re.compile(
+    r"[^.\n]*\b(?:file an? |report (?:a |this )|open an? (?:issue|github))[^.\n]*(?:\.(?=\s|$)|$)", re.IGNORECASE
+)
+"""Where torch asks for a report: it is the user's program that it cannot trace."""
+_KEEP = "return the tensor and read it after the call, or keep the computation in tensors (torch.where)"
+
+
+def _history(value: Any) -> Any:
+    return value.grad_fn if isinstance(value, torch.Tensor) else None
+
+
+def _taken(tensor: torch.Tensor) -> TakenView:
+    return TakenView(tuple(tensor.size()), fakes.view_steps(tensor))
+
+
+class _WatchedFunction(torch.nn.Module):
+    """A flat function in the form that torch traces, under watch. Modes are afterwards what they were."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        seen: TraceFindings,
+        leaves: Sequence[bool],
+        names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.leaves = leaves
+        object.__setattr__(self, "function", function)  # as a child module its parameters would be lifted by the trace
+        self.seen = seen
+        self.names = names if names is not None else [f"arg{k}" for k in range(len(leaves))]
+        self.mode = torch.is_grad_enabled()
+
+    def forward(self, *inputs: Any) -> list[Any]:
+        # Torch may run it more than once: the last run counts.
+        self.seen.writes.clear()
+        self.seen.touched.clear()
+        self.seen.versioned.clear()
+        self.seen.reshaped_then_written = None
+        histories = [_history(value) for value in inputs]
+        with LineWatch(self.seen, inputs, self.leaves, self.names) as watch, _autocast_kept(), self._grad_mode_noted():
+            function: Any = self.function
+            results = list(function(*inputs))
+            watch.refuse_leaves(results)
+        self.seen.rebased |= {k for k, value in enumerate(inputs) if _history(value) is not histories[k]}
+        self.seen.reshaped = {k: _taken(value) for k, value in enumerate(inputs) if fakes.is_reshaped(value)}
+        self.seen.results = [
+            _taken(result) if isinstance(result, torch.Tensor) and self.seen.reshaped else None for result in results
+        ]
+        places = {id(value): k for k, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
+        self.seen.own = {k: places[id(result)] for k, result in enumerate(results) if id(result) in places}
+        first: dict[int, int] = {}
+        self.seen.again = {
+            k: first[id(result)]
+            for k, result in enumerate(results)
+            if isinstance(result, torch.Tensor) and first.setdefault(id(result), k) != k
+        }
+        return results
+
+    @contextlib.contextmanager
+    def _grad_mode_noted(self) -> Iterator[None]:
+        before = torch.is_grad_enabled()
+        try:
+            yield
+            if before == self.mode:  # torch runs a function again with gradients off, where none are needed
+                after = torch.is_grad_enabled()
+                self.seen.grad_mode_after = after if after != before else None
+        finally:
+            flags.set_grad_enabled(before)
+
+
+@contextlib.contextmanager
+def _autocast_kept() -> Iterator[None]:
+    """Refuse a function that leaves another autocast state than it found, and put that back."""
+    before = flags.autocast_state()
+    try:
+        yield
+        if flags.autocast_state() != before:
+            raise refusal("autocast", "the function leaves another autocast state than it found", user_location())
+    finally:
+        flags.set_autocast_state(before)
+
+
+@contextlib.contextmanager
+def captured(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    decompositions: dict[Any, Any] | None,
+    *,
+    writes_inside: bool | None = None,
+    names: Sequence[str] | None = None,
+) -> Iterator[tuple[Traced, TraceFindings]]:
+    """The traced function; with `writes_inside` its graph does what writes it can itself.
+
+    What cannot be traced is a `Refusal`; what the caller's block raises passes through."""
+    seen = TraceFindings()
+    with contextlib.ExitStack() as stack:
+        try:
+            module = _WatchedFunction(function, seen, [is_leaf(value) for value in inputs], names)
+            traced = stack.enter_context(aot.traced(module, inputs, decompositions, writes_inside=writes_inside))
+        except Refusal:
+            raise
+        except Exception as error:
+            where = failed_call(error.__traceback__).where or location_in(str(error)) or seen.line()
+            if isinstance(error, fakes.DataDependentOutputException):
+                raise refusal(
+                    "item", "reads a tensor's value on the host, which a compiled graph cannot", where, _KEEP
+                ) from None
+            what, _, _ = str(error).partition("\n\nWhile executing ")  # where a graph was run node by node
+            raise refusal("trace", f"{type(error).__name__}: {_REQUEST.sub('', what).strip()}", where) from error
+        yield traced, seen

@@ -1,0 +1,181 @@
+"""Writes that the backward does, to arguments and to the gradients that arrive, as values that leave its graph.
+
+    joint graph as traced                         as it is cut in two
+    ───────────────────────────                   ─────────────────────────────────────────────
+    forward   f = buf + 10                        f = buf + 10              value of the forward's write
+    backward  b = f * 2      copy_(buf, b)        b = now * 2               `now`: what buf holds by then
+              return …, grads                     return …, grads, b        the node copies b into buf
+
+Between a forward and its backward other calls may write the same buffer: the backward reads what it finds, as in eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from treeplay.errors import InternalError
+from treeplay.graph_check import add_placeholder
+from treeplay.torch_seam.aot import Traced
+from treeplay.values.location import Location
+from treeplay.wrap.aot.plan.facts import CallPlan, LateWrite
+from treeplay.wrap.aot.plan.planning_node import values_with_tangents
+from treeplay.wrap.aot.tracing.findings import refusal
+
+_copy = torch.ops.aten.copy_.default
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    """What the forward leaves in an input, and what the backward does, which the graph returns at a place."""
+
+    state: torch.fx.Node
+    value: torch.fx.Node
+    place: int
+
+
+def take_out(
+    traced: Traced, plan: CallPlan, where: Location | None, trace_in_graph: Callable[[], list[tuple[int, str]]]
+) -> tuple[LateWrite, ...]:
+    """Rewrite a joint graph so that the backward's writes are outputs after its gradients.
+
+    `trace_in_graph` traces again, with the writes inside, and tells which inputs the forward writes and with which node."""
+    graph = traced.graph.graph
+    if plan.tokens:
+        _refuse_any(traced, plan, where)
+        return ()
+    if plan.opened is not None:
+        _refuse_any(traced, plan, where, may_count=True)
+    before = _state_after_forward(traced, plan, where, trace_in_graph)
+    arguments = [node for node in graph.nodes if node.op == "placeholder" and not _is_tangent(node)]
+    tangents = [node for node in graph.nodes if node.op == "placeholder" and _is_tangent(node)]
+    outputs = list(graph.output_node().args[0])  # type: ignore[arg-type]
+    late: list[LateWrite] = []
+    values: list[torch.fx.Node] = []
+    parts = _parts(plan)
+    for argument, (k, part) in zip(arguments, parts, strict=True):
+        value = before[argument].value if argument in before else _written_value(argument)
+        if value is None:
+            continue
+        state = before[argument].state if argument in before else argument
+        now = _now(graph, argument, len(tangents) + len(late))
+        for user in [user for user in state.users if _is_backward(user)]:
+            user.replace_input_with(state, now)
+        needs_grad = bool(traced.facts.input_info[k].requires_grad)
+        late.append(LateWrite(argument=plan.inputs[k], tangent=None, needs_grad=needs_grad, part=part))
+        # The copy is erased: it was not given `now` with the other users.
+        values.append(now if value is state else value)
+    for k, tangent in enumerate(tangents):
+        value = _written_value(tangent)
+        if value is not None:
+            late.append(LateWrite(argument=None, tangent=k, needs_grad=False))
+            values.append(value)
+    written = [plan.name(write.argument) for write in late if write.argument is not None]
+    results = len(values_with_tangents(traced.facts, plan))
+    if written and results > 1:
+        why = (
+            f"`{written[0]}` is written in the backward, and whose backward of {results} results that is, is not known"
+        )
+        raise refusal(
+            "write", why, where, "return one result that needs a gradient, or run this function without treeplay"
+        )
+    if late:
+        for both in before.values():
+            # The graph gives there what the backward leaves, which `values` have by now.
+            outputs[both.place] = both.state
+        graph.output_node().args = ([*outputs, *values],)
+        told = graph.output_node().meta.get("desc")
+        if told is not None:  # torch's word for what each output is
+            graph.output_node().meta["desc"] = [*told, *[None] * len(values)]
+        graph.lint()
+        traced.graph.recompile()
+    return tuple(late)
+
+
+def _parts(plan: CallPlan) -> list[tuple[int, str]]:
+    """For each placeholder of an argument, which input it stands for, and for which part of one made of others."""
+    wrappers = plan.opened.arguments if plan.opened is not None else (None,) * len(plan.inputs)
+    opened = [[""] if wrapper is None else wrapper.opened("") for wrapper in wrappers]
+    return [(k, part) for k, parts in enumerate(opened) for part in parts]
+
+
+def _refuse_any(traced: Traced, plan: CallPlan, where: Location | None, *, may_count: bool = False) -> None:
+    """Refuse writes of the backward in a graph that takes and returns more than the arguments, gradients and values.
+
+    With `may_count`, only those to gradients."""
+    outputs: Any = traced.graph.graph.output_node().args[0]
+    writes = [outputs[at] for places in plan.places_of_values()[: len(plan.writes)] for at in places]
+    copied = [node.args[0] for node in traced.graph.graph.find_nodes(op="call_function", target=_copy)]
+    late = [target for target in copied if target.op == "placeholder" and not (may_count and not _is_tangent(target))]
+    if late or (not may_count and any(map(_is_backward, writes))):
+        beside = "tensors made of other tensors" if plan.opened is not None else "operators with side effects"
+        raise refusal("write", f"something is written in the backward, beside {beside}", where)
+
+
+def forward_writes(traced: Traced) -> list[tuple[int, str]]:
+    """Inputs that the forward of a graph with writes inside writes, with the names of the nodes that it writes."""
+    arguments = [node for node in traced.graph.graph.nodes if node.op == "placeholder"]
+    found = []
+    for node in traced.graph.graph.nodes:
+        if node.target is _copy and node.meta.get("partitioner_tag") == "must_be_in_forward":
+            found.append((arguments.index(node.args[0]), node.args[1].name))
+    return found
+
+
+def _state_after_forward(
+    traced: Traced, plan: CallPlan, where: Location | None, trace_in_graph: Callable[[], list[tuple[int, str]]]
+) -> dict[torch.fx.Node, _Both]:
+    """For each input that both directions write: what the forward leaves in it, and what the backward does."""
+    graph = traced.graph.graph
+    arguments = [node for node in graph.nodes if node.op == "placeholder" and not _is_tangent(node)]
+    outputs: Any = graph.output_node().args[0]
+    inputs, values = plan.places_of_inputs(), plan.places_of_values()
+    written = enumerate(traced.facts.mutated_inp_runtime_indices)
+    parts = [(k, *at) for value, k in written for at in zip(inputs[k], values[value], strict=True)]
+    both = [part for part in parts if _is_backward(outputs[part[-1]])]
+    if not both:
+        return {}
+    by_name = {node.name: node for node in graph.nodes}
+    states = dict(trace_in_graph())
+    found = {}
+    for k, at, place in both:
+        state = by_name.get(states.get(at, ""))
+        if state is None or _is_backward(state):
+            why = f"`{plan.name(plan.inputs[k])}` is written in the forward and in the backward, and needs a gradient"
+            raise refusal("write", why, where)
+        found[arguments[at]] = _Both(state, outputs[place], place)
+    return found
+
+
+def _written_value(target: torch.fx.Node) -> torch.fx.Node | None:
+    """What the backward copies into a placeholder, which is then no longer copied."""
+    copies = [user for user in target.users if user.target is _copy and user.args[0] is target]
+    if not copies:
+        return None
+    if len(copies) > 1 or copies[0].users:
+        raise InternalError(f"{target} is copied into {len(copies)} times, expected one copy that nothing reads")
+    value: Any = copies[0].args[1]
+    target.graph.erase_node(copies[0])
+    return value  # type: ignore[no-any-return]
+
+
+def _now(graph: torch.fx.Graph, argument: torch.fx.Node, number: int) -> torch.fx.Node:
+    """An input of the backward for what an argument holds when it runs. Partitioners know such inputs by their name."""
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    with graph.inserting_after(last):
+        node = add_placeholder(graph, f"tangents_{number + 1}")
+    node.meta.update(argument.meta)
+    node.meta["partitioner_tag"] = "is_backward"
+    node.meta.pop("desc", None)
+    return node
+
+
+def _is_tangent(node: torch.fx.Node) -> bool:
+    return "tangents" in str(node.target)
+
+
+def _is_backward(node: Any) -> bool:
+    return isinstance(node, torch.fx.Node) and "backward" in str(node.meta.get("partitioner_tag", ""))

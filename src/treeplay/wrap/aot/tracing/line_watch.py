@@ -1,0 +1,178 @@
+"""The watch over a function that is traced: it sees each call of a torch function, notes what it changes, and refuses what a
+graph would lose.
+
+The user's line of every call that changes a tensor in place is noted, with the arguments that it touches. What a trace does not
+keep (setting `.data`, replacing a storage, a result that becomes a leaf) is refused there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from treeplay.observe.lines import location_in, user_location
+from treeplay.torch_seam import fakes, fx, tensors
+from treeplay.values.lists import one_by_one, writes_shared
+from treeplay.values.location import Location
+from treeplay.wrap.aot.tracing import in_place
+from treeplay.wrap.aot.tracing.dropout import done_as_eager
+from treeplay.wrap.aot.tracing.findings import TraceFindings, refusal
+from treeplay.wrap.aot.tracing.statistics import statistics_written
+
+_LEAF = "a leaf Variable that requires grad, or a view of one, is being used in an in-place operation"
+_FLAGS = frozenset(("requires_grad_", "detach_", "share_memory_"))
+SHAPES = frozenset(
+    ("t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "resize_", "resize_as_")
+)
+"""What changes a tensor's shape in place."""
+_DUNDERS = frozenset(
+    (
+        "__setitem__",
+        "__iadd__",
+        "__isub__",
+        "__imul__",
+        "__itruediv__",
+        "__ifloordiv__",
+        "__imod__",
+        "__ipow__",
+        "__iand__",
+        "__ior__",
+        "__ixor__",
+        "__ilshift__",
+        "__irshift__",
+        "__imatmul__",
+        "__idiv__",
+    )
+)
+
+
+class LineWatch(TorchFunctionMode):
+    """Notes the user's line of every call that changes a tensor in place."""
+
+    def __init__(
+        self, seen: TraceFindings, inputs: Sequence[Any], leaves: Sequence[bool], names: Sequence[str]
+    ) -> None:
+        super().__init__()
+        self.seen = seen
+        self.names = names
+        self.data: list[torch.Tensor] = []
+        self.reshaped: list[tuple[torch.Tensor, tuple[str, Location | None]]] = []
+        self.born: dict[int, tuple[torch.Tensor, Location | None]] = {}
+        self.told: list[tuple[torch.Tensor, Location | None]] = []
+        self.inputs = [(k, value) for k, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+        self.leaves = [value for value, is_leaf in zip(inputs, leaves, strict=True) if is_leaf]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "").partition(".")[0]  # of an operator without its overload
+        if name == "__set__":
+            self._refuse_setting(func)
+        if name == "set_":
+            self._refuse_replacing(args[0])
+        if name == "requires_grad_" and not any(args[0] is value for _, value in self.inputs):
+            self.told.append((args[0], user_location()))  # which is nobody's concern as long as it stays inside
+        elif name == "detach_" and not any(tensors.shares_storage(args[0], value) for _, value in self.inputs):
+            pass  # the trace's own tensor loses its history as the user's would
+        elif _is_in_place(name):
+            where = location_in(fx.stack_of_current_node()) or user_location()
+            self.seen.writes.append((name, where))
+            if args and isinstance(args[0], torch.Tensor):
+                self._touch(name, args[0], where)
+        kwargs = kwargs or {}
+        changed = statistics_written(func, args, kwargs)
+        self.seen.touched |= {
+            k for k, value in self.inputs if any(tensors.shares_storage(one, value) for one in changed)
+        }
+        result = done_as_eager(func, args, kwargs)
+        if result is None:
+            self._refuse_failing(name, args, kwargs)
+            written = in_place.written_by(args, kwargs, is_in_place=_is_in_place(name) and name not in SHAPES)
+            self._refuse_enlarged(name, written)
+            with in_place.lying_as_before(written):
+                run = _run_list if name.startswith("_foreach_") and name.endswith("_") else _run
+                result = in_place.viewed(name, args, run(func, args, kwargs))
+        if kwargs and fakes.is_outgrown(kwargs.get("out")):
+            why = "gives the tensor at `out` another size, which a trace does not follow"
+            raise refusal(name or "out", why, user_location(), "make that tensor with the size of the result")
+        if isinstance(result, torch.Tensor):
+            self._note(func, args, result)
+        return result
+
+    def _refuse_failing(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        why = in_place.why_not(name, args, kwargs)
+        if why is not None:
+            raise refusal(
+                name, f"fails when it runs: {why}", location_in(fx.stack_of_current_node()) or user_location()
+            )
+
+    def _refuse_enlarged(self, name: str, written: Sequence[torch.Tensor]) -> None:
+        if any(map(in_place.is_enlarged, written)):
+            where = location_in(fx.stack_of_current_node()) or user_location()
+            raise refusal(name, "writes through an expanded view, which a trace does to rounding only", where)
+
+    def _refuse_setting(self, func: Any) -> None:
+        for name in ("data", "requires_grad"):
+            if func.__self__ is getattr(torch.Tensor, name):
+                raise refusal(name, "is set on a tensor, which a trace does not keep", user_location())
+
+    def _refuse_replacing(self, target: Any) -> None:
+        for k, value in self.inputs:
+            if target is value or target is getattr(value, "elem", None):  # what a functional tensor is made of
+                told = f"the storage of argument `{self.names[k]}` is replaced"
+                advice = "copy the data into it, or run this function without treeplay"
+                raise refusal("set_", told, user_location(), advice)
+
+    def _note(self, func: Any, args: Sequence[Any], result: torch.Tensor) -> None:
+        """Keep tensors that came through `.data`, views of them included, and leaves made inside."""
+        is_data = func is torch.Tensor.data.__get__ or getattr(func, "__self__", None) is torch.Tensor.data  # type: ignore[attr-defined]
+        if is_data or (self.data and any(arg is data for arg in args for data in self.data)):
+            self.data.append(result)
+        if result.requires_grad and result.is_leaf and not any(result is value for _, value in self.inputs):
+            self.born[id(result)] = result, user_location()
+
+    def refuse_leaves(self, results: Sequence[Any]) -> None:
+        """Refuse a new leaf or a view made under no_grad: it would come out of the graph with a history."""
+        for result in results:
+            if id(result) in self.born and result.is_leaf:  # what a custom function made may have a history by now
+                raise refusal("leaf", "a result needs a gradient and has no history", self.born[id(result)][1])
+            for leaf, where in self.told:
+                if isinstance(result, torch.Tensor) and tensors.shares_storage(result, leaf):
+                    raise refusal(
+                        "requires_grad_", "changes how autograd sees a result, which a trace does not keep", where
+                    )
+
+    def _touch(self, name: str, target: torch.Tensor, where: Location | None) -> None:
+        if name in SHAPES:
+            self.reshaped.append((target, (name, where)))
+        elif self.seen.reshaped_then_written is None:
+            self.seen.reshaped_then_written = next(
+                (told for tensor, told in self.reshaped if tensors.shares_storage(target, tensor)), None
+            )
+        touched = {k for k, value in self.inputs if tensors.shares_storage(target, value)}
+        self.seen.touched |= touched
+        if not any(target is data for data in self.data):
+            self.seen.versioned |= touched
+        is_tracked = torch.is_grad_enabled() and target.requires_grad and name not in _FLAGS
+        # In a trace arguments are no leaves themselves, so autograd does not raise what it would in eager mode.
+        if is_tracked and any(leaf is target or (target._is_view() and leaf is target._base) for leaf in self.leaves):
+            raise refusal("write", f"{name}: {_LEAF}", where, "write to it under torch.no_grad()")
+
+
+def _run(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
+
+
+def _run_list(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Write the tensors of a list, one after the other where some share memory."""
+    given = [*args, *kwargs.values()]
+    if not isinstance(given[0], (list, tuple)) or not writes_shared(given, tensors.shares_storage):
+        return func(*args, **kwargs)
+    for one, named in one_by_one(args, kwargs):
+        result = func(*one, **named)
+    return result if result is None else given[0]
+
+
+def _is_in_place(name: str) -> bool:
+    return (name.endswith("_") and not name.endswith("__")) or name in _DUNDERS

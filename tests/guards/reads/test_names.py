@@ -1,0 +1,111 @@
+"""The names that code uses, told by its instructions."""
+
+from __future__ import annotations
+
+from types import CodeType
+from typing import Any
+
+import pytest
+
+from treeplay.guards.reads.names import computes_names, globals_in, imports_in, names_in, passes_to_super
+
+
+def code_of(text: str) -> CodeType:
+    scope: dict[str, Any] = {}
+    body = "\n".join(f"    {line}" for line in text.splitlines())
+    exec(f"def f(x):\n{body}", scope)
+    code: CodeType = scope["f"].__code__
+    return code
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("return x + a", {"a"}),
+        ("return a.b.c", {"a"}),
+        ("return a.b(x)", {"a"}),
+        ("return len(x)", {"len"}),
+        ("global a\na = 1", {"a"}),
+        ("global a\ndel a", {"a"}),
+        ("x.a = b\ndel x.c", {"b"}),
+        ("import a.b\nreturn a", set()),
+        ("from a import b\nreturn b", set()),
+        ("b = 1\nreturn b", set()),
+        ("return lambda: a", set()),
+        ("class A:\n    b = c\nreturn A", set()),
+        ("return x", set()),
+    ],
+)
+def test_globals_are_told_from_attributes_imports_and_locals(text: str, expected: set[str]) -> None:
+    assert globals_in(code_of(text)) == expected
+
+
+def test_names_of_a_class_body_count_where_it_runs() -> None:
+    inner = next(c for c in code_of("class A:\n    b = c").co_consts if isinstance(c, CodeType))
+    assert globals_in(inner) >= {"c"}
+
+
+def test_imports_are_named_with_their_packages() -> None:
+    assert imports_in(code_of("import a.b.c\nfrom d import e")) == {"a", "a.b", "a.b.c", "d"}
+    assert imports_in(code_of("from . import e")) == {""}
+    assert not imports_in(code_of("return x"))
+
+
+def test_names_are_those_of_instructions_and_strings_that_could_be_names() -> None:
+    found = names_in(code_of("return getattr(x.rate, 'scale.inner') + table['no name'] + '2'"))
+    assert {"getattr", "rate", "scale", "inner", "table"} <= found
+    assert not {"no name", "2", "x"} & found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("return getattr(x, 'a')", False),
+        ("return getattr(x, 'a', None)", False),
+        ("return getattr(x.b[0].c(1), 'a', {})", False),
+        ("return getattr(getattr(x, 'a'), 'b')", False),
+        ("return hasattr(x, 'a') and hasattr(x.b, 'c')", False),
+        ("return f(x, 'a')", False),
+        ("return getattr(x, y)", True),
+        ("return getattr(x, y, 'a')", True),
+        ("return getattr(x, 'a' + y)", True),
+        ("return getattr(x, y, f('a'))", True),
+        ("return getattr(getattr(x, y), 'a')", True),
+        ("return getattr(x, 'a' if y else 'b')", True),
+        ("return f(x, 'a'), getattr(x, y)", True),
+        ("return getattr(*x)", True),
+        ("return map(getattr, x, y)", True),
+        ("f = getattr\nreturn f(x, 'a')", True),
+        ("return vars(x)", True),
+        ("return dir(x)", True),
+        ("return x.getattr(y)", False),
+    ],
+)
+def test_names_that_are_computed_are_told_from_those_that_are_spelled_out(text: str, expected: bool) -> None:
+    assert computes_names(code_of(text)) == expected
+
+
+class Passing:
+    def store(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+
+    def load(self, name: str) -> object:
+        return super().__getattribute__(name)
+
+    def both(self, other: object) -> None:
+        super().__setattr__("a", 1)
+        object.__setattr__(other, "a", 1)
+
+    def elsewhere(self, other: object) -> object:
+        return object.__getattribute__(other, "a")
+
+    def kept(self) -> object:
+        return super().__setattr__
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [("store", True), ("load", True), ("kept", True), ("both", False), ("elsewhere", False)],
+)
+def test_what_goes_to_super_is_told_from_what_goes_to_others(method: str, expected: bool) -> None:
+    assert passes_to_super(vars(Passing)[method].__code__) is expected

@@ -1,0 +1,207 @@
+"""Which code ran: noted by the interpreter, of one thread, beside a profiler of the user's."""
+
+from __future__ import annotations
+
+import cProfile
+import functools
+import pstats
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+from torch.profiler import ProfilerActivity, profile
+
+from treeplay.guards.reads.ran import RanCode, function_of, noting
+
+
+def inner(values: list[int]) -> int:
+    return len(values)
+
+
+def outer() -> int:
+    return inner([2, 1]) + sum(each for each in [1])
+
+
+def other() -> None:
+    pass
+
+
+def names(ran: RanCode) -> set[str]:
+    return {code.co_name for code in ran.code().values()}
+
+
+def of(program: Callable[[], Any]) -> RanCode:
+    ran = noting()
+    ran.start()
+    program()
+    ran.stop()
+    return ran
+
+
+def test_code_that_ran_is_noted_and_no_other() -> None:
+    ran = of(outer)
+    assert {"outer", "inner", "<genexpr>"} <= names(ran) and "other" not in names(ran)
+    assert all(id(code) == key for key, code in ran.code().items())
+    assert ran.is_complete
+
+
+def test_what_ran_before_and_afterwards_is_not_noted() -> None:
+    ran = noting()
+    inner([])
+    ran.start()
+    other()
+    ran.stop()
+    outer()
+    assert "other" in names(ran) and not {"inner", "outer"} & names(ran)
+
+
+def test_a_pause_leaves_out_what_is_in_it() -> None:
+    ran = noting()
+    ran.start()
+    ran.pause()
+    ran.pause()
+    outer()
+    ran.resume()
+    ran.resume()
+    other()
+    ran.stop()
+    assert "other" in names(ran) and not {"inner", "outer"} & names(ran)
+
+
+def test_code_that_raised_is_noted() -> None:
+    def failing() -> None:
+        raise ValueError("as told")
+
+    def program() -> None:
+        with pytest.raises(ValueError, match="as told"):
+            failing()
+
+    assert "failing" in names(of(program))
+
+
+def test_builtins_are_named_with_their_callers() -> None:
+    def asking() -> list[Any]:
+        return [time.time(), sorted([2, 1])]
+
+    found = of(lambda: (asking(), outer())).builtins()
+    assert found["time.time"] == [asking.__code__]
+    assert inner.__code__ in found["builtins.len"] and asking.__code__ in found["builtins.sorted"]
+
+
+def test_other_threads_are_not_noted() -> None:
+    def program() -> None:
+        thread = threading.Thread(target=outer)
+        thread.start()
+        thread.join()
+        other()
+
+    assert "other" in names(of(program)) and not {"inner", "outer"} & names(of(program))
+
+
+def test_a_function_that_profiles_is_set_aside_and_goes_on() -> None:
+    seen: list[str] = []
+
+    def profiler(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            seen.append(frame.f_code.co_name)
+
+    sys.setprofile(profiler)
+    try:
+        ran = of(outer)
+        is_back = sys.getprofile() is profiler
+        other()
+    finally:
+        sys.setprofile(None)
+    assert is_back and "other" in seen and {"outer", "inner"} <= names(ran)
+
+
+def test_a_profile_of_the_users_is_set_aside_and_goes_on() -> None:
+    profile = cProfile.Profile()
+    profile.enable()
+    try:
+        ran = of(outer)
+        is_back = sys.getprofile() is profile or hasattr(sys, "monitoring")
+        other()
+    finally:
+        profile.disable()
+    timed = {name for _, _, name in pstats.Stats(profile).stats}  # type: ignore[attr-defined]
+    assert is_back and "other" in timed and {"outer", "inner"} <= names(ran)
+
+
+def test_a_profiler_in_c_that_is_none_of_pythons_stays_on() -> None:
+    """As torch's, which notes stacks: nobody could put it back."""
+    with profile(activities=[ProfilerActivity.CPU], with_stack=True):
+        theirs = sys.getprofile()
+        ran = noting()
+        ran.start()
+        ran.pause()
+        ran.resume()
+        outer()
+        ran.stop()
+        assert sys.getprofile() is theirs is not None
+    assert ran.is_complete is ("outer" in names(ran))
+
+
+def test_nothing_is_left_on() -> None:
+    before = sys.getprofile()
+    of(outer)
+    assert sys.getprofile() is before
+
+
+def test_one_may_follow_another() -> None:
+    assert "inner" in names(of(outer)) and "inner" in names(of(outer)) and "inner" not in names(of(other))
+
+
+class Named:
+    @staticmethod
+    def plainly() -> None: ...
+
+    @classmethod
+    def of_class(cls) -> None: ...
+
+    @property
+    def asked(self) -> float:
+        return 1.0
+
+    class Inner:
+        def method(self) -> None: ...
+
+
+def test_the_function_of_code_is_found_by_its_name() -> None:
+    getter = vars(Named)["asked"].fget
+    for function in (Named.plainly, Named.of_class.__func__, getter, Named.Inner.method, functools.wraps):  # type: ignore[attr-defined]
+        assert function_of(function.__code__) is function
+
+
+def test_no_other_function_is_found_for_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nested() -> None: ...
+
+    plainly = Named.plainly
+    monkeypatch.setattr(Named, "plainly", staticmethod(lambda: None))
+    made: dict[str, Any] = {}
+    exec("def of_text(): ...", made)
+    assert [function_of(function.__code__) for function in (nested, plainly, made["of_text"])] == [None] * 3
+
+
+def test_the_same_code_is_noted_again_in_another_block() -> None:
+    """Also where the interpreter was told to tell of it no more."""
+    first, second = of(outer), of(outer)
+    assert names(first) == names(second) >= {"outer", "inner"}
+    assert first.builtins().keys() == second.builtins().keys() and first.builtins()
+
+
+def test_a_call_of_another_builtin_at_the_same_place_is_noted() -> None:
+    def each_of(functions: list[Callable[[list[int]], Any]]) -> None:
+        for function in functions:
+            function([1])
+
+    found = of(functools.partial(each_of, [other_than_a_builtin, len, sum, other_than_a_builtin, max])).builtins()
+    assert {name.rpartition(".")[2] for name in found} >= {"len", "sum", "max"}
+
+
+def other_than_a_builtin(_: list[int]) -> None:
+    pass

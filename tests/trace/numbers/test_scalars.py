@@ -1,0 +1,77 @@
+"""Symbolic numbers: arithmetic builds expressions, decisions leave guards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from treeplay.errors import Refusal
+from treeplay.trace.numbers.scalars import Scalar, ScalarWorld, scalar_of, symbolic
+
+
+@pytest.fixture
+def world() -> ScalarWorld:
+    return ScalarWorld(torch.fx.Graph())
+
+
+def number(world: ScalarWorld, value: float = 3.0, text: str | None = "s0") -> Any:
+    return symbolic(Scalar(world, text=text, value=value, node=world.graph.placeholder("s0")))
+
+
+@pytest.mark.parametrize(
+    ("make", "text", "value"),
+    [
+        (lambda s: -s, "(-s0)", -3.0),
+        (lambda s: 1 - s, "(1.0 - s0)", -2.0),
+        (lambda s: s * 2 + 1, "((s0 * 2.0) + 1.0)", 7.0),
+        (lambda s: s / 4, "(s0 / 4.0)", 0.75),
+        (lambda s: 2.0**s, "(2.0 ** s0)", 8.0),
+        (lambda s: abs(-s), "abs((-s0))", 3.0),
+    ],
+)
+def test_arithmetic_builds_an_expression(world: ScalarWorld, make: Callable[..., Any], text: str, value: float) -> None:
+    scalar = scalar_of(make(number(world)))
+    assert scalar is not None and (scalar.text, scalar.value) == (text, value)
+    assert eval(text, {"s0": 3.0}) == value and not world.guards
+
+
+@pytest.mark.parametrize(
+    ("decide", "guards"),
+    [
+        (lambda s: bool(s != 0), {"(s0 != 0.0) is True"}),
+        (lambda s: bool(s > 5), {"(s0 > 5.0) is False"}),
+        (lambda s: bool(s), {"(s0 != 0.0) is True"}),
+        (lambda s: not s >= 0.0, {"(s0 >= 0.0) is True"}),
+        (lambda s: float(s), {"s0 is 3.0"}),
+        (lambda s: s**0.5, {"(s0 >= 0.0) is True"}),
+        (lambda s: math.sqrt(s + 1), {"(s0 + 1.0) is 4.0"}),
+    ],
+)
+def test_a_decision_leaves_a_guard(world: ScalarWorld, decide: Callable[..., Any], guards: set[str]) -> None:
+    decide(number(world))
+    assert {str(guard) for guard in world.guards.values()} == guards
+
+
+def test_a_comparison_that_nobody_decides_on_leaves_none(world: ScalarWorld) -> None:
+    _ = number(world) != 0
+    assert not world.guards
+
+
+def test_a_number_of_a_tensor_may_be_computed_with_but_not_decided_on(world: ScalarWorld) -> None:
+    value = number(world, text=None)
+    made = scalar_of(1 - value * 2)
+    assert made is not None and made.text is None
+    with pytest.raises(Refusal, match="lives in a tensor"):
+        bool(value > 1)
+
+
+def test_plain_numbers_are_not_symbolic() -> None:
+    assert scalar_of(3.0) is None and scalar_of(torch.ones(1)) is None and scalar_of(None) is None
+
+
+def test_a_symbol_prints_its_expression(world: ScalarWorld) -> None:
+    assert str(1 - number(world)) == "<(1.0 - s0)>"

@@ -1,0 +1,48 @@
+"""Generators of Python and NumPy: a draw shows, and is taken back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+
+from treeplay.trace.restore.random_sources import RandomSources, is_source
+
+SOURCES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "Python's Random": (random.Random(1), lambda source: source.gauss(0, 1)),
+    "NumPy's Generator": (numpy.random.default_rng(1), lambda source: source.normal()),
+    "NumPy's RandomState": (numpy.random.RandomState(1), lambda source: source.normal()),
+    "NumPy's Philox": (numpy.random.Philox(1), lambda source: int(source.random_raw())),
+    "NumPy's MT19937": (numpy.random.MT19937(1), lambda source: int(source.random_raw())),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_draw_shows_and_is_taken_back(name: str) -> None:
+    source, draw = SOURCES[name]
+    sources = RandomSources([object(), source])
+    assert sources.moved() is None
+    drawn = [draw(source) for _ in range(3)]
+    assert sources.moved() == name
+    for _ in range(2):
+        sources.restore()
+    assert sources.moved() is None and [draw(source) for _ in range(3)] == drawn
+
+
+@pytest.mark.parametrize(
+    ("name", "draw"), [("random", random.random), ("numpy.random", lambda: numpy.random.standard_normal())]
+)
+def test_the_global_ones_are_known(name: str, draw: Callable[[], float]) -> None:
+    sources = RandomSources([])
+    drawn = draw()
+    assert sources.moved() == name
+    sources.restore()
+    assert draw() == drawn
+
+
+def test_what_has_no_state_is_none() -> None:
+    assert not any(map(is_source, (random.SystemRandom(), random, None, numpy.random)))
+    assert RandomSources([random.SystemRandom()]).moved() is None

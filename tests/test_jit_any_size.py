@@ -308,6 +308,14 @@ def test_a_size_of_one_is_another_program() -> None:
     assert check(jitted, torch.randn(6, 4))
 
 
+def test_what_is_asked_of_sizes_has_no_answer_for_none() -> None:
+    jitted = jitted_twice(
+        lambda x: x.chunk(2)[0].sum() - x.chunk(2)[-1] * 2, 3, 4
+    )  # is 1 + (rows - 1) // ((rows + 1) // 2) 2?
+    assert not check(jitted, torch.randn(0, 4)) and not check(jitted, torch.randn(0, 4))
+    assert check(jitted, torch.randn(6, 4))
+
+
 def test_sizes_of_two_arguments() -> None:
     jitted = treeplay.jit(lambda x, y: (x.t() @ y).relu() - x.shape[0] + y.shape[1] * 2)
     for rows, columns in ((3, 5), (4, 5), (4, 5), (6, 7), (6, 7)):

@@ -5,6 +5,7 @@ Otherwise they are part of the key.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable
@@ -277,6 +278,16 @@ OF_INTEGERS: dict[str, Callable[..., Any]] = {
     "a bool of it": lambda x, n: x * (not n) - int(bool(n)),
     "in a complex number": lambda x, n: x * complex(n, 1),
 }
+
+
+def test_a_branch_that_raises_for_a_number_raises_the_programs_error() -> None:
+    program = jit(lambda x, n: x * 2 - 1 if 1 / n > 0.5 else x - n)
+    for n in (3.0, 4.0, 5.0, 0.0, 0.0, 0.0):
+        with pytest.raises(ZeroDivisionError) if n == 0.0 else contextlib.nullcontext():
+            assert_same(program(torch.ones(2), n), torch.ones(2) - n)
+    facts = program.statistics()
+    assert_same(program(torch.ones(2), 6.0), torch.ones(2) - 6.0)
+    assert program.statistics().replays == facts.replays + 1 and not any("error" in how for how in facts.not_replayed)
 
 
 @pytest.mark.parametrize("what", OF_INTEGERS)

@@ -228,6 +228,19 @@ def test_sizes_that_change_train(inner):
         torch.testing.assert_close(one.grad, other.grad)
 
 
+@BOTH
+def test_a_branch_that_is_given_sizes_that_change_is_compiled(inner):
+    def program(x):
+        return torch.cond(x.sum() > 0, lambda x: x.sin() * 2 - x, lambda x: x * 3 - 1, (x,))
+
+    run = compiled(program, inner, dynamic=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="treeplay runs")
+        for rows, scale in ((3, 1.0), (3, -1.0), (5, -1.0)):
+            x = torch.full((rows, 4), scale)
+            torch.testing.assert_close(run(x), x.sin() * 2 - x if scale > 0 else x * 3 - 1)
+
+
 SCRIPT = """
 import copy, os, sys
 import torch, torch.distributed as dist

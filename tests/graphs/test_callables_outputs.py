@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from support import assert_same
-from treeplay.errors import StaleOutput
+from treeplay import StaleOutput
 from treeplay.graphs import make_graphed_callables
 
 

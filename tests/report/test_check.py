@@ -129,6 +129,12 @@ def test_a_program_without_blockers_is_fine() -> None:
     assert str(outcome).startswith("can be recorded with ") and "print: " in str(outcome)
 
 
+def test_what_is_no_program_is_named() -> None:
+    not_called: Any = torch.ones(2)
+    with pytest.raises(treeplay.ArgumentTypeError, match="check: expected a callable or a module, found Tensor"):
+        treeplay.check(not_called)
+
+
 def test_what_the_program_raises_is_raised() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         raise ZeroDivisionError

@@ -38,7 +38,7 @@ def test_an_inference_function_reads_as_if_typed_by_hand():
                 if not (guards.holds()): return MISS
                 v0 = c1.cell_contents
                 if not (check(args_0, v0)): return MISS
-            except (KeyError, IndexError, AttributeError, ValueError, TypeError, RuntimeError):
+            except (KeyError, IndexError, AttributeError, ValueError, TypeError, ArithmeticError, RuntimeError):
                 return MISS
             try:
                 set_grad_enabled(False)

@@ -24,6 +24,7 @@ from treeplay.torch_seam import context as torch_context
 from treeplay.torch_seam import fakes as torch_fakes
 from treeplay.torch_seam import flags
 from treeplay.torch_seam import trees as pytree
+from treeplay.torch_seam.operators import HigherOrderOperator
 from treeplay.values.captured import Direction
 from treeplay.wrap.aot.compilers import Boxed
 
@@ -187,6 +188,7 @@ def _inductor(
     spare = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
     for node in spare.graph.find_nodes(op="call_function", target=torch.ops.aten._neg_view.default):
         node.target = torch.ops.aten.neg.default  # kernels do not look at the bit that makes it a view
+    _note_numbers(spare)
     strides: list[Any] = []
     try:
         artifact.check_layouts(module.graph)
@@ -213,6 +215,26 @@ def _inductor(
     wanted = visible_strides(noted, flat.visible)
     wrong = [(at, stride) for at, stride in wanted if at >= len(strides) or strides[at] != stride]
     return with_strides(run, wrong), [dict(wanted).get(at, stride) for at, stride in enumerate(strides)] or noted
+
+
+def _note_numbers(module: torch.fx.GraphModule) -> None:
+    """Note at the placeholders of child graphs the numbers that they are given: a trace notes none of those that are known, and
+    Inductor compares what is noted with what is given."""
+    for part in filter(lambda each: isinstance(each, torch.fx.GraphModule), list(module.modules())):
+        for node in part.graph.nodes:  # type: ignore[union-attr]
+            if not isinstance(node.target, HigherOrderOperator):
+                continue
+            given = [leaf for operands in node.args if isinstance(operands, (list, tuple)) for leaf in operands]
+            functions = [getattr(part, str(source.target), None) for source in node.args if _is_function(source)]
+            for child in functions:
+                places = child.graph.find_nodes(op="placeholder") if isinstance(child, torch.fx.GraphModule) else ()
+                for place, value in zip(places, given, strict=False):
+                    if isinstance(value, int):
+                        place.meta.setdefault("val", value)
+
+
+def _is_function(source: Any) -> bool:
+    return isinstance(source, torch.fx.Node) and source.op == "get_attr"
 
 
 def _shows_negatives(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:

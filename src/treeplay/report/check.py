@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from treeplay.backend.autograd.differentiable import trace_flat
-from treeplay.errors import Refusal
+from treeplay.errors import ArgumentTypeError, Refusal
 from treeplay.record.differentiable import run_wrap
 from treeplay.record.front import run_front
 from treeplay.trace.call import Call, call_of
@@ -54,6 +54,8 @@ def check(program: Callable[..., Any], *args: Any, **kwargs: Any) -> CheckOutcom
 
         print(treeplay.check(step, x, y))
     """
+    if not callable(program):
+        raise ArgumentTypeError(f"check: expected a callable or a module, found {type(program).__name__}")
     jitted: Any = program if hasattr(type(program), "explain") else None  # it is checked as the plain program
     return examine(
         jitted.__wrapped__ if jitted is not None else program,

@@ -57,10 +57,18 @@ class SizesAre(Condition):
             found[number.name] = getattr(tensor, number.what)(*given)
             names[number.name] = f"{as_written(item.name)}{number.text}"
         for question in self.asked.questions:
-            if not eval(question, found):
+            if not _answer(question, found):
                 told = _WORD.sub(lambda word: names.get(word[0], word[0]), question)
                 used = {names[word]: found[word] for word in _WORD.findall(question) if word in names}
                 return Mismatch(", ".join(used), told, ", ".join(map(str, used.values())))
+        return None
+
+
+def _answer(question: str, found: dict[str, Any]) -> Any:
+    """The answer to a question about numbers; None where there is none, as behind a division by zero."""
+    try:
+        return eval(question, found)
+    except (ArithmeticError, ValueError):
         return None
 
 
@@ -113,7 +121,7 @@ class Branches(Condition):
         if not all(IsNumber(number).fits(found[number.name]) for number in self.numbers):
             return None  # told already
         values = {name: value if type(value) in (int, float) else as_float(value) for name, value in found.items()}
-        outcome = eval(self.guard.expression, {"abs": abs}, values)
+        outcome = _answer(self.guard.expression, {"abs": abs, **values})
         if outcome == self.guard.expected:
             return None
         names = ", ".join(str(number.place) for number in self.numbers if number.name in self.guard.expression)

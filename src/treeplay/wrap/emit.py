@@ -101,7 +101,8 @@ class _CallEmitter(ArgumentText):
             # Only now: which variables of the state are used shows once all lines are there.
             at = conditions.index(_KEPT)
             conditions[at : at + 1] = self.keeping([*conditions[at:], *body])
-        errors = "KeyError, IndexError, AttributeError, ValueError, TypeError, RuntimeError"  # the last is torch's own
+        # ArithmeticError: of 1 / n where n is 0 now. RuntimeError: of torch.
+        errors = "KeyError, IndexError, AttributeError, ValueError, TypeError, ArithmeticError, RuntimeError"
         with self.block("def replay(args, kwargs):"):
             with self.block("try:"):
                 self.add(*conditions)

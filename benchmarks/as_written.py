@@ -92,13 +92,11 @@ def _steady(calls: dict[str, Call], wrapped: Any, way: str, device: Any, *, star
     from treeplay.tree.tiers import compile_thread
 
     number, begun = start, perf_counter()
-    for _ in range(
-        2
-    ):  # what is compiled is then tried against what it is to replace; a backward comes after its forward
+    # What is compiled is then tried against what it is to replace; a backward comes after its forward.
+    for _ in range(2):
         number = _settled(calls, wrapped, way, start=number)
-        compile_thread.wait(
-            3 * MOST_SECONDS
-        )  # what compiles in the background would take a processor from what is timed
+        # What compiles in the background would take a processor from what is timed.
+        compile_thread.wait(3 * MOST_SECONDS)
     found = {"settled after, s": round(perf_counter() - begun, 1)}
     with _alone():
         before = _counts(wrapped, way)

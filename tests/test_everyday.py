@@ -28,9 +28,8 @@ NOT_REPLAYED = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_an_everyday_program_as_it_is_written(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        Distribution, "_validate_args", True
-    )  # the default, which torch.compile turns off for a process
+    # The default, which torch.compile turns off for a process.
+    monkeypatch.setattr(Distribution, "_validate_args", True)
     wrapped: list[Any] = []
 
     def jitted(program: Any) -> Any:
@@ -42,9 +41,8 @@ def test_an_everyday_program_as_it_is_written(name: str, device: str, monkeypatc
         return PROGRAMS[name](wrap, torch.device(device))
 
     ours, eager = made(jitted), made(lambda program: program)
-    near = (
-        {"rtol": 1e-3, "atol": 1e-4} if device == "cuda" else {}
-    )  # eager's optimizers and products round otherwise there
+    # Eager's optimizers and products round otherwise there.
+    near = {"rtol": 1e-3, "atol": 1e-4} if device == "cuda" else {}
     with warnings.catch_warnings(), treeplay.settings.changed(compile_budget=Settings().compile_budget):
         warnings.simplefilter("ignore", UserWarning)  # what varies is told
         for number in range(CALLS):

@@ -297,11 +297,12 @@ def test_a_result_of_a_step_has_no_graph() -> None:
         return loss
 
     jitted = jit(step)
+    # Eager: a graph already freed.
     assert [jitted(torch.ones(2)).requires_grad for _ in range(3)] == [
         True,
         False,
         False,
-    ]  # eager: a graph already freed
+    ]
 
 
 def test_the_settings_at_the_time_of_recording_count() -> None:

@@ -309,9 +309,8 @@ def test_a_size_of_one_is_another_program() -> None:
 
 
 def test_what_is_asked_of_sizes_has_no_answer_for_none() -> None:
-    jitted = jitted_twice(
-        lambda x: x.chunk(2)[0].sum() - x.chunk(2)[-1] * 2, 3, 4
-    )  # is 1 + (rows - 1) // ((rows + 1) // 2) 2?
+    # Is 1 + (rows - 1) // ((rows + 1) // 2) 2?
+    jitted = jitted_twice(lambda x: x.chunk(2)[0].sum() - x.chunk(2)[-1] * 2, 3, 4)
     assert not check(jitted, torch.randn(0, 4)) and not check(jitted, torch.randn(0, 4))
     assert check(jitted, torch.randn(6, 4))
 

@@ -316,9 +316,8 @@ def test_the_last_call_of_a_pause_tells_what_a_call_takes() -> None:
     assert pause.left == 20
     pause.last = 1e-4
     pause.looked(budget.Entry({}), "refused", cost=1e-4, ran=1e-3, served=0)
-    assert pause.left == pytest.approx(
-        2000, abs=1
-    )  # the rest of what the call that was looked at took belongs to the look
+    # The rest of what the call that was looked at took belongs to the look.
+    assert pause.left == pytest.approx(2000, abs=1)
     pause.looked(budget.Entry({}), "refused", cost=1e-4, ran=1e-4, served=0)
     assert pause.left == pytest.approx(200, abs=1)
 

@@ -177,9 +177,8 @@ def test_T2_what_is_dropped_is_freed_without_the_garbage_collector(
 ) -> None:
     on_a_tape(device, monkeypatch)
     settle = Settle(device)
-    for _ in range(
-        3 if device == "cuda" else 1
-    ):  # what is made once: kernels, workspaces, contexts of autograd's threads
+    # What is made once: kernels, workspaces, contexts of autograd's threads.
+    for _ in range(3 if device == "cuda" else 1):
         make_and_drop(make, device)
     gc.collect()
     in_use, alive = [], []

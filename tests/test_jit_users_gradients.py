@@ -342,9 +342,8 @@ def test_Tplus4_a_call_inside_of_a_checkpoint_is_right_in_every_round(
     both = sides(front, device)
     left = play(CHECKPOINTS[name], both, device)
     if device == "cuda" and name == "reentrant" and front == "jit":
-        left.pop(
-            0
-        )  # its first call in each round needs no gradient, so that the other kind is captured one round later
+        # Its first call in each round needs no gradient, so that the other kind is captured one round later.
+        left.pop(0)
     assert max(left) <= 0, left
     if front == "backend":
         launches = [report.launch for report in new_reports() if report.outcome != "compiled"]

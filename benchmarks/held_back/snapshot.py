@@ -205,8 +205,7 @@ def _are_equal(found: Any, expected: Any, is_exact: bool, is_half: bool = False)
     close = _TOLERANCE.get(torch.bfloat16 if is_half else expected.dtype, 1e-3)
     if not expected.is_complex():
         found, expected = found.double(), expected.double()
-    share = (
-        0.15 if is_half else 0.05
-    )  # compiled code leaves out roundings on the way: one unit in the last place of the largest
+    # Compiled code leaves out roundings on the way: one unit in the last place of the largest.
+    share = 0.15 if is_half else 0.05
     least = close * float(expected.abs().nan_to_num(0, 0, 0).max()) * share if expected.numel() else 0.0
     return bool(torch.isclose(found, expected, rtol=close, atol=max(least, close * 1e-2), equal_nan=True).all())

@@ -369,9 +369,8 @@ def test_D30_a_skip_is_reported_once_with_the_line_and_counted(caplog):
         run = compiled(program)
         for _ in range(3):
             run(torch.ones(3))
-    (told,) = (
-        record.message for record in caplog.records if record.name == "treeplay.refusals"
-    )  # torch logs its sizes
+    # Torch logs its sizes.
+    (told,) = (record.message for record in caplog.records if record.name == "treeplay.refusals")
     assert "x.nonzero() * 2  # the user's line" in told
     assert __file__ in told and "nonzero makes a result" in told
     assert dict(counters["skips"]) == {"total": 1, "operator": 1}

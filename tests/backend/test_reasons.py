@@ -80,9 +80,8 @@ def test_D30_a_skip_is_one_line_with_the_users_line_and_told_again_by_another_co
             run = compiled(sized)
             for _ in range(4):
                 run(numbers(device))
-        told = [
-            record.message for record in caplog.records if record.name == "treeplay.refusals"
-        ]  # torch logs its sizes
+        # Torch logs its sizes.
+        told = [record.message for record in caplog.records if record.name == "treeplay.refusals"]
         assert len(told) == compiles and THE_LINE in told[-1]
         assert dict(counters["skips"]) == {"total": compiles, "operator": compiles}
         torch._dynamo.reset()

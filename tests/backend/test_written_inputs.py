@@ -42,9 +42,8 @@ PROGRAMS: dict[str, tuple[Program, int]] = {"one": (written, 1), "two": (exchang
 
 
 def given(count: int, call: int, device: str) -> list[torch.Tensor]:
-    return [
-        (torch.arange(16.0, device=device).reshape(4, 4) - 3 * at + call) / 4 for at in range(count)
-    ]  # new ones in each call
+    # New ones in each call.
+    return [(torch.arange(16.0, device=device).reshape(4, 4) - 3 * at + call) / 4 for at in range(count)]
 
 
 def check_call(run: Program, program: Program, args: list[torch.Tensor]) -> tuple[Any, Any]:

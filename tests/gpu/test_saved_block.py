@@ -76,11 +76,12 @@ class Attending(nn.Module):
 
 NETS = pytest.mark.parametrize("kind", [Residual, Attending])
 FRONTS = pytest.mark.parametrize("front", ["jit", "backend"])
+# Steps, those beside a twin, and those after which the allocator does the same in each.
 STEPS, ALONE, STEADY = (
     14,
     6,
     10,
-)  # steps, those beside a twin, and those after which the allocator does the same in each
+)
 
 
 @pytest.fixture(autouse=True)
@@ -147,10 +148,11 @@ def test_T36_training_is_eagers_and_its_warm_steps_move_no_address(
         found = train(net, call, batch, optimizers[0])
         if number < ALONE:
             torch.testing.assert_close(found, train(twin, twin, batch, optimizers[1]), rtol=2e-3, atol=2e-4)
+    # Else the allocator gives results or attention's seeds two places in turn.
     if (kind, front) == (
         Residual,
         "backend",
-    ):  # else the allocator gives results or attention's seeds two places in turn
+    ):
         assert moves == []
     assert all(launch.captures == 1 and launch.launches >= STEPS - 3 for launch in launches())
 

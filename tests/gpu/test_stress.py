@@ -62,9 +62,8 @@ class Worker(threading.Thread):
         self.number, self.net, self.fast, self.streams = number, net, fast, streams
         self.state, self.twin = torch.zeros(WIDTH, device="cuda"), torch.zeros(WIDTH, device="cuda")
         self.update, self.eager_update = jit(make_update(self.state), lower=lower), make_update(self.twin)
-        self.draws = torch.Generator("cuda").manual_seed(
-            number
-        )  # the default one is not to be had while others capture
+        # The default one is not to be had while others capture.
+        self.draws = torch.Generator("cuda").manual_seed(number)
         self.end, self.calls, self.wrong = 0.0, 0, 0
         self.error: BaseException | None = None
 

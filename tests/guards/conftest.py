@@ -22,9 +22,8 @@ def _words_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     told: set[tuple[str, int, str]] = set()
     for item in items:
-        ids = getattr(
-            getattr(item, "callspec", None), "_idlist", ()
-        )  # one for each axis; pytest has no public name for them
+        # One for each axis; pytest has no public name for them.
+        ids = getattr(getattr(item, "callspec", None), "_idlist", ())
         if len(ids) < 2 or item.path.parent.name != "guards":
             continue
         story = item.nodeid.partition("[")[0]

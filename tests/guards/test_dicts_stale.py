@@ -223,9 +223,8 @@ def test_what_is_equal_but_not_the_same_in_a_dict_that_keeps_changing(kind: Any,
     jitted = jit(program)
     x = torch.ones(2, dtype=torch.int64)
     for call in range(9):
-        for _ in range(
-            3
-        ):  # it changes, and nothing that counts does: from the second time on it is compared by its entries
+        # It changes, and nothing that counts does: from the second time on it is compared by its entries.
+        for _ in range(3):
             table["more"] = total
             del table["more"]
             assert_same(jitted(x), program(x))

@@ -83,9 +83,8 @@ def test_outputs_are_made_again_where_inputs_lie_elsewhere(world: tuple[list[Pie
         [piece.in_(one[piece.storage]) for piece in inputs], [piece.in_(one[piece.storage]) for piece in outputs]
     )
 
-    other = [
-        torch.zeros(LENGTH + begin * (at < 2), dtype=torch.uint8) for at in range(4)
-    ]  # new memory begins where it does
+    # New memory begins where it does.
+    other = [torch.zeros(LENGTH + begin * (at < 2), dtype=torch.uint8) for at in range(4)]
     given_now = [piece.in_(other[piece.storage], begin) for piece in inputs]
     expected = [piece.in_(other[piece.storage], begin * (piece.storage < 2)) for piece in outputs]
     made: list[torch.Tensor] = []

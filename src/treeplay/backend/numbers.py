@@ -188,9 +188,8 @@ def _take_tensors(graph: torch.fx.Graph, node: Node, tensors: dict[Node, Node]) 
     dtype, values = node.meta["val"].dtype, [part.meta["val"] for part in node.all_input_nodes]
     if not dtype.is_floating_point:
         return
-    if any(
-        isinstance(value, torch.Tensor) and value.dim() for value in values
-    ):  # else it would decide the result's dtype
+    # Else it would decide the result's dtype.
+    if any(isinstance(value, torch.Tensor) and value.dim() for value in values):
         dtype = _PRECISION.get(dtype, dtype)
     with graph.inserting_before(node):
         node.args = tuple(

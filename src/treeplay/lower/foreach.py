@@ -22,10 +22,11 @@ TensorList = Sequence[Tensor]
 Operator = Callable[..., Any]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# In others, a weight of the tensors' type is rounded, and eager's is not.
 _EXACT_WEIGHTS = (
     torch.float32,
     torch.float64,
-)  # in others, a weight of the tensors' type is rounded, and eager's is not
+)
 
 
 def _is_symbolic(numbers: Any) -> bool:

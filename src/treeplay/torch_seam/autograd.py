@@ -143,9 +143,8 @@ def _within_mode(original: Any, value: Callable[[], Any]) -> Any:
         mode = value()
         if mode is None:
             return original(*args, **kwargs)
-        torch._C._push_on_torch_function_stack(
-            mode
-        )  # as the mode does in Python, which would count as code of the program
+        # As the mode does in Python, which would count as code of the program.
+        torch._C._push_on_torch_function_stack(mode)
         try:
             return original(*args, **kwargs)
         finally:

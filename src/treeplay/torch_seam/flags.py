@@ -40,6 +40,7 @@ FORWARD_LEVEL = (torch.autograd.forward_ad, "_current_level")  # -1 outside of `
 
 FAST_PATH = (torch.backends.mha, "_is_fastpath_enabled")
 
+# Those that the function above knows.
 AUTOCAST_KINDS = (
     "cpu",
     "cuda",
@@ -49,7 +50,7 @@ AUTOCAST_KINDS = (
     "ipu",
     "xla",
     "privateuseone",
-)  # those that the function above knows
+)
 
 matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
 
@@ -57,9 +58,8 @@ allows_tf32: Callable[[], bool] = torch._C._get_cublas_allow_tf32  # False for t
 
 CPU_MODES: dict[str, Callable[[], Any]] = {"oneDNN": torch._C._get_mkldnn_enabled}
 
-attention_order: Callable[[], list[int]] = (
-    torch._C._get_sdp_priority_order
-)  # the kernel that is tried first comes first
+# The kernel that is tried first comes first.
+attention_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
 
 ATTENTION_MODES: dict[str, Callable[[], Any]] = {
     "flash attention": torch._C._get_flash_sdp_enabled,

@@ -228,9 +228,8 @@ def _undo(run: TracedRun, tell_apart: Callable[[], None]) -> None:
     """Put back what the run changed, and let go what it held; each step whatever the others raise."""
     # The last one added runs first: whose changes are whose is told while the changes are there.
     steps = Teardown()
-    steps.add(
-        "forgetting whose changes are whose", partial(setattr, run.snapshot, "whose", None)
-    )  # which refers to the run
+    # Which refers to the run.
+    steps.add("forgetting whose changes are whose", partial(setattr, run.snapshot, "whose", None))
     steps.add("forgetting what the run called", run.called.clear)  # a module that the program made may go now
     steps.add("forgetting which optimizers stepped", run.stepped.clear)
     steps.add("forgetting what was watched", run.watch.forget)

@@ -23,13 +23,14 @@ from treeplay.trace.raised import program_raised
 from treeplay.tree.answers import BROKEN, REPLAYING, Answers, as_internal
 from treeplay.tree.table import Entry, Recording
 
+# Files of code that launches operators.
 _LOWERED = (
     "<treeplay aten",
     "<treeplay launch",
     "<treeplay node",
     "<eval_with_key>",
     TORCH,
-)  # files of code that launches operators
+)
 
 
 class Reached(Enum):

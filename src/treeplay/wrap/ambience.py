@@ -187,9 +187,8 @@ class Ambience:
     def differences(self, other: Ambience) -> Iterator[tuple[str, Any, Any]]:
         """What differs in `other`: name, value here, value there."""
         for mode, here, there in zip(MODES, self.values, other.values, strict=True):
-            is_told = (
-                mode is AUTOCAST_CACHE and self.autocast != other.autocast
-            )  # there is a cache under autocast alone
+            # There is a cache under autocast alone.
+            is_told = mode is AUTOCAST_CACHE and self.autocast != other.autocast
             if here != there and not is_told:
                 yield mode.what, here, there
 

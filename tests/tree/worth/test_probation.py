@@ -337,9 +337,8 @@ def test_threads_share_a_probation(clock: Clock) -> None:
         list(pool.map(run, range(4)))
     found = jitted.statistics()
     assert found.calls == 1000 and found.not_replayed[TIMED] <= AS_IT_IS
-    assert (
-        found.keys[0].recordings == () or found.keys[0].recordings[0].worth
-    )  # with others beside it, times are what they are
+    # With others beside it, times are what they are.
+    assert found.keys[0].recordings == () or found.keys[0].recordings[0].worth
 
 
 @pytest.mark.parametrize(

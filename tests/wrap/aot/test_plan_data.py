@@ -81,9 +81,8 @@ def act(plans: bytes) -> list[tuple[str, ...]]:
         graphs = [runs[direction] for direction in ("inference", "forward", "backward") if direction in runs]
         call = load_call(plan, *graphs)
         compare(CASES[name][0], call, CASES[name][1])
-        assert (
-            call.sources == load_call(fresh.plan, *graphs).sources
-        )  # without the program there are no second derivatives
+        # Without the program there are no second derivatives.
+        assert call.sources == load_call(fresh.plan, *graphs).sources
         found.append(fresh.sources)
     return found
 

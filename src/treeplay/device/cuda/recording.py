@@ -215,9 +215,8 @@ class CudaRecording:
 
     def _not_launched(self, error: Exception, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         """A launch raised before the graph was launched."""
-        if isinstance(
-            error, (MemoryError, torch.OutOfMemoryError)
-        ):  # the work as it is may need less, or raises the same
+        # The work as it is may need less, or raises the same.
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             counters.add("not launched", "out of memory")
             return self._as_it_is("out of memory", tensors, numbers)
         if isinstance(error, Explained):
@@ -256,9 +255,8 @@ class CudaRecording:
         """A tensor lies where the graph cannot read it: captured anew a few times, then such calls run as they are."""
         if is_capturing():
             return self._as_it_is(_CAPTURING, tensors, numbers)
-        if (
-            self._is_tried
-        ):  # with tensors elsewhere, before it is trusted: the graph says itself that it cannot read them
+        # With tensors elsewhere, before it is trusted: the graph says itself that it cannot read them.
+        if self._is_tried:
             return self._plain(tensors, numbers)
         if isinstance(self._state, Ready) and not self._state.graph.is_held:  # it was let go to make room
             self._leave(Waiting())

@@ -29,9 +29,8 @@ from treeplay.values.kinds import is_a
 WHOLE = "__dict__"
 """Stands among the names read of an object for all of them."""
 
-_WHOLE_BY = frozenset(
-    {"__getstate__", "__reduce__", "__reduce_ex__", "__dir__"}
-)  # C code that goes on to read everything
+# C code that goes on to read everything.
+_WHOLE_BY = frozenset({"__getstate__", "__reduce__", "__reduce_ex__", "__dir__"})
 _MODULES_ON_THE_WAY = ("torch._library.simple_registry",)
 
 

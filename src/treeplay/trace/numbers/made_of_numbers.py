@@ -15,11 +15,12 @@ from treeplay.trace.numbers.constants import Constants
 from treeplay.trace.numbers.scalars import scalar_of, value_of
 
 _NAMES = ("condition", "input", "other")
+# The method is one of the tensor that is taken where the condition holds.
 _OF_A_TENSOR = (
     "input",
     "condition",
     "other",
-)  # the method is one of the tensor that is taken where the condition holds
+)
 
 
 def _method(*args: Any, **kwargs: Any) -> dict[str, Any]:

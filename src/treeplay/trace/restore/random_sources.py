@@ -40,9 +40,8 @@ class RandomSources:
         each(self._before, put_back)
 
 
-RandomSource = tuple[
-    str, Any, Callable[[], Any], Callable[[Any], None]
-]  # name, generator, and how to read and set its state
+# Name, generator, and how to read and set its state.
+RandomSource = tuple[str, Any, Callable[[], Any], Callable[[Any], None]]
 IsOurs = Callable[[Any], bool]
 
 

@@ -241,9 +241,8 @@ def _compare(container: Any, place: Binding, before: Any) -> Iterator[Change]:
         stages += [(key, GONE, new) for key, new in found.items() if key not in before or key in moved]
         for key, old, new in stages:
             if old is not new:
-                shown = (
-                    key if isinstance(key, (str, int)) else f"<{type(key).__name__}>"
-                )  # a tensor's text is its values
+                # A tensor's text is its values.
+                shown = key if isinstance(key, (str, int)) else f"<{type(key).__name__}>"
                 yield Change(place.child(How.ITEM, container, key, f"{place}.{shown}"), old, new)
     elif len(found) != len(before):
         yield Change(place, ShownText(f"{len(before)} items"), ShownText(f"{len(found)} items"))

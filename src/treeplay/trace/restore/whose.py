@@ -84,9 +84,8 @@ class Whose:
             return False
         if hasattr(type(container), "__missing__"):  # which makes an entry where one is asked for
             return True
-        if (
-            _of_torch(place) or self._may(changes_in, place) or self._may(assigned_in, place)
-        ):  # of an object not watched
+        # Of an object not watched.
+        if _of_torch(place) or self._may(changes_in, place) or self._may(assigned_in, place):
             return True
         return self._theirs(place, is_read=True)
 

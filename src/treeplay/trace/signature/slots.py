@@ -57,9 +57,10 @@ def _write(change: Change, results: References) -> Write:
             return Write(change.place, Static(after))
     elif _has_tensors(after):
         return Write(change.place, results.value(after))
+    # What an argument holds is part of the key, also where it is a count.
     elif _is_constant(after, results) and (
         not _is_count(before, after) or change.is_blind or given_name(change.place) is not None
-    ):  # what an argument holds is part of the key, also where it is a count
+    ):
         return Write(change.place, Static(after))
     raise results.refuse(
         str(change.place),

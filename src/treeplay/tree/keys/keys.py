@@ -42,9 +42,8 @@ class Keys:
         self._strangers = Strangers()
         self._numbers = VaryingNumbers()
         self._passing: set[Hashable] = set()  # keys by class, of calls with objects that do not come again
-        self._opened: set[type] = (
-            set()
-        )  # classes of objects that count as what they hold: another one came in each call
+        # Classes of objects that count as what they hold: another one came in each call.
+        self._opened: set[type] = set()
         self._has_told_of_strangers = False
 
     def find(self, call: Call) -> tuple[Key, Entry]:

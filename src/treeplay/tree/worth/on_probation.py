@@ -15,9 +15,8 @@ from treeplay.tree.table import Entry, Recording
 from treeplay.tree.worth.probation import ProbationStep
 from treeplay.values.signature import Kind
 
-_MOST_SCRATCH = (
-    64 * 2**20
-)  # bytes on a GPU, in pieces of 32 MiB: the program takes them once more, and torch keeps them
+# Bytes on a GPU, in pieces of 32 MiB: the program takes them once more, and torch keeps them.
+_MOST_SCRATCH = 64 * 2**20
 
 
 def next_step(cache: Cache, entry: Entry, recording: Recording) -> ProbationStep | None:

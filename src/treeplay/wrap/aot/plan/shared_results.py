@@ -61,9 +61,8 @@ def _join(group: Sequence[int], values: list[Any], results: list[Result], tokens
     for at in group:
         if at != whole:
             values[tokens + results[at].index] = None  # type: ignore[union-attr]
-            results[at] = View(
-                Fresh(place), layout_of(nodes[at].meta["val"])
-            )  # of a base that begins where its storage does
+            # Of a base that begins where its storage does.
+            results[at] = View(Fresh(place), layout_of(nodes[at].meta["val"]))
     values[tokens + place] = base
 
 

@@ -710,6 +710,43 @@ def test_a_result_that_needs_gradients_of_parameters_made_inside_is_refused() ->
     assert "makes itself" in jitted.statistics().keys[0].refusal
 
 
+@pytest.mark.parametrize("kept", ["returned", "stored"])
+def test_a_graph_that_a_backward_did_not_use_up_is_no_used_up_one(kept: str) -> None:
+    """Sums save nothing, so a backward frees nothing of them, and the caller may go back through them again."""
+    base, delta, seen = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True), {}
+
+    def program(x: torch.Tensor) -> Any:
+        weight = base + delta
+        (weight * x).sum().backward()
+        seen["weight"] = weight if kept == "stored" else weight.detach()
+        return weight if kept == "returned" else x
+
+    jitted = jit(program, on_refusal="eager")
+    for _ in range(4):
+        base.grad = delta.grad = None
+        result = jitted(torch.full((3,), 2.0))
+        (result if kept == "returned" else seen["weight"]).sum().backward()
+        assert base.grad.tolist() == delta.grad.tolist() == [3.0] * 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("saves", ["a factor", "a write to a view"])
+def test_a_result_of_a_graph_that_a_backward_used_up_comes_back_detached(saves: str) -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        if saves == "a factor":
+            loss = (weight * x).sum() - 1.0
+        else:
+            padded = torch.zeros(3)
+            padded[:2] = weight[:2]
+            loss = padded.sum()
+        loss.backward()
+        return loss
+
+    jitted = jit(program)
+    assert [jitted(torch.ones(3)).requires_grad for _ in range(4)] == [True, False, False, False]
+
+
 class KeepsItsResult(torch.autograd.Function):
     @staticmethod
     def forward(x: torch.Tensor, by: float) -> torch.Tensor:

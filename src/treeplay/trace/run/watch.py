@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from treeplay.errors import Refusal
 from treeplay.observe.lines import user_location
-from treeplay.torch_seam.autograd import changes_what_is_saved
+from treeplay.torch_seam.autograd import changes_what_is_saved, is_used_up
 from treeplay.torch_seam.facts import FACTS
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_of_transform
@@ -230,10 +230,15 @@ class WatchFunctions(TorchFunctionMode):
             )
 
     def reaches_consumed(self, tensor: torch.Tensor) -> bool:
-        """Whether a backward through `tensor` would meet a part that the program's own backward has freed."""
+        """Whether a backward through `tensor` would meet a part that the program's own backward has freed.
+
+        A sum or a view saves nothing: a backward went through it and freed nothing, so another one may.
+        """
         found: dict[int, Any] = {}
         mark_upstream(tensor.grad_fn, found)
-        return any(key in self.consumed for key in found)
+        been = [node for key, node in found.items() if key in self.consumed]
+        # The node of a write to a view tells nothing of what it saved, and cannot be gone through twice.
+        return bool(been) and (is_used_up(tensor.grad_fn) or any(node.name().endswith("CopySlices") for node in been))
 
 
 def _outputs(args: Any, kwargs: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import copy
 import gc
 import io
 import random
@@ -516,3 +517,27 @@ def test_what_changes_in_each_call_is_looked_at_ever_less(monkeypatch: pytest.Mo
             assert jitted(torch.ones(2))[0] == at + 1
     assert 1 < jitted.statistics().refusals < 14  # of 3,000 seconds: after 1, 2, 4, ... of them
     assert len(told) == 1
+
+
+def test_a_deep_copy_is_refused_with_what_copies() -> None:
+    model = nn.Linear(3, 2)
+
+    def halfway(copied: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], None]:
+        def step(x: torch.Tensor) -> None:
+            before = {name: copied(value) for name, value in model.state_dict().items()}
+            with torch.no_grad():
+                model.weight.sub_(x)
+                model.weight.lerp_(before["weight"], 0.5)
+
+        return step
+
+    refused, replayed = jit(halfway(copy.deepcopy)), jit(halfway(torch.clone))
+    refused(torch.ones(2, 3))
+    with pytest.raises(treeplay.Refusal, match="deepcopy") as caught:
+        refused(torch.ones(2, 3))
+    assert "clone()" in caught.value.advice
+    for _ in range(4):
+        expected = model.weight - 0.5
+        replayed(torch.ones(2, 3))
+        torch.testing.assert_close(model.weight, expected)
+    assert replayed.statistics().replays == 3

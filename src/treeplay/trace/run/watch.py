@@ -178,7 +178,7 @@ class WatchFunctions(TorchFunctionMode):
         raise self.tracer.refuse(
             func.__name__.strip("_") if func.__name__.endswith("__") else func.__name__,
             "reads a tensor's memory on the host, which a recording cannot wait for",
-            "return the tensor and read it after the call",
+            "copy it by clone()" if func is _TENSOR.__deepcopy__ else "return the tensor and read it after the call",
         )
 
     def _set(self, name: str, args: Any) -> None:

@@ -21,7 +21,7 @@ from treeplay.torch_seam.autograd import changes_what_is_saved, is_used_up
 from treeplay.torch_seam.facts import FACTS
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_of_transform
-from treeplay.torch_seam.tensors import TensorBase
+from treeplay.torch_seam.tensors import TensorBase, is_same_memory
 from treeplay.trace.numbers.made_of_numbers import chosen, to_be_stored
 from treeplay.trace.numbers.scalars import scalar_of, value_of
 from treeplay.trace.run.checks import checked_by_operators
@@ -128,6 +128,8 @@ class WatchFunctions(TorchFunctionMode):
         elif func == _DATA_GET:
             return torch.ops.aten.detach.default(args[0]), None
         elif func in _SETTERS:
+            if _SETTERS[func] == "data" and self._is_its_memory(*args):  # `p.data -= x`: written in place, and assigned
+                return None, None
             self._set(_SETTERS[func], args)
         elif func is _TENSOR.requires_grad_:
             self._set("requires_grad", (args[0], args[1] if len(args) > 1 else kwargs.get("requires_grad", True)))
@@ -193,6 +195,11 @@ class WatchFunctions(TorchFunctionMode):
                 if name == "data"
                 else "do it once, outside of the program; inside, leave tensors out of a backward by detach() or inputs=...",
             )
+
+    def _is_its_memory(self, target: torch.Tensor, value: object) -> bool:
+        """Whether `target.data = value` would leave the target with the memory that it has, seen as it is seen."""
+        ours, given = (self.tracer.tape.values.get(id(tensor)) for tensor in (target, value))
+        return ours is not None and given is not None and is_same_memory(ours.fake, given.fake)
 
     def _detach(self, target: torch.Tensor) -> None:
         if target.requires_grad:

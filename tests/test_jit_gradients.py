@@ -747,6 +747,29 @@ def test_a_result_of_a_graph_that_a_backward_used_up_comes_back_detached(saves: 
     assert [jitted(torch.ones(3)).requires_grad for _ in range(4)] == [True, False, False, False]
 
 
+def test_data_that_is_set_in_a_forward_is_refused_with_what_is_recorded() -> None:
+    scale, w = torch.ones(3), torch.ones(3, requires_grad=True)
+
+    def assigns(x: torch.Tensor) -> torch.Tensor:
+        scale.data *= 0.5
+        return x * w * scale
+
+    def writes(x: torch.Tensor) -> torch.Tensor:
+        scale.data.mul_(0.5)
+        return x * w * scale
+
+    refused, recorded = jit(assigns), jit(writes)
+    refused(torch.ones(3))
+    with pytest.raises(treeplay.Refusal, match="mul_") as caught:
+        refused(torch.ones(3))
+    assert caught.value.op == "data"
+    scale.fill_(1.0)
+    for at in range(4):
+        (gradient,) = torch.autograd.grad(recorded(torch.ones(3)).sum(), w)
+        assert gradient.tolist() == [0.5 ** (at + 1)] * 3
+    assert recorded.statistics().replays == 3
+
+
 class KeepsItsResult(torch.autograd.Function):
     @staticmethod
     def forward(x: torch.Tensor, by: float) -> torch.Tensor:

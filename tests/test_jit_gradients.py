@@ -710,6 +710,66 @@ def test_a_result_that_needs_gradients_of_parameters_made_inside_is_refused() ->
     assert "makes itself" in jitted.statistics().keys[0].refusal
 
 
+@pytest.mark.parametrize("kept", ["returned", "stored"])
+def test_a_graph_that_a_backward_did_not_use_up_is_no_used_up_one(kept: str) -> None:
+    """Sums save nothing, so a backward frees nothing of them, and the caller may go back through them again."""
+    base, delta, seen = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True), {}
+
+    def program(x: torch.Tensor) -> Any:
+        weight = base + delta
+        (weight * x).sum().backward()
+        seen["weight"] = weight if kept == "stored" else weight.detach()
+        return weight if kept == "returned" else x
+
+    jitted = jit(program, on_refusal="eager")
+    for _ in range(4):
+        base.grad = delta.grad = None
+        result = jitted(torch.full((3,), 2.0))
+        (result if kept == "returned" else seen["weight"]).sum().backward()
+        assert base.grad.tolist() == delta.grad.tolist() == [3.0] * 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("saves", ["a factor", "a write to a view"])
+def test_a_result_of_a_graph_that_a_backward_used_up_comes_back_detached(saves: str) -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        if saves == "a factor":
+            loss = (weight * x).sum() - 1.0
+        else:
+            padded = torch.zeros(3)
+            padded[:2] = weight[:2]
+            loss = padded.sum()
+        loss.backward()
+        return loss
+
+    jitted = jit(program)
+    assert [jitted(torch.ones(3)).requires_grad for _ in range(4)] == [True, False, False, False]
+
+
+def test_data_that_is_set_in_a_forward_is_refused_with_what_is_recorded() -> None:
+    scale, w = torch.ones(3), torch.ones(3, requires_grad=True)
+
+    def assigns(x: torch.Tensor) -> torch.Tensor:
+        scale.data *= 0.5
+        return x * w * scale
+
+    def writes(x: torch.Tensor) -> torch.Tensor:
+        scale.data.mul_(0.5)
+        return x * w * scale
+
+    refused, recorded = jit(assigns), jit(writes)
+    refused(torch.ones(3))
+    with pytest.raises(treeplay.Refusal, match="mul_") as caught:
+        refused(torch.ones(3))
+    assert caught.value.op == "data"
+    scale.fill_(1.0)
+    for at in range(4):
+        (gradient,) = torch.autograd.grad(recorded(torch.ones(3)).sum(), w)
+        assert gradient.tolist() == [0.5 ** (at + 1)] * 3
+    assert recorded.statistics().replays == 3
+
+
 class KeepsItsResult(torch.autograd.Function):
     @staticmethod
     def forward(x: torch.Tensor, by: float) -> torch.Tensor:

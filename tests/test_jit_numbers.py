@@ -122,7 +122,7 @@ def test_a_number_that_always_changes_ends_in_eager_calls() -> None:
         for call in range(12):
             scale = float(call)
             assert_same(jitted(torch.ones(2)), torch.full((2,), scale))
-    assert jitted.statistics().refusals == 1
+    assert jitted.statistics().refusals == 1 and "pass a number as an argument" in jitted.explain()
 
 
 def test_a_counter_of_the_program_is_refused_and_counts_each_call_once() -> None:

@@ -78,6 +78,31 @@ def test_a_fused_optimizer_is_right_or_refused_with_a_line(cls: Any) -> None:
         assert refusal.where is not None and "optimizer.step()" in refusal.where.source and refusal.advice
 
 
+def test_an_optimizer_that_decides_on_its_step_is_refused_with_what_can_be_done_on_any_device() -> None:
+    net, twin = model(), model()
+    twin.load_state_dict(net.state_dict())
+    ours, theirs = (torch.optim.RAdam(each.parameters(), lr=0.01) for each in (net, twin))
+    other = model()
+    whole = jit(training(other, torch.optim.RAdam(other.parameters())))
+    whole(*batch())
+    with pytest.raises(treeplay.Refusal, match="call its step outside of the program"):
+        whole(*batch())
+
+    @jit
+    def gradients(x: torch.Tensor, y: torch.Tensor) -> None:
+        net.zero_grad()
+        F.mse_loss(net(x), y).backward()
+
+    eager = training(twin, theirs)
+    for _ in range(8):
+        x, y = batch()
+        gradients(x, y)
+        ours.step()
+        eager(x, y)
+        assert_same([*net.parameters()], [*twin.parameters()])
+    assert gradients.statistics().replays == 7
+
+
 def test_lbfgs_is_refused_with_its_line_and_runs_eagerly() -> None:
     def closing(net: nn.Module, optimizer: Any) -> Callable[..., Any]:
         def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

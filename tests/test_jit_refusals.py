@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import copy
 import gc
 import io
 import random
@@ -461,3 +462,82 @@ def test_a_coroutine_function_is_refused_with_what_to_do_and_runs() -> None:
     (warning,) = told  # and none of a coroutine that was never awaited
     assert "a coroutine is among the results" in str(warning.message)
     assert "jit the functions that it calls" in str(warning.message)
+
+
+@pytest.mark.parametrize("what", ["a full history", "a warm-up that is over", "a cache of a steady size"])
+def test_what_changes_in_the_first_calls_alone_is_replayed_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def make() -> Callable[[torch.Tensor], torch.Tensor]:
+        kept: list[torch.Tensor] = []
+        count, cache = 0, torch.zeros(0, 3)
+
+        def program(x: torch.Tensor) -> torch.Tensor:
+            nonlocal count, cache
+            if what == "a full history":
+                kept.append(x * 2)
+                if len(kept) > 3:
+                    kept.pop(0)
+                return torch.stack(kept).mean(0)
+            if what == "a warm-up that is over":
+                count = min(count + 1, 5)
+                return x * count
+            cache = torch.cat([cache, x[None]])[-4:]
+            return (cache @ x.expand(len(cache), 3).T).softmax(-1)
+
+        return program
+
+    now = [0.0]
+    monkeypatch.setattr("treeplay.tree.worth.budget.perf_counter", lambda: now[0])
+    jitted, eager = jit(make(), on_refusal="eager"), make()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for at in range(100):
+            now[0] += 10.0 * (at > 20)
+            x = torch.randn(3)
+            assert_same(jitted(x), eager(x), f"call {at}")
+    statistics = jitted.statistics()
+    assert statistics.replays > 10 and not statistics.keys[0].refusal, jitted.explain()
+    assert len(told) == 1
+
+
+def test_what_changes_in_each_call_is_looked_at_ever_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    count, now = 0, [0.0]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        return x * count
+
+    monkeypatch.setattr("treeplay.tree.worth.budget.perf_counter", lambda: now[0])
+    jitted = jit(program, on_refusal="eager")
+    with pytest.warns(UserWarning, match="count") as told:
+        for at in range(3000):
+            now[0] += 1.0
+            assert jitted(torch.ones(2))[0] == at + 1
+    assert 1 < jitted.statistics().refusals < 14  # of 3,000 seconds: after 1, 2, 4, ... of them
+    assert len(told) == 1
+
+
+def test_a_deep_copy_is_refused_with_what_copies() -> None:
+    model = nn.Linear(3, 2)
+
+    def halfway(copied: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], None]:
+        def step(x: torch.Tensor) -> None:
+            before = {name: copied(value) for name, value in model.state_dict().items()}
+            with torch.no_grad():
+                model.weight.sub_(x)
+                model.weight.lerp_(before["weight"], 0.5)
+
+        return step
+
+    refused, replayed = jit(halfway(copy.deepcopy)), jit(halfway(torch.clone))
+    refused(torch.ones(2, 3))
+    with pytest.raises(treeplay.Refusal, match="deepcopy") as caught:
+        refused(torch.ones(2, 3))
+    assert "clone()" in caught.value.advice
+    for _ in range(4):
+        expected = model.weight - 0.5
+        replayed(torch.ones(2, 3))
+        torch.testing.assert_close(model.weight, expected)
+    assert replayed.statistics().replays == 3

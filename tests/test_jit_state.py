@@ -429,3 +429,66 @@ def test_moving_averages_of_weights_are_kept() -> None:
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=decay)
     pair = Twins(averaging, model, average, torch.optim.SGD(model.parameters(), lr=0.1), on_refusal="eager")
     pair.calls(5, batch)
+
+
+def _descends(model: nn.Module) -> Callable[..., torch.Tensor]:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        model.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        for p in model.parameters():
+            p.data -= 0.1 * p.grad.data  # type: ignore[union-attr]
+        return loss.detach()
+
+    return step
+
+
+def _decays(model: nn.Module) -> Callable[..., torch.Tensor]:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        model.weight.data[:1] *= 2
+        model.weight.data = model.weight.data  # what Python makes of the line before
+        model.bias.data /= 3
+        return x + model.bias.detach() * model.weight.detach()[0, 0]
+
+    return step
+
+
+def _perturbs(model: nn.Module) -> Callable[..., torch.Tensor]:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        delta = torch.zeros(3, requires_grad=True)
+        for _ in range(2):
+            model(x + delta).sum().backward()
+            delta.data += 0.1 * delta.grad.sign()  # type: ignore[union-attr]
+            delta.grad = None
+        model.zero_grad()
+        return delta.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("make", [_descends, _decays, _perturbs])
+def test_data_that_is_written_and_assigned_to_itself_is_written_in_place(make: Callable[..., Any]) -> None:
+    pair = Twins(make, nn.Linear(3, 3))
+    addresses = [p.data_ptr() for p in pair.owners[0].parameters()]
+    for at in range(6):
+        pair.call(torch.randn(2, 3))
+        if at == 3:
+            for net in (pair.owners[0], pair.eager_owners[0]):
+                net.weight.data = net.weight.data * 2
+                addresses[0] = pair.owners[0].weight.data_ptr()
+    assert [p.data_ptr() for p in pair.owners[0].parameters()] == addresses
+    assert pair.statistics.replays == 5
+
+
+@pytest.mark.parametrize("other", [torch.clone, torch.t, lambda w: w[[1, 0, 2]], lambda w: w[None]])
+def test_data_that_is_replaced_by_other_memory_or_another_view_is_refused(other: Callable[..., Any]) -> None:
+    model = nn.Linear(3, 3)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        model.weight.data = other(model.weight.data)
+        return x
+
+    jitted = jit(program)
+    jitted(torch.ones(3))
+    with pytest.raises(treeplay.Refusal, match="data = "):
+        jitted(torch.ones(3))

@@ -34,6 +34,14 @@ def storage_of(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two strided tensors are the same elements of one storage, in the same order; autograd may know them apart."""
+    if not (has_strides(one) and has_strides(other)):
+        return False
+    lie = [(t.shape, t.stride(), t.storage_offset(), t.dtype, t.is_conj(), t.is_neg()) for t in (one, other)]
+    return storage_of(one) == storage_of(other) and lie[0] == lie[1]
+
+
 class StorageName:
     """The identity of a tensor's storage, which nobody else gets as long as this lives. It does not keep the memory."""
 

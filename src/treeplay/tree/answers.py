@@ -90,7 +90,7 @@ class Answers:
         reason = self.note_refusal(entry, refusal.reason)
         if self.on_refusal == "raise":
             raise self.raised(refusal if reason.where is refusal.where else Refusal(reason)) from refusal.__cause__
-        self.warn(reason)
+        self.warn(entry, reason)
         return self.left_alone(entry, call, REFUSED)
 
     def broken(self, entry: Entry, error: InternalError, call: Call) -> Any:
@@ -130,7 +130,7 @@ class Answers:
 
     def ran_otherwise(self, entry: Entry, ran: RanOtherwise) -> Any:
         """Refuse the key after a call that has had its effects: its result."""
-        self.warn(self.note_refusal(entry, ran.reason))
+        self.warn(entry, self.note_refusal(entry, ran.reason))
         self.count(entry, REFUSED)
         return ran.result
 
@@ -141,6 +141,8 @@ class Answers:
         reason = replace(reason, where=with_own_line(reason.where))
         entry.phase, entry.reason = KeyPhase.REFUSED, reason
         entry.observations.clear()
+        if reason.may_pass:
+            self.cache.budget.refused(entry, perf_counter() - self.cache.began)
         self.cache.tally.refusals += 1
         counters.add("refusals", reason.op)
         log_refusal(self.name, reason)
@@ -150,7 +152,7 @@ class Answers:
         """Refuse the key after a call that has had its effects. If refusals are to be raised, the next call is told."""
         reason = self.note_refusal(entry, reason)
         if self.on_refusal == "eager":
-            self.warn(reason)
+            self.warn(entry, reason)
 
     def note_broken(self, entry: Entry, error: InternalError) -> None:
         """Note an error of our own. A key with two of them is left alone."""
@@ -171,8 +173,10 @@ class Answers:
         """Count a call that went to a recording and raised."""
         self.cache.tally.raised[REPLAYING] += 1
 
-    def warn(self, reason: Reason) -> None:
-        """Tell of a refusal, once."""
+    def warn(self, entry: Entry, reason: Reason) -> None:
+        """Tell of a refusal, once; not again with other numbers, where a key was tried again."""
+        if entry.refused > 1:
+            return
         more = (
             "\n  more:   treeplay.check(...) tells all that is in the way at once" if reason.where is not None else ""
         )

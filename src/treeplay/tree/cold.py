@@ -42,6 +42,7 @@ from treeplay.values.structure import Leaf
 from treeplay.wrap.emit import MISS
 
 _GONE = (KeyPhase.OUTDONE, KeyPhase.EVICTED)
+_PUT_OFF = (*_GONE, KeyPhase.REFUSED)
 
 
 class ColdCalls:
@@ -87,8 +88,8 @@ class ColdCalls:
                 return self._answers.refused(Entry({"unhashable": ""}), refusal, call)
             except Exception as error:
                 return self._answers.broken(Entry({"unknown": ""}), internal(error, "making the key of a call"), call)
-            if entry.phase in _GONE and self._may_try_again(entry):
-                entry.phase, entry.reason = KeyPhase.NEW, None
+            if entry.phase in _PUT_OFF and self._may_try_again(entry):
+                entry.start_over()
             if self._cache.warm_calls >= self._cache.due:
                 audit_last(self._answers, self._gate, call)
             out = self._all_sizes.answer(entry, key, call)
@@ -106,7 +107,11 @@ class ColdCalls:
             return self._with_entry(entry, call)
 
     def _may_try_again(self, entry: Entry) -> bool:
-        """Whether a key may have another recording, whose recording went."""
+        """Whether a key may have another recording, whose recording went or whose refusal may have passed."""
+        if entry.phase is KeyPhase.REFUSED:
+            # Whoever wants refusals raised has not had the effects of the calls since: nothing can have passed.
+            may_pass = entry.reason is not None and entry.reason.may_pass and self._answers.on_refusal == "eager"
+            return may_pass and self._cache.budget.may_try_again(entry)
         self._cache.settle()
         return self._cache.budget.may_try_again(entry) if entry.phase is KeyPhase.OUTDONE else holdings.admits(entry)
 

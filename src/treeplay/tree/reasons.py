@@ -18,8 +18,8 @@ def too_often(name: str, entry: Entry) -> Reason:
     return Reason(
         op="state",
         why=f"{name} was recorded anew {entry.rerecordings} times, the last time because of {entry.causes[-1]}",
-        advice="keep the state in place (p.copy_(...) under torch.no_grad()) instead of reassigning it, "
-        "or raise treeplay.settings.max_rerecordings",
+        advice="change tensors in place (p.copy_(...) under torch.no_grad()) instead of reassigning them, pass a number as an "
+        "argument or keep it in a tensor (t.fill_(...)), or raise treeplay.settings.max_rerecordings",
     )
 
 

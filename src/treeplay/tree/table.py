@@ -135,6 +135,7 @@ class Entry:
     is_told: bool = False  # whether the newest cause is that of the call that is under way
     differs: tuple[Mismatch, ...] = ()  # from the nearest recording of another key
     outdone: int = 0  # recordings that were no faster than the program
+    refused: int = 0  # times, for a reason that may pass
     not_before: float = 0.0  # the moment from which on another one may be made
     use: Use = field(default_factory=Use)
     calls_noted: int = 0  # of them, in `use`
@@ -149,6 +150,10 @@ class Entry:
     def observation(self, in_objects: Mapping[str, Any] = _NONE) -> Observation | None:
         """That of a call with the plain values of today, or None."""
         return next((seen for seen in self.observations if seen.changed(in_objects) is None), None)
+
+    def start_over(self) -> None:
+        """Be a new key again: its recording went, or why it was refused may have passed."""
+        self.phase, self.reason, self.differing, self.tries = KeyPhase.NEW, None, False, MOST_TRIES
 
     def forget(self, seen: Observation) -> None:
         """Drop an observation, if it is still there."""

@@ -15,6 +15,8 @@ class Reason:
     why: str
     advice: str
     where: Location | None = None
+    may_pass: bool = False
+    """Whether it is about how two calls differ, which ends where a history is full or a warm-up over."""
 
     def __str__(self) -> str:
         lines = [f"{self.op}: {self.why}"]

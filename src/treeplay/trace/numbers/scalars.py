@@ -192,7 +192,8 @@ class Scalar:
             raise Refusal.of(
                 "number of a tensor",
                 "the program needs, while it runs, the value of a number that lives in a tensor",
-                "use the optimizer's capturable=True form, or keep the decision on the device with torch.where",
+                "where an optimizer decides, call its step outside of the program, or use its capturable=True form on a GPU; "
+                "else keep the decision on the device with torch.where",
                 user_location(),
             )
         self.world.guard(self.text, self.value)

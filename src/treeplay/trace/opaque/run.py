@@ -110,8 +110,8 @@ class OpaqueRuns:
             self._reads.forget(but=self.found.kept)
         self.found = over(self.found, (), {}, Leaf(0))
 
-    def refuse(self, op: str, why: str, advice: str) -> Refusal:
-        """A refusal that names the program."""
+    def refuse(self, op: str, why: str, advice: str, *, may_pass: bool = False) -> Refusal:
+        """A refusal that names the program, for good: another look would take several runs of it, whatever `may_pass`."""
         return Refusal.of(op, why, advice, home_of(self._program))
 
     def _arguments_over(self, inputs: Sequence[Input], tensors: TensorSequence) -> tuple[Any, Any]:

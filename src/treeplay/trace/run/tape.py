@@ -75,9 +75,12 @@ class TraceTape:
         self._kept: list[torch.Tensor] = []
         self._last_input: torch.fx.Node | None = None
 
-    def refuse(self, op: str, why: str, advice: str, where: Location | None = None) -> Refusal:
+    def refuse(
+        self, op: str, why: str, advice: str, where: Location | None = None, *, may_pass: bool = False
+    ) -> Refusal:
         """Note the first refusal, so that a program which swallows exceptions is refused all the same."""
-        reason = Reason(op=op, why=why, advice=advice, where=where or self.home or user_location())
+        where = where or self.home or user_location()
+        reason = Reason(op=op, why=why, advice=advice, where=where, may_pass=may_pass)
         if self.refusal is None:
             self.refusal = reason
         self.refusals[reason] = None

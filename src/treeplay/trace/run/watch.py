@@ -17,11 +17,11 @@ from torch.overrides import TorchFunctionMode
 
 from treeplay.errors import Refusal
 from treeplay.observe.lines import user_location
-from treeplay.torch_seam.autograd import changes_what_is_saved
+from treeplay.torch_seam.autograd import changes_what_is_saved, is_used_up
 from treeplay.torch_seam.facts import FACTS
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_of_transform
-from treeplay.torch_seam.tensors import TensorBase
+from treeplay.torch_seam.tensors import TensorBase, is_same_memory
 from treeplay.trace.numbers.made_of_numbers import chosen, to_be_stored
 from treeplay.trace.numbers.scalars import scalar_of, value_of
 from treeplay.trace.run.checks import checked_by_operators
@@ -128,6 +128,8 @@ class WatchFunctions(TorchFunctionMode):
         elif func == _DATA_GET:
             return torch.ops.aten.detach.default(args[0]), None
         elif func in _SETTERS:
+            if _SETTERS[func] == "data" and self._is_its_memory(*args):  # `p.data -= x`: written in place, and assigned
+                return None, None
             self._set(_SETTERS[func], args)
         elif func is _TENSOR.requires_grad_:
             self._set("requires_grad", (args[0], args[1] if len(args) > 1 else kwargs.get("requires_grad", True)))
@@ -178,7 +180,7 @@ class WatchFunctions(TorchFunctionMode):
         raise self.tracer.refuse(
             func.__name__.strip("_") if func.__name__.endswith("__") else func.__name__,
             "reads a tensor's memory on the host, which a recording cannot wait for",
-            "return the tensor and read it after the call",
+            "copy it by clone()" if func is _TENSOR.__deepcopy__ else "return the tensor and read it after the call",
         )
 
     def _set(self, name: str, args: Any) -> None:
@@ -193,6 +195,11 @@ class WatchFunctions(TorchFunctionMode):
                 if name == "data"
                 else "do it once, outside of the program; inside, leave tensors out of a backward by detach() or inputs=...",
             )
+
+    def _is_its_memory(self, target: torch.Tensor, value: object) -> bool:
+        """Whether `target.data = value` would leave the target with the memory that it has, seen as it is seen."""
+        ours, given = (self.tracer.tape.values.get(id(tensor)) for tensor in (target, value))
+        return ours is not None and given is not None and is_same_memory(ours.fake, given.fake)
 
     def _detach(self, target: torch.Tensor) -> None:
         if target.requires_grad:
@@ -230,10 +237,15 @@ class WatchFunctions(TorchFunctionMode):
             )
 
     def reaches_consumed(self, tensor: torch.Tensor) -> bool:
-        """Whether a backward through `tensor` would meet a part that the program's own backward has freed."""
+        """Whether a backward through `tensor` would meet a part that the program's own backward has freed.
+
+        A sum or a view saves nothing: a backward went through it and freed nothing, so another one may.
+        """
         found: dict[int, Any] = {}
         mark_upstream(tensor.grad_fn, found)
-        return any(key in self.consumed for key in found)
+        been = [node for key, node in found.items() if key in self.consumed]
+        # The node of a write to a view tells nothing of what it saved, and cannot be gone through twice.
+        return bool(been) and (is_used_up(tensor.grad_fn) or any(node.name().endswith("CopySlices") for node in been))
 
 
 def _outputs(args: Any, kwargs: Any) -> Any:

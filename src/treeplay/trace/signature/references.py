@@ -28,7 +28,7 @@ from treeplay.values.structure import Leaf, Structure, classes_in, is_dataclass_
 from treeplay.values.unflatten import unflatten
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
-Refuse = Callable[[str, str, str], Refusal]
+Refuse = Callable[..., Refusal]
 _FROZEN = (*PLAIN, torch.Size, torch.dtype, torch.device, torch.layout, enum.Enum, type, FunctionType, range, frozenset)
 
 

@@ -22,6 +22,7 @@ _GROWTH = 1.2  # from look to look, of what a call takes at least
 _SHARE = 0.005  # of a call's time that looking at it may take, in the mean
 _LEAST_SECONDS = 2e-7  # which it may take in any case
 _SECONDS_BETWEEN_TRIES = 60.0  # of a key whose recording was no faster than the program
+_SECONDS_BETWEEN_LOOKS = 1.0  # at a key that was refused for a reason that may pass
 
 
 class Budget(CompileTime):
@@ -87,14 +88,25 @@ class Budget(CompileTime):
         """Note that a key's recording, which took so long to make, was no faster than the program. Another one is made when it
         takes no more than its share of the time since, and never soon; each waits twice as long as the one before."""
         entry.is_free = False
-        share = min(settings.compile_budget, 1.0)
-        least = max(seconds / share, _SECONDS_BETWEEN_TRIES) if share else math.inf
-        entry.not_before = perf_counter() + least * 2**entry.outdone
+        _put_off(entry, seconds, _SECONDS_BETWEEN_TRIES, entry.outdone)
         entry.outdone += 1
 
+    def refused(self, entry: Entry, seconds: float) -> None:
+        """Note that a key, which took so long to look at, was refused for a reason that may pass. Later looks take their share
+        of the time and are put off ever longer, as after `outdone`."""
+        _put_off(entry, seconds, _SECONDS_BETWEEN_LOOKS, entry.refused)
+        entry.refused += 1
+
     def may_try_again(self, entry: Entry) -> bool:
-        """Whether a key whose recording was no faster may have another."""
+        """Whether a key that was put off may have another recording."""
         return perf_counter() >= entry.not_before
+
+
+def _put_off(entry: Entry, seconds: float, least: float, times: int) -> None:
+    """Leave a key alone until what it took is no more than its share of the time since; each time for twice as long."""
+    share = min(settings.compile_budget, 1.0)
+    wait = max(seconds / share, least) if share else math.inf
+    entry.not_before = perf_counter() + wait * 2**times
 
 
 class Pause:

@@ -115,7 +115,12 @@ class LineWatch(TorchFunctionMode):
     def _refuse_setting(self, func: Any) -> None:
         for name in ("data", "requires_grad"):
             if func.__self__ is getattr(torch.Tensor, name):
-                raise refusal(name, "is set on a tensor, which a trace does not keep", user_location())
+                why, advice = "is set on a tensor, which a trace does not keep", "do it outside of this function"
+                if name == "data":
+                    advice = (
+                        "write in place by a method: x.data.mul_(...) for x.data *= ..., x.copy_(...) under no_grad()"
+                    )
+                raise refusal(name, why, user_location(), advice)
 
     def _refuse_replacing(self, target: Any) -> None:
         for k, value in self.inputs:

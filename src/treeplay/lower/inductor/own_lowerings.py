@@ -12,6 +12,7 @@ import torch
 import torch.fx
 
 from treeplay.lower.functional import apart, fresh, settled
+from treeplay.lower.inductor.as_kernels import as_kernels
 from treeplay.lower.inductor.checked import with_checks
 from treeplay.lower.inductor.signs import with_signs
 from treeplay.torch_seam.inductor import (
@@ -30,7 +31,7 @@ EMITS = 4
 def decompositions(*, eager_random: bool) -> dict[Any, Any]:
     """Operators that Inductor wants taken apart before it sees them; where their kernels check values, the parts do. Where
     they are to draw eager's random numbers, those that draw any stay whole: in parts they would draw others."""
-    table = with_checks(with_signs(select_decomp_table()))
+    table = with_checks(as_kernels(with_signs(select_decomp_table())))
     return {op: parts for op, parts in table.items() if not (eager_random and _draws_whole(op))}
 
 

@@ -87,7 +87,10 @@ def test_one_written_tensor_given_twice_is_right(lower: Any) -> None:
 
 
 def test_eager_random_draws_what_eager_draws() -> None:
-    program = lambda x: F.dropout(x, 0.5) - torch.rand(16)  # noqa: E731
+    def program(x: torch.Tensor) -> torch.Tensor:
+        drawn = torch.bernoulli(x / 2) + x.long().random_(3, 9) + x.clone().view(4, 4).t().random_(2, 5).flatten()
+        return F.dropout(x, 0.5) - torch.rand(16) + drawn
+
     jitted, x = compiled(program), torch.ones(16)
     with treeplay.settings.changed(eager_random=True):
         for seed in range(4):

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from support import assert_same, jit
+from treeplay.backend.inner import boxed
+from treeplay.lower.inductor import artifact
 
 VALUES = [0.5, 0.7, 0.7, 0.3, -0.0, math.inf, 0.5, 2.0, 0.25, 0.125]
 
@@ -156,6 +158,48 @@ def test_a_compiled_recording_takes_integers() -> None:
         found, expected = jitted(x, value), program(x, value)
         for what in ways:
             torch.testing.assert_close(found[what], expected[what], msg=lambda text, what=what: f"{what}: {text}")
+    assert jitted.statistics().recordings == 1
+
+
+FIRST: dict[str, Callable[..., Any]] = {
+    "sums": lambda x, n: (torch.add(n, x), torch.sub(n, x), torch.add(n, x, alpha=2), torch.add(n, n + 1)),
+    "products": lambda x, n: (
+        torch.mul(n, x),
+        torch.mul(n, x.bool()),
+        torch.mul(n, x.half()),
+        torch.mul(n, x.cdouble()),
+    ),
+    "quotients": lambda x, n: (n // x, torch.div(n, x), torch.div(n, x, rounding_mode="floor"), n // (x.int() + 20)),
+    "scaled": lambda x, n: (torch.add(1, x, alpha=n), torch.sub(n, x, alpha=n), torch.rsub(x.int(), x, alpha=n)),
+    "of two types": lambda x, n: (torch.add(x.half(), x, alpha=n), torch.sub(x, x.double(), alpha=n)),
+    "one element": lambda x, n: (torch.add(n, x[0].half()), x[0].add(n, alpha=2), torch.mul(n, x[0].int())),
+    "complex": lambda x, n: (x.cdouble() * n, torch.add(n, x.cfloat())),
+}
+
+
+@pytest.mark.parametrize("values", [[0.1, 0.7, -0.3, 3.1, 0.2], [3, 2, 7, -5, 4]])
+@pytest.mark.parametrize("what", FIRST)
+def test_a_graph_for_a_compiler_gives_eagers_dtypes(
+    what: str, values: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the number comes first, as in `n // x`. Nothing is compiled here: the graph that would be runs as it is."""
+    monkeypatch.setattr(artifact, "compile_graph", lambda module, *_, **__: boxed(module))
+    jitted, x = jit(FIRST[what], lower="inductor"), torch.tensor([1.5, -0.25, 0.0, 6.0])
+    for value in values:
+        found, expected = jitted(x, value), FIRST[what](x, value)
+        torch.testing.assert_close(found, expected, equal_nan=True)
+    assert (jitted.statistics().recordings, jitted.statistics().replays) == (1, 3)
+
+
+def test_a_negative_power_of_integers_raises_in_a_graph_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifact, "compile_graph", lambda module, *_, **__: boxed(module))
+    jitted, x = jit(lambda x, n: x**n, lower="inductor"), torch.arange(1, 5)
+    for value in (2, 3, 0, 4):
+        assert_same(jitted(x, value), x**value)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="negative integer powers"):
+            jitted(x, -2)
+    assert_same(jitted(x, 5), x**5)
     assert jitted.statistics().recordings == 1
 
 

@@ -21,7 +21,7 @@ from treeplay.lower.births import tell_results
 from treeplay.lower.numbers_together import NumbersTogether, compute
 from treeplay.torch_seam.fakes import new_fake_mode
 from treeplay.torch_seam.schemas import is_random
-from treeplay.trace.numbers.scalar_ops import FORMULAS
+from treeplay.trace.numbers.scalar_ops import FORMULAS, by_formula
 from treeplay.values.spec import TensorSpec
 
 aten = torch.ops.aten
@@ -118,8 +118,13 @@ class TensorsForNumbers(torch.fx.Interpreter):
         if n.target in self.formulas:
             return self.formulas[n.target](*args, **kwargs)
         if any(argument.name in self.scalars for argument in n.all_input_nodes) and n.target in FORMULAS:
-            return FORMULAS[n.target](*args, **kwargs)
+            return by_formula(n.target, [self._is_number(argument) for argument in n.args[:2]], args, kwargs)
         return n.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _is_number(self, argument: Any) -> bool:
+        return (
+            argument.name in self.scalars if isinstance(argument, torch.fx.Node) else isinstance(argument, (int, float))
+        )
 
     def _element(self, index: int) -> torch.Tensor:
         if index not in self._elements:

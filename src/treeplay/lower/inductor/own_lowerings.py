@@ -5,13 +5,13 @@ Importing this module gives Inductor the rules.
 
 from __future__ import annotations
 
-import keyword
 from typing import Any
 
 import torch
 import torch.fx
 
 from treeplay.lower.functional import apart, fresh, settled
+from treeplay.lower.inductor.as_kernels import as_kernels
 from treeplay.lower.inductor.checked import with_checks
 from treeplay.lower.inductor.signs import with_signs
 from treeplay.torch_seam.inductor import (
@@ -23,20 +23,33 @@ from treeplay.torch_seam.inductor import (
 from treeplay.torch_seam.operators import OpOverload
 from treeplay.torch_seam.schemas import is_random
 
-EMITS = 4
+_RANDOM_FROM = getattr(torch.ops.aten.random, "from")
+
+EMITS = 5
 """To be raised when our own rules emit something else: cached artifacts are of what they emitted."""
 
 
 def decompositions(*, eager_random: bool) -> dict[Any, Any]:
     """Operators that Inductor wants taken apart before it sees them; where their kernels check values, the parts do. Where
     they are to draw eager's random numbers, those that draw any stay whole: in parts they would draw others."""
-    table = with_checks(with_signs(select_decomp_table()))
+    table = with_checks(as_kernels(with_signs(select_decomp_table()))) | {_RANDOM_FROM: _random_from}
     return {op: parts for op, parts in table.items() if not (eager_random and _draws_whole(op))}
 
 
 def _draws_whole(op: Any) -> bool:
-    # `random.from` cannot stand in a graph's code; taken apart it draws as `randint` does, and so as itself.
-    return isinstance(op, OpOverload) and is_random(op) and not keyword.iskeyword(op._overloadname)
+    return isinstance(op, OpOverload) and is_random(op) and op is not _RANDOM_FROM
+
+
+def _random_from(values: Any, low: int, high: int | None, *, generator: Any = None) -> Any:
+    # Named as a word of Python's, it cannot stand in a graph's code. `randint_like` is made of it, and draws the same.
+    if high is None or generator is not None:
+        return NotImplemented
+    return torch.ops.aten.randint_like.low_dtype(values, low, high)
+
+
+# Of operators that Inductor takes apart in any case, it has no rule where they are to stay whole.
+_bernoulli = fallback_handler(torch.ops.aten.bernoulli.default, add_to_fallback_set=False)
+register_lowering(torch.ops.aten.bernoulli.default, type_promotion_kind=None)(_bernoulli)
 
 
 @register_lowering(settled, type_promotion_kind=None)

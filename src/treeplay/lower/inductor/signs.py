@@ -28,8 +28,16 @@ def _remainder(dividend: Any, divisor: Any) -> Any:
     if not torch.result_type(dividend, divisor).is_floating_point:
         return NotImplemented
     rest = torch.fmod(dividend, divisor)
-    is_other = (rest != 0) & ((rest < 0) != (divisor < 0))
-    return torch.where(is_other, rest + divisor, rest)
+    return torch.where(has_other_sign(rest, divisor), rest + divisor, rest)
+
+
+def has_other_sign(rest: Any, divisor: Any) -> Any:
+    """Where a rest is not zero, and has another sign than what was divided by.
+
+    It compares no comparison with True, which Inductor cannot do of the elements of `arange`, since it knows them."""
+    if isinstance(divisor, torch.Tensor):
+        return (rest != 0) & ((rest < 0) ^ (divisor < 0))
+    return rest > 0 if divisor < 0 else rest < 0
 
 
 def with_signs(table: dict[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:

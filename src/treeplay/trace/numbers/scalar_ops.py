@@ -22,14 +22,42 @@ def like(scalar: Any, tensor: Tensor) -> Any:
     """`scalar` in the dtype that a Python number would take beside `tensor`."""
     if not isinstance(scalar, Tensor):
         return scalar
+    return scalar.to(_dtype_of(scalar, tensor.dtype))
+
+
+def _dtype_of(scalar: Tensor, beside: torch.dtype) -> torch.dtype:
     if scalar.dtype == torch.int64:
-        return scalar if tensor.dtype == torch.bool or tensor.is_complex() else scalar.to(tensor.dtype)
-    return scalar.to(tensor.dtype if tensor.dtype.is_floating_point else torch.get_default_dtype())
+        return scalar.dtype if beside == torch.bool or beside.is_complex else beside
+    if beside.is_complex:
+        return beside.to_real()
+    return beside if beside.is_floating_point else torch.get_default_dtype()
 
 
-def _scaled(b: Any, alpha: Any, a: Tensor) -> Any:
-    is_one = isinstance(alpha, int) and alpha == 1
-    return like(b, a) if is_one else b * like(alpha, a)
+def by_formula(op: Any, numbers: Sequence[bool], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """`op` with tensors in the places of numbers; `numbers` says which of the first two arguments are such, or plain ones.
+
+    What formulas take first is a tensor. A number in its place (`number // x`) becomes the tensor that torch makes of it.
+    """
+    if not numbers or not numbers[0] or str(op._schema.arguments[0].type) != "Tensor":
+        return FORMULAS[op](*args, **kwargs)
+    first, other = args[0], args[1]
+    if not isinstance(first, Tensor):
+        first = torch.as_tensor(first, device="cpu")
+    if not numbers[1]:
+        first = like(first, other)
+    elif first.is_floating_point():
+        first = first.to(torch.get_default_dtype())
+    # With no other number, the operator itself: a formula would take the tensor that comes second for one.
+    run = FORMULAS[op] if numbers[1] or isinstance(kwargs.get("alpha"), Tensor) else op
+    return run(first, *args[1:], **kwargs)
+
+
+def _scaled(b: Any, alpha: Any, a: Any) -> Any:
+    if not isinstance(alpha, Tensor):  # then `b` is the number
+        return like(b if alpha == 1 else b * alpha, a)
+    # Where both are tensors, they may be of two types.
+    wide = torch.result_type(a, b)
+    return (b.to(wide) if isinstance(b, Tensor) else b) * alpha.to(_dtype_of(alpha, wide))
 
 
 def _mul(a: Any, b: Any) -> Any:
@@ -81,8 +109,9 @@ def _written_over(zeros: Tensor, value: Tensor) -> Tensor:
 
 
 def _rsub(a: Any, b: Any, alpha: Any = 1) -> Any:
-    is_one = isinstance(alpha, int) and alpha == 1
-    return like(b, a) - (a if is_one else a * like(alpha, a))
+    if not isinstance(alpha, Tensor):
+        return like(b, a) - (a if alpha == 1 else a * alpha)
+    return b - _scaled(a, alpha, b)
 
 
 def _beside(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,3 +278,14 @@ _ONLY_LR = frozenset(_overload(f"{packet}.default") for packet in FUSED) - {None
 def takes_symbolic_number(op: Any, name: str | None) -> bool:
     """Whether a symbolic number may be passed to `op` as its argument `name` (None for one given by position)."""
     return op in FORMULAS and (op not in _ONLY_LR or name == "lr")
+
+
+_POWERS = frozenset({aten.pow.Tensor_Scalar, aten.pow_.Scalar})
+
+
+def ask_exponent(op: Any, args: Sequence[Any]) -> None:
+    """Make it a condition that an exponent of integers is not negative: torch's kernel raises then, compiled code does not."""
+    if op not in _POWERS or not isinstance(args[1], torch.SymInt):
+        return
+    if not (args[0].dtype.is_floating_point or args[0].dtype.is_complex) and args[1] < 0:
+        raise RuntimeError("Integers to negative integer powers are not allowed.")

@@ -27,7 +27,7 @@ from treeplay.torch_seam.schemas import is_foreach_write, is_random, leaves_of, 
 from treeplay.torch_seam.tensors import address_of, storage_of
 from treeplay.trace.log import LoggedCall
 from treeplay.trace.numbers.constants import Constants
-from treeplay.trace.numbers.scalar_ops import takes_symbolic_number
+from treeplay.trace.numbers.scalar_ops import ask_exponent, takes_symbolic_number
 from treeplay.trace.numbers.scalars import Scalar, ScalarWorld, plain, scalar_of, symbolic
 from treeplay.trace.restore.randomness import TrackedGenerators, generator_in
 from treeplay.trace.run.begins import BEGINS, from_start
@@ -144,6 +144,7 @@ class Tracer(TorchDispatchMode):
 
     def _settle(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         """The operator to record for the one called: the same, but for a few that hide what they do."""
+        ask_exponent(func, args)
         # Where an operator wants a plain number it gets today's value, guarded.
         if not takes_symbolic_number(func, None):
             args = _with_plain_numbers(args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import cProfile
 import functools
 import pstats
+import random
 import sys
 import threading
 import time
@@ -201,6 +202,18 @@ def test_a_call_of_another_builtin_at_the_same_place_is_noted() -> None:
 
     found = of(functools.partial(each_of, [other_than_a_builtin, len, sum, other_than_a_builtin, max])).builtins()
     assert {name.rpartition(".")[2] for name in found} >= {"len", "sum", "max"}
+
+
+class Dice(random.Random):
+    """A generator of the user's."""
+
+
+@pytest.mark.parametrize("kind", [random.Random, Dice])
+def test_a_method_is_of_the_class_that_has_it(kind: type[random.Random]) -> None:
+    """Whether it is called bound or on the object, of that class or of one derived from it."""
+    dice = kind(1)
+    bound = dice.random
+    assert "Random.random" in of(lambda: bound()).methods() and "Random.random" in of(lambda: dice.random()).methods()
 
 
 def other_than_a_builtin(_: list[int]) -> None:

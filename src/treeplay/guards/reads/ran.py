@@ -20,6 +20,9 @@ from typing import Any, Protocol
 
 from treeplay.guards.reads.machinery import is_of_a_trace
 
+_BASES = type.__dict__["__mro__"].__get__  # past metaclasses, which may be the user's
+_NAMESPACE = type.__dict__["__dict__"].__get__
+
 
 class RanCode(Protocol):
     """Notes code between `start` and `stop`; `pause` and `resume` leave out what is ours."""
@@ -135,7 +138,7 @@ class _Monitored:
         # Of builtins, by `id`: to compare code is to compare its constants.
         self._callers: dict[str, dict[int, CodeType]] = {}
         self._methods: set[str] = set()
-        self._known: set[MethodDescriptorType] = set()  # of which `_methods` tells
+        self._known: dict[tuple[int, str], type] = {}  # of which `_methods` tells, by the `id` of the class
         self._messages: set[str] = set()
         self._thread = 0
         self._is_on = False
@@ -201,14 +204,19 @@ class _Monitored:
         if not self._is_on or get_ident() != self._thread:
             return
         if type(function) is MethodDescriptorType:
-            if function not in self._known:
-                self._known.add(function)
-                self._methods.add(f"{function.__objclass__.__name__}.{function.__name__}")
+            self._note_method(function.__objclass__, function.__name__)
         elif type(function) is BuiltinFunctionType:
-            self._methods.add(f"{type(function.__self__).__name__}.{function.__name__}")
+            self._note_method(type(function.__self__), function.__name__)
             module = getattr(function, "__module__", None)
             name = f"{module}.{function.__name__}" if isinstance(module, str) else function.__name__
             self._callers.setdefault(name, {})[id(code)] = code
+
+    def _note_method(self, cls: type, name: str) -> None:
+        """Of the class that has the method: an object of a class derived from `Random` draws by `Random.random`."""
+        if (id(cls), name) not in self._known:
+            self._known[id(cls), name] = cls
+            owner = next((base for base in _BASES(cls) if name in _NAMESPACE(base)), cls)
+            self._methods.add(f"{owner.__name__}.{name}")
 
 
 def function_of(code: CodeType) -> FunctionType | None:

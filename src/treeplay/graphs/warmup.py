@@ -67,5 +67,5 @@ def kept_state(body: Body) -> Iterator[None]:
                 # Versions do not tell: batch norm writes without a trace.
                 if not torch.equal(bits_of(tensor), bits_of(values)):
                     tensor.copy_(values)
-                    if storage_of(tensor) in names:
-                        body.roster.written[storage_of(tensor)] = f"{names[storage_of(tensor)]}, which is written"
+                    if (storage := storage_of(tensor)) in names:
+                        body.roster.written[storage] = f"{names[storage]}, which is written"

@@ -8,7 +8,6 @@ computed in Python only when a hyper-parameter has changed; kernels read the slo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ import torch.fx
 from treeplay.codegen import Writer, list_of, load_source
 from treeplay.torch_seam.operators import OpOverload
 from treeplay.values.arithmetic import FORMS, operand
+from treeplay.values.same import is_same
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +46,13 @@ class Vector:
 
     def fill(self, values: Sequence[float]) -> None:
         """Bring the vector up to `values`, in the order of the current stream."""
-        if values != self._last or (self._has_zero and _signs(values) != _signs(self._last)):
+        if values != self._last or (self._has_zero and not is_same(tuple(values), tuple(self._last))):
             self._last = None  # unknown, if the copy is broken off
             # A small pageable copy is staged before it returns: nothing waits, and the source may go.
             source = torch.tensor(self._compute(values), dtype=torch.float64, device="cpu")
             self.tensor.copy_(source, non_blocking=True)
             if not (self.tensor.is_cuda and torch.cuda.is_current_stream_capturing()):  # a captured copy has not run
                 self._last, self._has_zero = values, 0.0 in values
-
-
-def _signs(values: Sequence[float]) -> list[float]:
-    return [math.copysign(1.0, value) for value in values]
 
 
 def scalar_nodes(graph: torch.fx.Graph) -> set[torch.fx.Node]:

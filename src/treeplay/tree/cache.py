@@ -170,7 +170,6 @@ class Cache:
 
     def let_go_for_memory(self, entry: Entry, recording: Recording) -> None:
         """Forget a recording whose memory is for others."""
-        self.settle()
         self.drop(entry, recording)
         if not entry.recordings:
             entry.observations.clear()

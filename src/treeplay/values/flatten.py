@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from treeplay.values.kinds import HEAP
+from treeplay.values.kinds import HEAP, slots_in
 from treeplay.values.structure import (
     DICTS,
     Leaf,
@@ -174,7 +174,7 @@ def _open_object(value: Any) -> _TakenApart | None:
 
 
 def _attributes_of(cls: type) -> tuple[str, ...]:
-    slots = [name for base in cls.__mro__ for name, at in vars(base).items() if type(at) is types.MemberDescriptorType]
+    slots = [name for base in cls.__mro__ for name in slots_in(base)]
     table = ("__dict__",) if cls.__dictoffset__ else ()
     return (*table, *dict.fromkeys(slots))
 

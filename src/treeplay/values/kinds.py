@@ -5,6 +5,7 @@ or answer by raising: whoever looks through everything that a program can reach 
 from __future__ import annotations
 
 import collections
+from types import MemberDescriptorType
 from typing import Any
 
 import torch
@@ -30,6 +31,12 @@ def table_of(value: Any) -> dict[str, Any] | None:
     except Exception:  # `__dict__` may be a property of the class's
         return None
     return table if isinstance(table, dict) else None
+
+
+def slots_in(cls: type) -> list[str]:
+    """The slots that one class adds to its objects, private ones by the names that they have there: `__slots__` itself has them
+    as they are written."""
+    return [name for name, entry in list(vars(cls).items()) if is_a(entry, MemberDescriptorType)]
 
 
 _SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)

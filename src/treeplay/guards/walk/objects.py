@@ -32,7 +32,7 @@ from treeplay.guards.walk.walk import Walk
 from treeplay.torch_seam.autograd import counter_of_functions
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.patched import ABSENT
-from treeplay.values.kinds import HEAP, is_a, is_iterator, table_of
+from treeplay.values.kinds import HEAP, is_a, is_iterator, slots_in, table_of
 
 _TABLES_OF_MODULES = frozenset({"_parameters", "_buffers", "_modules"})  # whose entries a user writes as attributes
 _TORCH = torch.__file__.rpartition("__init__")[0]  # whose code asks a class for names that it spells out
@@ -114,8 +114,8 @@ class Objects:
 
     def _slots(self, value: Any, label: str, names: dict[str, None] | None) -> None:
         for cls in type(value).__mro__:
-            for name, entry in vars(cls).items() if cls.__flags__ & HEAP else ():
-                if is_a(entry, types.MemberDescriptorType) and (names is None or name in names):
+            for name in slots_in(cls) if cls.__flags__ & HEAP else ():
+                if names is None or name in names:
                     ask = functools.partial(getattr, value, name, ABSENT)
                     asked = Asked(ask, f"{label}.{name}", (id(value), name), attribute=(value, name))
                     self._walk.dependencies.asked.append(asked)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 import io
 from collections.abc import Iterable
-from types import MemberDescriptorType
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from treeplay.trace.survey.functions import SurveyedFunctions
 from treeplay.trace.survey.names import ALWAYS, FOREIGN, LIBRARIES, NEVER, Names, is_users_class, origin
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.trace.training.scaling import find_scaler, settings_of
-from treeplay.values.kinds import is_a, is_iterator, table_of
+from treeplay.values.kinds import is_a, is_iterator, slots_in, table_of
 from treeplay.values.place import Binding, How, root
 
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -141,11 +140,9 @@ class SurveyedObjects:
 
     def _slots(self, value: Any, place: Binding, needs: Names) -> None:
         for cls in type(value).__mro__:
-            # `__slots__` itself has private names as they are written, without that of the class.
-            for name, at in list(cls.__dict__.items()) if "__slots__" in cls.__dict__ else ():
-                if type(at) is MemberDescriptorType:
-                    here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
-                    self._walk.enter_place(here, needs | {name})
+            for name in slots_in(cls) if "__slots__" in cls.__dict__ else ():
+                here = place.child(How.ATTRIBUTE, value, name, f"{place}.{name}")
+                self._walk.enter_place(here, needs | {name})
 
     def _of_class(self, value: Any, place: Binding) -> None:
         """Plain values that the user's classes give to their instances."""

@@ -348,6 +348,34 @@ def test_an_exception_of_the_programs_own_is_raised_after_what_came_before_it(
         assert_same(total, twin)
 
 
+@pytest.mark.parametrize("kind", [KeyError, SystemExit])
+def test_a_program_that_ends_while_it_is_recorded_again_has_its_effects(kind: type[BaseException]) -> None:
+    broken, total, twin = ctypes.c_bool(False), torch.ones(3), torch.ones(3)
+
+    def program(total: torch.Tensor) -> Any:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            total.mul_(3).add_(x)
+            if broken.value:
+                raise kind("mine")
+            return total - x
+
+        return step
+
+    jitted, eager = capture(program(total), on_refusal="eager"), program(twin)
+    for call in range(6):
+        x, broken.value = torch.full((3,), float(call)), call == 4
+        if broken.value:
+            total.data = total.clone()  # elsewhere than the recording reads it
+            with pytest.raises(kind, match="mine"):
+                eager(x)
+            with pytest.raises(kind, match="mine"):
+                jitted(x)
+        else:
+            assert_same(jitted(x), eager(x))
+        assert_same(total, twin)
+    assert jitted.statistics().replays
+
+
 def _is_replayed(jitted: Any) -> bool:
     """Whether the next call runs none of the program's Python."""
     stages = [recording.launch.stage for key in jitted.statistics().keys for recording in key.recordings]

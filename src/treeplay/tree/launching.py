@@ -15,7 +15,7 @@ from enum import Enum
 from types import FrameType
 from typing import Any
 
-from treeplay.errors import DidNotPass, RanOtherwise, Refusal, TakenBack, UsageError
+from treeplay.errors import DidNotPass, ProgramRaised, RanOtherwise, Refusal, TakenBack, UsageError
 from treeplay.observe.lines import TORCH, is_users
 from treeplay.sandbox.boundary import internal
 from treeplay.trace.call import Call
@@ -91,6 +91,8 @@ def answer_raised(answers: Answers, entry: Entry, recording: Recording, error: E
             raise error
         case Reached.RESULTS:
             return _finished(answers, entry, recording, error)
+    if isinstance(error, ProgramRaised):
+        return answers.to_tell(entry, error, call)
     if isinstance(error, Refusal):
         cache.drop(entry, recording)
         return answers.refused(entry, error, call)

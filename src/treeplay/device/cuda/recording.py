@@ -30,7 +30,7 @@ from treeplay.device.cuda.states import GivenUp, Ready, Waiting, Warming
 from treeplay.device.protocol import ReplayListener, Work
 from treeplay.device.turns import turns
 from treeplay.device.use import Use
-from treeplay.errors import Explained, InternalError, TooEarly, UsageError
+from treeplay.errors import Explained, InternalError, ProgramRaised, TooEarly, UsageError
 from treeplay.observe import counters, warn_once
 from treeplay.observe.events import log_event
 from treeplay.observe.internal import tell_internal
@@ -170,6 +170,8 @@ class CudaRecording:
                 graph = self._capture(tensors, numbers)
         except UsageError:  # a capture is under way in this thread: the next call may find none
             return self._as_it_is(_CAPTURING, tensors, numbers)
+        except ProgramRaised:  # whoever asked has the program itself to run
+            raise
         except Exception as error:  # nothing has run
             if self._may_succeed_later(error):
                 return self._as_it_is("warm-up", tensors, numbers)

@@ -30,6 +30,7 @@ from treeplay.trace.log import LoggedCall
 from treeplay.trace.opaque.host_tensors import HostState
 from treeplay.trace.opaque.run import OpaqueRuns, TensorSequence
 from treeplay.trace.opaque.signature import opaque_signature, renumbered
+from treeplay.trace.raised import program_raised
 from treeplay.trace.shown import RunFacts
 from treeplay.trace.signature.returned import is_plain
 from treeplay.trace.survey.found import Survey
@@ -162,9 +163,15 @@ class OpaqueProgram:
     def run(self, tensors: TensorSequence) -> list[torch.Tensor]:
         """Run the program in a recording, over `tensors`: the outputs. Leaves Python as it was, also if it raises.
 
-        Raises `Refusal` if it does not do what it did when it was rehearsed.
+        Raises `Refusal` if it does not do what it did when it was rehearsed, and `ProgramRaised` if it ends as a process or a
+        task does (`SystemExit`, `CancelledError`): the call has its effects first. Other exceptions come out as they are.
         """
-        outputs, shown, _ = self.runs.recorded(self.signature.inputs, tensors, self.movable)
+        try:
+            outputs, shown, _ = self.runs.recorded(self.signature.inputs, tensors, self.movable)
+        except BaseException as error:
+            if isinstance(error, (Exception, KeyboardInterrupt)):  # Ctrl-C ends the call
+                raise
+            raise program_raised(error, "being recorded") from error
         self.runs.check_like(shown, self.shown)
         return outputs
 

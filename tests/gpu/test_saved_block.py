@@ -17,6 +17,7 @@ from support.compiled import compiled, new_reports
 from treeplay.device.cuda.nodes.patch import Patcher
 from treeplay.settings import settings
 from treeplay.values.launch import LaunchFacts
+from treeplay.wrap.aot.calls.block import opened
 
 pytestmark = pytest.mark.gpu
 
@@ -118,6 +119,19 @@ def count_moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return moves
 
 
+def count_opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Filled with how many values a block was opened to, each time that one is."""
+    counts: list[int] = []
+
+    def counting(values: Any, layout: Any, first: int) -> list[Any]:
+        counts.append(len(layout.parts))
+        return opened(values, layout, first)
+
+    for module in ("lazy_backward", "block"):
+        monkeypatch.setattr(f"treeplay.wrap.aot.calls.{module}.opened", counting)
+    return counts
+
+
 def train(net: nn.Module, call: Any, batch: torch.Tensor, optimizer: torch.optim.Optimizer) -> torch.Tensor:
     loss = call(batch).float().square().mean()
     loss.backward()
@@ -139,17 +153,20 @@ def test_T36_training_is_eagers_and_its_warm_steps_move_no_address(
     kind: Any, front: str, two_nets: Any, monkeypatch: pytest.MonkeyPatch, fresh_dynamo: None
 ) -> None:
     moves, (net, twin) = count_moves(monkeypatch), two_nets
+    opened = count_opened(monkeypatch)
     call = call_of(net, front)
     optimizers = [torch.optim.SGD(one.parameters(), lr=1e-3, momentum=0.9) for one in (net, twin)]
     batch = kind.batch(1)
     for number in range(STEPS):
         if number == STEADY:
             moves.clear()
+            opened.clear()
         found = train(net, call, batch, optimizers[0])
         if number < ALONE:
             torch.testing.assert_close(found, train(twin, twin, batch, optimizers[1]), rtol=2e-3, atol=2e-4)
         # A loss kept for a step more would take two places in turn, and with it whatever fits there.
         del found
+    assert not opened, "the backward takes the block as it is"
     # Else the allocator gives results or attention's seeds two places in turn.
     if (kind, front) == (
         Residual,

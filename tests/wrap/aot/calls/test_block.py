@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from treeplay.torch_seam.tensors import StorageName, view_in_block
 from treeplay.values.block import OutputBlock, SavedLayout, SavedPart
 from treeplay.values.spec import TensorSpec
+from treeplay.wrap.aot.calls.block import from_block
 from treeplay.wrap.aot.compilers import INNER
 from wrap.aot.oracle import boxed, compilers, cut, numbers, wrapped
 
@@ -21,7 +23,7 @@ class Blocks:
     """A compiler of forwards that put inner values into a block. `beside`: how many of them are left out of it."""
 
     def __init__(self, beside: int = 0) -> None:
-        self.beside = beside
+        self.beside, self.is_on = beside, True
         self.inner: list[int] = []
         self.memory: list[StorageName] = []
 
@@ -33,7 +35,7 @@ class Blocks:
         def forward(args: list[Any]) -> list[Any]:
             values = list(run(args))
             inner, beside = values[first + self.beside : end], values[first : first + self.beside]
-            if not inner:
+            if not inner or not self.is_on:
                 return values
             sizes = [(-1, 1), *((at, TensorSpec.of(value).nbytes) for at, value in enumerate(inner))]
             block = OutputBlock.of(sizes)  # of which no value begins where the block does
@@ -270,29 +272,66 @@ def test_derivatives_of_the_backward_are_eagers() -> None:
     torch.testing.assert_close([gradient, x.grad, w.grad], [expected, a.grad, b.grad])
 
 
-def test_a_backward_that_can_take_the_block_is_given_it() -> None:
+class Backward:
+    """A compiled backward that can take the block. `compiled`: where values lay that one was compiled for; `taken`: what came
+    in a block."""
+
+    compiled: list[list[int]]
+    taken: list[tuple[int, torch.dtype]]
+
+    def __init__(self, module: Any, inputs: Any) -> None:
+        self.compiled.append([getattr(value, "storage_offset", int)() for value in inputs])
+        self.run = boxed(module, inputs)
+
+    def __call__(self, args: list[Any]) -> Any:
+        return self.run(args)
+
+    def in_block(self, layout: SavedLayout, first: int) -> Any:
+        def run(args: list[Any]) -> Any:
+            self.taken.append((len(args), args[first].dtype))
+            return inner(args)
+
+        inner = from_block(self.run, layout, first)
+        return run
+
+
+@pytest.fixture
+def backward() -> type[Backward]:
+    return type("Fresh", (Backward,), {"compiled": [], "taken": []})
+
+
+def test_a_backward_that_can_take_the_block_is_given_it(backward: type[Backward]) -> None:
     """And one that is compiled before any block came is not compiled again."""
-    compiled, taken = [], []
+    node = check(deep, Blocks(), backward=backward).plan.node
+    assert len(backward.compiled) == 1 and set(backward.compiled[0]) == {0}, "compiled for values that lie apart"
+    assert backward.taken == [(node.saved - node.inner + 2, torch.uint8)] * 3
 
-    class Backward:
-        def __init__(self, module: Any, inputs: Any) -> None:
-            compiled.append([getattr(value, "storage_offset", int)() for value in inputs])
-            self.run = boxed(module, inputs)
 
-        def __call__(self, args: list[Any]) -> Any:
-            return self.run(args)
+def test_a_backward_takes_the_block_also_where_values_differ_in_what_it_does_not_matter_for(
+    backward: type[Backward],
+) -> None:
+    """The type of a leaf, say, or the device of attention's seeds, which are a GPU's once they are captured."""
+    call = wrapped(deep, two, forward=Blocks(), backward=backward)
+    for number, is_parameter in enumerate([True, False, False, True, False], 1):
+        x, w = (nn.Parameter(value.detach()) for value in two()) if is_parameter else two()
+        (y,) = call([x, w])
+        y.sum().backward()
+        expected = two()
+        deep(*expected)[0].sum().backward()
+        torch.testing.assert_close([x.grad, w.grad], [one.grad for one in expected])
+        assert len(backward.taken) == number and len(backward.compiled) == 1
 
-        def in_block(self, layout: SavedLayout, first: int) -> Any:
-            from treeplay.wrap.aot.calls.block import from_block
 
-            def run(args: list[Any]) -> Any:
-                taken.append((len(args), args[first].dtype))
-                return inner(args)
-
-            inner = from_block(self.run, layout, first)
-            return run
-
-    call = check(deep, Blocks(), backward=Backward)
-    node = call.plan.node
-    assert len(compiled) == 1 and set(compiled[0]) == {0}, "compiled for values that lie apart"
-    assert taken == [(node.saved - node.inner + 2, torch.uint8)] * 3
+def test_a_backward_that_was_compiled_without_a_block_takes_one_later(backward: type[Backward]) -> None:
+    """As where a forward is recorded in its third call; and its values need not be alike in everything."""
+    blocks = Blocks()
+    call = wrapped(deep, two, forward=blocks, backward=backward)
+    for number, is_parameter in enumerate([True, True, False, False]):
+        blocks.is_on = number > 1
+        x, w = (nn.Parameter(value.detach()) for value in two()) if is_parameter else two()
+        (y,) = call([x, w])
+        y.sum().backward()
+        expected = two()
+        deep(*expected)[0].sum().backward()
+        torch.testing.assert_close([x.grad, w.grad], [one.grad for one in expected])
+    assert len(backward.taken) == 2 and len(backward.compiled) == 1

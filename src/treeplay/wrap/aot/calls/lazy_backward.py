@@ -37,18 +37,32 @@ class _Fitted:
         follow(self.run, self, _Fitted._rebind)
         given = [values[k] for k in self.taken]
         self.fits: Callable[..., bool] = _always
-        self._strides: tuple[tuple[int, ...] | None, ...] = ()
+        self._layouts: tuple[tuple[torch.Size, tuple[int, ...]] | None, ...] = ()
         if all(value.layout is torch.strided for value in given if isinstance(value, torch.Tensor)):
-            self._strides = tuple(value.stride() if isinstance(value, torch.Tensor) else None for value in given)
+            self._layouts = tuple(
+                (value.shape, value.stride()) if isinstance(value, torch.Tensor) else None for value in given
+            )
             self.fits = _check(given)
 
     def _rebind(self, now: Boxed) -> None:
         self.run = now
 
+    def lies_alike(self, values: Sequence[Any]) -> bool:
+        """Whether values lie as those that this was compiled for. They may differ from those in what it does not matter for,
+        and do not fit: attention leaves its seeds on the CPU until it is captured, and a mode may be on in the caller."""
+        return all(
+            layout is None or (value.layout is torch.strided and (value.shape, value.stride()) == layout)
+            for value, layout in zip(values, self._layouts, strict=False)
+        )
+
     def lay_out(self, values: list[Any]) -> None:
         """Lay out what differs as when this was compiled: hooks of the user's may unpack a saved tensor in another way."""
-        for at, (value, stride) in enumerate(zip(values, self._strides, strict=False)):
-            if stride is not None and value.layout is torch.strided and value.stride() != stride:
+        if self.lies_alike(values):
+            self.fits = _check(values)
+            return
+        for at, (value, layout) in enumerate(zip(values, self._layouts, strict=False)):
+            if layout is not None and value.layout is torch.strided and value.stride() != layout[1]:
+                stride = layout[1]
                 first = value  # what was one slice, shown several times, still is
                 for dimension in (d for d, step in enumerate(stride) if step == 0 and value.size(d) > 1):
                     first = first.narrow(dimension, 0, 1)
@@ -58,7 +72,7 @@ class _Fitted:
 class _FittedToBlock:
     """A compiled backward that takes the block in which a forward left some of the values."""
 
-    def __init__(self, fitted: _Fitted, layout: SavedLayout, first: int, values: Sequence[Any]) -> None:
+    def __init__(self, fitted: _Fitted, layout: SavedLayout, first: int) -> None:
         self.layout = layout
         in_block = getattr(fitted.compiled, "in_block", None)
         # What is not recorded takes the values one by one, and each call makes tensors of them.
@@ -66,11 +80,15 @@ class _FittedToBlock:
         self.run: Boxed = from_block(one_by_one, layout, first) if in_block is None else in_block(layout, first)
         self._followed = self.run  # which owns what it tells of
         follow(self.run, self, _FittedToBlock._rebind)
-        is_strided = all(value.layout is torch.strided for value in values if isinstance(value, torch.Tensor))
-        self.fits: Callable[..., bool] = _check(values) if is_strided else _always
+        self.fits: Callable[..., bool] = _always
 
     def _rebind(self, now: Boxed) -> None:
         self.run = now
+
+    def fit_to(self, values: Sequence[Any]) -> None:
+        """From here on, values like these are taken."""
+        is_strided = all(value.layout is torch.strided for value in values if isinstance(value, torch.Tensor))
+        self.fits = _check(values) if is_strided else _always
 
 
 class LazyBackward:
@@ -113,9 +131,10 @@ class LazyBackward:
     def _from_block(self, layout: SavedLayout, values: list[Any], first: int) -> Sequence[Any]:
         fitted = self._to_block
         if not any(map(_is_none, values[len(values) - self._tangents :])):
-            if fitted is None or (fitted.layout is not layout and fitted.layout != layout):
+            is_alike = fitted is not None and (fitted.layout is layout or fitted.layout == layout)
+            if fitted is None or not is_alike or not fitted.fits(*values):
                 fitted = self._fit_to_block(layout, values, first)
-            if fitted is not None and fitted.fits(*values):
+            if fitted is not None:
                 return fitted.run(values)
         block = values[first + layout.apart]
         values[:] = opened(values, layout, first)
@@ -128,12 +147,13 @@ class LazyBackward:
     def _fit_to_block(self, layout: SavedLayout, values: Sequence[Any], first: int) -> _FittedToBlock | None:
         apart = opened(values, layout, first)
         whole = self._whole or self._compile_once((), lying_apart(apart, values[first + layout.apart]))
-        if not whole.fits(*apart):  # what differs is to be laid out anew, one by one
+        if not whole.fits(*apart) and not whole.lies_alike(apart):  # what differs is to be laid out anew, one by one
             return None
         with _compiling:
             fitted = self._to_block
             if fitted is None or fitted.layout != layout:
-                fitted = self._to_block = _FittedToBlock(whole, layout, first, values)
+                fitted = self._to_block = _FittedToBlock(whole, layout, first)
+            fitted.fit_to(values)
             return fitted
 
     def _partial(self, values: list[Any]) -> Sequence[Any]:

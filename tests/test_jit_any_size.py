@@ -152,7 +152,7 @@ def test_no_call_waits_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None
     assert check(jitted, torch.randn(6, 4))
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
+@settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=12), st.integers(0, 3))
 def test_any_sizes_in_any_order(sizes: list[int], which: int) -> None:
     program = PROGRAMS[which]
@@ -166,7 +166,7 @@ DRAWS = (10, 11, 12)
 SIZES = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=3, max_size=8)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@settings(max_examples=12, deadline=None, derandomize=True, database=None)
 @given(random_programs.PROGRAMS, SIZES)
 def test_random_programs(body: list[tuple[int, int, int]], sizes: list[tuple[int, int]]) -> None:
     check_random_program(body, sizes)

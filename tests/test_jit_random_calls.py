@@ -21,7 +21,10 @@ def check_counts(counts: Counter[str]) -> None:
     assert all(counts[what] for what in ("backward", "forget", "change", "fail")), counts
 
 
-@pytest.mark.parametrize("first", range(0, PROGRAMS, IN_ONE_TEST))
+FIRST, *LATER = range(0, PROGRAMS, IN_ONE_TEST)
+
+
+@pytest.mark.parametrize("first", [FIRST, *(pytest.param(seed, marks=pytest.mark.soak) for seed in LATER)])
 def test_Tplus8_random_programs_are_eagers(first: int) -> None:
     counts = sum((check_program(seed) for seed in range(first, first + IN_ONE_TEST)), Counter())
     check_counts(counts)

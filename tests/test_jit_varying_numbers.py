@@ -481,7 +481,7 @@ def test_a_choice_of_a_number_that_varies_needs_one_recording(what: str, values:
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("default", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("default", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.soak)], ids=str)
 def test_compiled_choices_of_a_number_are_eagers(default: torch.dtype) -> None:
     def program(x: Tensor, k: float) -> dict[str, Any]:
         return {what: choose(x, k) for what, choose in CHOSEN.items()}

@@ -21,7 +21,7 @@ def told(outcome: Outcome) -> str:
     return f"run_world({outcome.seed}) is stale: {outcome.stale}\n\nas small as it gets: {run(world).stale}\n{world}"
 
 
-@pytest.mark.parametrize("block", [*range(5), *(pytest.param(k, marks=pytest.mark.soak) for k in range(5, 20))])
+@pytest.mark.parametrize("block", [*range(3), *(pytest.param(k, marks=pytest.mark.soak) for k in range(3, 20))])
 def test_worlds_that_change_between_calls(block: int) -> None:
     outcomes = [run_world(FIRST + block * BLOCK + k) for k in range(BLOCK)]
     stale = [outcome for outcome in outcomes if outcome.stale is not None]

@@ -129,3 +129,21 @@ def test_Dplus1_the_report_is_always_on():
 
 def _is_installed():
     return "treeplay" in torch.compiler.list_backends(exclude_tags=None)
+
+
+def test_variables_of_torchs_functions_are_not_told_as_the_users() -> None:
+    scale = 2.5
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([weight])
+
+    def step(x: torch.Tensor) -> None:
+        (weight * x * scale).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    jitted = treeplay.jit(step, lower="aten")
+    for _ in range(4):
+        jitted(torch.ones(3))
+    begin, _, _ = jitted.explain().partition("└─")
+    assert "    scale = 2.5" in begin and "has_state_steps" not in begin
+    assert "torch.optim.adam.adam.has_state_steps = True" in jitted.statistics().keys[0].recordings[0].guarded

@@ -59,7 +59,7 @@ class Functions:
             if name == "__class__":  # which Python fills once, for `super()`
                 walk.enter(content_of(cell), name)
             elif walk.meet(cell):
-                self.cell(cell, name)
+                self.cell(cell, _label_of_variable(function, name))
         for index, value in enumerate(function.__defaults__ or ()):
             walk.enter(value, f"{label}.__defaults__[{index}]")
         if function.__kwdefaults__:
@@ -130,3 +130,9 @@ def _is_kept(code: types.CodeType) -> bool:
     """Whether code may be that of a function which lasts, and is none of the machinery's."""
     is_ours = code.co_filename.startswith(("<treeplay", "<frozen")) or code.co_filename == typing.__file__
     return not is_ours and code.co_name not in _TRANSIENT and code.co_qualname not in _CALLBACKS
+
+
+def _label_of_variable(function: types.FunctionType, name: str) -> str:
+    """What a user calls a variable of the function that one is made in: its name, unless torch made the function."""
+    of_torch = (function.__module__ or "").startswith("torch.")
+    return f"{function.__module__}.{function.__qualname__}.{name}" if of_torch else name

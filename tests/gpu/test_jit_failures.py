@@ -79,9 +79,11 @@ def little_memory() -> Iterator[Any]:
     """Call it to leave hardly more memory than is in use."""
     total = torch.cuda.get_device_properties(0).total_memory
 
-    def limit(room: int) -> None:
+    def limit(room: int) -> float:
         torch.cuda.empty_cache()
-        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + room) / total)
+        fraction = (torch.cuda.memory_reserved() + room) / total
+        torch.cuda.set_per_process_memory_fraction(fraction)
+        return fraction
 
     yield limit
     torch.cuda.set_per_process_memory_fraction(1.0)
@@ -97,6 +99,28 @@ def test_a_step_whose_tensors_fill_the_memory_is_recorded(little_memory: Any) ->
     for _ in range(3):
         assert float(program(x)) == wanted
     assert launch_of(program).stage == "recorded"
+
+
+def test_T7_addresses_of_a_capture_do_not_count_for_a_limit(little_memory: Any) -> None:
+    """Neither do those of gradients, which a launch makes where the last ones lay."""
+    net = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048, bias=False) for _ in range(6))).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (net(x) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    program: Any = treeplay.jit(step, lower="inductor", on_refusal="raise")
+    for number in range(2):
+        program(torch.full((16, 2048), number - 1.5, device="cuda"))
+    limit = little_memory(48 << 20)  # half of the gradients
+    for number in range(2, 6):
+        program(torch.full((16, 2048), number - 1.5, device="cuda"))
+    assert launch_of(program).stage == "recorded", launch_of(program).why
+    assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(limit)
 
 
 def test_out_of_memory_while_recording(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 import treeplay
 from support import the_recording
+from support.compiled import compiled, new_reports
 from support.temporaries import MIB, temporaries
 from treeplay.device.cuda.lane import lane_of
 from treeplay.device.cuda.memory.space import can_be_made
@@ -69,6 +71,37 @@ def test_T35_programs_in_turn_take_the_memory_of_the_largest() -> None:
     for number in range(4):
         for jitted, program, x in programs:
             torch.testing.assert_close(jitted(x - number), program(x - number))
+
+
+@pytest.mark.parametrize("front", ["jit", "backend"])
+def test_T35_gradients_that_are_returned_take_no_scratch(front: str, fresh_dynamo: None) -> None:
+    """They lie where nothing else of the capture lay; what lies elsewhere is small here."""
+    net = nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(6))).cuda()
+    twin, optimizer = copy.deepcopy(net), torch.optim.SGD(net.parameters(), lr=0.01)
+    model: Any = compiled(net, "inductor", dynamic=False) if front == "backend" else net
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(x) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    program: Any = treeplay.jit(step, lower="inductor", on_refusal="raise") if front == "jit" else step
+    theirs = torch.optim.SGD(twin.parameters(), lr=0.01)
+    for number in range(6):
+        x = torch.full((16, 2048), number - 1.5, device="cuda")
+        found = program(x)
+        theirs.zero_grad()
+        expected = (twin(x) - 1).square().mean()
+        expected.backward()
+        theirs.step()
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-3, atol=1e-5)
+    for mine, other in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-5)
+    launches = [report.launch for report in new_reports()] if front == "backend" else [the_recording(program).launch]
+    assert [launch.stage for launch in launches] == ["recorded"] * len(launches)
+    assert max(launch.scratch_bytes for launch in launches) < 16 * MIB, "one gradient"
 
 
 def test_T2_scratch_goes_with_the_recordings() -> None:

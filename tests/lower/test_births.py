@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable
+import contextlib
+import gc
+import threading
+import weakref
 from types import FunctionType
+from typing import Any
 
+import pytest
 import torch
 
 from support import call_of
-from treeplay.lower.births import ResultsTold, makers_of_results, tell_results, telling
+from treeplay.lower.births import ResultsTold, ToldArtifact, makers_of_results, tell_results, telling
 from treeplay.lower.stream import lower_for_stream
 from treeplay.trace.jit import trace
 
@@ -21,6 +26,7 @@ class Births:
         self.time = 0
         self.told: list[tuple[int, int]] = []
         self.begun = 0
+        self.results_first = True
 
     def begins(self) -> None:
         self.begun += 1
@@ -64,20 +70,137 @@ def test_a_higher_order_operator_is_told_as_one() -> None:
     assert made.tolist() == [3, 3, 3] and births.told[-1][0] == address(made)
 
 
-def test_a_wrapper_tells_what_it_allocates_and_what_its_operators_return() -> None:
-    def wrapper(inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        buffer = empty_strided_cuda((2, 2), (2, 1), torch.float32)  # noqa: F821
-        return buffer.copy_(inputs[0]), torch.ops.aten.max_pool2d_with_indices.default(inputs[1], [2, 2])[0]
+class Wrapper:
+    """An artifact as Inductor writes it, and what it has allocated, in order. Its last buffer is no result."""
 
-    allocate: Callable[..., torch.Tensor] = lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)  # noqa: E731
-    names = {"__builtins__": builtins, "empty_strided_cuda": allocate, "torch": torch}
-    artifact = FunctionType(wrapper.__code__, names, "wrapper", None, wrapper.__closure__)
-    births = Births()
-    with telling(artifact, births):
-        buffer, pooled = artifact([torch.ones(2, 2), torch.ones(1, 1, 4, 4)])
+    def __init__(self) -> None:
+        self.made: list[torch.Tensor] = []
+        self.names: dict[str, Any] = {"__builtins__": builtins, "empty_strided_cuda": self.allocate, "torch": torch}
+        self.call: Any = FunctionType(_wrapper.__code__, self.names, "wrapper")
+
+    def allocate(self, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        self.made.append(torch.empty_strided(size, stride, dtype=dtype))
+        return self.made[-1]
+
+    def is_as_compiled(self) -> bool:
+        return bool(self.names["empty_strided_cuda"] == self.allocate)
+
+
+def _wrapper(inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    first = empty_strided_cuda((2, 2), (2, 1), torch.float32)  # noqa: F821
+    torch.sin(inputs[0], out=first)
+    second = empty_strided_cuda((2, 2), (1, 2), torch.float32)  # noqa: F821
+    torch.mul(first, 3, out=second)
+    third = empty_strided_cuda((2, 1), (1 + inputs[0].storage_offset(), 1), torch.float32)  # noqa: F821
+    torch.sum(second, 1, keepdim=True, out=third)
+    if inputs[0].isnan().any():
+        raise ValueError("not a number")
+    pooled = torch.ops.aten.max_pool2d_with_indices.default(first.view(1, 1, 2, 2), [2, 2])[0]
+    last = empty_strided_cuda((1,), (1,), torch.float32)  # noqa: F821
+    last.copy_(third[0])
+    return second, pooled, third.t()
+
+
+def of_wrapper(x: torch.Tensor) -> list[torch.Tensor]:
+    first = x.sin()
+    return [first * 3, first.max().view(1, 1, 1, 1), (first * 3).sum(1, keepdim=True).t()]
+
+
+def test_a_wrapper_tells_what_it_allocates_and_what_its_operators_return() -> None:
+    births, wrapper = Births(), Wrapper()
+    with telling(wrapper.call, births):
+        buffer, pooled, _ = wrapper.call([torch.ones(2, 2)])
     told = dict(births.told)
-    assert address(buffer) in told and address(pooled) in told
-    assert names["empty_strided_cuda"] is allocate
+    assert address(buffer) in told and address(pooled) in told and len(wrapper.made) == 4
+    assert {address(made) for made in wrapper.made} <= told.keys()
+    assert wrapper.is_as_compiled()
+
+
+def test_buffers_that_are_returned_are_made_first() -> None:
+    """In a capture after a run, which shows which those are: the second and the third."""
+    wrapper, x = Wrapper(), torch.tensor([[1.0, 2.0], [3.0, 0.5]])
+    artifact = ToldArtifact(wrapper.call)
+    torch.testing.assert_close(list(artifact([x])), of_wrapper(x))
+    assert wrapper.is_as_compiled()
+    for number in (2.0, 3.0):
+        wrapper.made.clear()
+        births = Births()
+        with artifact.telling(births):
+            assert [made.stride() for made in wrapper.made] == [(1, 2), (1, 1)]
+            results = list(artifact([x * number]))
+        torch.testing.assert_close(results, of_wrapper(x * number))
+        assert [results[0].data_ptr(), results[2].data_ptr()] == [made.data_ptr() for made in wrapper.made[:2]]
+        assert len(wrapper.made) == 4 and [place for place, _ in births.told[:2]] == [
+            address(one) for one in wrapper.made[:2]
+        ]
+        assert wrapper.is_as_compiled()
+
+
+def test_where_memory_is_not_free_of_charge_buffers_are_made_where_they_are_needed() -> None:
+    wrapper, x, births = Wrapper(), torch.ones(2, 2), Births()
+    artifact = ToldArtifact(wrapper.call)
+    artifact([x])
+    births.results_first = False
+    with artifact.telling(births):
+        wrapper.made.clear()
+        torch.testing.assert_close(list(artifact([x])), of_wrapper(x))
+    assert [made.stride() for made in wrapper.made] == [(2, 1), (1, 2), (1, 1), (1,)]
+
+
+def test_captures_before_the_first_run_and_after_it_allocate_alike() -> None:
+    wrapper, x = Wrapper(), torch.ones(2, 2)
+    artifact, orders = ToldArtifact(wrapper.call), []
+    for _ in range(2):
+        with artifact.telling(Births()):
+            wrapper.made.clear()
+            artifact([x])
+        orders.append([made.stride() for made in wrapper.made])
+        artifact([x])
+    assert orders[0] == orders[1] == [(2, 1), (1, 2), (1, 1), (1,)]
+
+
+def test_a_buffer_that_lies_in_another_way_is_made_when_it_is_asked_for() -> None:
+    wrapper, x = Wrapper(), torch.tensor([1.0, 2.0, 3.0, 0.5, 4.0])
+    artifact = ToldArtifact(wrapper.call)
+    artifact([x[:4].view(2, 2)])
+    with artifact.telling(Births()):
+        wrapper.made.clear()
+        results = list(artifact([x[1:].view(2, 2)]))
+    torch.testing.assert_close(results, of_wrapper(x[1:].view(2, 2)))
+    assert results[2].stride() == (1, 2) and results[2].data_ptr() == wrapper.made[1].data_ptr()
+
+
+def test_another_thread_gets_buffers_of_its_own() -> None:
+    """It runs as it is what this one captures."""
+    wrapper, x = Wrapper(), torch.ones(2, 2)
+    artifact = ToldArtifact(wrapper.call)
+    artifact([x])
+    elsewhere: list[Any] = []
+    with artifact.telling(Births()):
+        thread = threading.Thread(target=lambda: elsewhere.extend(artifact([x * 2])))
+        thread.start()
+        thread.join()
+        here = list(artifact([x]))
+    torch.testing.assert_close([elsewhere, here], [of_wrapper(x * 2), of_wrapper(x)])
+    assert not {address(one) for one in elsewhere} & {address(one) for one in here}
+
+
+def test_a_body_that_raises_leaves_nothing_behind() -> None:
+    wrapper, x = Wrapper(), torch.ones(2, 2)
+    artifact = ToldArtifact(wrapper.call)
+    with pytest.raises(ValueError, match="not a number"):
+        artifact([x * float("nan")])
+    assert wrapper.is_as_compiled()
+    artifact([x])  # which is the first that says what is returned
+    wrapper.made.clear()
+    with artifact.telling(Births()) as _, contextlib.suppress(ValueError):
+        made = [weakref.ref(one) for one in wrapper.made]
+        wrapper.made.clear()
+        artifact([x * float("nan")])
+    wrapper.made.clear()
+    gc.collect()
+    assert len(made) == 2 and not any(one() is not None for one in made)
+    assert wrapper.is_as_compiled()
 
 
 def test_only_operators_that_may_make_the_memory_of_results_are_asked() -> None:

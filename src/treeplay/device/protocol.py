@@ -31,6 +31,9 @@ class Births(Protocol):
     begins: Callable[[], object]
     """To be called before an operator of which nothing else is told. It leaves nothing behind that a capture could show."""
 
+    results_first: bool
+    """Whether what is returned is to be made before all else, where the body can do that."""
+
     def now(self) -> int:
         """How much has been captured so far."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
-from collections.abc import Callable, Iterator
-from types import FunctionType
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ import torch.fx
 from treeplay.device.protocol import Births
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.schemas import leaves_of
-from treeplay.torch_seam.tensors import storage_of
+from treeplay.torch_seam.tensors import has_strides, storage_of
 
 
 class ResultsTold(TorchDispatchMode):
@@ -64,33 +66,106 @@ def tell_results(births: Births, before: int, given: Any, result: Any) -> None:
             births.born(tensor, before)
 
 
+BufferKind = tuple[Any, ...]  # what the wrapper's function is called with: sizes, strides, dtype
+
+
+class ToldArtifact:
+    """A compiled artifact that runs as it is, and while `telling` lasts tells of the memory that it allocates.
+
+    A result usually lies where a buffer lay that was freed before. A launch exchanges the result's address, and behind that of
+    the other there has to be memory (scratch). So in a capture whose addresses cost nothing, results come first:
+
+        as compiled      | a, then r | b, then s | c |     three buffers need memory
+        results first    | r | s | a, then b, then c |     one does
+
+    Which of its buffers it returns is found out in its first run; in a capture before any run they are not told apart.
+    """
+
+    def __init__(self, run: Callable[..., Sequence[Any]]) -> None:
+        self._run = run
+        self._returned: Mapping[int, BufferKind] | None = None  # by how many were allocated before; None: not known yet
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        return self._run(*args) if self._returned is not None else self._first_run(*args)
+
+    def telling(self, births: Births) -> contextlib.AbstractContextManager[None]:
+        """As the function of that name does. Captures are compared, so what is known in the first one is what is known."""
+        self._returned = self._returned or {}
+        return telling(self._run, births, self._returned if births.results_first else {})
+
+    def _first_run(self, *args: Any) -> Sequence[Any]:
+        made: dict[int, tuple[int, BufferKind]] = {}
+        count = itertools.count()
+
+        def note(allocate: Allocate, *wanted: Any) -> torch.Tensor:
+            tensor = allocate(*wanted)
+            made[storage_of(tensor)] = next(count), wanted  # of those freed before, none is returned
+            return tensor
+
+        with _allocating(self._run, note):
+            results = self._run(*args)
+        storages = [storage_of(one) for one in results if isinstance(one, torch.Tensor) and has_strides(one)]
+        self._returned = dict(made[storage] for storage in storages if storage in made)
+        return results
+
+
 @contextlib.contextmanager
-def telling(artifact: Callable[..., Any], births: Births) -> Iterator[None]:
+def telling(
+    artifact: Callable[..., Any], births: Births, returned: Mapping[int, BufferKind] = MappingProxyType({})
+) -> Iterator[None]:
     """While this lasts, the artifact tells of each buffer that its wrapper allocates, and of each result of an operator.
 
-    Both have to be told: where one is allocated, another may have been before."""
-    names = _names_of_wrapper(artifact)
-    if names is None:
-        with ResultsTold(births):
-            yield
-        return
-    allocate = names[_ALLOCATE]
+    Both have to be told: where one is allocated, another may have been before. Those `returned` are made at once; each is given
+    out when the wrapper has asked for as many others as its key says.
+    """
+    first: dict[int, tuple[BufferKind, torch.Tensor]] = {}
+    count = itertools.count()
 
-    def allocate_and_tell(*args: Any) -> torch.Tensor:
+    def make(allocate: Allocate, *wanted: Any) -> torch.Tensor:
         before = births.now()
-        made: torch.Tensor = allocate(*args)
+        made = allocate(*wanted)
         births.born(made, before)
         return made
 
-    names[_ALLOCATE] = allocate_and_tell
-    try:
-        with ResultsTold(births):
-            yield
-    finally:
-        names[_ALLOCATE] = allocate
+    def allocate_and_tell(allocate: Allocate, *wanted: Any) -> torch.Tensor:
+        expected, made = first.pop(next(count), (None, None))
+        return made if made is not None and wanted == expected else make(allocate, *wanted)
+
+    with _allocating(artifact, allocate_and_tell) as allocate:
+        if allocate is not None:
+            first.update({at: (wanted, make(allocate, *wanted)) for at, wanted in returned.items()})
+        try:
+            with ResultsTold(births):
+                yield
+        finally:
+            first.clear()  # a body that raised has not asked for all
 
 
 _ALLOCATE = "empty_strided_cuda"
+_AS_COMPILED = "as_compiled"
+Allocate = Callable[..., torch.Tensor]
+
+
+@contextlib.contextmanager
+def _allocating(artifact: Callable[..., Any], instead: Callable[..., torch.Tensor]) -> Iterator[Allocate | None]:
+    """While this lasts, the artifact's wrapper allocates in this thread by `instead`, which is given the function that it would
+    call; yields that function, or None where there is no such wrapper."""
+    names, thread = _names_of_wrapper(artifact), threading.get_ident()
+    if names is None:
+        yield None
+        return
+    # Equal graphs share a wrapper, so another thread may have done the same to it.
+    allocate: Allocate = getattr(names[_ALLOCATE], _AS_COMPILED, names[_ALLOCATE])
+
+    def allocated(*wanted: Any) -> torch.Tensor:
+        return instead(allocate, *wanted) if threading.get_ident() == thread else allocate(*wanted)
+
+    setattr(allocated, _AS_COMPILED, allocate)
+    names[_ALLOCATE] = allocated
+    try:
+        yield allocate
+    finally:
+        names[_ALLOCATE] = allocate
 
 
 def _names_of_wrapper(artifact: Any) -> dict[str, Any] | None:

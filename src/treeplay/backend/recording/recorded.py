@@ -16,7 +16,7 @@ from treeplay.backend.autograd.keeping import Keeping
 from treeplay.backend.recording.compiled_graph import CompiledGraph
 from treeplay.backend.recording.replayed import Replayed
 from treeplay.device.protocol import Device
-from treeplay.lower.births import telling
+from treeplay.lower.births import ToldArtifact
 from treeplay.torch_seam.operators import HigherOrderOperator, OpOverload
 from treeplay.torch_seam.schemas import is_random
 from treeplay.values.captured import Role
@@ -41,15 +41,15 @@ def recorded_on(
     device: Device, run: Boxed, module: torch.fx.GraphModule, roles: Sequence[Role], report: Account
 ) -> Boxed:
     """The graph behind a recording of `device`."""
-    facts = report.facts
+    facts, artifact = report.facts, ToldArtifact(run)
     graph = CompiledGraph(
-        run,
+        artifact,
         f"graph {report.graph_id} {report.direction}",
         tuple(item.name for item in facts.inputs),
         static=frozenset(at for at, role in enumerate(roles) if role is Role.STATIC),
         written=frozenset(at for at, item in enumerate(facts.inputs) if item.is_written),
         draws=draws_random_numbers(module),
-        tells=lambda births: telling(run, births),
+        tells=artifact.telling,
         inner=facts.inner,
     )
     replayed = Replayed(graph, device, report.recorded, report.failed, report.forgotten)

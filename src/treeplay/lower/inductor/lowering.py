@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ import torch.fx
 
 from treeplay.errors import LoweringError
 from treeplay.graph_check import check_graph, check_module
-from treeplay.lower.births import telling
+from treeplay.lower.births import ToldArtifact
 from treeplay.lower.functional import TensorsForNumbers, make_functional
 from treeplay.lower.inductor.layouts import check_layouts, has_convolutions_both_ways, lay_out_results
 from treeplay.lower.inductor.shared_lists import with_shared_lists_apart
@@ -49,12 +48,14 @@ def lower_inductor(
         graph, numbers, key, device=device, eager_random=eager_random, is_small=is_small
     )
     vector = Vector(numbers, device) if numbers.size else None
+    told = ToldArtifact(artifact) if device.type == "cuda" else None
+    body = artifact if told is None else told
     return Lowered(
         "inductor",
-        with_vector(artifact, vector),
-        body=artifact,
+        with_vector(body, vector),
+        body=body,
         vector=vector,
-        tells=partial(telling, artifact),
+        tells=None if told is None else told.telling,
         operators=operators,
     )
 

@@ -86,7 +86,8 @@ def attempt(
             torch.no_grad(),
         ):
             spared.put_back()
-            births = Marks(lane.device)
+            # Addresses of a space need memory only where something else than a result lies.
+            births = Marks(lane.device, results_first=space is not None)
             with work.tells(births) if work.tells is not None else nullcontext(), kept_in_place(tensors):
                 # A list of its own, which the body may empty.
                 outputs = list(work.body(list(tensors)))

@@ -44,9 +44,11 @@ class AddressSpace:
         if library is None:
             raise InternalError("an address space was asked for where none can be made")
         self._library, self._scratch, self._unit = library, scratch, unit
-        # As many as the device has memory, and once more for decoys: addresses cost nothing.
-        self._room = -(-torch.cuda.get_device_properties(index).total_memory // unit) * unit
-        self._nbytes = 2 * self._room
+        # Twice as many as the device has memory, since results have theirs for themselves, and once more for decoys: addresses
+        # cost nothing.
+        memory = -(-torch.cuda.get_device_properties(index).total_memory // unit) * unit
+        self._room = 2 * memory
+        self._nbytes = self._room + memory
         self._filler = scratch.filler()
         self.start = mapping.reserve(self._nbytes, _somewhere(unit))
         self._mapped = self.start  # up to here
@@ -72,7 +74,8 @@ class AddressSpace:
             _chance.getrandbits(32),
         )
         try:
-            yield
+            with _without_limit(self._scratch.index):
+                yield
         finally:
             self._mapped = int(self._library.range_next())
 
@@ -155,6 +158,21 @@ class AddressSpace:
         for size in pieces_of(pages, FILLER_PAGES):
             mapping.map_memory(start, size * self._unit, self._filler[size])
             start += size * self._unit
+
+
+@contextmanager
+def _without_limit(index: int) -> Iterator[None]:
+    """For a block, torch takes what addresses it likes: without memory behind them, they would count for the limit of the
+    process. What the graph needs memory for while it runs is held against the limit when it gets it."""
+    limit = torch.cuda.get_per_process_memory_fraction(index)
+    if limit >= 1.0:
+        yield
+        return
+    torch.cuda.set_per_process_memory_fraction(1.0, index)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(limit, index)
 
 
 def _somewhere(unit: int) -> int:

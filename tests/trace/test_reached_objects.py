@@ -234,11 +234,15 @@ def test_what_a_special_method_changes_is_found(name: str) -> None:
         return answer
 
     owner = type("Owner", (), {name: method})()
-    jitted = jit(lambda x: use(owner, x))
-    jitted(torch.ones(2))
-    with pytest.raises(treeplay.Refusal, match="from 1 to 2"):
-        jitted(torch.ones(2))
-    assert counts == {"calls": 1}
+    jitted = jit(lambda x: use(owner, x) * counts["calls"])
+    for call in range(1, 6):
+        x = torch.full((2,), 0.5 - call)
+        found, calls = jitted(x), counts["calls"]
+        assert calls == call
+        expected = use(owner, x)
+        counts["calls"] = calls
+        assert_same(found, expected * calls)
+    assert jitted.statistics().replays >= 3
 
 
 def _decorated(go: Any) -> Any:
@@ -321,13 +325,13 @@ def test_state_behind_a_function_is_found_wherever_that_is_held(what: str) -> No
 
     def go(x: torch.Tensor) -> torch.Tensor:
         counts["calls"] += 1
-        return x * 2
+        return x * 2 - counts["calls"]
 
     jitted = jit(HOLDERS[what](go))
-    jitted(torch.ones(2))
-    with pytest.raises(treeplay.Refusal, match="from 1 to 2"):
-        jitted(torch.ones(2))
-    assert counts == {"calls": 1}
+    for call in range(1, 6):
+        assert_same(jitted(torch.ones(2) * call), torch.ones(2) * call)
+        assert counts == {"calls": call}
+    assert jitted.statistics().replays >= 3
 
 
 def test_state_behind_a_custom_function_is_found() -> None:
@@ -371,11 +375,22 @@ def test_what_hooks_of_parameters_use_and_store_is_found() -> None:
     assert jitted.statistics().replays == 4
 
 
-def test_a_number_that_a_hook_counts_is_refused_and_left_alone() -> None:
+def test_a_number_that_a_hook_counts_is_counted() -> None:
     weight, counts = nn.Parameter(torch.ones(3)), {"calls": 0}
     weight.register_hook(lambda grad: counts.update(calls=counts["calls"] + 1))
     jitted = jit(lambda x: (weight * x).sum().backward())
-    jitted(torch.ones(3))
-    with pytest.raises(treeplay.Refusal, match="from 1 to 2"):
+    for call in range(1, 6):
         jitted(torch.ones(3))
-    assert counts == {"calls": 1}
+        assert counts == {"calls": call}
+        assert_same(weight.grad, torch.ones(3) * call)
+    assert jitted.statistics().replays >= 3
+
+
+def test_a_list_that_a_hook_fills_is_refused_and_left_alone() -> None:
+    weight, kept = nn.Parameter(torch.ones(3)), []
+    weight.register_hook(lambda grad: kept.append(1))
+    jitted = jit(lambda x: (weight * x).sum().backward())
+    jitted(torch.ones(3))
+    with pytest.raises(treeplay.Refusal, match="from 1 items to 2 items"):
+        jitted(torch.ones(3))
+    assert kept == [1]

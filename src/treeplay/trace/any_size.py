@@ -85,7 +85,7 @@ def _why_not(signature: Signature, call: Call) -> str | None:
         return "its results or its effects have to do with gradients"
     if signature.mutated or signature.writes or signature.schedules:
         return "it writes an argument or state"
-    if call.numbers or call.arrays:
+    if call.has_numbers or call.arrays:
         return "an argument is a number that varies or a NumPy array"
     if not all(isinstance(part, (Fresh, View, Static)) for ref in signature.refs for part in _parts(ref)):
         return "it returns an argument, or a container that was there before"

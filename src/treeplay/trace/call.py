@@ -15,6 +15,7 @@ from treeplay.trace.survey.found import PLAIN
 from treeplay.values.flatten import flatten
 from treeplay.values.kinds import is_a
 from treeplay.values.location import Location
+from treeplay.values.place import Binding
 from treeplay.values.structure import Leaf, Structure, classes_in, is_unhashable
 
 
@@ -28,6 +29,10 @@ class Call:
     structure: Leaf | Structure
     numbers: frozenset[int] = frozenset()  # the leaves that are floats or integers, and inputs of a recording
     arrays: dict[int, Any] = field(default_factory=dict)  # the NumPy arrays, each by the leaf of its tensor
+    state: tuple[Binding, ...] = ()  # where there are numbers in the program's state that are inputs, too
+    is_plain: bool = (
+        False  # whether all of these stay the numbers that they are: what the program writes there is no matter
+    )
 
     @contextmanager
     def with_leaves(self, others: Mapping[int, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
@@ -64,6 +69,15 @@ class Call:
                 with suppress(LookupError):
                     if container[key] is after:
                         container[key] = before
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether numbers are inputs."""
+        return bool(self.numbers or self.state)
+
+    def plain(self) -> Call:
+        """The call with numbers as they are."""
+        return replace(self, numbers=frozenset(), is_plain=True)
 
     @property
     def tensors(self) -> list[torch.Tensor]:

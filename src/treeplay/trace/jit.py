@@ -32,7 +32,12 @@ from treeplay.trace.differentiable import run_custom_backwards
 from treeplay.trace.going_on import EagerReads, GoingOn
 from treeplay.trace.log import LoggedCall, first_difference, result_entry
 from treeplay.trace.numbers.numpy_numbers import meet_numpys
-from treeplay.trace.numbers.stand_ins import check_arrays, stand_in_for_arguments, stand_in_for_rates
+from treeplay.trace.numbers.stand_ins import (
+    check_arrays,
+    stand_in_for_arguments,
+    stand_in_for_rates,
+    stand_in_for_state,
+)
 from treeplay.trace.raised import program_raised
 from treeplay.trace.restore.apart import reads_of, whose_changes
 from treeplay.trace.restore.left_behind import check_global_state, check_no_leak
@@ -137,6 +142,8 @@ def _trace_over(
 
 def _traced(program: Callable[..., Any], call: Call, run: TracedRun, *, is_shared: bool) -> Trace:
     run.numbers = stand_in_for_rates(run)
+    run.varying = stand_in_for_state(run, call)
+    run.numbers += run.varying
     skipping = steps_may_be_skipped(run.tracer, run.snapshot)
     schedules = Schedules(run.tracer, run.found)
     apart = run.snapshot.gradients.apart() if is_shared else contextlib.nullcontext()
@@ -203,6 +210,7 @@ def _told(refusal: Refusal, run: TracedRun) -> Refusal:
     tape = run.tracer.tape
     kind = TooEarly if tape.is_too_early else Refusal
     told = kind(tape.refusal) if tape.refusal is not None else refusal
+    told.counted, told.needed = refusal.counted, refusal.needed
     if isinstance(run.watch, GoingOn):
         last = () if isinstance(refusal, ProgramRaised) else (refusal.reason,)
         reasons = dict.fromkeys((*tape.refusals, *last, *not_in_a_replay(run.reads)))

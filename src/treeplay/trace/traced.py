@@ -38,6 +38,7 @@ class TracedRun:
     found: Survey
     snapshot: Snapshot
     numbers: list[Number] = field(default_factory=list)  # of state
+    varying: list[Number] = field(default_factory=list)  # those of them that were no optimizer's
     given: list[Number] = field(default_factory=list)  # of the arguments
     grads_read: dict[int, torch.Tensor] = field(default_factory=dict)
     called: dict[int, torch.nn.Module] = field(default_factory=dict)

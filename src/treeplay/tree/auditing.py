@@ -43,7 +43,8 @@ def _difference(recording: Recording, audit: Audit, answers: Answers, gate: Gate
     try:
         with Boundary("auditing a recording", reasons=(Busy,)):
             fits = first_mismatch(recording.signature, call) is None
-            call = replace(call, numbers=numbers_given(recording.signature))
+            signature = recording.signature
+            call = replace(call, numbers=numbers_given(signature), state=signature.state_numbers)
             with gate.alone(), gate.let_go():
                 return audit.run(call, recording.calls) if fits else None
     except Busy:

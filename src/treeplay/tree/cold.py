@@ -173,7 +173,14 @@ class ColdCalls:
         # Asks the garbage collector who refers to what, where something has weak references: that takes tens of milliseconds.
         with self._cache.budget.spending(entry):
             self._cache.let_go(entry, call)
-        seen, has_changed = entry.observation(values_in_objects(call)), False
+        values, has_changed = values_in_objects(call), False
+        seen = entry.observation(values, call.state)
+        before = entry.observations[-1] if entry.observations else entry.recorded_as
+        if seen is None and before is not None and self._cache.keys.state.found(before):
+            call = self._cache.keys.state.marked(call)
+            seen = before if before.changed(values, call.state) is None else None
+            if seen is not None and entry.recordings:
+                return self._with_numbers(entry, call, seen)
         if seen is None and entry.was_observed and entry.tries and entry.observations:
             entry.tries -= 1
             # What changed since may be nothing to this program: the trace will tell.
@@ -203,13 +210,24 @@ class ColdCalls:
             case Action.RUN_EAGERLY:
                 return self._answers.as_before(entry, call)
 
+    def _with_numbers(self, entry: Entry, call: Call, seen: Observation) -> Any:
+        """A call that no recording fits for numbers of the state which have become inputs."""
+        count, cause = len(entry.recordings), cause_of(entry.recordings, entry.observations, call)
+        out = self._without_recording(entry, call, seen, has_changed=False)
+        if len(entry.recordings) > count:  # else they are none after all, and a later call is told of
+            self._told(entry, *cause)
+        return out
+
     def _note_cause(self, entry: Entry, call: Call) -> None:
         """Note why the recordings of this entry do not serve its call."""
-        entry.rerecordings += 1
         if entry.is_told:
+            entry.rerecordings += 1
             entry.is_told = False
             return
-        told, what = cause_of(entry.recordings, entry.observations, call)
+        self._told(entry, *cause_of(entry.recordings, entry.observations, call))
+
+    def _told(self, entry: Entry, told: str, what: str) -> None:
+        entry.rerecordings += 1
         entry.causes.append(told)
         log_event("guards", f"{self._cache.name}: no recording fits, since {told}")
         counters.add("rerecordings", what)

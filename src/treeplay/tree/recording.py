@@ -24,6 +24,7 @@ from treeplay.tree.recorders import recorders
 from treeplay.tree.table import Entry, Observation, Recording
 from treeplay.tree.tiers import promote
 from treeplay.tree.worth.holdings import holdings
+from treeplay.values.place import Binding
 from treeplay.wrap.emit import MISS
 
 MakeRecording = Callable[[Call, list[Any]], Recording]
@@ -31,7 +32,14 @@ _MOST_WAITS = 16  # calls that are too early to record, before a program is refu
 
 
 class _NumbersStay(Exception):
-    """What could not be recorded had numbers among its arguments as inputs, and may be recorded without."""
+    """What could not be recorded had numbers as inputs, and may be recorded without: without those that it `needed`, or any."""
+
+    def __init__(self, needed: tuple[Binding, ...]) -> None:
+        self.needed = needed
+
+
+class _CountsUp(Exception):
+    """What could not be recorded counts in its state, and may be recorded with what it counts as an input."""
 
 
 class Unlike:
@@ -67,9 +75,11 @@ class CallRecorder:
                 is_disturbed = out is MISS and (recorders.others(since) or self._gate.entered != entered)
         except (Busy, UsageError):  # another call may find nobody in its way
             return answers.eagerly(entry, call, OTHERS)
-        except _NumbersStay:
-            answers.cache.keys.fix_numbers(entry, call)
+        except _NumbersStay as stay:
+            answers.cache.keys.fix_numbers(entry, call, stay.needed)
             return answers.eagerly(entry, call, "a number that varies is no input")
+        except _CountsUp:
+            return self.record(entry, answers.cache.keys.state.marked(call), seen, has_changed=has_changed)
         except TooEarly as early:
             entry.waits += 1
             if entry.waits < _MOST_WAITS:
@@ -127,8 +137,12 @@ class CallRecorder:
             with self._gate.let_go(), Boundary("recording a call", reasons=(Busy, UsageError)):
                 recording = self._record(call, seen.log)
         except Refusal as reason:
-            if call.numbers and not isinstance(reason, TooEarly):
-                raise _NumbersStay from reason
+            if not isinstance(reason, TooEarly):
+                # What is counted on each call was found first: it may be all that is in the way.
+                if self._answers.cache.keys.state.add(reason.counted):
+                    raise _CountsUp from reason
+                if call.has_numbers:
+                    raise _NumbersStay(reason.needed) from reason
             raise
         self._gate.drain()
         return recording

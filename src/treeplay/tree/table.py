@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,7 @@ from treeplay.tree.keys.key import as_line
 from treeplay.tree.worth.probation import Probation
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.mismatch import Mismatch
+from treeplay.values.place import Binding
 from treeplay.values.plan import Plan
 from treeplay.values.refusal import Reason
 from treeplay.values.same import is_same
@@ -104,9 +105,10 @@ class Observation:
     in_objects: dict[str, Any] = field(default_factory=dict)
     """Plain values in objects among the arguments, by path. They are no part of the key, for most are not read."""
 
-    def changed(self, in_objects: Mapping[str, Any]) -> str | None:
-        """The first place whose plain value is another one in a call with these values; None if there is none."""
-        place = self.found.changed()
+    def changed(self, in_objects: Mapping[str, Any], but: Collection[Binding] = ()) -> str | None:
+        """The first place whose plain value is another one in a call with these values; None if there is none. Numbers that are
+        inputs, in the places in `but`, may be others."""
+        place = self.found.changed(but)
         if place is not None:
             return str(place)
         old = self.in_objects.items()
@@ -123,6 +125,7 @@ class Entry:
     phase: KeyPhase = KeyPhase.NEW
     observations: list[Observation] = field(default_factory=list)
     recordings: list[Recording] = field(default_factory=list)
+    recorded_as: Observation | None = None  # what was seen of a call like that of the newest recording
     reason: Reason | None = None
     eager_calls: Counter[str] = field(default_factory=Counter)  # by reason
     rerecordings: int = 0
@@ -147,9 +150,9 @@ class Entry:
         eager = sum(list(self.eager_calls.values()))  # in one step, for other threads count too
         return eager + self.calls_before + sum(recording.calls for recording in list(self.recordings))
 
-    def observation(self, in_objects: Mapping[str, Any] = _NONE) -> Observation | None:
-        """That of a call with the plain values of today, or None."""
-        return next((seen for seen in self.observations if seen.changed(in_objects) is None), None)
+    def observation(self, in_objects: Mapping[str, Any] = _NONE, but: Collection[Binding] = ()) -> Observation | None:
+        """That of a call with the plain values of today, but for numbers that are inputs, or None."""
+        return next((seen for seen in self.observations if seen.changed(in_objects, but) is None), None)
 
     def start_over(self) -> None:
         """Be a new key again: its recording went, or why it was refused may have passed."""

@@ -79,7 +79,14 @@ class Static:
     value: Any
 
 
-OutputRef = Fresh | SameAsInput | View | Static
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A number that Python computes on each call, by an expression over the numbers that are inputs."""
+
+    expression: str
+
+
+OutputRef = Fresh | SameAsInput | View | Static | Computed
 Result = OutputRef | SameAsOutput  # where outputs are a list
 
 

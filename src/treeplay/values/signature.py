@@ -220,6 +220,7 @@ class Signature:
     )
     classes: tuple[type, ...] = ()  # of the tensors that are checked: the arguments', then those of state
     schedules: tuple[Any, ...] = ()  # of learning rates: each call steps them when all else is done
+    state_numbers: tuple[Binding, ...] = ()  # where numbers of the state were to be inputs, in the order of their names
     sizes: AskedOfSizes | None = None  # of a recording that serves more than one set of sizes
     facts: tuple[
         AskedFact, ...

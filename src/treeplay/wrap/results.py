@@ -10,7 +10,7 @@ import torch
 from treeplay.codegen import list_of, tuple_of
 from treeplay.codegen.idioms import view_of
 from treeplay.values.layout import Layout
-from treeplay.values.output import Cast, Fresh, SameAsInput, Static, View
+from treeplay.values.output import Cast, Computed, Fresh, SameAsInput, Static, View
 from treeplay.values.signature import Built, GivenContainer, Ref, StateContainer
 from treeplay.values.structure import DICTS, Leaf, Structure, is_namedtuple
 from treeplay.values.unflatten import object_of, takes_fields_only, with_fields
@@ -35,6 +35,8 @@ class ResultText(CallText):
                 return self.inputs[index]
             case Static(value):
                 return self.literal(value)
+            case Computed(expression):
+                return f"({expression})"
             case GivenContainer(name):
                 return name
             case StateContainer(place):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from treeplay.errors import Refusal
+from treeplay.observe.lines import TORCH
 from treeplay.trace.numbers.scalars import Scalar, ScalarWorld, scalar_of, symbolic
 
 
@@ -74,4 +75,11 @@ def test_plain_numbers_are_not_symbolic() -> None:
 
 
 def test_a_symbol_prints_its_expression(world: ScalarWorld) -> None:
-    assert str(1 - number(world)) == "<(1.0 - s0)>"
+    shown: dict[str, Any] = {}
+    exec(compile("def shown(value): return str(value)", f"{TORCH}some_file.py", "exec"), shown)
+    assert shown["shown"](1 - number(world)) == "<(1.0 - s0)>" and not world.guards
+
+
+def test_a_program_that_makes_a_text_of_a_symbol_gets_the_number_which_is_guarded(world: ScalarWorld) -> None:
+    value = number(world)
+    assert f"{1 - value}" == repr(1 - float(value)) and "(1.0 - s0)" in world.guards

@@ -11,6 +11,7 @@ can change between calls, and none freezes unnoticed.
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import get_ident
@@ -21,7 +22,7 @@ import torch.fx
 
 from treeplay.errors import Refusal
 from treeplay.guards.reads.reads import Reads
-from treeplay.observe.lines import user_location
+from treeplay.observe.lines import OURS, TORCH, user_location
 from treeplay.sandbox.interrupts import asked_by_cpp
 from treeplay.values.arithmetic import COMPARISONS, FORMS, operand
 
@@ -202,7 +203,8 @@ class Scalar:
     def __str__(self) -> str:
         if not self.world.is_mine:
             return repr(self.value)
-        if self.integer:  # as a name, say, of which the program makes an entry
+        # By the frame above torch's own `__repr__`: what a program makes of the text, a name of an entry say, it may keep.
+        if self.integer or not sys._getframe(2).f_code.co_filename.startswith((TORCH, OURS)):
             return repr(self._decide())
         return f"<{self.text or 'number of a tensor'}>"
 

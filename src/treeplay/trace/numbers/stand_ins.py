@@ -1,9 +1,9 @@
 """Stand-ins: what takes the place of inputs that are no tensors while a program is traced.
 
-A float in an optimizer's parameter groups, and a number among the arguments that varies, each become a symbolic number, and
-arithmetic on it goes into the graph; a NumPy array becomes a `GivenArray`, which can become a tensor and nothing else. What
-stands in state is taken back by the snapshot, what stands in arguments when the run is over. `check_numbers` then tells whether
-the numbers can be inputs.
+A float in an optimizer's parameter groups, and a number among the arguments or of the state that varies, each become a symbolic
+number, and arithmetic on it goes into the graph; a NumPy array becomes a `GivenArray`, which can become a tensor and nothing
+else. What stands in state is taken back by the snapshot, what stands in arguments when the run is over. `check_numbers` then
+tells whether the numbers can be inputs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from treeplay.trace.numbers.numpy_numbers import is_float
 from treeplay.trace.signature.conditions import mentions
 from treeplay.trace.traced import TracedRun
 from treeplay.values.place import Binding, How
-from treeplay.values.signature import Number
+from treeplay.values.signature import Number, is_integer_of_64_bits
 from treeplay.values.structure import as_written, paths
 
+_NEEDED, _IN_A_TENSOR = "the program needs its value while it runs", "keep it in a tensor"
 _NO_ARRAY = "pass torch.from_numpy(array), which shares its memory"
 
 
@@ -62,6 +63,28 @@ def stand_in_for_rates(run: TracedRun) -> list[Number]:
     return numbers
 
 
+def stand_in_for_state(run: TracedRun, call: Call) -> list[Number]:
+    """Put a symbolic number in the place of each number of the state that is an input; a snapshot undoes it."""
+    if call.is_plain:
+        return []
+    numbers: list[Number] = []
+    read = {place: place for place, _ in run.found.watched}
+    alone = {place for place, _ in run.found.cells}
+    for place in (read.get(place, place) for place in call.state):
+        value = place.read_or(None)
+        # Of what is restored only; and what the user's own class has to say about an assignment, it would say of the symbol.
+        is_undone = place in alone or (id(place.holder) in run.found.containers and type(place.holder) in (dict, list))
+        if is_undone and may_be_input(value):
+            numbers.append(Number(f"s{len(run.numbers) + len(numbers)}", place, value))
+            place.write(run.tracer.add_scalar(numbers[-1].name, value))
+    return numbers
+
+
+def may_be_input(value: object) -> bool:
+    """Whether a value is a number that a graph can be given."""
+    return type(value) is float or is_integer_of_64_bits(value)
+
+
 def stand_in_for_arguments(run: TracedRun, call: Call) -> contextlib.AbstractContextManager[tuple[Any, Any]]:
     """The arguments, with a symbolic number in the place of each number that is an input, and what stands for each array."""
     symbols: dict[int, Any] = {}
@@ -75,13 +98,16 @@ def stand_in_for_arguments(run: TracedRun, call: Call) -> contextlib.AbstractCon
 
 
 def check_numbers(run: TracedRun) -> None:
-    """Refuse a number among the arguments whose value the program needed while it ran: it is no input."""
+    """Refuse a number among the arguments, or of the state, whose value the program needed while it ran: it is no input."""
+    fixed = [guard.expression for guard in run.tracer.world.guards.values() if not isinstance(guard.expected, bool)]
     for number in run.given:
-        for guard in run.tracer.world.guards.values():
-            if not isinstance(guard.expected, bool) and mentions(guard.expression, number.name):
-                raise Refusal.of(
-                    f"argument {number.place.label}", "the program needs its value while it runs", "pass a tensor", None
-                )
+        if any(mentions(text, number.name) for text in fixed):
+            raise Refusal.of(f"argument {number.place.label}", _NEEDED, "pass a tensor", None)
+    needed = [number.place for number in run.varying if any(mentions(text, number.name) for text in fixed)]
+    if needed:
+        refusal = Refusal.of(str(needed[0]), _NEEDED, _IN_A_TENSOR, None)
+        refusal.needed = tuple(needed)
+        raise refusal
 
 
 def check_arrays(run: TracedRun, call: Call) -> None:

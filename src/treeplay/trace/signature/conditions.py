@@ -18,6 +18,7 @@ from treeplay.trace.traced import TracedRun
 from treeplay.trace.training.hooks import HookTables, has_hooks
 from treeplay.trace.training.scaling import idle_scalers
 from treeplay.values.kinds import is_a
+from treeplay.values.output import Computed
 from treeplay.values.place import Binding, How, root
 from treeplay.values.signature import (
     Alias,
@@ -57,7 +58,7 @@ def make_signature(
         for number in (*run.numbers, *run.given)
         if number in run.given
         or number.name in read
-        or any(mentions(text, number.name) for text in run.tracer.world.guards)
+        or any(mentions(text, number.name) for text in (*run.tracer.world.guards, *_computed(writes)))
     )
     watches = (*_hook_watch(run), *_absent_grads(run), *attributes_of_arguments(run, call))
     identities = tuple(
@@ -83,6 +84,10 @@ def make_signature(
         outputs=outputs,
         meetings=tuple(meetings(run.found, refs, writes)),
     )
+
+
+def _computed(writes: tuple[Write, ...]) -> Iterator[str]:
+    return (write.value.expression for write in writes if isinstance(write.value, Computed))
 
 
 def _is_given(tensor: torch.Tensor, run: TracedRun) -> bool:

@@ -15,7 +15,7 @@ from treeplay.errors import Refusal
 from treeplay.trace.call import Call
 from treeplay.trace.differentiable import flat_results, is_differentiable
 from treeplay.trace.numbers.stand_ins import check_numbers, refuse_arrays
-from treeplay.trace.signature.conditions import make_signature
+from treeplay.trace.signature.conditions import make_signature, mentions
 from treeplay.trace.signature.guarded import stores_of_the_same, stores_unread
 from treeplay.trace.signature.prune import prune
 from treeplay.trace.signature.results import Results
@@ -23,7 +23,13 @@ from treeplay.trace.signature.slots import find_writes
 from treeplay.trace.traced import Trace, TracedRun
 from treeplay.trace.training.schedules import Schedules
 from treeplay.trace.turn import Busy
-from treeplay.values.signature import Kind
+from treeplay.values.signature import Kind, Number
+
+
+def _is_used(number: Number, run: TracedRun) -> bool:
+    """Whether the run has computed or branched with a number of the state."""
+    (node,) = (node for node in run.tracer.tape.graph.find_nodes(op="placeholder") if node.target == number.name)
+    return bool(node.users) or any(mentions(text, number.name) for text in run.tracer.world.guards)
 
 
 def outcome_of(run: TracedRun, call: Call, result: Any, schedules: Schedules) -> Trace:
@@ -36,6 +42,12 @@ def outcome_of(run: TracedRun, call: Call, result: Any, schedules: Schedules) ->
             raise Refusal.of(f"argument {run.given[0].place.label}", why, "pass a tensor", None)
         if call.arrays:
             raise refuse_arrays(call, "has results that the caller differentiates")
+        used = [number.place for number in run.varying if _is_used(number, run)]
+        if used:
+            why = "it is a number that varies, and the program's results are differentiated by the caller"
+            refusal = Refusal.of(str(used[0]), why, "keep it in a tensor", None)
+            refusal.needed = tuple(used)
+            raise refusal
         if schedules.stepped:
             raise schedules.refuse()
         run.kind = Kind.DIFFERENTIABLE
@@ -48,7 +60,7 @@ def outcome_of(run: TracedRun, call: Call, result: Any, schedules: Schedules) ->
         run.snapshot.assigned, run.snapshot.unread = list(stores_of_the_same(run)), stores_unread(run)
         # Results first: a tensor that is returned and stored is one output.
         structure, refs = results.of_call(result, run.snapshot.stored())
-        writes = find_writes(run.snapshot, results, run.numbers)
+        writes = find_writes(run.snapshot, results, run.numbers, run.varying, but=call.state if call.is_plain else ())
         outputs, is_inference = results.outputs, results.is_inference
     tape.graph.output(tuple(outputs))
     prune(tape.graph)
@@ -58,5 +70,6 @@ def outcome_of(run: TracedRun, call: Call, result: Any, schedules: Schedules) ->
         make_signature(run, call, structure, refs, writes, len(outputs)),
         is_inference=is_inference,
         schedules=tuple(schedules.stepped),
+        state_numbers=call.state,
     )
     return Trace(tape.graph, signature, tape.log, tuple(tape.generators.values()))

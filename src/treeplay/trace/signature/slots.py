@@ -2,33 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from treeplay.trace.numbers.scalars import scalar_of
+from treeplay.errors import Refusal
+from treeplay.trace.numbers.scalars import scalar_of, value_of
+from treeplay.trace.numbers.stand_ins import may_be_input
 from treeplay.trace.restore.snapshot import Change, Snapshot
 from treeplay.trace.signature.references import References
 from treeplay.trace.survey.found import GONE
 from treeplay.trace.survey.given import given_name
 from treeplay.trace.training.scaling import is_bookkeeping
 from treeplay.values.flatten import flatten
-from treeplay.values.output import Static
-from treeplay.values.place import How
+from treeplay.values.output import Computed, Static
+from treeplay.values.place import Binding, How
 from treeplay.values.same import is_value
 from treeplay.values.signature import Number, Write
 
 
-def find_writes(snapshot: Snapshot, results: References, numbers: list[Number]) -> tuple[Write, ...]:
-    """The writes that make a replay leave what the program would; refuses changes that a replay cannot make."""
-    ours = {number.name for number in numbers}
+def find_writes(
+    snapshot: Snapshot,
+    results: References,
+    numbers: Sequence[Number] = (),
+    varying: Sequence[Number] = (),
+    but: Collection[Binding] = (),
+) -> tuple[Write, ...]:
+    """The writes that make a replay leave what the program would; refuses changes that a replay cannot make. `varying`: those
+    of the numbers that the program may set; `but`: places where it does not matter what is there."""
+    ours, inputs = {number.name for number in numbers}, {number.place for number in varying}
     writes = []
     for change in snapshot.changes():
         is_same = change.after is change.before
         if not is_same and (_is_our_symbol(change, ours) or is_bookkeeping(change, results.found)):
             continue
-        writes.append(_write(change, results))
+        if change.place in but:
+            continue
+        computed = scalar_of(change.after)
+        if change.place in inputs and computed is not None and computed.text is not None:
+            writes.append(Write(change.place, Computed(computed.text)))
+            continue
+        if change.place in inputs and may_be_input(
+            change.after
+        ):  # made of no number that was there: a count begins anew
+            writes.append(Write(change.place, Static(change.after)))
+            continue
+        try:
+            writes.append(_write(change, results))
+        except Refusal as refusal:
+            refusal.counted = tuple(_counted(snapshot, inputs))
+            raise
     return tuple(writes)
+
+
+def _counted(snapshot: Snapshot, inputs: Collection[Binding]) -> Iterator[Binding]:
+    """Places that are no inputs yet, of numbers instead of which there are others now."""
+    for change in snapshot.changes():
+        after = value_of(change.after)
+        if (
+            change.place not in inputs
+            and after is not change.before
+            and may_be_input(change.before)
+            and may_be_input(after)
+        ):
+            yield change.place
 
 
 def _is_our_symbol(change: Change, ours: set[str]) -> bool:

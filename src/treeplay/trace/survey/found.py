@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,12 @@ class Survey:
         """The plain values alone: it keeps no tensor alive, such as a gradient that is set to None after the call."""
         return Survey(watched=self.watched)
 
-    def changed(self) -> Binding | None:
-        """A plain value that the program reads and that is no longer what it was, or None."""
-        return next((place for place, value in self.watched if not is_same(place.read_or(GONE), value)), None)
+    def changed(self, but: Collection[Binding] = ()) -> Binding | None:
+        """A plain value that the program reads and that is no longer what it was, or None; not one of those in `but`."""
+        return next(self.changes(but), None)
+
+    def changes(self, but: Collection[Binding] = ()) -> Iterator[Binding]:
+        """All of them."""
+        for place, value in self.watched:
+            if not is_same(place.read_or(GONE), value) and place not in but:
+                yield place

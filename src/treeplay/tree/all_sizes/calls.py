@@ -131,7 +131,7 @@ class AllSizes:
         if entry.recordings or entry.phase not in (KeyPhase.NEW, KeyPhase.OBSERVED):
             return False
         is_wanted = settings.tiers == "background" and not torch.are_deterministic_algorithms_enabled()
-        is_plain = key.ambience.only_eagerly is None and not (call.numbers or call.arrays or has_fakes(call))
+        is_plain = key.ambience.only_eagerly is None and not (call.has_numbers or call.arrays or has_fakes(call))
         return is_wanted and is_plain and on_the_cpu(call) and find_compiler().path is not None
 
     def _replayed(self, own: Entry, call: Call, sizes: tuple[int, ...]) -> Any:

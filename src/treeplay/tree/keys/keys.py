@@ -11,7 +11,7 @@ What was learned about numbers and objects holds for all later calls. A new `Key
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from typing import Any
 
 from treeplay.observe import warn_once
@@ -21,12 +21,14 @@ from treeplay.trace.call import Call, call_of
 from treeplay.tree.decide import KeyPhase
 from treeplay.tree.keys.key import Key, describe, has_fakes, kind_of, make_key, varying
 from treeplay.tree.keys.numbers import VaryingNumbers
+from treeplay.tree.keys.state_numbers import StateNumbers
 from treeplay.tree.keys.strangers import Stranger, Strangers
 from treeplay.tree.mismatch import key_mismatches
 from treeplay.tree.reasons import OF_FAKES, under_mode
 from treeplay.tree.table import Entry, EntryTable
 from treeplay.tree.worth.budget import Budget, Pause
 from treeplay.values.flatten import holds_tensors, may_open
+from treeplay.values.place import Binding
 from treeplay.values.structure import is_unhashable
 
 _MOST_OBJECTS = 16  # that come once each, before calls with such are left alone
@@ -41,6 +43,7 @@ class Keys:
         self._may_free_numbers = may_free_numbers
         self._strangers = Strangers()
         self._numbers = VaryingNumbers()
+        self.state = StateNumbers(may_be_inputs=may_free_numbers)
         self._passing: set[Hashable] = set()  # keys by class, of calls with objects that do not come again
         # Classes of objects that count as what they hold: another one came in each call.
         self._opened: set[type] = set()
@@ -91,7 +94,8 @@ class Keys:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """A call with these arguments, taken apart."""
-        return self._numbers.marked(call_of(args, kwargs, self._opens, takes_arrays=self._may_free_numbers))
+        call = call_of(args, kwargs, self._opens, takes_arrays=self._may_free_numbers)
+        return self.state.marked(self._numbers.marked(call))
 
     def varies(self, entry: Entry, key: Key, call: Call) -> bool:
         """Whether a new entry differs from another one only by what need not be part of a key, and no longer is."""
@@ -104,10 +108,13 @@ class Keys:
         self._forget([other for other, at in others if at.phase is KeyPhase.OBSERVED and not at.recordings])
         return True
 
-    def fix_numbers(self, entry: Entry, call: Call) -> None:
-        """Have the numbers among a call's arguments, which were inputs, be part of the key from now on."""
-        self._numbers.fix(call)
-        self._forget([key for key, at in self._table.items() if at is entry])
+    def fix_numbers(self, entry: Entry, call: Call, needed: Collection[Binding] = ()) -> None:
+        """Have numbers that were inputs be none from now on: those of the state that are `needed`, or all, of which those among
+        the arguments are part of the key again."""
+        self.state.fix(needed)
+        if not needed:
+            self._numbers.fix(call)
+            self._forget([key for key, at in self._table.items() if at is entry])
 
     def _forget(self, keys: Iterable[Hashable]) -> None:
         self._budget.took_back(self._table.forget(keys))  # calls have other keys from now on

@@ -1,0 +1,346 @@
+"""Numbers in the program's state that change are inputs of one recording, and what the program counts, each replay counts.
+
+Where the program needs the value while it runs, the number is guarded, and each value has a recording of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import treeplay
+from support import assert_same, jit
+from treeplay.tree import audit
+
+CALLS = 12
+
+
+class Agent:
+    """State of the kinds that programs count in."""
+
+    def __init__(self) -> None:
+        self.rate, self.count, self.last, self.size = 1.0, 0, 0.0, 1
+        self.table, self.items, self.text = {"count": 0}, [0, 1.5], ""
+        self.mean = torch.ones(3)
+
+    def state(self) -> dict[str, Any]:
+        return copy.deepcopy(vars(self))
+
+
+Program = Callable[[Agent, Tensor], Any]
+Change = Callable[[Agent, int], None]
+
+
+def nothing(agent: Agent, call: int) -> None:
+    pass
+
+
+def beside_eager(program: Program, change: Change = nothing, *, calls: int = CALLS, **options: Any) -> Any:
+    """The jitted program after calls beside an eager twin: results, exceptions and state are the same, with their types."""
+    mine, twin = Agent(), Agent()
+    jitted = jit(lambda x: program(mine, x), **{"on_refusal": "eager", **options})
+    for call in range(calls):
+        x = torch.arange(3.0) + call
+        change(mine, call)
+        change(twin, call)
+        found, expected = outcome(lambda x=x: jitted(x)), outcome(lambda x=x: program(twin, x))
+        assert_same(found, expected)
+        for name, value in twin.state().items():
+            assert type(getattr(mine, name)) is type(value)
+            assert_same(getattr(mine, name), value)
+    return jitted
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except ValueError as error:
+        return str(error)
+
+
+def counts(agent: Agent, x: Tensor) -> Tensor:
+    agent.count += 1
+    return x * agent.count - 1
+
+
+def counts_for_itself(agent: Agent, x: Tensor) -> Tensor:
+    agent.count += 1
+    return x * 2 - 1
+
+
+def averages(agent: Agent, x: Tensor) -> Tensor:
+    agent.count += 1
+    decay = agent.last = min(0.9, (1 + agent.count) / (10 + agent.count))
+    agent.mean.mul_(decay).add_(x, alpha=1 - decay)
+    return agent.mean - x
+
+
+def counts_in_containers(agent: Agent, x: Tensor) -> Tensor:
+    agent.table["count"] += 2
+    agent.items[0] -= 1
+    agent.items[1] *= 0.5
+    return x * agent.items[1] + agent.items[0] - agent.table["count"]
+
+
+def sums_what_it_counts(agent: Agent, x: Tensor) -> Tensor:
+    agent.count += 1
+    agent.size += agent.count
+    return x * agent.size - agent.count
+
+
+def exchanges(agent: Agent, x: Tensor) -> Tensor:
+    agent.rate, agent.last = agent.last + 1.5, agent.rate
+    return x * agent.rate - agent.last
+
+
+def grows(agent: Agent, x: Tensor) -> Tensor:
+    agent.last = agent.last * 1e200 + 1e200  # to infinity
+    return x / agent.last
+
+
+def warms_up(agent: Agent, x: Tensor) -> Tensor:
+    agent.count += 1
+    return x * (agent.rate * min(1.0, agent.count / 5))
+
+
+COUNTING = [counts, counts_for_itself, averages, counts_in_containers, sums_what_it_counts, exchanges, grows, warms_up]
+
+
+@pytest.mark.parametrize("program", COUNTING)
+def test_what_a_program_counts_each_replay_counts(program: Program) -> None:
+    found = beside_eager(program).statistics()
+    assert found.refusals == 0 and found.replays >= CALLS - 4
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("program", [counts, counts_for_itself, sums_what_it_counts])
+def test_compiled_too(program: Program) -> None:
+    assert beside_eager(program, lower="inductor").statistics().replays >= CALLS - 4
+
+
+def every_third(agent: Agent, x: Tensor) -> Tensor:
+    agent.count += 1
+    if agent.count % 3 == 0:
+        agent.mean.copy_(x)
+    return agent.mean * x - 1
+
+
+def begins_anew(agent: Agent, x: Tensor) -> Tensor:
+    agent.count += 1
+    if agent.count == 4:
+        agent.count = 0
+    return x * agent.count - 1
+
+
+@pytest.mark.parametrize("program", [every_third, begins_anew])
+def test_a_branch_on_what_is_counted_has_a_recording_for_each_outcome(program: Program) -> None:
+    found = beside_eager(program, calls=20).statistics()
+    assert found.recordings == 2 and found.replays >= 12
+
+
+def rate_of(agent: Agent, call: int) -> None:
+    agent.rate, agent.size = 0.9**call - 0.5, 7 * call - 3
+
+
+COMPUTING: dict[str, Program] = {
+    "product": lambda agent, x: x * agent.rate - agent.size,
+    "scalar of an operator": lambda agent, x: torch.add(x, agent.mean, alpha=agent.rate) - agent.size,
+    "interpolation": lambda agent, x: torch.lerp(x, agent.mean, agent.rate),
+    "bound": lambda agent, x: x.clamp(max=agent.rate * 4),
+    "choice": lambda agent, x: torch.where(x > agent.size, x - 1, x * agent.rate),
+    "new tensor": lambda agent, x: x - torch.full((3,), agent.rate),
+    "absolute value": lambda agent, x: x * abs(agent.rate - 0.25) - 1,
+}
+
+
+@pytest.mark.parametrize("what", COMPUTING)
+def test_a_number_that_is_set_between_calls_is_an_input(what: str) -> None:
+    found = beside_eager(COMPUTING[what], rate_of).statistics()
+    assert found.refusals == 0 and (found.recordings, found.replays) == (1, CALLS - 1)
+
+
+def keeps_text(agent: Agent, x: Tensor) -> Tensor:
+    agent.text = f"{agent.rate}"
+    return x * agent.rate - 1
+
+
+NEEDING: dict[str, Program] = {
+    "index": lambda agent, x: x[agent.size % 3] * agent.rate,
+    "loop": lambda agent, x: sum((x * k - 1 for k in range(agent.size % 4)), x),
+    "function of Python's": lambda agent, x: x * math.sin(agent.rate),
+    "whole number": lambda agent, x: x * int(agent.rate * 10),
+    "rounded": lambda agent, x: x * round(agent.rate, 1),
+    "key": lambda agent, x: x * {0: 2.0, 1: 3.0}.get(agent.size % 3, 5.0),
+    "length of its text": lambda agent, x: x * len(str(agent.size)) - len(f"{agent.rate}"),
+    "text that is kept": keeps_text,
+    "type": lambda agent, x: x * (2.0 if isinstance(agent.rate, float) else 3.0) * agent.rate,
+    "size": lambda agent, x: x.repeat(agent.size % 3 + 1) * agent.rate,
+}
+
+
+@pytest.mark.parametrize("what", NEEDING)
+def test_a_number_whose_value_is_needed_is_guarded(what: str) -> None:
+    beside_eager(NEEDING[what], rate_of)
+
+
+def set_at_times(agent: Agent, call: int) -> None:
+    if call % 4 == 3:
+        agent.count = agent.count * 10 - 1
+
+
+def test_what_is_counted_may_be_set_from_outside() -> None:
+    found = beside_eager(counts, set_at_times, calls=20).statistics()
+    assert found.recordings == 1 and found.replays >= 17
+
+
+@pytest.mark.parametrize(
+    "values", [[1, 1.0, 2, 2.5], [True, 1, 2, False], [1, None, 2, 3], [2**62, 2**63, 2**70, 1]], ids=str
+)
+def test_a_value_of_another_kind_is_another_recording(values: list[Any]) -> None:
+    def change(agent: Agent, call: int) -> None:
+        agent.rate = values[call % 4]
+
+    beside_eager(lambda agent, x: x - 1 if agent.rate is None else x * (agent.rate % 5), change, calls=16)
+
+
+def test_a_program_that_raises_has_counted() -> None:
+    def program(agent: Agent, x: Tensor) -> Tensor:
+        agent.count += 1
+        if agent.count == 7:
+            raise ValueError("seven")
+        return x * agent.count - 1
+
+    assert beside_eager(program).statistics().replays
+
+
+def test_two_numbers_of_which_one_is_needed() -> None:
+    def change(agent: Agent, call: int) -> None:
+        agent.rate, agent.size = call / 7, call // 6
+
+    found = beside_eager(lambda agent, x: x[agent.size] * agent.rate - 1, change).statistics()
+    assert found.recordings == 2 and found.replays >= 6, "the other one stays an input"
+
+
+_calls = 0
+
+
+@pytest.mark.parametrize("where", ["global", "closure", "attribute of a module"])
+def test_counters_elsewhere(where: str) -> None:
+    global _calls
+    _calls, inside, module = 0, 0, nn.Linear(2, 2)
+    module.steps = 0
+
+    def step(x: Tensor) -> Tensor:
+        global _calls
+        nonlocal inside
+        if where == "global":
+            _calls += 1
+        elif where == "closure":
+            inside += 1
+        else:
+            module.steps += 1
+        return x * (_calls + inside + module.steps) - 1
+
+    jitted, x = jit(step), torch.ones(2)
+    for call in range(1, 9):
+        assert_same(jitted(x), x * call - 1)
+        assert _calls + inside + module.steps == call
+    assert jitted.statistics().replays == 7
+
+
+def test_a_training_step_with_a_counter_and_an_annealed_weight() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            torch.manual_seed(3)
+            self.net, self.steps, self.weight = nn.Linear(3, 1), 0, 1.0
+            self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01)
+
+        def step(self, x: Tensor) -> Tensor:
+            self.optimizer.zero_grad()
+            out = self.net(x)
+            loss = out.square().mean() + self.weight * sum(p.abs().sum() for p in self.net.parameters())
+            loss.backward()
+            self.optimizer.step()
+            self.steps += 1
+            return loss.detach() / self.steps
+
+    mine, twin = Trainer(), Trainer()
+    jitted = jit(mine.step)
+    for epoch in range(10):
+        mine.weight = twin.weight = 0.8**epoch
+        x = torch.randn(4, 3)
+        assert_same(jitted(x), twin.step(x))
+        assert_same(list(mine.net.parameters()), list(twin.net.parameters()))
+        assert mine.steps == twin.steps == epoch + 1
+    assert jitted.statistics().replays == 9
+
+
+def test_a_model_that_the_caller_differentiates_guards_its_numbers() -> None:
+    class Reversed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.strength = nn.Linear(3, 2), 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) * self.strength - 1
+
+    model = Reversed()
+    twin = copy.deepcopy(model)
+    jitted = jit(model, on_refusal="eager")
+    for call in range(8):
+        model.strength = twin.strength = [0.5, 0.25][call % 2]
+        x = torch.randn(2, 3)
+        found, expected = jitted(x), twin(x)
+        assert_same(found, expected)
+        found.sum().backward()
+        expected.sum().backward()
+        assert_same([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
+
+
+def test_another_thread_sees_numbers_while_the_program_is_traced() -> None:
+    agent, seen, over = Agent(), set(), threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            seen.add(type(agent.count))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        jitted = jit(lambda x: counts(agent, x), on_refusal="eager")
+        for call in range(1, 7):
+            assert_same(jitted(torch.ones(3)), torch.ones(3) * call - 1)
+    finally:
+        over.set()
+        thread.join()
+    assert agent.count == 6 and int in seen
+
+
+def test_a_trace_that_is_refused_leaves_the_numbers_as_they_were() -> None:
+    def program(agent: Agent, x: Tensor) -> Tensor:
+        agent.count += 1
+        return x * agent.count + float(x.sum())
+
+    assert beside_eager(program).statistics().replays == 0
+
+
+def test_a_number_of_state_that_is_returned() -> None:
+    def program(agent: Agent, x: Tensor) -> tuple[Tensor, int]:
+        agent.count += 1
+        return x * agent.count - 1, agent.count
+
+    beside_eager(program)
+
+
+def test_an_audit_finds_what_is_counted_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "MOST_OF_THE_TIME", 1e9)
+    with treeplay.settings.changed(audit=True):
+        found = beside_eager(averages, calls=40).statistics()
+    assert found.replays >= 30 and found.keys[0].recordings[0].audits >= 1

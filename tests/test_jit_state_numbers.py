@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import queue
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -132,14 +133,12 @@ def every_third(agent: Agent, x: Tensor) -> Tensor:
     return agent.mean * x - 1
 
 
-def begins_anew(agent: Agent, x: Tensor) -> Tensor:
-    agent.count += 1
-    if agent.count == 4:
-        agent.count = 0
-    return x * agent.count - 1
+def in_turn(agent: Agent, x: Tensor) -> Tensor:
+    agent.count = (agent.count + 1) % 4
+    return x - 1 if agent.count else x * 2 - 1
 
 
-@pytest.mark.parametrize("program", [every_third, begins_anew])
+@pytest.mark.parametrize("program", [every_third, in_turn])
 def test_a_branch_on_what_is_counted_has_a_recording_for_each_outcome(program: Program) -> None:
     found = beside_eager(program, calls=20).statistics()
     assert found.recordings == 2 and found.replays >= 12
@@ -208,6 +207,56 @@ def test_a_value_of_another_kind_is_another_recording(values: list[Any]) -> None
         agent.rate = values[call % 4]
 
     beside_eager(lambda agent, x: x - 1 if agent.rate is None else x * (agent.rate % 5), change, calls=16)
+
+
+def test_a_number_from_elsewhere_is_not_taken_for_what_it_was() -> None:
+    jobs: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def program(agent: Agent, x: Tensor) -> Tensor:
+        before, agent.size = agent.size, jobs.qsize()
+        return x * 2 - before
+
+    def change(agent: Agent, call: int) -> None:
+        jobs.put(call)  # for the program, and for its twin
+
+    beside_eager(program, change, calls=8)
+
+
+def test_a_count_that_begins_anew() -> None:
+    def program(agent: Agent, x: Tensor) -> Tensor:
+        agent.count += 1
+        if agent.count == 4:
+            agent.count = 0
+        return x * agent.count - 1
+
+    beside_eager(program, calls=20)
+
+
+def test_a_schedule_of_the_users_own_inside_of_the_step() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            torch.manual_seed(3)
+            self.net, self.epoch = nn.Linear(3, 1), 0
+            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+
+        def step(self, x: Tensor) -> Tensor:
+            self.optimizer.zero_grad()
+            loss = self.net(x).square().mean()
+            loss.backward()
+            self.optimizer.step()
+            self.epoch += 1
+            for group in self.optimizer.param_groups:
+                group["lr"] = 0.1 * 0.5**self.epoch
+            return loss.detach()
+
+    mine, twin = Trainer(), Trainer()
+    jitted = jit(mine.step)
+    for _ in range(10):
+        x = torch.randn(4, 3)
+        assert_same(jitted(x), twin.step(x))
+        assert_same(list(mine.net.parameters()), list(twin.net.parameters()))
+        assert mine.optimizer.param_groups[0]["lr"] == twin.optimizer.param_groups[0]["lr"]
+    assert jitted.statistics().replays >= 7
 
 
 def test_a_program_that_raises_has_counted() -> None:

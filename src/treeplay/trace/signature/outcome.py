@@ -60,7 +60,8 @@ def outcome_of(run: TracedRun, call: Call, result: Any, schedules: Schedules) ->
         run.snapshot.assigned, run.snapshot.unread = list(stores_of_the_same(run)), stores_unread(run)
         # Results first: a tensor that is returned and stored is one output.
         structure, refs = results.of_call(result, run.snapshot.stored())
-        writes = find_writes(run.snapshot, results, run.numbers, run.varying, but=call.state if call.is_plain else ())
+        inputs = {*call.state, *(number.place for number in run.numbers)}
+        writes = find_writes(run.snapshot, results, run.numbers, but=inputs if call.is_plain else ())
         outputs, is_inference = results.outputs, results.is_inference
     tape.graph.output(tuple(outputs))
     prune(tape.graph)

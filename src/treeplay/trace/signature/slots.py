@@ -26,12 +26,12 @@ def find_writes(
     snapshot: Snapshot,
     results: References,
     numbers: Sequence[Number] = (),
-    varying: Sequence[Number] = (),
     but: Collection[Binding] = (),
 ) -> tuple[Write, ...]:
-    """The writes that make a replay leave what the program would; refuses changes that a replay cannot make. `varying`: those
-    of the numbers that the program may set; `but`: places where it does not matter what is there."""
-    ours, inputs = {number.name for number in numbers}, {number.place for number in varying}
+    """The writes that make a replay leave what the program would; refuses changes that a replay cannot make. `but`: places
+    where it does not matter what is there."""
+    ours = {number.name for number in numbers}
+    inputs = {number.place for number in numbers if may_be_input(number.value)}
     writes = []
     for change in snapshot.changes():
         is_same = change.after is change.before
@@ -42,11 +42,6 @@ def find_writes(
         computed = scalar_of(change.after)
         if change.place in inputs and computed is not None and computed.text is not None:
             writes.append(Write(change.place, Computed(computed.text)))
-            continue
-        if change.place in inputs and may_be_input(
-            change.after
-        ):  # made of no number that was there: a count begins anew
-            writes.append(Write(change.place, Static(change.after)))
             continue
         try:
             writes.append(_write(change, results))

@@ -7,11 +7,11 @@ results of a run, Returns ──▶ SavedBlock ┬▶ block: which new memory th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from treeplay.backend.recording.returns import Returns
+from treeplay.backend.recording.returns import ResultMaker, Returns
 from treeplay.device.protocol import InBlock
 from treeplay.trace.signature.returned import whole
 from treeplay.values.block import OutputBlock, SavedLayout, SavedPart
@@ -32,13 +32,20 @@ class SavedBlock:
     first: int
     end: int
 
-    def listed(self, items: Sequence[Any], block: Any, own: Callable[[int, Any], Any]) -> list[Any]:
-        """All results as the block has them, but for the layout; `own(at, item)` is what one that lies elsewhere becomes."""
-        inner = range(self.first, self.end)
-        return [
-            block if at is None else own(at, items[at]) if at in inner else items[at]
-            for at in self.layout.order(self.first, len(items))
-        ]
+    def listed(self, refs: Sequence[OutputRef], result: ResultMaker, block: Any) -> list[Any]:
+        """All results as the block has them."""
+        found = []
+        for at in self.layout.order(self.first, len(refs)):
+            # What is saved beside a block: a view would keep the history of what it views.
+            is_view = at is not None and self.first <= at < self.end and isinstance(refs[at], View)
+            one = block if at is None else result(refs[at])
+            found.append(result.detached(one) if is_view else one)
+        return [*found, result.static(self.layout)]
+
+    def spread(self, others: Iterable[Any], count: int) -> list[Any]:
+        """The `count` outputs of the work, of which `others` lie elsewhere; None for each in the block."""
+        left = iter(others)
+        return [None if output in self.block else next(left) for output in range(count)]
 
     def parted(self, results: Sequence[Any], owners: Sequence[int]) -> InBlock:
         """What the work gives, from such a list with its layout; `owners`: the result that shows each new memory."""

@@ -61,14 +61,13 @@ class KnownNumbers:
         """The values in a call of all that may be asked for, by position."""
         return {at: args[at].item() for at in self._read}
 
-    def leave_known(self, values: dict[int, float]) -> None:
-        """Take out the values of those that are not known: they may be others in the next call."""
-        for at in values.keys() - set(self._known):
-            del values[at]
+    def among(self, values: Mapping[int, float]) -> dict[int, float]:
+        """The values of those that are known."""
+        return {at: values[at] for at in self._known if at in values}
 
     def written_into(self, program: Any, values: Mapping[int, float]) -> Any:
         """The graph with those that are known in it."""
-        known = {at: values[at] for at in self._known if at in values}
+        known = self.among(values)
         if not known:
             return program
         written = copy_of(program)

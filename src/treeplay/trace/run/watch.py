@@ -113,7 +113,7 @@ class WatchFunctions(TorchFunctionMode):
     def _look(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """What is to be called with these arguments; or, instead of it, the result."""
         if func in READS_ON_THE_HOST:
-            self._refuse_read(func, args)
+            self._refuse_read(func)
         elif func in (_GRAD_GET, self.gradients.getter):
             # Else `__torch_function__` of a tensor's own class would be asked.
             with DisableTorchFunctionSubclass():
@@ -170,7 +170,7 @@ class WatchFunctions(TorchFunctionMode):
             self.tracer.recurrent.called_with(weights)
         return None, with_symbolic_rate(checked_by_operators(func), kwargs)
 
-    def _refuse_read(self, func: Any, args: Any) -> None:
+    def _refuse_read(self, func: Any) -> None:
         if func in _PRINTS.values():
             raise self.tracer.refuse(
                 "print",

@@ -15,7 +15,7 @@ from treeplay.backend.recording.returns import ResultMaker, Returns
 from treeplay.device.protocol import InBlock
 from treeplay.trace.signature.returned import whole
 from treeplay.values.block import OutputBlock, SavedLayout, SavedPart
-from treeplay.values.output import Fresh, OutputRef, SameAsInput, View
+from treeplay.values.output import OutputRef, SameAsInput, View, inputs_used, values_used
 from treeplay.values.spec import TensorSpec
 
 _WORTH_A_BLOCK = 2  # values; one alone is one allocation anyway
@@ -77,8 +77,7 @@ def plan_block(returns: Returns, results: Sequence[Any], inner: tuple[int, int])
 
 def _memory_of(ref: OutputRef) -> int | None:
     """The new memory that a result lies in."""
-    of = ref.of if isinstance(ref, View) else ref
-    return of.index if isinstance(of, Fresh) else None
+    return next(values_used([ref]), None)
 
 
 def _part(ref: OutputRef, result: Any, begins: dict[int, int]) -> SavedPart | None:
@@ -92,15 +91,12 @@ def _part(ref: OutputRef, result: Any, begins: dict[int, int]) -> SavedPart | No
 def returns_for_block(returns: Returns, layout: SavedLayout, first: int) -> Returns | None:
     """What a backward returns that takes a block, from what it returns where it takes values one by one, the first of them that
     may lie in a block at `first`; None if a result lies in one of these."""
-    taken = [
-        of.index for ref in returns.refs if isinstance(of := ref.of if isinstance(ref, View) else ref, SameAsInput)
-    ]
-    places = {at: place for place, at in enumerate(layout.order(first, max(taken, default=0) + 1))}
+    count = max(inputs_used(returns.refs), default=0) + 1
+    places = {at: place for place, at in enumerate(layout.order(first, count))}
     refs: list[OutputRef] = []
     for ref in returns.refs:
-        of = ref.of if isinstance(ref, View) else ref
-        if isinstance(of, SameAsInput):
-            at = places.get(of.index)
+        for index in inputs_used([ref]):
+            at = places.get(index)
             if at is None:
                 return None
             ref = replace(ref, of=SameAsInput(at)) if isinstance(ref, View) else SameAsInput(at)

@@ -17,15 +17,13 @@ from treeplay.trace.survey.given import meetings
 from treeplay.trace.training.hooks import HookTables
 from treeplay.values.flatten import Given
 from treeplay.values.output import SameAsInput, View
-from treeplay.values.place import Binding, How
+from treeplay.values.place import How
 from treeplay.values.signature import (
     Alias,
-    Argument,
     Built,
     Input,
     Kind,
     Signature,
-    State,
     StateContainer,
     Watch,
     Write,
@@ -94,7 +92,7 @@ def opaque_signature(
         *(_absent_grads(found, leaves) if is_step else ()),
         *([stays_true(host, "is_the_same", "tensors that the recording does not read")] if host.tensors else []),
     )
-    places = [place for item in inputs for place in _places(item)]
+    places = [place for item in inputs for place in item.places]
     places += [watch.place.parent for watch in watches if watch.place.parent is not None]
     places += [found.objects[key] for key in found.modules if key in found.objects]
     places += [write.place.parent for write in shown.writes if write.place.parent is not None]
@@ -126,13 +124,6 @@ def opaque_signature(
 
 def _tensors(found: Survey) -> Iterator[torch.Tensor]:
     return (item for item in found.kept if isinstance(item, torch.Tensor))
-
-
-def _places(item: Input) -> Iterator[Binding]:
-    if isinstance(item.source, State):
-        yield item.source.place
-    if isinstance(item.source, (State, Argument)):
-        yield from item.source.also
 
 
 def _settings_of_optimizers(found: Survey) -> Iterator[Watch]:

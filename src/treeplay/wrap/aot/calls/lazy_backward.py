@@ -28,13 +28,24 @@ Compiled = tuple[Boxed, tuple[int, ...]]  # a backward, and which of the saved v
 _MOST_PARTIAL = 16  # backwards that are kept for calls which bring gradients for some results only
 
 
-class _Fitted:
+class _Followed:
+    """Runs whatever a compiled backward tells of."""
+
+    def __init__(self, compiled: Boxed) -> None:
+        self.run = compiled
+        self.compiled = compiled  # which owns what it tells of
+        follow(compiled, self, _Followed._rebind)
+
+    def _rebind(self, now: Boxed) -> None:
+        self.run = now
+
+
+class _Fitted(_Followed):
     """A compiled backward that takes some of a call's values, laid out as those that it was compiled for."""
 
     def __init__(self, compiled: Compiled, values: Sequence[Any]) -> None:
-        self.run, self.taken = compiled
-        self.compiled = self.run  # which owns what it tells of
-        follow(self.run, self, _Fitted._rebind)
+        run, self.taken = compiled
+        super().__init__(run)
         given = [values[k] for k in self.taken]
         self.fits: Callable[..., bool] = _always
         self._layouts: tuple[tuple[torch.Size, tuple[int, ...]] | None, ...] = ()
@@ -43,9 +54,6 @@ class _Fitted:
                 (value.shape, value.stride()) if isinstance(value, torch.Tensor) else None for value in given
             )
             self.fits = _check(given)
-
-    def _rebind(self, now: Boxed) -> None:
-        self.run = now
 
     def lies_alike(self, values: Sequence[Any]) -> bool:
         """Whether values lie as those that this was compiled for. They may differ from those in what it does not matter for,
@@ -69,7 +77,7 @@ class _Fitted:
                 values[at] = laid_out(first, Layout(tuple(first.size()), stride, 0)).expand(value.size())
 
 
-class _FittedToBlock:
+class _FittedToBlock(_Followed):
     """A compiled backward that takes the block in which a forward left some of the values."""
 
     def __init__(self, fitted: _Fitted, layout: SavedLayout, first: int) -> None:
@@ -77,13 +85,8 @@ class _FittedToBlock:
         in_block = getattr(fitted.compiled, "in_block", None)
         # What is not recorded takes the values one by one, and each call makes tensors of them.
         one_by_one: Boxed = lambda args: fitted.run(args)  # noqa: E731 - by now
-        self.run: Boxed = from_block(one_by_one, layout, first) if in_block is None else in_block(layout, first)
-        self._followed = self.run  # which owns what it tells of
-        follow(self.run, self, _FittedToBlock._rebind)
+        super().__init__(from_block(one_by_one, layout, first) if in_block is None else in_block(layout, first))
         self.fits: Callable[..., bool] = _always
-
-    def _rebind(self, now: Boxed) -> None:
-        self.run = now
 
     def fit_to(self, values: Sequence[Any]) -> None:
         """From here on, values like these are taken."""

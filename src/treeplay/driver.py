@@ -274,12 +274,7 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
             return unwrapped(program, options, Reason("write", why, "give each tensor memory of its own (`clone()`)"))
 
     return with_known_sizes(
-        inputs,
-        compile_sized,
-        lambda *args: program(*args),
-        known,
-        most=options.most_sizes,
-        changing=changing,
+        inputs, compile_sized, lambda *args: program(*args), known, most=options.most_sizes, changing=changing
     )
 
 

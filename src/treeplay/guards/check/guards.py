@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from treeplay.guards.alive import one_would_be_gone
-from treeplay.guards.check.quick import QuickCheck
+from treeplay.guards.check.quick import QuickCheck, never
 from treeplay.guards.conditions import Comparison, TensorFacts, shown
 from treeplay.guards.containers import Table
 from treeplay.guards.dependencies import Dependencies
@@ -172,7 +172,7 @@ class Guards:
             self._quick.forget()
         self._dependencies.forget()
         self._quick, self._facts, self._holders = None, [], {}
-        self.places_of_inputs, self._read_anew, self.kept, self.holds = (), (), None, _never
+        self.places_of_inputs, self._read_anew, self.kept, self.holds = (), (), None, never
 
     def _own_containers(self) -> Iterator[Any]:
         """Whatever of ours may hold an object that was guarded."""
@@ -269,7 +269,3 @@ class Guards:
 
 def _stays(place: Binding, pinned: set[Any]) -> bool:
     return place.may_be_kept and {spot_of(step) for step in place.steps} <= pinned
-
-
-def _never() -> bool:
-    return False

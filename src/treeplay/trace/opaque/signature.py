@@ -18,17 +18,7 @@ from treeplay.trace.training.hooks import HookTables
 from treeplay.values.flatten import Given
 from treeplay.values.output import SameAsInput, View
 from treeplay.values.place import How
-from treeplay.values.signature import (
-    Alias,
-    Built,
-    Input,
-    Kind,
-    Signature,
-    StateContainer,
-    Watch,
-    Write,
-    parts_of,
-)
+from treeplay.values.signature import Alias, Built, Input, Kind, Signature, StateContainer, Watch, Write, parts_of
 from treeplay.values.structure import classes_in
 from treeplay.values.unflatten import unflatten
 

@@ -16,10 +16,9 @@ import torch
 from treeplay.locks import shared_lock
 from treeplay.torch_seam import fakes
 from treeplay.torch_seam.dynamo import tensor_check
+from treeplay.torch_seam.tensors import strided_copy
 from treeplay.values.block import SavedLayout
-from treeplay.values.layout import Layout
 from treeplay.wrap.aot.calls.block import from_block, lying_apart, opened
-from treeplay.wrap.aot.calls.node import laid_out
 from treeplay.wrap.aot.compilers import Boxed, follow
 
 _compiling = shared_lock()
@@ -70,11 +69,7 @@ class _Fitted(_Followed):
             return
         for at, (value, layout) in enumerate(zip(values, self._layouts, strict=False)):
             if layout is not None and value.layout is torch.strided and value.stride() != layout[1]:
-                stride = layout[1]
-                first = value  # what was one slice, shown several times, still is
-                for dimension in (d for d, step in enumerate(stride) if step == 0 and value.size(d) > 1):
-                    first = first.narrow(dimension, 0, 1)
-                values[at] = laid_out(first, Layout(tuple(first.size()), stride, 0)).expand(value.size())
+                values[at] = strided_copy(value, layout[1])
 
 
 class _FittedToBlock(_Followed):

@@ -55,16 +55,17 @@ def emit_launch(parts: LaunchParts, name: str) -> Source:
         write_results(text, parts)
     boxing, block = parts.boxing, None if parts.block is None else "block"
     made = [f"out{at}" for at in range(len(parts.results))]
+    outside = [name for at, name in enumerate(made) if not parts.is_inside(at)]
     with text.block(f"def launch({'tensors, numbers' if boxing is None else 'args'}):"):
         text.add(f"global {', '.join(text.state)}")
         with nullcontext() if boxing is None else boxing.around(text):
             _write_launch(text, parts, before)
         if boxing is not None:
             boxing.returned(text, made, block)
+        elif block is not None:
+            text.add(f"return {text.use('InBlock', InBlock)}({tuple_of([*outside, block])})")
         else:
-            outside = [name for at, name in enumerate(made) if not parts.is_inside(at)]
-            in_block = f"{text.use('InBlock', InBlock)}({tuple_of([*outside, block])})" if block is not None else ""
-            text.add(f"return {in_block or tuple_of(outside)}")
+            text.add(f"return {tuple_of(outside)}")
     return text.source(f"launch {name}", entry="launch")
 
 
@@ -72,9 +73,11 @@ def _write_launch(text: LaunchText, parts: LaunchParts, before: Iterable[str]) -
     """Lines from the lock to the end of the launch, and for a call that cannot be launched."""
     # A gradient that is written again lies where the stream of its allocation may have it anew: on another stream, a new one.
     kept = [name for name in text.state if name.startswith("kept")]
-    given, otherwise = "tensors, numbers", "return {}"
+    plain, not_launched = "plain(tensors, numbers)", "not_launched(error, tensors, numbers)"
     if parts.boxing is not None:
-        given, otherwise = "tensors, ()", f"return {text.use('put_together', parts.boxing.put_together)}(args, {{}})"
+        put_together = text.use("put_together", parts.boxing.put_together)
+        plain = f"{put_together}(args, plain(tensors, ()))"
+        not_launched = f"{put_together}(args, not_launched(error, tensors, ()))"
     # The lock is the inner one: the handlers run the work as it is, or capture it again, and must not hold it.
     with text.block("try:"), text.block("with lock:"):
         text.add(f"stream = current_stream({parts.lane.device.index})")
@@ -84,11 +87,11 @@ def _write_launch(text: LaunchText, parts: LaunchParts, before: Iterable[str]) -
         launched = len(text.lines) + 1  # the number of the next line
         text.add("launches += 1")
         write_copies(text, parts)
-    text.add("except Unplaced:", "    " + otherwise.format(f"plain({given})"))
+    text.add("except Unplaced:", f"    return {plain}")
     with text.block("except Exception as error:"):
         # The outermost frame of the traceback is `launch`: its line tells whether the graph was launched by then.
         text.add(f"if error.__traceback__.tb_lineno >= {launched}: raise")
-        text.add(otherwise.format(f"not_launched(error, {given})"))
+        text.add(f"return {not_launched}")
 
 
 def disable(launch: Callable[..., Any]) -> None:

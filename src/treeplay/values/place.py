@@ -147,6 +147,10 @@ class Binding:
         """A place one step further."""
         return Binding(how, holder, key, self, label)
 
+    def grad_of(self, tensor: Any) -> Binding:
+        """The place of the gradient of the tensor here."""
+        return self.child(How.GRAD, tensor, None, f"{self}.grad")
+
     def __str__(self) -> str:
         return self.label
 

@@ -32,6 +32,7 @@ from treeplay.trace.opaque.run import OpaqueRuns, TensorSequence
 from treeplay.trace.opaque.signature import opaque_signature, renumbered
 from treeplay.trace.raised import program_raised
 from treeplay.trace.shown import RunFacts
+from treeplay.trace.signature.conditions import name_and_source
 from treeplay.trace.signature.returned import is_plain
 from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.recordable import survey_to_record
@@ -79,11 +80,6 @@ class Prepared:
     def device(self) -> torch.device:
         """Where the program computes."""
         return self.runs.host.device
-
-    @property
-    def generators(self) -> tuple[torch.Generator, ...]:
-        """The generators of the program's own, besides torch's default ones."""
-        return tuple(self.runs.found.generators.values())
 
     def rehearsed(self, record: Callable[[OpaqueBody, TensorSequence], object]) -> Rehearsed:
         """Run it in what `record` makes of a body and tensors. Raises `Refusal` where the program changes Python values."""
@@ -212,11 +208,8 @@ def _of_another_kind(program: Callable[..., Any], tensor: torch.Tensor, device: 
 
 
 def _input(tensor: torch.Tensor, names: list[str], found: Survey) -> Input:
-    first, *others = found.tensor_at(tensor)
-    spec = TensorSpec.of(tensor)
-    if first.how is How.ARGUMENT:
-        return Input(names[first.key], Argument(first.key, tuple(others)), spec, is_mutated=True)
-    return Input(str(first), State(first, tuple(others)), spec, is_mutated=True)
+    name, source = name_and_source(found.tensor_at(tensor), names)
+    return Input(name, source, TensorSpec.of(tensor), is_mutated=True)
 
 
 def _movable(inputs: Sequence[Input], shown: RunFacts, tensors: TensorSequence) -> Iterator[int]:

@@ -40,7 +40,7 @@ def plan_node(
             raise refusal("wrap", "a number that the trace does not know is needed for the backward", None)
     values = values_with_tangents(facts, plan)
     wrappers = tangent_wrappers(traced, len(values))
-    inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
+    inputs = backward.graph.find_nodes(op="placeholder")
     groups = [inputs[at.start : at.stop] for at in places(wrappers, len(saved))]
     arriving = sum(map(len, groups))
     devices = [str(generator.device) for generator in generator_inputs(forward)]
@@ -105,7 +105,7 @@ def _copied(forward: torch.fx.GraphModule, saved: Sequence[torch.fx.Node], plan:
     A graph that computes something again in the backward may save an argument that eager would not have saved. What
     the call writes to it must neither change the saved value nor make it look outdated."""
     written = {write.argument for write in plan.writes if write.has_data}
-    inputs = [node for node in forward.graph.nodes if node.op == "placeholder"]
+    inputs = forward.graph.find_nodes(op="placeholder")
     lying = zip(plan.places_of_inputs(), plan.inputs, strict=True)
     fakes = [fake_of(inputs[k]) for at, argument in lying if argument in written for k in at]
     targets = [value for value in fakes if isinstance(value, torch.Tensor)]

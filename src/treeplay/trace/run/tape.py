@@ -60,6 +60,9 @@ class TraceTape:
         self.mutated: set[int] = set()  # fake storages that an operator wrote to
         self.told: set[int] = set()  # those of them of which autograd is told
         self.generators: dict[int, torch.Generator] = {}  # by identity, those that operators drew from
+        # What a checkpoint does once more in the backward: the first write to what outlives the call, and the first draw.
+        self.written_again: tuple[str, Location | None] | None = None
+        self.drawn_again: tuple[str, Location | None] | None = None
         self.refusal: Reason | None = None
         self.refusals: dict[Reason, None] = {}  # all of them, where the trace goes on behind the first
         self.is_too_early = False  # the refusal is of this call, not of later ones

@@ -6,6 +6,7 @@ Items      a list or a deque                       Members   a set
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -71,11 +72,15 @@ class Table(ContainerGuard):
             return {name: without_stand_in(dict.get(holder, name, ABSENT)) for name in self.names}
         if self.may_grow:
             return {key: dict.get(holder, key, ABSENT) for key in self.recorded}
-        entries = dict.items(holder)
+        entries = (collections.OrderedDict if is_a(holder, collections.OrderedDict) else dict).items(holder)
         if self.matters is not None:
             entries = ((key, value) for key, value in entries if self.matters(key))  # type: ignore[assignment]
         # As they are while nothing is traced: another thread may have put stand-ins there.
         return {key: own for key, value in entries if (own := without_stand_in(value)) is not ABSENT}
+
+    def order(self) -> tuple[Any, ...]:
+        """The keys in the order of today, which an `OrderedDict` keeps beside its entries: to move one is no new version."""
+        return (*self.content(self.holder),)
 
     def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:
         self.pending = version_of_table(holder)  # first: what another thread writes meanwhile is compared the next time

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from treeplay.guards.conditions import Asked
 from treeplay.guards.containers import Items, Members, Table
 from treeplay.guards.walk.kinds import CONTAINERS
 from treeplay.guards.walk.walk import Walk
@@ -62,6 +63,8 @@ class Containers:
             self._walk.enter(key, f"a key of {label}")
             self._walk.enter(item, table.label_of(key))
         table.is_unordered = id(value) in self._unordered
+        if is_a(value, collections.OrderedDict) and len(table.recorded) > 1:
+            self._walk.dependencies.asked.append(Asked(table.order, f"order of {label}", is_fresh=True))
         if is_a(value, collections.defaultdict):
             self._walk.enter(value.default_factory, f"{label}.default_factory")
 

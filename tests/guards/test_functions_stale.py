@@ -56,6 +56,22 @@ def test_an_attribute_of_a_function() -> Story:
 
 
 @follows()
+def test_an_attribute_of_a_function_that_is_not_called() -> Story:
+    def settings() -> None:
+        """Holds numbers."""
+
+    settings.rate = 2.0  # type: ignore[attr-defined]
+    settings.rates = [1.0]  # type: ignore[attr-defined]
+    yield lambda x: x * settings.rate - getattr(settings, "shift", 1.0) + sum(settings.rates)  # type: ignore[attr-defined]
+    settings.rate = 5.0  # type: ignore[attr-defined]
+    yield
+    settings.shift = 7.0  # type: ignore[attr-defined]
+    yield
+    settings.rates.append(3.0)  # type: ignore[attr-defined]
+    yield
+
+
+@follows()
 def test_a_list_in_a_default() -> Story:
     def helper(x: Tensor, rates: list[float] = [2.0]) -> Tensor:  # noqa: B006
         return x * rates[0] - len(rates)

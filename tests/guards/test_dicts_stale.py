@@ -242,6 +242,16 @@ def test_a_dict_with_state_that_is_cleared(kind: Any) -> Story:
     yield
 
 
+@follows()
+def test_what_makes_the_entries_of_a_defaultdict() -> Story:
+    holder = types.SimpleNamespace(table=collections.defaultdict(lambda: 3.0, gain=1.0))
+    yield lambda x: x * holder.table["gain"] - holder.table.default_factory()
+    holder.table.default_factory = lambda: 5.0
+    yield
+    holder.table = collections.defaultdict(lambda: 7.0, gain=1.0)
+    yield
+
+
 class Recent(collections.OrderedDict):  # type: ignore[type-arg]
     pass
 

@@ -38,6 +38,8 @@ _CALLBACKS = frozenset(
 # Their functions are gone once they have run.
 _TRANSIENT = frozenset({"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"})
 
+_ASKED = frozenset({"__defaults__", "__kwdefaults__", "__code__"})  # of a function, without calling it
+
 
 class Functions:
     """What calls something, as a walk follows it."""
@@ -63,16 +65,21 @@ class Functions:
                 walk.enter(content_of(cell), name)
             elif walk.meet(cell):
                 self.cell(cell, name)
-        for index, value in enumerate(function.__defaults__ or ()):
-            walk.enter(value, f"{label}.__defaults__[{index}]")
-        if function.__kwdefaults__:
-            walk.enter(function.__kwdefaults__, f"{label}.__kwdefaults__")
+        self._defaults(function, label)
         walk.guard_table(vars(function), f"{label}.")
         self._namespaces.add_code(code, function.__globals__)
+
+    def _defaults(self, function: types.FunctionType, label: str) -> None:
+        self._walk.enter_each(function.__defaults__ or (), f"{label}.__defaults__")
+        if function.__kwdefaults__:
+            self._walk.enter(function.__kwdefaults__, f"{label}.__kwdefaults__")
 
     def _attributes(self, function: types.FunctionType, label: str) -> None:
         """Guard what may have been read of a function that did not run: what its user keeps in its attributes."""
         table, names = vars(function), self._walk.names
+        if not _ASKED.isdisjoint(names):  # as `inspect.signature` does
+            self._walk.dependencies.functions.append(Code(function, function.__qualname__))
+            self._defaults(function, label)
         if self._walk.meet(table):
             self._walk.dependencies.add_table(Table(table, f"{label}.", matters=names.__contains__))
             for name in [name for name in table if name in names]:

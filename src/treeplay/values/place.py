@@ -11,7 +11,7 @@ place in this process, where each step starts from an object.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
@@ -126,6 +126,13 @@ class Binding:
         return (
             self.how is How.GRAD or isinstance(self.holder, (list, tuple)) or self.holder is self.parent.read_or(None)
         )
+
+    def anew(self) -> Binding:
+        """The place as it is found now: its step starts from what there is today, where a container was replaced."""
+        if self.parent is None or not self.is_read_anew:
+            return self
+        parent = self.parent.anew()
+        return replace(self, holder=parent.read_or(self.holder), parent=parent)
 
     @property
     def steps(self) -> Iterator[Binding]:

@@ -41,7 +41,7 @@ from treeplay.values.output import inputs_used
 from treeplay.values.overlap import overlapping
 from treeplay.values.place import How
 from treeplay.values.refusal import Reason
-from treeplay.values.signature import Argument, Input, Signature, State, parts_of
+from treeplay.values.signature import Argument, Built, Input, Signature, State, parts_of
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import paths
 
@@ -93,7 +93,24 @@ class Prepared:
 
         record(body, self.tensors)
         shown, counted = seen[0]
+        self._check_stored_anew(shown)
         return Rehearsed(self, shown, counted, tuple(_movable(self.inputs, shown, self.tensors)))
+
+    def _check_stored_anew(self, shown: RunFacts) -> None:
+        """Refuse a program that stores state in a container that it makes: a recording reads a tensor where it lies, which is
+        elsewhere in each call. One that is stored by itself may move."""
+        rebound = {write.place for write in shown.writes if isinstance(write.value, Built)}
+        for item in self.inputs:
+            place = item.source.place if isinstance(item.source, State) else None
+            if place is None or place.how is How.GRAD:
+                continue
+            above = next((step for step in place.steps if step is not place and step in rebound), None)
+            if above is not None:
+                raise self.runs.refuse(
+                    str(above),
+                    f"is stored anew in each call, with `{place}` in it, so that a recording finds it nowhere",
+                    "store each tensor in an attribute of its own (self.h, self.c = h, c), or write in place (copy_)",
+                )
 
 
 @dataclass(frozen=True, eq=False)

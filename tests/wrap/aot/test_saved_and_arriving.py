@@ -154,6 +154,34 @@ def test_W37_gradients_of_any_layout_are_right(make: Any) -> None:
     assert seen[0][-1][0] == ((1, 4) if TRACES_STRIDES else (3, 1))
 
 
+@pytest.mark.parametrize("view", [torch.conj, torch._neg_view], ids=["conjugated", "negated"])
+@pytest.mark.parametrize("shape", [(2, 3), ()])
+def test_W37_a_gradient_that_reads_otherwise_than_its_memory_arrives_as_it_reads(view: Any, shape: Any) -> None:
+    """Compiled code and recordings read memory, and know nothing of the bits that conjugate or negate a tensor."""
+    dtype = torch.complex64 if view is torch.conj else torch.float32
+    plain: list[bool] = []
+
+    def compiler(module: Any, inputs: Any) -> Any:
+        run = boxed(module, inputs)
+
+        def spy(args: list[Any]) -> Any:
+            plain.append(not any(value.is_conj() or value.is_neg() for value in args))
+            return run(args)
+
+        return spy
+
+    def make() -> torch.Tensor:
+        return torch.full(shape, 2 + 3j if dtype.is_complex else 2, dtype=dtype, device=device(), requires_grad=True)
+
+    call = wrapped(lambda x: [x.sin()], lambda: [make()], backward=compiler)
+    for _ in range(2):
+        gradient, x, twin_x = view(torch.randn(shape, dtype=dtype, device=device())), make(), make()
+        call([x])[0].backward(gradient)
+        twin_x.sin().backward(gradient)
+        torch.testing.assert_close(x.grad, twin_x.grad)
+    assert plain == [True, True]
+
+
 def test_W37_a_contiguous_gradient_reaches_a_backward_of_channels_last_as_channels_last() -> None:
     def make() -> list[Any]:
         return [numbers(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()]

@@ -198,6 +198,23 @@ def test_W37_a_contiguous_gradient_reaches_a_backward_of_channels_last_as_channe
     assert seen[-1][-1][1] == gradients[1].data_ptr(), "one that lies as it should was copied"
 
 
+def test_W37_results_with_gaps_take_gradients_without() -> None:
+    """Such a result is a part of something greater. Its gradients have its size, and would be spread out to be taken."""
+    seen: list[Any] = []
+    make = lambda: [numbers(4, 5, 6, grad=True)]  # noqa: E731
+    function = lambda x: [x.sin()[:, -1], *x.cos().transpose(0, 2).split([2, 4])]  # noqa: E731
+    call = wrapped(function, make, backward=seeing(seen))
+    for _ in range(2):
+        (x,), (other,) = make(), make()
+        results, wanted = call([x]), function(other)
+        gradients = [torch.randn_like(result) for result in results]
+        torch.autograd.backward(results, gradients)
+        torch.autograd.backward(wanted, gradients)
+        torch.testing.assert_close(x.grad, other.grad)
+        arrived = [address for _, address in seen[-1][-3:]]
+        assert [gradient.data_ptr() for gradient in gradients] == arrived, "one that could be taken was copied"
+
+
 def test_W37_results_that_overlap_themselves_take_contiguous_gradients() -> None:
     seen: list[Any] = []
     make = lambda: [numbers(3, grad=True)]  # noqa: E731

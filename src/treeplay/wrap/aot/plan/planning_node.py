@@ -165,7 +165,9 @@ def _tangent(
         fake = fake_of(node)
         if not isinstance(fake, torch.Tensor):
             raise refusal("wrap", "a gradient made of tensors and something else", None)
-        parts.append(Tangent(value, known_layout(fake), str(fake.dtype), str(fake.device), where))
+        # Without gaps: what a part of something greater is computed to comes in memory of its own size.
+        layout = known_layout(torch.empty_like(fake))
+        parts.append(Tangent(value, layout, str(fake.dtype), str(fake.device), where))
     return parts[0] if wrapper is None else WrappedTangent(value, wrapper, tuple(parts), where)
 
 

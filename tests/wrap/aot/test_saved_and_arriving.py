@@ -75,6 +75,57 @@ def test_W35_sizes_suffice_where_a_gradient_is_only_spread() -> None:
     assert call.plan.node.saved == 0
 
 
+def each_apart(module: Any, inputs: Any) -> Any:
+    """A compiler whose results know nothing of each other and of the arguments, as Inductor's do, wherever they lie."""
+    run = boxed(module, inputs)
+
+    def apart(value: torch.Tensor) -> torch.Tensor:
+        made = torch.empty(0, dtype=value.dtype, device=value.device)
+        return made.set_(value.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+
+    def call(args: list[Any]) -> Any:
+        given = list(args)
+        return [value if any(value is one for one in given) else apart(value) for value in run(args)]
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("function", "writes"),
+    [
+        (lambda x, w: [(x * w).exp().view(-1)], lambda x, results: results[0].detach().mul_(2)),
+        (lambda x, w: [(x * w).exp().t(), w * 2], lambda x, results: results[0].detach().mul_(2)),
+        (lambda x, w: [x[:, 0] * w[0, 0]], lambda x, results: x.mul_(2)),
+        (lambda x, w: [x.chunk(2)[1] * w[:1]], lambda x, results: x.mul_(2)),
+    ],
+    ids=["a result", "one of two", "a part of an argument", "a chunk of an argument"],
+)
+def test_W35_a_write_to_memory_in_which_a_saved_value_lies_is_noticed(function: Any, writes: Any) -> None:
+    make = lambda: [numbers(2, 3), numbers(2, 3, grad=True)]  # noqa: E731
+    call = wrapped(function, make, partition=min_cut, forward=each_apart)
+    for run in (lambda args: function(*args), call):
+        x, w = make()
+        results = run([x, w])
+        writes(x, results)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            results[0].sum().backward()
+    eager, ours = make(), make()
+    compare_gradients(function(*eager), call(list(ours)), eager, ours)
+
+
+def test_W35_a_saved_value_in_the_memory_of_a_result_keeps_no_node_alive() -> None:
+    make = lambda: [numbers(2, 3, grad=True)]  # noqa: E731
+    call = wrapped(lambda x: [x.exp().view(-1)], make, partition=min_cut, forward=each_apart)
+    gc.disable()
+    try:
+        (result,) = call(make())
+        node, memory = weakref.ref(result.grad_fn), weakref.ref(result.untyped_storage())
+        del result
+        assert node() is None and memory() is None
+    finally:
+        gc.enable()
+
+
 def test_W40_saved_tensors_die_inside_the_backward() -> None:
     alive: list[bool] = []
     saved: list[Any] = []

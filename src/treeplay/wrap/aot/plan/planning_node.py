@@ -15,6 +15,7 @@ from treeplay.torch_seam.schemas import returns_memory
 from treeplay.values.output import Fresh, values_used
 from treeplay.wrap.aot.calls.partial import groups_of
 from treeplay.wrap.aot.calls.random_states import generator_inputs
+from treeplay.wrap.aot.plan.elsewhere import seen_elsewhere
 from treeplay.wrap.aot.plan.facts import CallPlan, LateWrite, NodePlan, Tangent, WrappedTangent
 from treeplay.wrap.aot.plan.fresh import fresh_values
 from treeplay.wrap.aot.plan.layouts import fake_of, known_layout
@@ -73,6 +74,7 @@ def plan_node(
         ),
         views=_views(forward, plan),
         copied=_copied(forward, saved, plan),
+        elsewhere=seen_elsewhere(forward, plan, saved),
         fresh=tuple(k - plan.returned_values for k in sorted(fresh_values(forward)) if k >= plan.returned_values),
         late=late,
         generators=tuple(devices),
@@ -165,7 +167,9 @@ def _tangent(
         fake = fake_of(node)
         if not isinstance(fake, torch.Tensor):
             raise refusal("wrap", "a gradient made of tensors and something else", None)
-        parts.append(Tangent(value, known_layout(fake), str(fake.dtype), str(fake.device), where))
+        # Without gaps: what a part of something greater is computed to comes in memory of its own size.
+        layout = known_layout(torch.empty_like(fake))
+        parts.append(Tangent(value, layout, str(fake.dtype), str(fake.device), where))
     return parts[0] if wrapper is None else WrappedTangent(value, wrapper, tuple(parts), where)
 
 

@@ -136,7 +136,13 @@ def test_jit_looks_at_its_graph_after_each_step(told: list[str], monkeypatch: py
         raise RuntimeError
 
     monkeypatch.setattr(artifact, "compile_graph", no_compiler)
-    program = treeplay.jit(lambda x: x.sin() - 2, lower="inductor")
+
+    def each_step(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin().t_()
+        torch._foreach_sub_([y, y], 2)
+        return y
+
+    program = treeplay.jit(each_step, lower="inductor")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program(torch.ones(3))

@@ -121,6 +121,43 @@ def test_reassigned_state_is_read_where_it_is_now() -> None:
             assert_same(jitted(x), net(x))
 
 
+def test_containers_of_state_may_be_replaced() -> None:
+    """The next recording looked for their tensors in those that were there before: an error of treeplay's."""
+    state = SimpleNamespace(pair=(torch.ones(2), torch.ones(2)), items=[torch.ones(2)], table={"a": torch.ones(2)})
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return state.pair[0] - state.pair[1] * x + state.items[0] / 3 - state.table["a"] * 5
+
+    jitted = capture(program)
+    changes = {
+        4: lambda: setattr(state, "pair", (torch.full((2,), 7.0), state.pair[1])),
+        6: lambda: setattr(state, "items", [torch.full((2,), 8.0)]),
+        8: lambda: setattr(state, "table", {"a": torch.full((2,), 9.0)}),
+    }
+    for call in range(10):
+        changes.get(call, lambda: None)()
+        x = torch.full((2,), float(call))
+        assert_same(jitted(x), program(x))
+    assert jitted.statistics().not_replayed == {"observed": 1}
+
+
+@pytest.mark.parametrize("make", [tuple, list, lambda parts: {"h": parts}])
+def test_state_that_is_stored_in_a_new_container_is_refused_with_the_cure(make: Any) -> None:
+    """Each call found it elsewhere, which was an error of treeplay's."""
+    state = SimpleNamespace(hidden=make([torch.zeros(2), torch.ones(2)]))
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        h, c = state.hidden["h"] if isinstance(state.hidden, dict) else state.hidden
+        state.hidden = make([h + x, c * 0.5 - x])
+        return h - c
+
+    jitted = capture(program)
+    jitted(torch.ones(2))
+    with pytest.raises(treeplay.Refusal, match=r"hidden: is stored anew in each call, with `state\.hidden") as refused:
+        jitted(torch.ones(2))
+    assert "an attribute of its own" in refused.value.advice
+
+
 def test_flags_and_numbers_are_watched() -> None:
     net = model()
     jitted, scale = capture(lambda x: net(x) * box["by"]), {"by": 2.0}

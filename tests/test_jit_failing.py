@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import treeplay
 from support import assert_same, assert_same_state, jit
 from support.failing import FAILING, outcome
 
@@ -29,6 +30,56 @@ def test_a_replay_raises_what_eager_raises(what: str) -> None:
         assert torch.equal(torch.get_rng_state(), after)
     statistics = jitted.statistics()
     assert (statistics.recordings, statistics.refusals, statistics.replays) == (1, 0, 3)
+
+
+@pytest.mark.parametrize("what", FAILING)
+def test_a_program_that_handles_a_failure_goes_on_with_its_recording(what: str) -> None:
+    """It was told as an error of treeplay's own, and the second one ended replays."""
+    program, good, bad = FAILING[what]
+    state = torch.zeros(())
+
+    def handles(value: Any) -> Any:
+        state.add_(1)
+        try:
+            return program(value)
+        except Exception:
+            return state.mul_(2) - 1
+        finally:
+            state.sub_(0.5)
+
+    jitted, errors = jit(handles), len(treeplay.observe.internal_errors())
+    for value in (good(), good(), bad, good(), bad, good(), bad, good(), good(), good(), good(), good()):
+        before, found = state.clone(), []
+        for call in (handles, jitted):
+            torch.manual_seed(3)
+            state.copy_(before)
+            found.append((call(value), state.clone(), torch.get_rng_state()))
+        assert_same(*found)
+    statistics = jitted.statistics()
+    assert (statistics.recordings, statistics.refusals, statistics.replays) == (1, 0, 8)
+    assert statistics.not_replayed == {"observed": 1, "a replay raised": 3}
+    assert len(treeplay.observe.internal_errors()) == errors
+
+
+def test_a_program_that_handles_failures_in_many_calls_is_left_alone() -> None:
+    """Each was replayed, taken back and run."""
+
+    def root(a: torch.Tensor) -> torch.Tensor:
+        try:
+            return torch.linalg.cholesky(a)  # HERE
+        except torch.linalg.LinAlgError:
+            return torch.linalg.cholesky(a + 5 * torch.eye(2))
+
+    jitted = jit(root, on_refusal="eager")
+    with pytest.warns(
+        UserWarning, match="an operator fails on the values of many calls, which the program handles"
+    ) as told:
+        for k in range(12):
+            a = torch.eye(2) * (-1 if k % 2 else 1)
+            assert_same(jitted(a), root(a))
+    assert len(told) == 1 and "HERE" in str(told[0].message)
+    statistics = jitted.statistics()
+    assert (statistics.refusals, statistics.not_replayed["a replay raised"]) == (1, 4)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import weakref
@@ -799,3 +800,44 @@ def test_a_custom_function_may_save_its_result(is_whole: bool) -> None:
             found.sum().backward(), expected.sum().backward()
         assert_same((found, mine.grad), (expected, theirs.grad))
     assert jitted.statistics().replays == 3
+
+
+@pytest.mark.parametrize("preserves", [True, False])
+def test_a_checkpoint_that_draws_is_eagers_whoever_runs_the_backward(preserves: bool) -> None:
+    """With `preserve_rng_state=False` the backward draws once more, which no recording did."""
+    weight, twin = (nn.Parameter(torch.ones(6)) for _ in range(2))
+
+    def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(
+            lambda y: nn.functional.dropout(y * weight).sin(), x, use_reentrant=False, preserve_rng_state=preserves
+        )
+
+    jitted = treeplay.jit(program, lower="aten")
+    told = contextlib.nullcontext() if preserves else pytest.warns(UserWarning, match="draws in a checkpoint")
+    with told:
+        for k in range(4):
+            states = []
+            for call, given in ((jitted, weight), (program, twin)):
+                torch.manual_seed(k)
+                call(torch.arange(6.0), given).sum().backward()
+                states.append(torch.get_rng_state())
+            assert torch.equal(weight.grad, twin.grad)
+            assert torch.equal(*states)
+    assert jitted.statistics().replays == (3 if preserves else 0)
+
+
+def test_a_checkpoint_that_writes_state_is_refused_where_the_caller_runs_its_backward() -> None:
+    """Which runs the batch norm once more: its statistics were brought up to date once."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    twin = copy.deepcopy(model)
+
+    def program(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
+
+    jitted = treeplay.jit(program, lower="aten")
+    with pytest.warns(UserWarning, match="in a checkpoint, which does so once more in the backward"):
+        for _ in range(4):
+            x = torch.randn(4, 3)
+            jitted(model, x).square().sum().backward()
+            program(twin, x).square().sum().backward()
+    assert_same_state((model,), (twin,))

@@ -8,6 +8,7 @@ import copy
 import gc
 import io
 import random
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -166,6 +167,9 @@ PROGRAMS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
     "a sparse result": ("_to_sparse", lambda x: x.to_sparse()),
     "a product by a sparse one": ("_to_sparse", lambda x: torch.diag(x).to_sparse() @ x),
     "a generator object": ("result", lambda x: (part for part in [x * 2])),
+    "a function of an argument": ("result", lambda x: lambda: x * 2),
+    "a default that is an argument": ("result", lambda x: lambda y=x: y * 2),
+    "an argument in a frozenset": ("result", lambda x: frozenset([x])),
     "a set": ("result", lambda x: (x * 2, {1, 2})),
     "a foreign object": ("result", lambda x: (x * 2, bytearray(b"aab"))),
     "apply_": ("apply_", lambda x: (x * 1).apply_(lambda v: v + 1)),
@@ -173,7 +177,9 @@ PROGRAMS: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
 
 
 def _known(value: Any) -> Any:
-    return list(value) if hasattr(value, "__next__") else value
+    if isinstance(value, types.FunctionType):
+        return value()
+    return list(value) if hasattr(value, "__next__") or isinstance(value, frozenset) else value
 
 
 @pytest.mark.parametrize("what", PROGRAMS)

@@ -253,17 +253,20 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
         if compiled is not None:
             return with_marks(in_inference_mode(compiled) if gives_inference else compiled, changing)
 
-    def compile_sized(values: Mapping[int, float], inputs: Sequence[Any]) -> Callable[..., Any]:
-        # Sizes that are new are compiled in a call, while Dynamo may trace in another thread: not beside each other, since
-        # tracing replaces methods of modules.
-        with compile_lock(), undisturbed(), kept(acting):
-            compiled = wrapped(
-                program, inputs, options, is_dynamic=is_dynamic, numbers=numbers, known=known, values=values
-            )
-            return in_inference_mode(compiled) if gives_inference else compiled
+    def compile_sized(inputs: Sequence[Any], values: Mapping[int, float]) -> Callable[..., Any]:
+        def compile_pattern(inputs: Sequence[Any]) -> Callable[..., Any]:
+            nonlocal values
+            # Sizes that are new are compiled in a call, while Dynamo may trace in another thread: not beside each other, since
+            # tracing replaces methods of modules.
+            with compile_lock(), undisturbed(), kept(acting):
+                compiled = wrapped(
+                    program, inputs, options, is_dynamic=is_dynamic, numbers=numbers, known=known, values=values
+                )
+                # Another pattern comes in another call, and what is not known may be another number there.
+                values = known.among(values)
+                return in_inference_mode(compiled) if gives_inference else compiled
 
-    def compile_patterns(inputs: Sequence[Any], values: Mapping[int, float]) -> Callable[..., Any]:
-        return with_patterns(inputs, partial(compile_sized, values), as_it_is)
+        return with_patterns(inputs, compile_pattern, as_it_is)
 
     def as_it_is() -> Callable[..., Any]:
         why = "inputs share memory that is no one storage of torch's, as that of a NumPy array, and one of them is written"
@@ -271,12 +274,7 @@ def compile_flat(program: Program, inputs: Sequence[Any], options: Options) -> C
             return unwrapped(program, options, Reason("write", why, "give each tensor memory of its own (`clone()`)"))
 
     return with_known_sizes(
-        inputs,
-        compile_patterns,
-        lambda *args: program(*args),
-        known,
-        most=options.most_sizes,
-        changing=changing,
+        inputs, compile_sized, lambda *args: program(*args), known, most=options.most_sizes, changing=changing
     )
 
 

@@ -97,3 +97,35 @@ def test_a_graph_that_inductor_fails_on_runs_as_it_is(monkeypatch):
     with pytest.warns(UserWarning, match="an operator that it does not know"):
         run = compile_inner(module, [torch.ones(2)], Options(inner="inductor"))
     assert run([torch.full((2,), 2.0)])[0].tolist() == [6.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    "program", [lambda x, w: x @ w, lambda x, w: (x * w[0]).transpose(0, 1).reshape(-1)], ids=["product", "reshaped"]
+)
+def test_a_result_that_eager_makes_as_a_tensor_of_its_own_can_be_written(program):
+    """Operators as they are take views for reshapes, and torch refuses a write to a view that a node gave."""
+    x, w = torch.randn(2, 3, 4), torch.randn(4, 4, requires_grad=True)
+    compiled = torch.compile(program, backend="treeplay", options={"inner": "aten"})
+    found = []
+    for run in (program, compiled):
+        result = run(x, w)
+        assert not result._is_view()
+        result.mul_(2)
+        result.sum().backward()
+        found.append((result.detach(), w.grad))
+        w.grad = None
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_write_to_a_result_that_the_backward_needs_is_noticed():
+    w = torch.randn(4, 4, requires_grad=True)
+
+    def program(x):
+        y = x @ w
+        return y, y.sin()
+
+    for run in (program, torch.compile(program, backend="treeplay", options={"inner": "aten"})):
+        y, z = run(torch.randn(2, 3, 4))
+        y.detach().mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            z.sum().backward()

@@ -9,8 +9,9 @@ import torch
 import torch.fx
 from torch import nn
 
-from treeplay.backend.strides import laid_out, noted_strides, visible_strides, with_strides
+from treeplay.backend.strides import noted_strides, visible_strides, with_strides
 from treeplay.torch_compile import backend
+from treeplay.torch_seam.tensors import strided_copy
 
 
 @pytest.mark.parametrize(
@@ -18,12 +19,12 @@ from treeplay.torch_compile import backend
 )
 def test_D24_a_copy_has_the_given_strides_and_the_values(shape, stride):
     source = torch.arange(12.0)[: shape[-1]].expand(shape) if 0 in stride else torch.randn(shape)
-    made = laid_out(source, stride)
+    made = strided_copy(source, stride)
     assert made.stride() == stride and torch.equal(made, source) and made.storage_offset() == 0
 
 
 def test_D24_a_broadcast_takes_the_memory_of_its_first_part():
-    made = laid_out(torch.ones(1, 3).expand(4, 3).contiguous(), (0, 1))
+    made = strided_copy(torch.ones(1, 3).expand(4, 3).contiguous(), (0, 1))
     assert made.untyped_storage().nbytes() == 12
 
 

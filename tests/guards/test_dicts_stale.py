@@ -242,6 +242,57 @@ def test_a_dict_with_state_that_is_cleared(kind: Any) -> Story:
     yield
 
 
+@follows()
+def test_what_makes_the_entries_of_a_defaultdict() -> Story:
+    holder = types.SimpleNamespace(table=collections.defaultdict(lambda: 3.0, gain=1.0))
+    yield lambda x: x * holder.table["gain"] - holder.table.default_factory()
+    holder.table.default_factory = lambda: 5.0
+    yield
+    holder.table = collections.defaultdict(lambda: 7.0, gain=1.0)
+    yield
+
+
+class Recent(collections.OrderedDict):  # type: ignore[type-arg]
+    pass
+
+
+@follows()
+@pytest.mark.parametrize("kind", [collections.OrderedDict, Recent])
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_the_order_of_an_ordered_dict(kind: Any, is_replaced: bool) -> Story:
+    """It is kept beside the entries, and to move one is no new version."""
+    holder = types.SimpleNamespace(table=kind(a=2.0, b=5.0, c=7.0))
+    yield lambda x: folded_by_name(x, holder.table.items())
+    holder.table.move_to_end("a")
+    yield
+    if is_replaced:
+        holder.table = kind(holder.table)
+        yield
+    holder.table.move_to_end("c", last=False)
+    yield
+
+
+def test_a_program_that_keeps_the_latest_in_an_ordered_dict() -> None:
+    """A replay left the order as it was, so that another entry was the oldest later."""
+    mine, theirs = collections.OrderedDict(), collections.OrderedDict()  # type: ignore[var-annotated]
+
+    def program(kept: Any, x: Tensor) -> Tensor:
+        size = len(x)
+        if size in kept:
+            kept.move_to_end(size)
+        else:
+            kept[size] = torch.arange(float(size))
+            if len(kept) > 3:
+                kept.popitem(last=False)
+        return x - kept[size]
+
+    jitted = jit(lambda x: program(mine, x), on_refusal="eager")
+    for call in range(24):
+        x = torch.ones(2 + call * call % 3)
+        assert_same(jitted(x), program(theirs, x))
+        assert list(mine) == list(theirs)
+
+
 class Defaults(dict):  # type: ignore[type-arg]
     def __missing__(self, key: str) -> float:
         return 0.25 * len(key)

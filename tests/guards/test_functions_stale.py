@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,6 +53,41 @@ def test_an_attribute_of_a_function() -> Story:
     helper.rate = 5.0  # type: ignore[attr-defined]
     yield
     del helper.rate  # type: ignore[attr-defined]
+    yield
+
+
+@follows()
+def test_an_attribute_of_a_function_that_is_not_called() -> Story:
+    def settings() -> None:
+        """Holds numbers."""
+
+    settings.rate = 2.0  # type: ignore[attr-defined]
+    settings.rates = [1.0]  # type: ignore[attr-defined]
+    yield lambda x: x * settings.rate - getattr(settings, "shift", 1.0) + sum(settings.rates)  # type: ignore[attr-defined]
+    settings.rate = 5.0  # type: ignore[attr-defined]
+    yield
+    settings.shift = 7.0  # type: ignore[attr-defined]
+    yield
+    settings.rates.append(3.0)  # type: ignore[attr-defined]
+    yield
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda f: inspect.signature(f).parameters["rate"].default + inspect.signature(f).parameters["shift"].default,
+        lambda f: f.__defaults__[0] + f.__kwdefaults__["shift"],
+    ],
+)
+@follows()
+def test_the_defaults_of_a_function_that_is_not_called(read: Callable[[Any], float]) -> Story:
+    def settings(rate: float = 2.0, *, shift: float = 1.0) -> None:
+        """Holds numbers."""
+
+    yield lambda x: x * read(settings)
+    settings.__defaults__ = (5.0,)
+    yield
+    settings.__kwdefaults__["shift"] = 7.0
     yield
 
 

@@ -11,7 +11,7 @@ import inspect
 import operator
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -154,7 +154,63 @@ class Forwarding:
         self._values[name] = value
 
 
-@pytest.mark.parametrize("make", [AttributeDict, Forwarding])
+class Behind:
+    """Keeps its attributes elsewhere, and finds that behind the back of its class."""
+
+    def __init__(self, **values: float) -> None:
+        object.__setattr__(self, "_values", dict(values))
+
+    def __getattr__(self, name: str) -> Any:
+        values = object.__getattribute__(self, "_values")
+        if name not in values:
+            raise AttributeError(name)
+        return values[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__getattribute__(self, "_values")[name] = value
+
+
+class Renamed:
+    """Has other names for its attributes, as configurations of Transformers do."""
+
+    names: ClassVar = {"gain": "_gain", "bias": "_bias"}
+
+    def __init__(self, **values: float) -> None:
+        vars(self).update({self.names[name]: value for name, value in values.items()})
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != "names" and name in super().__getattribute__("names"):
+            name = super().__getattribute__("names")[name]
+        return super().__getattribute__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        vars(self)[self.names[name]] = value
+
+
+class Computed:
+    """Has properties that look behind the back of its class."""
+
+    def __init__(self, **values: float) -> None:
+        vars(self).update({f"_{name}": value for name, value in values.items()})
+
+    @property
+    def gain(self) -> Any:
+        return super().__getattribute__("_gain")
+
+    @gain.setter
+    def gain(self, value: float) -> None:
+        vars(self)["_gain"] = value
+
+    @property
+    def bias(self) -> Any:
+        return super().__getattribute__("_bias")
+
+    @bias.setter
+    def bias(self, value: float) -> None:
+        vars(self)["_bias"] = value
+
+
+@pytest.mark.parametrize("make", [AttributeDict, Forwarding, Behind, Renamed, Computed])
 @follows()
 def test_attributes_that_are_made_up_from_items(make: Any) -> Story:
     config = make(gain=2.0, bias=1.0)

@@ -196,6 +196,27 @@ def test_a_view_of_a_numpy_array() -> Story:
 
 
 @follows()
+def test_a_deque_that_takes_another_number_of_items() -> Story:
+    holder = Holder(collections.deque([1.0, 2.0], maxlen=4))
+    yield lambda x: x * sum(holder.value) - (holder.value.maxlen or 0)
+    holder.value = collections.deque([1.0, 2.0], maxlen=7)
+    yield
+    holder.value = collections.deque([1.0, 2.0])
+    yield
+
+
+@follows()
+def test_a_masked_numpy_array() -> Story:
+    """A guard over it looked for the number that fills in, which it may not set on NumPy's own: an error of treeplay's."""
+    array = np.ma.array([1.0, 2.0, 4.0], mask=[False, True, False])
+    yield lambda x: x * float(array.sum())
+    array.mask = [False, False, True]
+    yield
+    array[0] = 9.0
+    yield
+
+
+@follows()
 def test_a_list_that_was_found_by_another_way_than_the_one_the_program_goes() -> Story:
     first: list[Any] = [torch.full((1,), 0.3), *([1.5] * 3)]
     namespace = types.SimpleNamespace(parts=first)

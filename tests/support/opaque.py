@@ -34,7 +34,7 @@ def _recorded(
 ) -> tuple[Any, list[torch.Tensor]]:
     if state.runs.host.device.type == "cuda":
         return _captured(state, body, tensors)
-    recorder = Recorder(state.generators)
+    recorder = Recorder([*state.runs.found.generators.values()])
     recorder.begin()
     try:
         outputs = body(tensors)
@@ -50,7 +50,7 @@ def _captured(
     from treeplay.device.cuda.capturing.capture import capturing
 
     graph = torch.cuda.CUDAGraph()
-    for generator in state.generators:
+    for generator in state.runs.found.generators.values():
         graph.register_generator_state(generator)
     with capturing(graph, device=state.runs.host.device):
         outputs = body(tensors)

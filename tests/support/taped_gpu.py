@@ -46,12 +46,20 @@ TAPE = "a tape"
 """Under this name a profiler shows when one is replayed."""
 
 
+def lying_as(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that lies in its memory as the tensor does in its own: a clone has no gaps."""
+    spec = TensorSpec.of(tensor)
+    made = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype)
+    ctypes.memmove(made.data_ptr(), tensor.data_ptr(), spec.nbytes)
+    return made
+
+
 class TapedGraph:
     """The tape of a body over copies of its arguments, and over state where it lies."""
 
     def __init__(self, work: Work, tensors: Sequence[torch.Tensor]) -> None:
         own = [at in work.state for at in range(len(tensors))]
-        self.given = [one if kept else one.detach().clone() for one, kept in zip(tensors, own, strict=True)]
+        self.given = [one if kept else lying_as(one) for one, kept in zip(tensors, own, strict=True)]
         self.tape, outputs = record_tape(work.body, self.given, work.generators)
         self.outputs = [output.detach() for output in outputs]
         self.written = work.mutated - work.state

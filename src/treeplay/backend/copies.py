@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from treeplay.torch_seam.tensors import first_slices
 from treeplay.values import layout
 
 
@@ -39,13 +40,6 @@ def expanded_dimensions(value: Any) -> tuple[int, ...] | None:
     if not isinstance(value, torch.Tensor):
         return None
     return layout.expanded(tuple(value.size()), tuple(value.stride()))
-
-
-def first_slices(tensor: torch.Tensor, dimensions: Sequence[int]) -> torch.Tensor:
-    """The first slice along each of some dimensions, which are kept with size 1."""
-    for dimension in dimensions:
-        tensor = tensor.narrow(dimension, 0, min(1, tensor.size(dimension)))
-    return tensor
 
 
 def _strided(size: Sequence[int], stride: Sequence[int], like: torch.Tensor) -> torch.Tensor:

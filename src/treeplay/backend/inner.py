@@ -107,7 +107,16 @@ def check_result(module: torch.fx.GraphModule) -> None:
 
 def without_views(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The graph with its views as reshapes: torch's rules for tensors without data make some results contiguous that an
-    operator leaves transposed, and no view of such a result is possible. Nothing writes to a view: the graph is functional."""
+    operator leaves transposed, and no view of such a result is possible. Nothing writes to a view: the graph is functional.
+
+    A result that is made as a tensor of its own stays one: autograd lets nobody write to a view that comes out of a node. It
+    still counts what is written to it together with what it lies in, which may be saved."""
+    for node in module.graph.output_node().all_input_nodes:
+        if node.target is torch.ops.aten._unsafe_view.default:
+            with module.graph.inserting_after(node):
+                apart = module.graph.call_function(torch.ops.aten.detach.default, (node,))
+            apart.meta = dict(node.meta)
+            module.graph.output_node().replace_input_with(node, apart)
     graphs = [part for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
     for part, view in itertools.product(graphs, (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)):
         for node in part.graph.find_nodes(op="call_function", target=view):

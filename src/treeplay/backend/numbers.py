@@ -61,14 +61,13 @@ class KnownNumbers:
         """The values in a call of all that may be asked for, by position."""
         return {at: args[at].item() for at in self._read}
 
-    def leave_known(self, values: dict[int, float]) -> None:
-        """Take out the values of those that are not known: they may be others in the next call."""
-        for at in values.keys() - set(self._known):
-            del values[at]
+    def among(self, values: Mapping[int, float]) -> dict[int, float]:
+        """The values of those that are known."""
+        return {at: values[at] for at in self._known if at in values}
 
     def written_into(self, program: Any, values: Mapping[int, float]) -> Any:
         """The graph with those that are known in it."""
-        known = {at: values[at] for at in self._known if at in values}
+        known = self.among(values)
         if not known:
             return program
         written = copy_of(program)
@@ -84,12 +83,13 @@ class KnownNumbers:
     def ask(self, program: torch.fx.GraphModule, node: Node | None, values: Iterable[int]) -> bool:
         """Whether more are known from here on, of those in `values`: what `node` of the graph is computed with, where a trace
         stopped there, or else all."""
-        places, asked = _places(program), set()
+        at = {place: index for index, place in enumerate(_places(program))}
+        asked: set[int] = set()
         sources = [] if node is None else list(node.all_input_nodes)
-        for source in sources:
-            if source.args and source.args[0] in places and places.index(source.args[0]) in self._read:  # type: ignore[arg-type]
-                asked.add(places.index(source.args[0]))  # type: ignore[arg-type]
-            elif isinstance(source.meta.get("example_value"), torch.SymFloat | torch.SymBool | torch.SymInt):
+        for source in sources:  # to which come those that a number was computed from
+            read = {at[place] for place in source.all_input_nodes if at.get(place) in self._read}
+            asked |= read
+            if not read and isinstance(source.meta.get("example_value"), torch.SymFloat | torch.SymBool | torch.SymInt):
                 sources.extend(source.all_input_nodes)
         more = (asked or self._read).intersection(values).difference(self._known)
         self._known = tuple(sorted({*self._known, *more}))

@@ -30,27 +30,20 @@ def _minus_scaled(call: CallOperator, x: Any, y: Any, t: Any) -> Node:
 
 
 def _all_plus_scaled(call: CallOperator, x: Any, y: Any, t: Any) -> Node:
-    return call(aten._foreach_add.List, x, _items(call, call(aten._foreach_mul.Tensor, y, t)))
+    return call(aten._foreach_add.List, x, _list(call, aten._foreach_mul.Tensor, y, t))
 
 
 def _all_minus_scaled(call: CallOperator, x: Any, y: Any, t: Any) -> Node:
-    return call(aten._foreach_sub.List, x, _items(call, call(aten._foreach_mul.Tensor, y, t)))
+    return call(aten._foreach_sub.List, x, _list(call, aten._foreach_mul.Tensor, y, t))
 
 
-def _items(call: CallOperator, several: Node) -> list[Node]:
+def _list(call: CallOperator, op: Any, *args: Any) -> list[Node]:
+    several = call(op, *args)
     return [call(operator.getitem, several, index) for index in range(len(several.meta["val"]))]
 
 
-def _quotients(call: CallOperator, y: Any, z: Any) -> list[Node]:
-    return _items(call, call(aten._foreach_div.List, y, z))
-
-
-def _products(call: CallOperator, y: Any, z: Any) -> list[Node]:
-    return _items(call, call(aten._foreach_mul.List, y, z))
-
-
-def _differences(call: CallOperator, y: Any, z: Any) -> list[Node]:
-    return _items(call, call(aten._foreach_sub.List, y, z))
+def _all_plus_both(op: Any) -> WrittenOut:
+    return lambda call, x, y, z, t: _all_plus_scaled(call, x, _list(call, op, y, z), t)
 
 
 _RULES: dict[Any, tuple[int | str, WrittenOut]] = {
@@ -70,9 +63,12 @@ _RULES: dict[Any, tuple[int | str, WrittenOut]] = {
     aten._foreach_add.Scalar: (1, lambda call, x, t: call(aten._foreach_add.Tensor, x, t)),
     aten._foreach_mul.Scalar: (1, lambda call, x, t: call(aten._foreach_mul.Tensor, x, t)),
     aten._foreach_div.Scalar: (1, lambda call, x, t: call(aten._foreach_div.Tensor, x, t)),
-    aten._foreach_addcdiv.Scalar: (3, lambda call, x, y, z, t: _all_plus_scaled(call, x, _quotients(call, y, z), t)),
-    aten._foreach_addcmul.Scalar: (3, lambda call, x, y, z, t: _all_plus_scaled(call, x, _products(call, y, z), t)),
-    aten._foreach_lerp.Scalar: (2, lambda call, x, y, t: _all_plus_scaled(call, x, _differences(call, y, x), t)),
+    aten._foreach_addcdiv.Scalar: (3, _all_plus_both(aten._foreach_div.List)),
+    aten._foreach_addcmul.Scalar: (3, _all_plus_both(aten._foreach_mul.List)),
+    aten._foreach_lerp.Scalar: (
+        2,
+        lambda call, x, y, t: _all_plus_scaled(call, x, _list(call, aten._foreach_sub.List, y, x), t),
+    ),
     aten._foreach_pow.ScalarAndTensor: (0, lambda call, x, t: [call(aten.pow.Tensor_Tensor, t, item) for item in x]),
 }
 """Where each operator has its number, and what it is with a tensor, which comes last."""

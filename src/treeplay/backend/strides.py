@@ -9,10 +9,9 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.backend.copies import first_slices
 from treeplay.errors import LoweringError
 from treeplay.torch_seam import symbols
-from treeplay.values import layout
+from treeplay.torch_seam.tensors import strided_copy
 from treeplay.wrap.aot.compilers import Boxed
 
 Strides = tuple[int, ...] | None
@@ -62,15 +61,7 @@ def with_strides(run: Boxed, wanted: Sequence[tuple[int, tuple[int, ...]]]) -> B
             return results
         results = list(results)
         for at, stride in wrong:
-            results[at] = laid_out(results[at], stride)
+            results[at] = strided_copy(results[at], stride)
         return results
 
     return call
-
-
-def laid_out(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """A copy of `tensor` with the given strides, in the least memory; along a dimension of stride 0 its first part is shown."""
-    size, stride = tuple(tensor.size()), tuple(stride)
-    first = first_slices(tensor, layout.expanded(size, stride))
-    made = torch.empty_strided(first.size(), stride, dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(first).expand(tensor.size())

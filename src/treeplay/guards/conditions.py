@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 
+from treeplay.guards.memory import held
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.torch_seam.tensors import has_strides, is_initialised
 from treeplay.values.kinds import is_a
 from treeplay.values.mismatch import Mismatch
-from treeplay.values.same import exact_key, is_same, is_value
+from treeplay.values.same import is_same, is_value
 from treeplay.values.spec import TensorSpec
 
 Commit = Callable[[], None]
@@ -208,12 +209,7 @@ class Data(Guard):
 
     def now(self) -> Any:
         """What a program can read."""
-        value = self.value
-        if hasattr(value, "dtype"):
-            if value.dtype.hasobject:
-                return value.shape, exact_key(tuple(value.ravel().tolist()))
-            return str(value.dtype), value.shape, value.strides, value.tobytes()
-        return bytes(value)
+        return held(self.value)
 
     def differs(self, _: Comparison) -> Mismatch | None:
         if self.now() == self.recorded:

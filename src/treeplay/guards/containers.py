@@ -6,6 +6,7 @@ Items      a list or a deque                       Members   a set
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,6 +18,10 @@ from treeplay.torch_seam.patched import ABSENT, without_stand_in
 from treeplay.values.kinds import is_a, items
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.same import is_same
+
+# Of the classes themselves: one that is derived from them may have something else there.
+_FACTORY: Callable[[Any], Any] = vars(collections.defaultdict)["default_factory"].__get__
+_MAXLEN: Callable[[Any], int | None] = vars(collections.deque)["maxlen"].__get__
 
 
 class Table(ContainerGuard):
@@ -71,14 +76,25 @@ class Table(ContainerGuard):
             return {name: without_stand_in(dict.get(holder, name, ABSENT)) for name in self.names}
         if self.may_grow:
             return {key: dict.get(holder, key, ABSENT) for key in self.recorded}
-        entries = dict.items(holder)
+        entries = (collections.OrderedDict if is_a(holder, collections.OrderedDict) else dict).items(holder)
         if self.matters is not None:
             entries = ((key, value) for key, value in entries if self.matters(key))  # type: ignore[assignment]
         # As they are while nothing is traced: another thread may have put stand-ins there.
         return {key: own for key, value in entries if (own := without_stand_in(value)) is not ABSENT}
 
+    def factory(self, holder: Any = None) -> Any:
+        """What makes the entries that a `defaultdict` lacks: of this one, or of the one that is guarded today."""
+        holder = self.holder if holder is None else holder
+        return _FACTORY(holder) if is_a(holder, collections.defaultdict) else None
+
+    def order(self) -> tuple[Any, ...]:
+        """The keys in the order of today, which an `OrderedDict` keeps beside its entries: to move one is no new version."""
+        return (*self.content(self.holder),)
+
     def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:
         self.pending = version_of_table(holder)  # first: what another thread writes meanwhile is compared the next time
+        if self.factory(holder) is not self.factory(self.holder):
+            return differing(f"{self.label}.default_factory", self.factory(self.holder), self.factory(holder))
         now = self.content(holder)
         if self.is_unordered and now.keys() == self.recorded.keys():
             now = {key: now[key] for key in self.recorded}
@@ -133,6 +149,8 @@ class Items(ContainerGuard):
 
     def differences(self, comparison: Comparison, holder: Any) -> Mismatch | None:
         now = elements(holder)
+        if _most(holder) != _most(self.holder):
+            return Mismatch(f"{self.label}.maxlen", str(_most(self.holder)), str(_most(holder)))
         if len(now) != len(self.recorded):
             return Mismatch(f"length of {self.label}", str(len(self.recorded)), str(len(now)))
         for at, (before, found) in enumerate(zip(self.recorded, now, strict=True)):
@@ -182,6 +200,10 @@ class Members(ContainerGuard):
 def elements(holder: Any) -> list[Any]:
     """What a list or deque holds, whatever a subclass makes of iteration."""
     return items(holder)
+
+
+def _most(holder: Any) -> int | None:
+    return _MAXLEN(holder) if is_a(holder, collections.deque) else None
 
 
 def _same_keys(before: dict[Any, Any], now: dict[Any, Any]) -> bool:

@@ -23,10 +23,7 @@ Operator = Callable[..., Any]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # In others, a weight of the tensors' type is rounded, and eager's is not.
-_EXACT_WEIGHTS = (
-    torch.float32,
-    torch.float64,
-)
+_EXACT_WEIGHTS = (torch.float32, torch.float64)
 
 
 def _is_symbolic(numbers: Any) -> bool:

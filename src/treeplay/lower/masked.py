@@ -16,6 +16,8 @@ import torch
 import torch.fx
 from torch.fx import Node
 
+from treeplay.trace.numbers.scalar_ops import masked_fill
+
 aten = torch.ops.aten
 Tensor = torch.Tensor
 
@@ -59,7 +61,7 @@ def _put(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if at is None:
             return op(*args, **kwargs)
         there, mask, value = args[0], args[1][at], args[2]
-        return _filled(there, mask[(..., *(None,) * (there.dim() - at - mask.dim()))], value.reshape(()))
+        return masked_fill(there, mask[(..., *(None,) * (there.dim() - at - mask.dim()))], value.reshape(()))
 
     return run
 
@@ -74,18 +76,14 @@ def _put_in_place(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
-def _filled(there: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-    return torch.where(mask, value.to(there.dtype), there)
-
-
 def _fill_in_place(there: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-    return there.copy_(_filled(there, mask, value))
+    return there.copy_(masked_fill(there, mask, value))
 
 
 ON_A_STREAM: dict[Any, Callable[..., Tensor]] = {
     **{op: _put(op) for op in _PUTS},
     aten.index_put_.default: _put_in_place(aten.index_put_.default),
-    aten.masked_fill.Tensor: _filled,
+    aten.masked_fill.Tensor: masked_fill,
     aten.masked_fill_.Tensor: _fill_in_place,
 }
 """What such assignments are where a stream is captured, by operator."""

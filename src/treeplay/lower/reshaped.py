@@ -16,6 +16,7 @@ import torch.fx
 from torch.fx import Node
 
 from treeplay.errors import LoweringError
+from treeplay.graph_check import check_graph
 from treeplay.torch_seam.schemas import is_inplace_view
 
 aten = torch.ops.aten
@@ -48,6 +49,7 @@ def with_reshapes_as_views(graph: torch.fx.Graph) -> torch.fx.Graph:
         target.replace_all_uses_with(view, lambda user, at=place[node]: place[user] > at and user.op != "output")
         node.replace_all_uses_with(view)
         views.erase_node(node)
+    check_graph(views, "shapes that change in place became views")
     return views
 
 

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from treeplay.errors import ArgumentError, ArgumentTypeError
 from treeplay.locks import shared_lock
 from treeplay.torch_seam.logs import trace_structured
+from treeplay.values.kinds import is_frozen
 
 _log = logging.getLogger("treeplay.records")
 _T = TypeVar("_T")
@@ -63,7 +64,7 @@ class RecordRing(Generic[_T]):
 
         Raises `ArgumentTypeError` for anything else: a record that can change no longer tells what was.
         """
-        if not is_dataclass(record) or isinstance(record, type) or not _is_frozen(record):
+        if not is_dataclass(record) or isinstance(record, type) or not is_frozen(record):
             kind = type(record).__name__
             raise ArgumentTypeError(f"a record is an instance of a frozen dataclass, got {kind}")
         with self._lock:
@@ -126,10 +127,6 @@ def _sorted(values: set[Any] | frozenset[Any]) -> list[Any]:
 def _trace(name: str, record: object) -> None:
     # A record may be made outside any compile: then there is no trace id, and no cause for a stack dump.
     trace_structured(name, lambda: plain_fields(record), expect_trace_id=False)
-
-
-def _is_frozen(record: object) -> bool:
-    return bool(type(record).__dataclass_params__.frozen)  # type: ignore[attr-defined]
 
 
 def _checked_limit(limit: int) -> int:

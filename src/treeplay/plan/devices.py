@@ -91,10 +91,10 @@ def move_state(
     """Today's inputs, with those at `moving` on `device`: their places hold them from now on."""
     inputs = list(inputs)
     for index in moving:
-        source = signature.inputs[index].source
-        if isinstance(source, State):
+        item = signature.inputs[index]
+        if isinstance(item.source, State):
             inputs[index] = moved = inputs[index].to(device)
-            for place in (source.place, *source.also):
+            for place in item.places:
                 place.write(moved)
     return inputs
 

@@ -177,19 +177,15 @@ def _block_of(placed: Sequence[Placed], last: Sequence[dict[int, int]]) -> int |
     return found.pop() if len(found) == 1 else None
 
 
-def _overlap(a: Allocation, b: Allocation) -> bool:
-    return a.address < b.end and b.address < a.end
-
-
 def _moves_with(index: int, own: int, blocks: Sequence[Allocation], deltas: Sequence[Deltas]) -> bool:
     """Whether a block cannot be told from an output's: it lay in the same place and moved alike. True of its own."""
-    return deltas[index] == deltas[own] and _overlap(blocks[index], blocks[own])
+    return deltas[index] == deltas[own] and blocks[index].overlaps(blocks[own])
 
 
 def _shares(own: int, blocks: Sequence[Allocation], deltas: Sequence[Deltas]) -> bool:
     """Whether something that cannot be told from an output's block is not wholly inside it."""
     block, start, end, moved = blocks[own], blocks[own].address, blocks[own].end, deltas[own]
     return any(
-        deltas[index] == moved and _overlap(other, block) and not (start <= other.address and other.end <= end)
+        deltas[index] == moved and other.overlaps(block) and not (start <= other.address and other.end <= end)
         for index, other in enumerate(blocks)
     )

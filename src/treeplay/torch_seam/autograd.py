@@ -12,7 +12,8 @@ from treeplay.torch_seam.patched import Shared, all_wanted
 
 saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
-_KEEPING = ("torch.autograd.graph", "torch.utils.checkpoint")
+_CHECKPOINT = "torch.utils.checkpoint"
+_KEEPING = ("torch.autograd.graph", _CHECKPOINT)
 
 
 def changes_what_is_saved() -> bool:
@@ -20,6 +21,12 @@ def changes_what_is_saved() -> bool:
     which offload to the host or compute again, do not."""
     hooks = saving_hooks(False)
     return hooks is not None and getattr(hooks[0], "__module__", None) not in _KEEPING
+
+
+def is_computed_again() -> bool:
+    """Whether a checkpoint that is not reentrant runs what runs now once more in the backward."""
+    hooks = saving_hooks(False)
+    return hooks is not None and getattr(hooks[0], "__module__", None) == _CHECKPOINT
 
 
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph

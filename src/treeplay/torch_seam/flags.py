@@ -41,16 +41,7 @@ FORWARD_LEVEL = (torch.autograd.forward_ad, "_current_level")  # -1 outside of `
 FAST_PATH = (torch.backends.mha, "_is_fastpath_enabled")
 
 # Those that the function above knows.
-AUTOCAST_KINDS = (
-    "cpu",
-    "cuda",
-    "xpu",
-    "mtia",
-    "hpu",
-    "ipu",
-    "xla",
-    "privateuseone",
-)
+AUTOCAST_KINDS = ("cpu", "cuda", "xpu", "mtia", "hpu", "ipu", "xla", "privateuseone")
 
 matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch._prims_common
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_wrapper
+from treeplay.values.layout import expanded
 from treeplay.values.memory import Extent
 from treeplay.values.spec import TensorSpec
 
@@ -60,6 +61,21 @@ def extent_of(tensor: torch.Tensor) -> Extent:
     return Extent(
         int(storage._cdata), begin, storage.nbytes(), int(tensor.storage_offset()) * spec.dtype.itemsize, spec
     )
+
+
+def first_slices(tensor: torch.Tensor, dimensions: Sequence[int]) -> torch.Tensor:
+    """The first slice along each of some dimensions, which are kept with size 1."""
+    for dimension in dimensions:
+        tensor = tensor.narrow(dimension, 0, min(1, tensor.size(dimension)))
+    return tensor
+
+
+def strided_copy(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """A copy of `tensor` with the given strides, in the least memory; along a dimension of stride 0 its first part is shown."""
+    size, stride = tuple(tensor.size()), tuple(stride)
+    first = first_slices(tensor, expanded(size, stride))
+    made = torch.empty_strided(first.size(), stride, dtype=tensor.dtype, device=tensor.device)
+    return made.copy_(first).expand(tensor.size())
 
 
 def view_in_block(block: torch.Tensor, begin: int, like: torch.Tensor | TensorSpec) -> torch.Tensor:

@@ -180,6 +180,9 @@ def _why_not(run: TracedRun, where: Location | None) -> Reason | None:
             advice="put the hooks around the call: then it is the plain program",
             where=line,
         )
+    again = _why_not_again(run)
+    if again is not None:
+        return again
     if has_backward_hooks(run.called.values()):
         return Reason(
             op="backward hook",
@@ -189,6 +192,31 @@ def _why_not(run: TracedRun, where: Location | None) -> Reason | None:
         )
     if hooks_on_nodes(run.reads.code or {}):
         return _of_hook("puts a hook on a node of the graph that the program makes", "register_hook", where)
+    return None
+
+
+def _why_not_again(run: TracedRun) -> Reason | None:
+    """What a checkpoint of the program would do a second time in the caller's backward. A wrapper saves what a checkpoint
+    computes again, so nothing there runs twice."""
+    tape = run.tracer.tape
+    if tape.written_again is not None:
+        name, line = tape.written_again
+        return Reason(
+            op=name,
+            why="writes to a tensor that outlives the call in a checkpoint, which does so once more in the backward; the "
+            "caller runs that, and a recording does not repeat it",
+            advice="call backward inside of the program, or leave layers that write state (batch norms) out of the checkpoint",
+            where=line,
+        )
+    if tape.drawn_again is not None and "Generator.get_state" not in run.reads.methods:
+        name, line = tape.drawn_again
+        return Reason(
+            op=name,
+            why="draws in a checkpoint with preserve_rng_state=False, which draws once more in the backward; the caller "
+            "runs that, and a recording does not repeat it",
+            advice="leave preserve_rng_state=True, or call backward inside of the program",
+            where=line,
+        )
     return None
 
 

@@ -7,7 +7,7 @@ refusal is a reason, anything else an error of our own. A key with two such erro
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, TypeVar
@@ -22,12 +22,14 @@ from treeplay.trace.call import Call
 from treeplay.tree.cache import Cache
 from treeplay.tree.decide import KeyPhase
 from treeplay.tree.gate import Gate
-from treeplay.tree.reasons import broken_twice
+from treeplay.tree.handled import RaisedInside, errors_noted
+from treeplay.tree.reasons import broken_twice, handles_errors
 from treeplay.tree.table import Entry, Recording
 from treeplay.values.refusal import Reason
 
 E = TypeVar("E", bound=Exception)
 _MOST_ERRORS = 2  # of our own, before a key is left alone
+_FEW_HANDLED, _RARELY = 3, 4  # errors that the program handles: more than so many, in more than every fourth call
 # What calls were that launched no recording, besides what a device has to say.
 OBSERVED = "observed"
 REFUSED = "refused"
@@ -104,9 +106,13 @@ class Answers:
     def instead(
         self, entry: Entry, recording: Recording, error: Exception, call: Call, *, why: str | None, doing: str
     ) -> Any:
-        """For a replay that raised. What the program raises too is its own; if it raises nothing, the error was ours. The call
-        is counted as eager because of `why`; None if it is counted already."""
-        out = self.eagerly(entry, call, why) if why is not None else self.as_it_is(call)
+        """For a replay that raised. What the program raises too is its own; if it raises nothing, and has handled nothing, the
+        error was ours. The call is counted as eager because of `why`; None if it is counted already."""
+        with errors_noted() if why != BROKEN else nullcontext() as inside:
+            out = self.eagerly(entry, call, why) if why is not None else self.as_it_is(call)
+        if inside is not None and inside.is_any:
+            self._note_handled(entry, recording, inside)
+            return out
         self.cache.drop(entry, recording)
         self.note_broken(entry, as_internal(error, doing))
         return out
@@ -153,6 +159,14 @@ class Answers:
         reason = self.note_refusal(entry, reason)
         if self.on_refusal == "eager":
             self.warn(entry, reason)
+
+    def _note_handled(self, entry: Entry, recording: Recording, inside: RaisedInside) -> None:
+        """Note an error that the program handles. If many calls have one, each of them a replay for nothing, the key is left
+        alone."""
+        entry.handled += 1
+        if entry.handled > _FEW_HANDLED and entry.handled * _RARELY > entry.calls:
+            self.cache.drop(entry, recording)
+            self.warn(entry, self.note_refusal(entry, handles_errors(inside.where)))
 
     def note_broken(self, entry: Entry, error: InternalError) -> None:
         """Note an error of our own. A key with two of them is left alone."""

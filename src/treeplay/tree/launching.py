@@ -24,13 +24,7 @@ from treeplay.tree.answers import BROKEN, REPLAYING, Answers, as_internal
 from treeplay.tree.table import Entry, Recording
 
 # Files of code that launches operators.
-_LOWERED = (
-    "<treeplay aten",
-    "<treeplay launch",
-    "<treeplay node",
-    "<eval_with_key>",
-    TORCH,
-)
+_LOWERED = ("<treeplay aten", "<treeplay launch", "<treeplay node", "<eval_with_key>", TORCH)
 
 
 class Reached(Enum):

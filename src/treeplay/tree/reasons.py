@@ -9,6 +9,7 @@ from treeplay.errors import InternalError
 from treeplay.trace.call import Call, home_of
 from treeplay.tree.keys.key import passing
 from treeplay.tree.table import Entry
+from treeplay.values.location import Location
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.refusal import Reason
 
@@ -46,6 +47,17 @@ def broken_twice(error: InternalError) -> Reason:
         op="treeplay",
         why=f"an error of its own came twice: {str(error).splitlines()[0]}",
         advice="report it with its traceback, which treeplay.observe.internal_errors() gives; reset() tries again",
+    )
+
+
+def handles_errors(where: Location | None) -> Reason:
+    """A program that goes on after an operator has failed, call for call."""
+    return Reason(
+        op="error",
+        why="an operator fails on the values of many calls, which the program handles; a recording has the way without an "
+        "error alone, so each of these calls was replayed for nothing",
+        advice="decide with tensors (torch.where, cholesky_ex), or nothing: calls run as they are",
+        where=where,
     )
 
 

@@ -135,6 +135,7 @@ class Entry:
     differing: bool = False  # whether the newest observation replaced one that the next call did not agree with
     causes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)  # of treeplay's own, with their tracebacks
+    handled: int = 0  # replays that raised what the program handles
     is_told: bool = False  # whether the newest cause is that of the call that is under way
     differs: tuple[Mismatch, ...] = ()  # from the nearest recording of another key
     outdone: int = 0  # recordings that were no faster than the program

@@ -48,6 +48,11 @@ def items(values: Any) -> list[Any]:
     return list(base.__iter__(values))
 
 
+def is_frozen(record: Any) -> bool:
+    """Whether the fields of an object, whose class is a dataclass, cannot be assigned."""
+    return bool(type(record).__dataclass_params__.frozen)
+
+
 def is_leaf(tensor: torch.Tensor) -> bool:
     """Whether a tensor is where a backward ends. A view whose base was written to since may raise when it is asked: it is the
     result of something."""

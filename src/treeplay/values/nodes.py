@@ -165,6 +165,10 @@ class Allocation:
     def __post_init__(self) -> None:
         object.__setattr__(self, "end", self.address + -(-max(self.nbytes, 1) // 512) * 512)
 
+    def overlaps(self, other: Allocation) -> bool:
+        """Whether the two have bytes in common."""
+        return self.address < other.end and other.address < self.end
+
 
 @dataclass(frozen=True, slots=True)
 class CaptureNotes:

@@ -90,17 +90,16 @@ OutputRef = Fresh | SameAsInput | View | Static | Computed
 Result = OutputRef | SameAsOutput  # where outputs are a list
 
 
+def root_of(ref: object) -> object:
+    """What a reference is a view of, or itself."""
+    return ref.of if isinstance(ref, View) else ref
+
+
 def values_used(refs: Iterable[object]) -> Iterator[int]:
     """The outputs of the graph that references are, or are views of. Whatever else is among them leads to none."""
-    for ref in refs:
-        of = ref.of if isinstance(ref, View) else ref
-        if isinstance(of, Fresh):
-            yield of.index
+    return (of.index for of in map(root_of, refs) if isinstance(of, Fresh))
 
 
 def inputs_used(refs: Iterable[object]) -> Iterator[int]:
     """The inputs that references are, or are views of, in the same way."""
-    for ref in refs:
-        of = ref.of if isinstance(ref, View) else ref
-        if isinstance(of, SameAsInput):
-            yield of.index
+    return (of.index for of in map(root_of, refs) if isinstance(of, SameAsInput))

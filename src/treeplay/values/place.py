@@ -11,7 +11,7 @@ place in this process, where each step starts from an object.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
@@ -127,6 +127,13 @@ class Binding:
             self.how is How.GRAD or isinstance(self.holder, (list, tuple)) or self.holder is self.parent.read_or(None)
         )
 
+    def anew(self) -> Binding:
+        """The place as it is found now: its step starts from what there is today, where a container was replaced."""
+        if self.parent is None or not self.is_read_anew:
+            return self
+        parent = self.parent.anew()
+        return replace(self, holder=parent.read_or(self.holder), parent=parent)
+
     @property
     def steps(self) -> Iterator[Binding]:
         """The steps that a call takes to this place, the last one first."""
@@ -146,6 +153,10 @@ class Binding:
     def child(self, how: How, holder: Any, key: Any, label: str) -> Binding:
         """A place one step further."""
         return Binding(how, holder, key, self, label)
+
+    def grad_of(self, tensor: Any) -> Binding:
+        """The place of the gradient of the tensor here."""
+        return self.child(How.GRAD, tensor, None, f"{self}.grad")
 
     def __str__(self) -> str:
         return self.label

@@ -91,6 +91,16 @@ class Input:
     begins: int | None = None  # its storage offset, where the program counts from the start of the storage
     is_told: bool = True  # whether eager tells autograd of what is written there
 
+    @property
+    def places(self) -> tuple[Binding, ...]:
+        """Where in the program's state its tensor is."""
+        match self.source:
+            case State(place, also):
+                return place, *also
+            case Argument(_, also):
+                return also
+        return ()
+
     def __str__(self) -> str:
         mark = "!" if self.is_mutated else ""
         label = self.source.place.label if isinstance(self.source, State) else self.name

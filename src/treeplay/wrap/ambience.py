@@ -10,6 +10,7 @@ one of them may have run.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -26,7 +27,8 @@ class AskedWhen(Enum):
     ALWAYS = "always"
     WITHOUT_TENSORS = "where no tensor comes in: the check of a tensor tells it too"
     ON_GPU = "where a GPU is in use"
-    IF_SET = "where it was set: calls with it and calls without it come in by two doors"
+    IN_AUTOCAST = "under autocast, which is asked for before it"
+    IF_SET = "where a default device is set: calls with it and calls without it come in by two doors"
     ON_CPU = "unless all tensors that come in are on a GPU"
 
 
@@ -73,10 +75,9 @@ def _of(
     what: str,
     read: Callable[[], Any],
     asked: AskedWhen = AskedWhen.ALWAYS,
-    name: str | None = None,
     operators: tuple[str, ...] = (),
 ) -> Mode:
-    return Mode(what, name or read.__name__.strip("_"), read, asked, operators=operators)
+    return Mode(what, read.__name__.strip("_"), read, asked, operators=operators)
 
 
 _ATTENTION = ("attention", "attn", "transformer")
@@ -88,16 +89,11 @@ GRAD = _of("grad mode", torch.is_grad_enabled)
 DTYPE = _of("default dtype", torch.get_default_dtype)
 DEVICE = _of("default device", modes.default_device, AskedWhen.IF_SET)
 INFERENCE = _of("inference mode", torch.is_inference_mode_enabled, AskedWhen.WITHOUT_TENSORS)
-AUTOCAST = _of("autocast", _autocast, AskedWhen.WITHOUT_TENSORS, "autocast")
-AUTOCAST_CACHE = _of("autocast's cache", _autocast_cache, AskedWhen.WITHOUT_TENSORS, "autocast_cache")
+AUTOCAST = _of("autocast", _autocast, AskedWhen.WITHOUT_TENSORS)
+AUTOCAST_CACHE = _of("autocast's cache", _autocast_cache, AskedWhen.IN_AUTOCAST)
 ANOMALY = _of("anomaly detection", torch.is_anomaly_enabled)
-FORWARD = Mode(
-    "forward-mode differentiation",
-    "forward_ad",
-    flags.forward_level,
-    attribute=flags.FORWARD_LEVEL,
-)
-DETERMINISTIC = _of("deterministic algorithms", _deterministic, name="deterministic")
+FORWARD = Mode("forward-mode differentiation", "forward_ad", flags.forward_level, attribute=flags.FORWARD_LEVEL)
+DETERMINISTIC = _of("deterministic algorithms", _deterministic)
 PRECISION = _of("precision of float32 matrix products", flags.matmul_precision)
 
 # The order is that of the conditions: first what changes most often.
@@ -112,11 +108,7 @@ MODES = (
     FORWARD,
     DETERMINISTIC,
     Mode(
-        "fast path of attention modules",
-        "fast_path",
-        flags.fast_path,
-        attribute=flags.FAST_PATH,
-        operators=_ATTENTION,
+        "fast path of attention modules", "fast_path", flags.fast_path, attribute=flags.FAST_PATH, operators=_ATTENTION
     ),
     PRECISION,
     *(_of(what, read, operators=_ATTENTION) for what, read in flags.ATTENTION_MODES.items()),
@@ -127,6 +119,12 @@ MODES = (
 )
 # One native call tells these from others; it takes as long as four of them.
 _TOGETHER = {mode for mode in MODES if mode.read in flags.GLOBAL_STATE} | {DETERMINISTIC, PRECISION}
+# Quicker than to read the mode: a native call that gives False for its usual value alone.
+_IF_USUAL: dict[Mode, tuple[Any, str, Callable[[], bool]]] = {
+    AUTOCAST: ((), "is_any_autocast_enabled", flags.is_any_autocast_enabled),
+    DETERMINISTIC: ((False,), "is_deterministic", flags.is_deterministic),
+    PRECISION: ("highest", "allows_tf32", flags.allows_tf32),
+}
 _AT = {mode: index for index, mode in enumerate(MODES)}
 _READS = tuple(mode.read for mode in MODES)
 
@@ -201,62 +199,53 @@ class Ambience:
         knows of autocast for its own kind of device only. `called`: the operators and builtin functions that ran, if known.
         """
         on_gpu = torch.cuda.is_initialized()
-        together = {mode for mode in _TOGETHER if _read(mode) == self[mode]} if on_gpu else set()
-        if self[PRECISION] != "highest" or self[DETERMINISTIC] != (False,):
-            # Of these two it tells whether TF32 is allowed and determinism is on, which says all of their usual values alone.
-            together -= {PRECISION, DETERMINISTIC}
+        together = self._asked_together() if on_gpu else set()
         if together:
             found = [_condition(mode, self[mode], constant) for mode in MODES if mode in together]
             names = {"global_state": flags.global_state(), **{key: of[key] for _, of in found for key in of}}
             yield f"(global_state() or {' and '.join(text for text, _ in found)})", names
-        is_told = checked >= ({"cuda"} if on_gpu else set()) and bool(checked)
+        is_told = "cuda" in checked if on_gpu else bool(checked)
+        is_asked = {
+            AskedWhen.ALWAYS: True,
+            AskedWhen.WITHOUT_TENSORS: not is_told,
+            AskedWhen.IN_AUTOCAST: bool(self.autocast),
+            AskedWhen.IF_SET: self[DEVICE] is not None,
+            AskedWhen.ON_GPU: on_gpu,
+            AskedWhen.ON_CPU: checked != {"cuda"},
+        }
         for mode, value in zip(MODES, self.values, strict=True):
-            if (
-                mode in together
-                or not mode.concerns(called)
-                or (mode.asked is AskedWhen.ON_CPU and checked == {"cuda"})
-            ):
+            if mode in together or not mode.concerns(called):
                 continue
-            if mode.asked is AskedWhen.WITHOUT_TENSORS and is_told:
+            if mode is AUTOCAST and is_told:
                 # The check tells whether it is on, and for which kind of device; not what it casts to.
-                if mode in (AUTOCAST, AUTOCAST_CACHE) and self.autocast:
-                    yield from _within_autocast(mode, value, constant)
-            elif (mode is AUTOCAST_CACHE and not self.autocast) or (mode.asked is AskedWhen.IF_SET and value is None):
-                pass  # there is none
-            elif mode.asked is not AskedWhen.ON_GPU or on_gpu:
+                for kind, dtype in self.autocast:
+                    names = {"get_autocast_dtype": torch.get_autocast_dtype}
+                    yield f"get_autocast_dtype({kind!r}) is {constant(dtype)}", names
+            elif is_asked[mode.asked]:
                 yield _condition(mode, value, constant)
+
+    def _asked_together(self) -> set[Mode]:
+        """The modes of `_TOGETHER` whose values one native call tells."""
+        together = {mode for mode in _TOGETHER if _read(mode) == self[mode]}
+        # Of these two it tells whether TF32 is allowed and determinism is on, which says all of their usual values alone.
+        is_usual = all(self[mode] == _IF_USUAL[mode][0] for mode in (PRECISION, DETERMINISTIC))
+        return together if is_usual else together - {PRECISION, DETERMINISTIC}
 
 
 def _condition(mode: Mode, value: Any, constant: Callable[[Any], str]) -> tuple[str, dict[str, Any]]:
+    if mode in _IF_USUAL and value == _IF_USUAL[mode][0]:
+        _, name, is_other = _IF_USUAL[mode]
+        return f"{name}() is False", {name: is_other}
+    if mode is AUTOCAST_CACHE:  # autocast is on by then
+        return f"is_autocast_cache_enabled() is {value}", {"is_autocast_cache_enabled": torch.is_autocast_cache_enabled}
+    read = mode.read
+    if read is flags.attention_order:
+        value = list(value)
+    elif isinstance(value, tuple) and value[:1] == (_NEWER,):
+        read = functools.partial(_read, mode)
+    known = repr(value) if isinstance(value, (bool, str, int)) else constant(value)
+    test = f"{'is' if isinstance(value, (bool, torch.dtype)) else '=='} {known}"
     if mode.attribute is not None:
         holder, name = mode.attribute
-        return f"{mode.name}.{name} {'is' if isinstance(value, bool) else '=='} {value!r}", {mode.name: holder}
-    if mode is DETERMINISTIC and value == (False,):
-        return "is_deterministic() is False", {"is_deterministic": flags.is_deterministic}
-    if mode is PRECISION and value == "highest":
-        return "allows_tf32() is False", {"allows_tf32": flags.allows_tf32}
-    if mode is AUTOCAST and not value:
-        return "is_any_autocast_enabled() is False", {"is_any_autocast_enabled": flags.is_any_autocast_enabled}
-    if isinstance(value, bool):
-        return f"{mode.name}() is {value}", {mode.name: mode.read}
-    if isinstance(value, torch.dtype):
-        return f"{mode.name}() is {constant(value)}", {mode.name: mode.read}
-    if isinstance(value, (str, int)):
-        return f"{mode.name}() == {value!r}", {mode.name: mode.read}
-    if mode.read is flags.attention_order:
-        value = list(value)
-    is_newer = isinstance(value, tuple) and value[:1] == (_NEWER,)
-    return f"{mode.name}() == {constant(value)}", {mode.name: (lambda: _read(mode)) if is_newer else mode.read}
-
-
-def _within_autocast(mode: Mode, value: Any, constant: Callable[[Any], str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    if mode is AUTOCAST_CACHE:
-        read = torch.is_autocast_cache_enabled
-        yield f"is_autocast_cache_enabled() is {value}", {"is_autocast_cache_enabled": read}
-        return
-    for kind, dtype in value:
-        names = {"get_autocast_dtype": torch.get_autocast_dtype}
-        yield f"get_autocast_dtype({kind!r}) is {constant(dtype)}", names
-
-
-__all__ = ["MODES", "Ambience", "AskedWhen", "Mode"]
+        return f"{mode.name}.{name} {test}", {mode.name: holder}
+    return f"{mode.name}() {test}", {mode.name: read}

@@ -69,10 +69,8 @@ class SharingCheck:
             return True
         if self._pairs(inputs) != self._shared:
             return False
-        # Storages that hold an argument and nothing else stay apart whatever slice of them comes next.
         given = set(map(id, arguments))
-        others = {tensor.untyped_storage()._cdata for tensor in inputs if id(tensor) not in given}
-        if len(set(storages)) == len(storages) and others.isdisjoint(storages) and all(map(owns_memory, arguments)):
+        if _stay_apart(arguments, storages, [tensor for tensor in inputs if id(tensor) not in given]):
             self._known = now
         return True
 
@@ -113,14 +111,16 @@ class ApartArguments:
             return True
         if self._pairs(inputs) != self._shared:
             return False
-        if (
-            len(set(storages)) == len(storages)
-            and {item.untyped_storage()._cdata for item in state}.isdisjoint(storages)
-            and all(map(owns_memory, arguments))
-        ):
-            self._known = now  # any slice of them will do
+        if _stay_apart(arguments, storages, state):
+            self._known = now
         return True
 
     def _pairs(self, inputs: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
         pairs = overlapping(inputs, range(len(inputs)))
         return [pair for pair in pairs if not self._arguments.isdisjoint(pair)]
+
+
+def _stay_apart(arguments: Sequence[torch.Tensor], storages: Sequence[int], others: Sequence[torch.Tensor]) -> bool:
+    """Whether each storage holds one argument and nothing else: then they are apart, whatever slice of them comes next."""
+    elsewhere = {tensor.untyped_storage()._cdata for tensor in others}
+    return len(set(storages)) == len(storages) and elsewhere.isdisjoint(storages) and all(map(owns_memory, arguments))

@@ -23,11 +23,7 @@ from treeplay.trace.training.hooks import HookTables
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import Binding
 from treeplay.values.same import is_same
-from treeplay.values.signature import (
-    Argument,
-    AskedFact,
-    Input,
-)
+from treeplay.values.signature import Argument, AskedFact, Input
 from treeplay.values.spec import TensorSpec
 from treeplay.wrap.found import current, found_at, shown
 from treeplay.wrap.places import CallText, Operand

@@ -15,11 +15,7 @@ from treeplay.trace.call import Call
 from treeplay.trace.numbers.numpy_numbers import as_float, is_float
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.place import How
-from treeplay.values.signature import (
-    Input,
-    Number,
-    is_integer_of_64_bits,
-)
+from treeplay.values.signature import Input, Number, is_integer_of_64_bits
 from treeplay.values.sizes import AskedOfSizes
 from treeplay.values.structure import as_written
 from treeplay.wrap.conditions import Condition

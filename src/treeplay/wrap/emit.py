@@ -28,15 +28,7 @@ from treeplay.errors import DidNotPass, TakenBack
 from treeplay.torch_seam import flags
 from treeplay.values.output import Static
 from treeplay.values.place import Binding, How
-from treeplay.values.signature import (
-    Argument,
-    Gone,
-    Kind,
-    Signature,
-    State,
-    StateContainer,
-    Write,
-)
+from treeplay.values.signature import Argument, Gone, Kind, Signature, State, StateContainer, Write
 from treeplay.values.spec import TensorSpec
 from treeplay.wrap.ambience import Ambience as Ambience
 from treeplay.wrap.conditions import AreOne, GuardsHold

@@ -17,8 +17,18 @@ from treeplay.torch_seam import partition as torch_partition
 Program = Callable[..., Any]
 
 
-def saved_names(program: Program, inputs: Sequence[torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def saved_names(
+    program: Program,
+    inputs: Sequence[torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    cut: Any = torch_partition.keep_all,
+) -> list[list[str]]:
     """What the forward of a compiled program saves: as it was cut, and as it is then rewritten. Compiles and runs it."""
+
+    def compiled(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return backend(gm, inputs, options={"inner": "aten", "partition": cut})
+
     names: list[list[str]] = []
     rewrite = partition.without_saved_views
 
@@ -34,15 +44,11 @@ def saved_names(program: Program, inputs: Sequence[torch.Tensor], monkeypatch: p
         assert taken[: len(names[-1])] == names[-1]
 
     monkeypatch.setattr(partition, "without_saved_views", noting)
-    wanted, found = gradients(program, inputs), gradients(torch.compile(program, backend=keeping_all), inputs)
+    wanted, found = gradients(program, inputs), gradients(torch.compile(program, backend=compiled), inputs)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other)
         assert one.stride() == other.stride()
     return names
-
-
-def keeping_all(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-    return backend(gm, inputs, options={"inner": "aten", "partition": torch_partition.keep_all})
 
 
 def gradients(program: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -82,6 +88,14 @@ def test_a_value_and_a_view_of_it_are_saved_once(monkeypatch: pytest.MonkeyPatch
     before, after = saved_names(lambda x, w: x.exp().unsqueeze(0) * w, inputs, monkeypatch)
     assert {"detach", "unsqueeze"} <= set(before)
     assert set(after) == {*before, "exp"} - {"detach", "unsqueeze"}
+
+
+def test_what_reads_as_a_conjugate_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No recording holds it, and what complex products save is such views."""
+    inputs = [torch.randn(3, 3, dtype=torch.complex64) for _ in range(3)]
+    program = lambda x, w, v: ((x @ w).sin() * (w @ x).t().cos() * v).abs()  # noqa: E731
+    before, after = saved_names(program, inputs, monkeypatch, cut=torch_partition.min_cut)
+    assert "_conj" in str(before) and "_conj" not in str(after)
 
 
 @pytest.mark.parametrize("inner", ["aten", "inductor"])

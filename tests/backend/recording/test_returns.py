@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from treeplay.backend.recording.returns import Returns, result_texts, survey_returns
+from treeplay.backend.recording.returns import ResultMaker, Returns, survey_returns
 from treeplay.codegen import Writer
 from treeplay.values.layout import Layout
 from treeplay.values.output import Fresh, SameAsInput, Static, View
@@ -47,7 +47,7 @@ def test_results_are_put_together_from_other_arguments_and_new_memory() -> None:
     returns = survey_returns([x, w, 7], program(x, w, 7))
     assert isinstance(returns, Returns)
     writer = Writer()
-    text = result_texts(writer, returns, "args", [f"made[{at}]" for at in range(len(returns.owners))])
+    text = map(ResultMaker.of_text(writer, [f"made[{at}]" for at in range(len(returns.owners))]), returns.refs)
     x2, w2 = torch.randn(20)[5:17].view(3, 4), torch.randn(4)
     expected = program(x2, w2, 7)
     found = eval(f"[{', '.join(text)}]", writer.names | {"args": [x2, w2, 7], "made": returns.bases_of(expected)})

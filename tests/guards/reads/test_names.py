@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from treeplay.guards.reads.names import computes_names, globals_in, imports_in, names_in, passes_to_super
+from treeplay.guards.reads.names import asks_its_own, computes_names, globals_in, goes_behind, imports_in, names_in
 
 
 def code_of(text: str) -> CodeType:
@@ -102,10 +102,42 @@ class Passing:
     def kept(self) -> object:
         return super().__setattr__
 
+    def behind(self, name: str) -> object:
+        return object.__getattribute__(self, name)
+
 
 @pytest.mark.parametrize(
     ("method", "expected"),
-    [("store", True), ("load", True), ("kept", True), ("both", False), ("elsewhere", False)],
+    [
+        *(("store", True), ("load", True), ("kept", True), ("behind", True)),
+        *(("both", False), ("elsewhere", False)),
+    ],
 )
 def test_what_goes_to_super_is_told_from_what_goes_to_others(method: str, expected: bool) -> None:
-    assert passes_to_super(vars(Passing)[method].__code__) is expected
+    assert asks_its_own(vars(Passing)[method].__code__) is expected
+
+
+READERS = {
+    "super().__getattribute__(name)": False,
+    "object.__getattribute__(self, name)": False,
+    "super().__getattribute__('a')": True,
+    "object.__getattribute__(self, 'a')": True,
+    "object.__getattribute__(other, name)": True,
+    "super().__getattribute__(name) if name != 'a' else super().__getattribute__('b')": True,
+    "self.__dict__[name]": False,
+}
+
+
+@pytest.mark.parametrize("kind", ["__getattribute__", "__getattr__"])
+@pytest.mark.parametrize("text", READERS)
+def test_a_method_that_asks_for_another_name_goes_behind_its_class(text: str, kind: str) -> None:
+    made: dict[str, Any] = {}
+    exec(f"class Reader:\n  def {kind}(self, name):\n    return {text}", made)
+    assert goes_behind(vars(made["Reader"])[kind].__code__) is READERS[text]
+
+
+def test_a_method_that_asks_for_its_name_under_another_goes_behind_its_class() -> None:
+    made: dict[str, Any] = {}
+    text = "class Reader:\n  def __getattribute__(self, name):\n    name = names.get(name, name)\n    "
+    exec(f"{text}return super().__getattribute__(name)", made)
+    assert goes_behind(vars(made["Reader"])["__getattribute__"].__code__)

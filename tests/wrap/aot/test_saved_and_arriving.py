@@ -75,6 +75,57 @@ def test_W35_sizes_suffice_where_a_gradient_is_only_spread() -> None:
     assert call.plan.node.saved == 0
 
 
+def each_apart(module: Any, inputs: Any) -> Any:
+    """A compiler whose results know nothing of each other and of the arguments, as Inductor's do, wherever they lie."""
+    run = boxed(module, inputs)
+
+    def apart(value: torch.Tensor) -> torch.Tensor:
+        made = torch.empty(0, dtype=value.dtype, device=value.device)
+        return made.set_(value.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+
+    def call(args: list[Any]) -> Any:
+        given = list(args)
+        return [value if any(value is one for one in given) else apart(value) for value in run(args)]
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("function", "writes"),
+    [
+        (lambda x, w: [(x * w).exp().view(-1)], lambda x, results: results[0].detach().mul_(2)),
+        (lambda x, w: [(x * w).exp().t(), w * 2], lambda x, results: results[0].detach().mul_(2)),
+        (lambda x, w: [x[:, 0] * w[0, 0]], lambda x, results: x.mul_(2)),
+        (lambda x, w: [x.chunk(2)[1] * w[:1]], lambda x, results: x.mul_(2)),
+    ],
+    ids=["a result", "one of two", "a part of an argument", "a chunk of an argument"],
+)
+def test_W35_a_write_to_memory_in_which_a_saved_value_lies_is_noticed(function: Any, writes: Any) -> None:
+    make = lambda: [numbers(2, 3), numbers(2, 3, grad=True)]  # noqa: E731
+    call = wrapped(function, make, partition=min_cut, forward=each_apart)
+    for run in (lambda args: function(*args), call):
+        x, w = make()
+        results = run([x, w])
+        writes(x, results)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            results[0].sum().backward()
+    eager, ours = make(), make()
+    compare_gradients(function(*eager), call(list(ours)), eager, ours)
+
+
+def test_W35_a_saved_value_in_the_memory_of_a_result_keeps_no_node_alive() -> None:
+    make = lambda: [numbers(2, 3, grad=True)]  # noqa: E731
+    call = wrapped(lambda x: [x.exp().view(-1)], make, partition=min_cut, forward=each_apart)
+    gc.disable()
+    try:
+        (result,) = call(make())
+        node, memory = weakref.ref(result.grad_fn), weakref.ref(result.untyped_storage())
+        del result
+        assert node() is None and memory() is None
+    finally:
+        gc.enable()
+
+
 def test_W40_saved_tensors_die_inside_the_backward() -> None:
     alive: list[bool] = []
     saved: list[Any] = []
@@ -154,6 +205,34 @@ def test_W37_gradients_of_any_layout_are_right(make: Any) -> None:
     assert seen[0][-1][0] == ((1, 4) if TRACES_STRIDES else (3, 1))
 
 
+@pytest.mark.parametrize("view", [torch.conj, torch._neg_view], ids=["conjugated", "negated"])
+@pytest.mark.parametrize("shape", [(2, 3), ()])
+def test_W37_a_gradient_that_reads_otherwise_than_its_memory_arrives_as_it_reads(view: Any, shape: Any) -> None:
+    """Compiled code and recordings read memory, and know nothing of the bits that conjugate or negate a tensor."""
+    dtype = torch.complex64 if view is torch.conj else torch.float32
+    plain: list[bool] = []
+
+    def compiler(module: Any, inputs: Any) -> Any:
+        run = boxed(module, inputs)
+
+        def spy(args: list[Any]) -> Any:
+            plain.append(not any(value.is_conj() or value.is_neg() for value in args))
+            return run(args)
+
+        return spy
+
+    def make() -> torch.Tensor:
+        return torch.full(shape, 2 + 3j if dtype.is_complex else 2, dtype=dtype, device=device(), requires_grad=True)
+
+    call = wrapped(lambda x: [x.sin()], lambda: [make()], backward=compiler)
+    for _ in range(2):
+        gradient, x, twin_x = view(torch.randn(shape, dtype=dtype, device=device())), make(), make()
+        call([x])[0].backward(gradient)
+        twin_x.sin().backward(gradient)
+        torch.testing.assert_close(x.grad, twin_x.grad)
+    assert plain == [True, True]
+
+
 def test_W37_a_contiguous_gradient_reaches_a_backward_of_channels_last_as_channels_last() -> None:
     def make() -> list[Any]:
         return [numbers(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()]
@@ -168,6 +247,24 @@ def test_W37_a_contiguous_gradient_reaches_a_backward_of_channels_last_as_channe
         torch.testing.assert_close(x.grad, other.grad)
         assert seen[-1][-1][0] == (60, 1, 15, 3)
     assert seen[-1][-1][1] == gradients[1].data_ptr(), "one that lies as it should was copied"
+
+
+@pytest.mark.skipif(not TRACES_STRIDES, reason="this torch traces all gradients as contiguous")
+def test_W37_results_with_gaps_take_gradients_without() -> None:
+    """Such a result is a part of something greater. Its gradients have its size, and would be spread out to be taken."""
+    seen: list[Any] = []
+    make = lambda: [numbers(4, 5, 6, grad=True)]  # noqa: E731
+    function = lambda x: [x.sin()[:, -1], *x.cos().transpose(0, 2).split([2, 4])]  # noqa: E731
+    call = wrapped(function, make, backward=seeing(seen))
+    for _ in range(2):
+        (x,), (other,) = make(), make()
+        results, wanted = call([x]), function(other)
+        gradients = [torch.randn_like(result) for result in results]
+        torch.autograd.backward(results, gradients)
+        torch.autograd.backward(wanted, gradients)
+        torch.testing.assert_close(x.grad, other.grad)
+        arrived = [address for _, address in seen[-1][-3:]]
+        assert [gradient.data_ptr() for gradient in gradients] == arrived, "one that could be taken was copied"
 
 
 def test_W37_results_that_overlap_themselves_take_contiguous_gradients() -> None:

@@ -26,6 +26,9 @@ _ANY_LAYOUT = frozenset(
     )
 )
 """Views of whole tensors that can be taken however these lie in memory."""
+_OTHERWISE_READ = frozenset((aten._conj.default, aten._neg_view.default))
+"""Views that read as the conjugate or the negative of memory. No recording takes or gives one, so none is saved: what each is a
+view of takes as much memory."""
 _SAME_LAYOUT = frozenset((aten.view.default, aten.expand.default))
 """Views that can be taken again of what lies as it did: of an argument, and not of what a compiler lays out as it likes."""
 
@@ -33,7 +36,7 @@ _SAME_LAYOUT = frozenset((aten.view.default, aten.expand.default))
 def without_saved_views(forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, *, returned: int) -> None:
     """Rewrite two graphs, of which the first gives `returned` values before those that it saves.
 
-    Views of arguments are replaced, and those of values that leave the forward anyway."""
+    Views of arguments are replaced, those of values that leave the forward anyway, and those that no recording could hold."""
     output = forward.graph.output_node()
     outputs: list[Any] = list(output.args[0])  # type: ignore[arg-type]
     inputs = backward.graph.find_nodes(op="placeholder")
@@ -79,16 +82,17 @@ def without_saved_views(forward: torch.fx.GraphModule, backward: torch.fx.GraphM
 def _root(node: torch.fx.Node, leaving: Collection[torch.fx.Node]) -> tuple[torch.fx.Node, list[torch.fx.Node]]:
     """What is saved in the place of `node`, and the steps that lead from it to `node`."""
     found, steps, at, behind = node, list[torch.fx.Node](), node, list[torch.fx.Node]()
-    is_free = True
-    while at.target in _ANY_LAYOUT or at.target in _SAME_LAYOUT:
+    is_free, is_memory = True, True
+    while at.target in _ANY_LAYOUT or at.target in _OTHERWISE_READ or at.target in _SAME_LAYOUT:
         if len(at.all_input_nodes) > 1:  # a size that is no number
             break
-        is_free = is_free and at.target in _ANY_LAYOUT
+        is_free = is_free and at.target not in _SAME_LAYOUT
+        is_memory = is_memory and at.target not in _OTHERWISE_READ
         behind.insert(0, at)
         at = at.all_input_nodes[0]
         if _is_kept_apart(at):
             break
-        if at.op == "placeholder" or (is_free and at in leaving):
+        if at.op == "placeholder" or (is_free and (at in leaving or not is_memory)):
             found, steps = at, list(behind)
     return found, steps
 

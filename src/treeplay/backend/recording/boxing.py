@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from treeplay.backend.recording.compiled_graph import CompiledGraph, WrongKind
-from treeplay.backend.recording.returns import Returns, result_of, result_texts
+from treeplay.backend.recording.returns import ResultMaker, Returns
 from treeplay.backend.recording.saved_block import SavedBlock
 from treeplay.codegen import Source, Writer, list_of
 from treeplay.codegen.idioms import is_exactly
 from treeplay.device.protocol import InBlock, Replay, Work
 from treeplay.errors import InternalError
 from treeplay.values.block import SavedLayout
-from treeplay.values.output import View
 from treeplay.wrap.aot.compilers import Boxed
 
 
@@ -50,33 +49,27 @@ class GraphBoxing:
 
     def returned(self, text: Writer, made: Sequence[str], block: str | None = None) -> None:
         """Lines that return a list of the results."""
-        items = result_texts(text, self.returns, "args", made)
-        if block is not None and self.block is not None:
-            items = self.block.listed(items, block, self._without_history)
-            items.append(text.constant(self.block.layout))
+        items = self._listed(ResultMaker.of_text(text, made), block)
         text.add(f"results = {list_of(items)}", "args.clear()", "return results")
-
-    def _without_history(self, at: int, item: str) -> str:
-        """What is saved beside a block: a view would keep the history of what it views."""
-        return f"{item}.detach()" if isinstance(self.returns.refs[at], View) else item
 
     def put_together(self, args: list[Any], made: Sequence[torch.Tensor]) -> list[Any]:
         """The results of a call that did not go the usual way."""
-        if not isinstance(made, InBlock):
-            results = [result_of(ref, args, made) for ref in self.returns.refs]
-        elif self.block is None:
-            raise InternalError("outputs came in a block that nobody asked for")
-        else:
-            others = iter(made)
-            count = range(len(self.returns.owners))
-            apart = [None if base in self.block.block else next(others) for base in count]
-            inner = {at for at, part in enumerate(self.block.layout.parts, self.block.first) if part is not None}
-            items = [None if at in inner else result_of(ref, args, apart) for at, ref in enumerate(self.returns.refs)]
-            is_view = [isinstance(ref, View) for ref in self.returns.refs]
-            results = self.block.listed(items, made[-1], lambda at, item: item.detach() if is_view[at] else item)
-            results.append(self.block.layout)
+        block = None
+        if isinstance(made, InBlock):
+            *others, block = made
+            made = self._saved().spread(others, len(self.returns.owners))
+        results = self._listed(ResultMaker.of_values(args, made), block)
         args.clear()
         return results
+
+    def _listed(self, result: ResultMaker, block: Any) -> list[Any]:
+        refs = self.returns.refs
+        return [*map(result, refs)] if block is None else self._saved().listed(refs, result, block)
+
+    def _saved(self) -> SavedBlock:
+        if self.block is None:
+            raise InternalError("outputs came in a block that nobody asked for")
+        return self.block
 
     def as_replay(self, call: Boxed) -> Replay:
         """A call function as one that takes tensors and gives new memory."""
@@ -98,13 +91,14 @@ class GraphBoxing:
 def emit_call(name: str, boxing: GraphBoxing, replay: Replay) -> Source:
     """`call(args)` around a replay that is another function."""
     text = Writer(replay=replay)
+    made = [f"made[{at}]" for at in range(len(boxing.returns.owners))]
     with text.block("def call(args):"):
         with boxing.around(text):
             text.add("made = replay(tensors, ())")
         if boxing.block is not None:
-            text.add(f"return {text.use('put_together', boxing.put_together)}(args, made)")
-        else:
-            boxing.returned(text, [f"made[{at}]" for at in range(len(boxing.returns.owners))])
+            with text.block(f"if type(made) is {text.use('InBlock', InBlock)}:"):
+                boxing.returned(text, boxing.block.spread(made, len(made)), "made[-1]")
+        boxing.returned(text, made)
     return text.source(f"replay of {name}", entry="call")
 
 

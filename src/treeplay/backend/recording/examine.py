@@ -50,13 +50,14 @@ def inputs_of(
 
 def _input(node: torch.fx.Node, value: Any, role: Role, name: str) -> InputFacts:
     writes = [user for user in node.users if _writes(user, node)]
-    is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    kind = _kind(value)
+    is_memory = kind == "Tensor"
     return InputFacts(
         name=name,
         role=role,
-        spec=example_spec(value) if is_strided else None,
-        offset=example_of(value.storage_offset()) if is_strided else 0,
-        kind=_kind(value),
+        spec=example_spec(value) if is_memory else None,
+        offset=example_of(value.storage_offset()) if is_memory else 0,
+        kind=kind,
         is_written=bool(writes),
         is_rebound=any(_name(user) in _REBINDS for user in writes),
         written=_line_of_write(writes[0]) if writes else None,
@@ -66,7 +67,10 @@ def _input(node: torch.fx.Node, value: Any, role: Role, name: str) -> InputFacts
 def _kind(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
-    return "Tensor" if value.layout is torch.strided else f"{value.layout} tensor"
+    if value.layout is not torch.strided:
+        return f"{value.layout} tensor"
+    # A recording reads memory, and knows nothing of these bits.
+    return "conjugated Tensor" if value.is_conj() else "negated Tensor" if value.is_neg() else "Tensor"
 
 
 def _writes(user: torch.fx.Node, node: torch.fx.Node) -> bool:

@@ -1,7 +1,7 @@
 """What a compiled graph returns, by the memory of one run.
 
     inputs, results of a run ──▶ Returns ┬▶ bases: the new storages, each once, which a recording makes anew for each call
-                                         └▶ result_texts:  [made[0], args[2], made[1].as_strided(...), ...]
+                                         └▶ ResultMaker:   made[0], args[2], made[1].as_strided(...), ...
 
 A graph saves for its backward what it was given, and views of it: a recording must not copy those, and a view has to be of
 the tensor of the day. So a recording is asked for new memory only, and the results are put together from that.
@@ -9,7 +9,7 @@ the tensor of the day. So a recording is asked for new memory only, and the resu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from treeplay.codegen import Writer
 from treeplay.codegen.idioms import view_of
 from treeplay.torch_seam.tensors import extent_of
 from treeplay.trace.signature.returned import is_plain, whole
+from treeplay.values.layout import Layout
 from treeplay.values.memory import OutputMemory
 from treeplay.values.output import Fresh, OutputRef, SameAsInput, Static, View
 
@@ -76,33 +77,38 @@ def _in_memory(result: torch.Tensor, at: int, memory: OutputMemory, tensors: Seq
     return ref
 
 
-def result_texts(text: Writer, returns: Returns, args: str, made: Sequence[str]) -> list[str]:
-    """The results; `args` is what the text calls the list of arguments, `made` each tensor of new memory."""
-    items = []
-    for ref in returns.refs:
+@dataclass(frozen=True, slots=True)
+class ResultMaker:
+    """Makes results out of arguments and new memory: as values, or as expressions of a generated function."""
+
+    given: Callable[[int], Any]
+    made: Callable[[int], Any]
+    static: Callable[[Any], Any]
+    view: Callable[..., Any]
+    detached: Callable[[Any], Any]
+
+    @classmethod
+    def of_text(cls, text: Writer, made: Sequence[str]) -> ResultMaker:
+        """As expressions; the text calls the arguments `args`, and each new memory as `made` says."""
+        return cls("args[{}]".format, made.__getitem__, text.literal, view_of, "{}.detach()".format)
+
+    @classmethod
+    def of_values(cls, args: Sequence[Any], made: Sequence[Any]) -> ResultMaker:
+        """As values, from the arguments of a call and the new memory that it made."""
+        return cls(args.__getitem__, made.__getitem__, lambda value: value, _view, torch.Tensor.detach)
+
+    def __call__(self, ref: OutputRef) -> Any:
         match ref:
             case Static(value):
-                items.append(text.literal(value))
+                return self.static(value)
             case SameAsInput(index):
-                items.append(f"{args}[{index}]")
+                return self.given(index)
             case Fresh(index):
-                items.append(made[index])
+                return self.made(index)
             case View(of, layout):
-                base = made[of.index] if isinstance(of, Fresh) else f"{args}[{of.index}]"
-                items.append(view_of(base, layout, is_whole=isinstance(of, Fresh)))
-    return items
+                return self.view(self(of), layout, is_whole=isinstance(of, Fresh))
 
 
-def result_of(ref: OutputRef, args: Sequence[Any], made: Sequence[Any]) -> Any:
-    """A result, as the text gives it."""
-    match ref:
-        case Static(value):
-            return value
-        case SameAsInput(index):
-            return args[index]
-        case Fresh(index):
-            return made[index]
-        case View(of, layout):
-            base = made[of.index] if isinstance(of, Fresh) else args[of.index]
-            start = layout.offset if isinstance(of, Fresh) else base.storage_offset() + layout.offset
-            return base.as_strided(layout.shape, layout.stride, start)
+def _view(base: torch.Tensor, layout: Layout, *, is_whole: bool) -> torch.Tensor:
+    start = layout.offset if is_whole else base.storage_offset() + layout.offset
+    return base.as_strided(layout.shape, layout.stride, start)

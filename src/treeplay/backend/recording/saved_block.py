@@ -7,15 +7,15 @@ results of a run, Returns ──▶ SavedBlock ┬▶ block: which new memory th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from treeplay.backend.recording.returns import Returns
+from treeplay.backend.recording.returns import ResultMaker, Returns
 from treeplay.device.protocol import InBlock
 from treeplay.trace.signature.returned import whole
 from treeplay.values.block import OutputBlock, SavedLayout, SavedPart
-from treeplay.values.output import Fresh, OutputRef, SameAsInput, View
+from treeplay.values.output import OutputRef, SameAsInput, View, inputs_used, values_used
 from treeplay.values.spec import TensorSpec
 
 _WORTH_A_BLOCK = 2  # values; one alone is one allocation anyway
@@ -32,13 +32,20 @@ class SavedBlock:
     first: int
     end: int
 
-    def listed(self, items: Sequence[Any], block: Any, own: Callable[[int, Any], Any]) -> list[Any]:
-        """All results as the block has them, but for the layout; `own(at, item)` is what one that lies elsewhere becomes."""
-        inner = range(self.first, self.end)
-        return [
-            block if at is None else own(at, items[at]) if at in inner else items[at]
-            for at in self.layout.order(self.first, len(items))
-        ]
+    def listed(self, refs: Sequence[OutputRef], result: ResultMaker, block: Any) -> list[Any]:
+        """All results as the block has them."""
+        found = []
+        for at in self.layout.order(self.first, len(refs)):
+            # What is saved beside a block: a view would keep the history of what it views.
+            is_view = at is not None and self.first <= at < self.end and isinstance(refs[at], View)
+            one = block if at is None else result(refs[at])
+            found.append(result.detached(one) if is_view else one)
+        return [*found, result.static(self.layout)]
+
+    def spread(self, others: Iterable[Any], count: int) -> list[Any]:
+        """The `count` outputs of the work, of which `others` lie elsewhere; None for each in the block."""
+        left = iter(others)
+        return [None if output in self.block else next(left) for output in range(count)]
 
     def parted(self, results: Sequence[Any], owners: Sequence[int]) -> InBlock:
         """What the work gives, from such a list with its layout; `owners`: the result that shows each new memory."""
@@ -70,8 +77,7 @@ def plan_block(returns: Returns, results: Sequence[Any], inner: tuple[int, int])
 
 def _memory_of(ref: OutputRef) -> int | None:
     """The new memory that a result lies in."""
-    of = ref.of if isinstance(ref, View) else ref
-    return of.index if isinstance(of, Fresh) else None
+    return next(values_used([ref]), None)
 
 
 def _part(ref: OutputRef, result: Any, begins: dict[int, int]) -> SavedPart | None:
@@ -85,15 +91,12 @@ def _part(ref: OutputRef, result: Any, begins: dict[int, int]) -> SavedPart | No
 def returns_for_block(returns: Returns, layout: SavedLayout, first: int) -> Returns | None:
     """What a backward returns that takes a block, from what it returns where it takes values one by one, the first of them that
     may lie in a block at `first`; None if a result lies in one of these."""
-    taken = [
-        of.index for ref in returns.refs if isinstance(of := ref.of if isinstance(ref, View) else ref, SameAsInput)
-    ]
-    places = {at: place for place, at in enumerate(layout.order(first, max(taken, default=0) + 1))}
+    count = max(inputs_used(returns.refs), default=0) + 1
+    places = {at: place for place, at in enumerate(layout.order(first, count))}
     refs: list[OutputRef] = []
     for ref in returns.refs:
-        of = ref.of if isinstance(ref, View) else ref
-        if isinstance(of, SameAsInput):
-            at = places.get(of.index)
+        for index in inputs_used([ref]):
+            at = places.get(index)
             if at is None:
                 return None
             ref = replace(ref, of=SameAsInput(at)) if isinstance(ref, View) else SameAsInput(at)

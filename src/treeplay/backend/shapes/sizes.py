@@ -72,9 +72,7 @@ def with_known_sizes(
                 known.popitem(last=False)
                 counters.add("sizes", "dropped")
             with budget.spending():
-                values = numbers.values(args)
-                compiled = compile_next(fakes_of(args), values)
-                numbers.leave_known(values)
+                compiled = compile_next(fakes_of(args), numbers.values(args))
             known[key_of(args)] = compiled
             return compiled
         finally:

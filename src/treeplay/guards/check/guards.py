@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from treeplay.guards.alive import one_would_be_gone
-from treeplay.guards.check.quick import QuickCheck
+from treeplay.guards.check.quick import QuickCheck, never
 from treeplay.guards.conditions import Comparison, TensorFacts, shown
 from treeplay.guards.containers import Table
 from treeplay.guards.dependencies import Dependencies
@@ -82,35 +82,29 @@ class Guards:
     def first_difference(self) -> Mismatch | None:
         """What no longer is as recorded; if nothing is, the guards count from this moment on."""
         comparison = Comparison(self._dependencies.containers)
-        # Versions first: what another thread writes meanwhile is compared the next time.
-        versions = [version_of_table(table.holder) for table in self._dependencies.tables]
-        touched: list[Table] = []
-        for found in self._differences(comparison, touched):
-            return found
-        # All or nothing: what was accepted counts only now, when nothing differs.
-        for table, version in zip(self._dependencies.tables, versions, strict=True):
-            # Its `pending` is the version of the dictionary that it goes over to.
-            if id(table) in comparison.moved:
-                continue
-            table.pending = version
+        touched = [table for table in self._dependencies.tables if not table.is_steady or self._is_newer(table)]
+        found = next(self._differences(comparison, touched), None)
+        if found is None:
+            self._accept(comparison, touched)
+        return found
+
+    def _accept(self, comparison: Comparison, touched: Sequence[Table]) -> None:
+        """Go over to what was found, all or nothing: nothing differs."""
         for commit in comparison.commits:
             commit()
         is_young = self._quick is None or self._quick.is_young
         for table in touched:
             is_first = table.version == -1 or id(table) in comparison.moved  # not compared before
-            if id(table) not in comparison.moved:
-                table.recorded, table.version = table.compared, table.pending
+            table.go_over_to(table.holder)
             table.size = len(table.holder)
             table.times = 0 if is_first else table.times + 1 if is_young else 1
             table.is_steady = table.is_steady and table.times < _MOST_TIMES
-        for group in (self._dependencies.items, self._dependencies.members):
-            for guard in group:
-                # Elements that were replaced by alike ones are compared by identity from here on.
-                guard.go_over_to(guard.holder)
+        for guard in (*self._dependencies.items, *self._dependencies.members):
+            # Elements that were replaced by alike ones are compared by identity from here on.
+            guard.go_over_to(guard.holder)
         self._write()
-        return None
 
-    def _differences(self, comparison: Comparison, touched: list[Table]) -> Iterator[Mismatch]:
+    def _differences(self, comparison: Comparison, touched: Sequence[Table]) -> Iterator[Mismatch]:
         dependencies = self._dependencies
         for cls, order in dependencies.orders.items():
             if cls.__mro__ is not order and cls.__mro__ != order:
@@ -118,12 +112,10 @@ class Guards:
         for value, cls, label in dependencies.kinds:
             if type(value) is not cls:
                 yield Mismatch(f"{label}.__class__", shown(cls), shown(type(value)))
-        changed = [table for table in dependencies.tables if not table.is_steady or self._is_newer(table)]
-        touched += changed
-        fixed = [table for table in changed if not table.may_be_replaced]
+        fixed = [table for table in touched if not table.may_be_replaced]
         # Containers that may be found elsewhere come last, in the order in which they lead to each other.
         loose = [guard for guard in dependencies.containers.values() if guard.may_be_replaced]
-        untouched = {id(table) for table in dependencies.tables} - {id(table) for table in changed}
+        untouched = {id(table) for table in dependencies.tables} - {id(table) for table in touched}
         strict = [guard for guard in (*dependencies.items, *dependencies.members) if not guard.may_be_replaced]
         for guard in (
             *fixed,
@@ -180,7 +172,7 @@ class Guards:
             self._quick.forget()
         self._dependencies.forget()
         self._quick, self._facts, self._holders = None, [], {}
-        self.places_of_inputs, self._read_anew, self.kept, self.holds = (), (), None, _never
+        self.places_of_inputs, self._read_anew, self.kept, self.holds = (), (), None, never
 
     def _own_containers(self) -> Iterator[Any]:
         """Whatever of ours may hold an object that was guarded."""
@@ -277,7 +269,3 @@ class Guards:
 
 def _stays(place: Binding, pinned: set[Any]) -> bool:
     return place.may_be_kept and {spot_of(step) for step in place.steps} <= pinned
-
-
-def _never() -> bool:
-    return False

@@ -153,11 +153,11 @@ class QuickCheck:
                 words.add_class(value, cls)
             for item in dependencies.functions:
                 words.add_code(item.function, item.code)
-            return _never
+            return never
 
         source = self._emitted(steady, words)
         is_all = source.names.keys() == {"again", "steady"}
-        compare = words.check(self._again if is_all else _never)
+        compare = words.check(self._again if is_all else never)
         if compare is None or not self._holds_still():
             return False
         self._held = words.held
@@ -171,7 +171,7 @@ class QuickCheck:
         """Whether nothing has changed while words of memory or versions were noted: what another thread wrote is not lost."""
         names = self.by_python.__globals__
         # It is only asked: `again` would compare values, and go over to what it finds.
-        again, names["again"] = names["again"], _never
+        again, names["again"] = names["again"], never
         try:
             return bool(self.by_python())
         finally:
@@ -181,7 +181,8 @@ class QuickCheck:
 _code_of = operator.attrgetter("__code__")
 
 
-def _never() -> bool:
+def never() -> bool:
+    """The answer of guards that hold nothing."""
     return False
 
 

@@ -50,22 +50,49 @@ def computes_names(code: CodeType) -> bool:
 
 
 @lru_cache(maxsize=8192)
-def passes_to_super(code: CodeType) -> bool:
-    """Whether `code` itself asks for `__getattribute__`, `__setattr__` and `__delattr__` of `super()` alone: then it is its
-    own object that it reads or changes."""
-    steps = [
-        step
-        for step in dis.get_instructions(code)
-        if step.opname not in (*_IDLE, "PRECALL", "PUSH_NULL", "COPY_FREE_VARS")
-    ]
-    for before, here in zip([None, *steps], steps, strict=False):
+def asks_its_own(code: CodeType) -> bool:
+    """Whether `code` itself asks for `__getattribute__`, `__setattr__` and `__delattr__` of `super()` alone, or to call them
+    with the object that it got as its first argument: then, as a method, it is its own object that it reads or changes."""
+    steps = _steps_of_calls(code)
+    for at, here in enumerate(steps):
         # Python 3.12 has one instruction for `super().name`; before that, `super` is called and the name is loaded.
         if here.argval in BEHIND and "SUPER" not in here.opname:
-            is_call = before is not None and before.opname == "CALL" and before.arg == 0
-            loads = steps[steps.index(before) - 1] if is_call and before is not None else None
-            if loads is None or loads.argval != "super":
+            before = steps[at - 1] if at else None
+            is_of_super = at > 1 and before is not None and before.opname == "CALL" and before.arg == 0
+            if not (is_of_super and steps[at - 2].argval == "super") and not _are_parameters(code, steps[at + 1 :], 1):
                 return False
     return True
+
+
+@lru_cache(maxsize=8192)
+def _passes_on(code: CodeType) -> bool:
+    """Whether a class's own `__getattribute__` or `__getattr__` asks the next one for the name that it was asked for, and for
+    nothing else."""
+    steps = _steps_of_calls(code)
+    asking = [at for at, step in enumerate(steps) if step.argval == "__getattribute__"]
+    is_kept = not any(
+        step.opname in ("STORE_FAST", "DELETE_FAST") and step.argval == _name_asked(code) for step in steps
+    )
+    return is_kept and all(
+        _are_parameters(code, steps[at + 1 :], 2) or _are_parameters(code, steps[at + 1 :], 1, first=1) for at in asking
+    )
+
+
+def _name_asked(code: CodeType) -> str | None:
+    """The second parameter of a method."""
+    return code.co_varnames[1] if code.co_argcount > 1 else None
+
+
+def _are_parameters(code: CodeType, steps: list[dis.Instruction], count: int, *, first: int = 0) -> bool:
+    """Whether the first instructions load so many of the function's parameters, from a `first` one on."""
+    wanted = code.co_varnames[first : first + count]
+    loads = [step.argval for step in steps[:count] if step.opname == "LOAD_FAST"]
+    return code.co_argcount >= first + count and loads == [*wanted]
+
+
+def _steps_of_calls(code: CodeType) -> list[dis.Instruction]:
+    left_out = (*_IDLE, "PRECALL", "PUSH_NULL", "COPY_FREE_VARS")
+    return [step for step in dis.get_instructions(code) if step.opname not in left_out]
 
 
 @lru_cache(maxsize=1024)
@@ -132,7 +159,9 @@ NAMESPACES = frozenset(
 def goes_behind(code: CodeType) -> bool:
     """Whether a function asks for attributes in a way that the object's class is not told of. The methods that a class has
     for this pass it on to the next one, of attributes that were noted when they were called; constructors fill new objects."""
-    return code.co_name not in _OF_A_CLASS and not BEHIND.isdisjoint(code.co_names)
+    if code.co_name in _OF_A_CLASS:
+        return "__getattribute__" in code.co_names and not _passes_on(code)
+    return not BEHIND.isdisjoint(code.co_names)
 
 
 def inner_code(code: CodeType) -> Iterator[CodeType]:

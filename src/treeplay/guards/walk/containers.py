@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from treeplay.guards.conditions import Asked
 from treeplay.guards.containers import Items, Members, Table
 from treeplay.guards.walk.kinds import CONTAINERS
 from treeplay.guards.walk.walk import Walk
@@ -62,8 +63,12 @@ class Containers:
             self._walk.enter(key, f"a key of {label}")
             self._walk.enter(item, table.label_of(key))
         table.is_unordered = id(value) in self._unordered
+        if is_a(value, collections.OrderedDict) and len(table.recorded) > 1:
+            self._walk.dependencies.asked.append(Asked(table.order, f"order of {label}", is_fresh=True))
         if is_a(value, collections.defaultdict):
-            self._walk.enter(value.default_factory, f"{label}.default_factory")
+            asked = Asked(table.factory, f"{label}.default_factory")
+            self._walk.dependencies.asked.append(asked)
+            self._walk.enter(asked.recorded, asked.label)
 
     def view(self, value: types.MappingProxyType[Any, Any], label: str) -> None:
         """Follow a view of a dictionary."""

@@ -5,8 +5,8 @@
     partial     what it calls, and with what
     cached      what it wraps; what its cache gave has to be in it still
 
-A function that did not run is not entered. One that ran without a path to it is looked for among all functions there are
-(`enter_unfound`).
+Of a function that did not run, only attributes are followed that the run may have read. One that ran without a path to it
+is looked for among all functions there are (`enter_unfound`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from treeplay.guards.reads.names import inner_code
 from treeplay.guards.reads.ran import function_of, functions_with
 from treeplay.guards.walk.namespaces import Namespaces
 from treeplay.guards.walk.walk import Walk
+from treeplay.observe.lines import is_users
 from treeplay.values.kinds import is_a, table_of
 
 # Weak containers' own callbacks run whenever something dies, be it of the program's or not.
@@ -36,6 +37,8 @@ _CALLBACKS = frozenset(
 )
 # Their functions are gone once they have run.
 _TRANSIENT = frozenset({"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"})
+
+_ASKED = frozenset({"__defaults__", "__kwdefaults__", "__code__"})  # of a function, without calling it
 
 
 class Functions:
@@ -52,6 +55,8 @@ class Functions:
             return
         # A function that it made earlier may have run, though it did not itself.
         if not walk.ran(code) and not any(map(walk.ran, inner_code(code))):
+            if is_users(code.co_filename):
+                self._attributes(function, label)
             return
         walk.code_met.add(id(code))
         walk.dependencies.functions.append(Code(function, function.__qualname__))
@@ -60,12 +65,25 @@ class Functions:
                 walk.enter(content_of(cell), name)
             elif walk.meet(cell):
                 self.cell(cell, _label_of_variable(function, name))
-        for index, value in enumerate(function.__defaults__ or ()):
-            walk.enter(value, f"{label}.__defaults__[{index}]")
-        if function.__kwdefaults__:
-            walk.enter(function.__kwdefaults__, f"{label}.__kwdefaults__")
+        self._defaults(function, label)
         walk.guard_table(vars(function), f"{label}.")
         self._namespaces.add_code(code, function.__globals__)
+
+    def _defaults(self, function: types.FunctionType, label: str) -> None:
+        self._walk.enter_each(function.__defaults__ or (), f"{label}.__defaults__")
+        if function.__kwdefaults__:
+            self._walk.enter(function.__kwdefaults__, f"{label}.__kwdefaults__")
+
+    def _attributes(self, function: types.FunctionType, label: str) -> None:
+        """Guard what may have been read of a function that did not run: what its user keeps in its attributes."""
+        table, names = vars(function), self._walk.names
+        if not _ASKED.isdisjoint(names):  # as `inspect.signature` does
+            self._walk.dependencies.functions.append(Code(function, function.__qualname__))
+            self._defaults(function, label)
+        if self._walk.meet(table):
+            self._walk.dependencies.add_table(Table(table, f"{label}.", matters=names.__contains__))
+            for name in [name for name in table if name in names]:
+                self._walk.enter(table[name], f"{label}.{name}")
 
     def cell(self, cell: types.CellType, label: str) -> None:
         """Follow a closure's cell."""

@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from treeplay.guards.conditions import Asked
 from treeplay.guards.containers import Table
 from treeplay.guards.entries import is_found_on, matters, real_table
-from treeplay.guards.reads.names import computes_names, goes_behind, passes_to_super
+from treeplay.guards.reads.names import asks_its_own, computes_names, goes_behind
 from treeplay.guards.reads.reads import WHOLE, ObjectReads
 from treeplay.guards.walk.containers import Containers
 from treeplay.guards.walk.kinds import CONTAINERS, WRAPPERS
@@ -50,7 +50,8 @@ class Objects:
         callers = {code for found in asked for code in found if not code.co_filename.startswith(_TORCH)}
         self._asks_classes = any(map(computes_names, callers))
         self._behind = [code for code in (reads.code or {}).values() if goes_behind(code)]
-        self._is_blind = not all(map(passes_to_super, self._behind))  # else these read of their own objects alone
+        # Else these read of their own objects alone.
+        self._is_blind = not all(asks_its_own(code) and _class_of(code) for code in self._behind)
         self._classes: dict[type, None] = {}
         self._of_instances: set[type] = set()
         self._named: dict[type, None] = {}  # torch's classes of which no object was met
@@ -172,11 +173,8 @@ class Objects:
 
     def _goes_behind_itself(self, cls: type) -> bool:
         """Whether a method of `cls` that ran asks for attributes of its object in a way that the class is not told of."""
-        return any(
-            getattr(vars(base).get(code.co_name), "__code__", None) is code
-            for code in self._behind
-            for base in cls.__mro__
-        )
+        # By its name: what is found under the method's may be a property, or a decorator's.
+        return any(_class_of(code) == base.__qualname__ for code in self._behind for base in cls.__mro__)
 
     def enter_unfound(self) -> None:
         """Enter objects whose attributes were read though no path leads to them, unless the run made them."""
@@ -187,6 +185,12 @@ class Objects:
                 self._walk.enter(noted.object, noted.object.__name__)
             elif sys.getrefcount(noted.object) > _OURS and not _is_of_the_run(noted):
                 self._walk.enter(noted.object, f"a {type(noted.object).__name__}")
+
+
+def _class_of(code: types.CodeType) -> str:
+    """The qualified name of the class in whose body a function is defined; empty for others."""
+    owner = code.co_qualname.rpartition(".")[0]
+    return owner if owner.rpartition(".")[2] != "<locals>" else ""
 
 
 def _is_of_the_run(noted: ObjectReads) -> bool:

@@ -84,7 +84,7 @@ class GraphEmitter:
     # --- around the operators -------------------------------------------------------------------------------
 
     def _head(self, numbers: set[Node]) -> AbstractContextManager[None]:
-        placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
+        placeholders = self.graph.find_nodes(op="placeholder")
         for title, wanted in (("tensors", False), ("numbers", True)):
             self.text.unpack([self._input(node) for node in placeholders if (node in numbers) is wanted], title)
         written = [node.name for node in told_inputs(self.graph, self.layout)]

@@ -86,7 +86,7 @@ def survey_storages(graph: torch.fx.Graph) -> StoragePlan:
     of = _storages(graph, steps)
     outputs = _tensors(graph.output_node().args[0])
     kept = {of[node] for node in outputs} | {of[node] for node in of if node.op == "placeholder"}
-    constants = _constants(graph, of, kept)
+    constants = _constants(of, kept)
     layout = StoragePlan(of, _settle(graph, steps, of, kept | constants))
     results = {of[node] for node in outputs}
     for makes in layout.by_maker().values():
@@ -176,7 +176,7 @@ def _check_shape(node: Node, target: Node) -> None:
 # --- what never changes -------------------------------------------------------------------------------------
 
 
-def _constants(graph: torch.fx.Graph, of: dict[Node, Storage], kept: set[Storage]) -> set[Storage]:
+def _constants(of: dict[Node, Storage], kept: set[Storage]) -> set[Storage]:
     """Storages that hold the same values in each replay: made from plain numbers only, and never written."""
     found: set[Storage] = set()
     for maker, makes in _by_maker(of.values()).items():

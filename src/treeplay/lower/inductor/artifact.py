@@ -63,9 +63,8 @@ _GPU_OPTIONS: dict[str, Any] = {
     # The allocator does that as well, and then memory that a result lies in was the result's alone.
     "allow_buffer_reuse": False,
 }
-_COMPARES = (
-    "optimize_scatter_upon_const_tensor"  # a scatter into equal elements becomes a comparison, which takes any index
-)
+_COMPARES = "optimize_scatter_upon_const_tensor"
+"""A scatter into equal elements becomes a comparison, which takes any index."""
 _GRAPH_CACHES = ("fx_graph_cache", "fx_graph_remote_cache")
 KEEPS_DRAWS_IN_ORDER = hasattr(post_grad, "_chain_random_ops_for_ordering")
 """Whether compiled code calls operators that draw random numbers in the graph's order. It did not before torch 2.13."""
@@ -95,19 +94,9 @@ def compile_graph(
     """
     if eager_random and not KEEPS_DRAWS_IN_ORDER and draws_often(module.graph):
         raise LoweringError("this release of Inductor changes the order in which random numbers are drawn")
-    known = inductor_config.get_config_copy()  # releases of torch differ in what can be set
     in_cpp = device.type == "cpu" and is_worth_cpp(module.graph)
-    wanted = _OPTIONS | (_HOST_OPTIONS if in_cpp else {} if device.type == "cpu" else _GPU_OPTIONS)
-    options = {name: value for name, value in wanted.items() if name in known}
-    if any(map(_is_symbolic, fakes)) and not any(isinstance(fake, torch.SymInt) for fake in fakes):
-        # The cache of graphs compares, and asks again, what was asked of numbers among the inputs: of sizes it would not.
-        options |= {name: False for name in _GRAPH_CACHES if name in known}
-    options["fallback_random"] = eager_random
-    options[LAST_PASS] = last_rewrite()
-    if is_small:
-        options["cpp.threads"] = 1
-    if device.type == "cpu" and not is_backward and has_unchecked_scatter(module.graph):
-        options |= {name: False for name in (_COMPARES,) if name in known}
+    options = {"fallback_random": eager_random, **({"cpp.threads": 1} if is_small else {})}
+    options |= _options(module.graph, fakes, device, in_cpp=in_cpp, is_backward=is_backward)
     mode = next((fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor)), None) or FakeTensorMode()
     context = TracingContext(mode)
     context.output_strides = strides
@@ -118,7 +107,7 @@ def compile_graph(
         keeping_order(),
         benchmarking(turns.taken_last),  # it waits for the device, which breaks a capture that another thread has begun
         first_vector_instructions(),
-        inductor_config.patch(options),
+        inductor_config.patch({**options, LAST_PASS: last_rewrite()}),
         V.set_fake_mode(mode),
         tracing(context),
         without_autocast(),
@@ -140,8 +129,26 @@ def compile_graph(
     call: ArtifactCall | None = getattr(compiled, "current_callable", None)
     key = key_in_store(compiled)
     if stored is not None and call is not None and key is not None:
-        stored.append((key, {name: options[name] for name in options if name != LAST_PASS}))
+        stored.append((key, options))
     return call or _emptying(compiled)
+
+
+def _options(
+    graph: torch.fx.Graph, fakes: Sequence[Any], device: torch.device, *, in_cpp: bool, is_backward: bool
+) -> dict[str, Any]:
+    """What is asked of Inductor for a graph, as far as this torch can be asked."""
+    wanted = dict(_OPTIONS)
+    if device.type != "cpu":
+        wanted |= _GPU_OPTIONS
+    elif in_cpp:
+        wanted |= _HOST_OPTIONS
+    if any(map(_is_symbolic, fakes)) and not any(isinstance(fake, torch.SymInt) for fake in fakes):
+        # The cache of graphs compares, and asks again, what was asked of numbers among the inputs: of sizes it would not.
+        wanted |= dict.fromkeys(_GRAPH_CACHES, False)
+    if device.type == "cpu" and not is_backward and has_unchecked_scatter(graph):
+        wanted[_COMPARES] = False
+    known = inductor_config.get_config_copy()  # releases of torch differ in what can be set
+    return {name: value for name, value in wanted.items() if name in known}
 
 
 def _is_symbolic(fake: Any) -> bool:

@@ -9,10 +9,7 @@ import torch
 import torch.fx
 
 from treeplay.torch_seam import trees as pytree
-from treeplay.torch_seam.inductor import (
-    fallbacks,
-    lowerings,
-)
+from treeplay.torch_seam.inductor import fallbacks, lowerings
 from treeplay.torch_seam.operators import OpOverload
 
 

@@ -17,11 +17,7 @@ from treeplay.lower.inductor import late, memory, scaled, signs
 from treeplay.lower.inductor.memory import Groups, keep_apart
 from treeplay.lower.inductor.own_lowerings import EMITS
 from treeplay.lower.inductor.signs import keep_signs
-from treeplay.torch_seam.inductor import (
-    CustomGraphPass,
-    get_hash_for_files,
-    inductor_config,
-)
+from treeplay.torch_seam.inductor import CustomGraphPass, get_hash_for_files, inductor_config
 
 _GROUPS = "treeplay_groups"
 LAST_PASS = "post_grad_custom_post_pass"

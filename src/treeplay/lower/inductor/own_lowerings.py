@@ -14,12 +14,7 @@ from treeplay.lower.functional import apart, fresh, settled
 from treeplay.lower.inductor.as_kernels import as_kernels
 from treeplay.lower.inductor.checked import with_checks
 from treeplay.lower.inductor.signs import with_signs
-from treeplay.torch_seam.inductor import (
-    fallback_handler,
-    lowerings,
-    register_lowering,
-    select_decomp_table,
-)
+from treeplay.torch_seam.inductor import fallback_handler, lowerings, register_lowering, select_decomp_table
 from treeplay.torch_seam.operators import OpOverload
 from treeplay.torch_seam.schemas import is_random
 

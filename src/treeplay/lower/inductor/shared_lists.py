@@ -9,6 +9,7 @@ import torch
 import torch.fx
 from torch.fx import Node
 
+from treeplay.graph_check import check_graph
 from treeplay.torch_seam.operators import OpOverload
 from treeplay.values.lists import one_by_one, writes_shared
 
@@ -23,6 +24,7 @@ def with_shared_lists_apart(graph: torch.fx.Graph) -> torch.fx.Graph:
             for args, kwargs in one_by_one(node.args, dict(node.kwargs)):
                 apart.call_function(node.target, args, kwargs).meta.update(node.meta)
         apart.erase_node(node)
+    check_graph(apart, "shared lists were taken apart")
     return apart
 
 

@@ -56,7 +56,17 @@ class _FusedStep:
         target.copy_(value)
 
 
+def _fused(formula: Callable[..., None]) -> Callable[..., None]:
+    """An optimizer's operator, by the arithmetic inside of its `_FusedStep`."""
+
+    def run(*lists: TensorList, maximize: bool, grad_scale: Any = None, found_inf: Any = None, **options: Any) -> None:
+        formula(_FusedStep(maximize, grad_scale, found_inf), *lists, **options)
+
+    return run
+
+
 def _adam(
+    step: _FusedStep,
     params: TensorList,
     grads: TensorList,
     means: TensorList,
@@ -71,11 +81,7 @@ def _adam(
     weight_decay: float,
     eps: float,
     amsgrad: bool,
-    maximize: bool,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
 ) -> None:
-    step = _FusedStep(maximize, grad_scale, found_inf)
     for index, (param, mean, square) in enumerate(zip(params, means, squares, strict=True)):
         grad, wide = step.gradient(grads[index]), _wide(param)
         count = steps[index].to(torch.float64)
@@ -98,6 +104,7 @@ def _adam(
 
 
 def _sgd(
+    step: _FusedStep,
     params: TensorList,
     grads: TensorList,
     buffers: TensorList,
@@ -107,12 +114,8 @@ def _sgd(
     lr: Any,
     dampening: float,
     nesterov: bool,
-    maximize: bool,
     is_first_step: bool,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
 ) -> None:
-    step = _FusedStep(maximize, grad_scale, found_inf)
     for index, param in enumerate(params):
         grad, wide = step.gradient(grads[index]), _wide(param)
         if weight_decay != 0:
@@ -126,6 +129,7 @@ def _sgd(
 
 
 def _adagrad(
+    step: _FusedStep,
     params: TensorList,
     grads: TensorList,
     sums: TensorList,
@@ -135,11 +139,7 @@ def _adagrad(
     lr_decay: float,
     weight_decay: float,
     eps: float,
-    maximize: bool,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
 ) -> None:
-    step = _FusedStep(maximize, grad_scale, found_inf)
     for index, param in enumerate(params):
         grad, wide = step.gradient(grads[index]), _wide(param)
         rate = _shared(lr / (1 + (steps[index].to(torch.float64) - 1) * lr_decay), wide)
@@ -177,10 +177,10 @@ def _update_scale(
 
 def _written_out() -> dict[Any, Callable[..., Any]]:
     fused: dict[str, Callable[..., Any]] = {
-        "_fused_adam_": functools.partial(_adam, is_decoupled=False),
-        "_fused_adamw_": functools.partial(_adam, is_decoupled=True),
-        "_fused_sgd_": _sgd,
-        "_fused_adagrad_": _adagrad,
+        "_fused_adam_": _fused(functools.partial(_adam, is_decoupled=False)),
+        "_fused_adamw_": _fused(functools.partial(_adam, is_decoupled=True)),
+        "_fused_sgd_": _fused(_sgd),
+        "_fused_adagrad_": _fused(_adagrad),
     }
     table: dict[Any, Callable[..., Any]] = {
         aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,

@@ -1,5 +1,6 @@
 """Numbers that vary, where torch makes tensors of their values before any operator sees them. A trace takes its steps singly.
 
+torch.tensor([s0, 2.0])   ─▶  torch.tensor of their values, noted as a function of the numbers
 torch.where(mask, x, s0)  ─▶  where(mask, x.to(dtype), scalar_tensor(s0, dtype)) in the dtype of `x` and a number together
 x[index] = s0             ─▶  x[index] = torch.tensor(s0, dtype=x.dtype)
 """
@@ -13,14 +14,12 @@ import torch
 
 from treeplay.trace.numbers.constants import Constants
 from treeplay.trace.numbers.scalars import scalar_of, value_of
+from treeplay.trace.run.tape import MOST_NUMBERS
 
+_MAKES = (torch.tensor, torch.as_tensor)
 _NAMES = ("condition", "input", "other")
 # The method is one of the tensor that is taken where the condition holds.
-_OF_A_TENSOR = (
-    "input",
-    "condition",
-    "other",
-)
+_OF_A_TENSOR = ("input", "condition", "other")
 
 
 def _method(*args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -46,12 +45,31 @@ def _together(one: Any, other: Any) -> torch.dtype:
     return default.to_complex() if complex in kinds else default if float in kinds else torch.int64
 
 
-def chosen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """The result of a call of `torch.where` in which a number is symbolic; None for any other call."""
-    named = _CHOOSE.get(func)
-    if named is None or not any(scalar_of(value) is not None for value in (*args, *kwargs.values())):
+def tensor_of_numbers(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], constants: Constants
+) -> torch.Tensor | None:
+    """The result of a call of `torch.tensor` or `torch.where` in which a number is symbolic; None for any other call."""
+    if func in _MAKES:
+        return _made(func, args, kwargs, constants)
+    if func in _CHOOSE and any(scalar_of(value) is not None for value in (*args, *kwargs.values())):
+        return _chosen(**_CHOOSE[func](*args, **kwargs))
+    return None
+
+
+def _made(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], constants: Constants) -> torch.Tensor | None:
+    data = args[0] if args else kwargs.get("data")
+    numbers = data if isinstance(data, (list, tuple)) else (data,)
+    if len(numbers) > MOST_NUMBERS or all(scalar_of(number) is None for number in numbers):
         return None
-    given = named(*args, **kwargs)
+    if not all(type(number) in (int, float) or scalar_of(number) is not None for number in numbers):
+        return None
+    others = {name: value for name, value in kwargs.items() if name != "data"}
+    known = [value_of(number) for number in numbers]
+    made: torch.Tensor = constants.make_of(func, numbers, known if numbers is data else known[0], others)
+    return made
+
+
+def _chosen(**given: Any) -> torch.Tensor | None:
     if given.keys() != {*_NAMES} or not isinstance(given["condition"], torch.Tensor):
         return None
     condition, sides = given["condition"], [given["input"], given["other"]]

@@ -127,7 +127,8 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
     return torch.where(condition, like(a, b), like(b, a))
 
 
-def _masked_fill(a: Any, mask: Any, value: Any) -> Any:
+def masked_fill(a: Any, mask: Any, value: Any) -> Tensor:
+    """`value` where the mask holds."""
     return torch.where(mask, value.to(a.dtype), a)
 
 
@@ -179,7 +180,7 @@ _POINTWISE: dict[str, Callable[..., Any]] = {
     "floor_divide.Scalar": _beside(torch.floor_divide),
     "div.Tensor_mode": _beside(torch.div),
     "div.Scalar_mode": _beside(torch.div),
-    "masked_fill.Scalar": _masked_fill,
+    "masked_fill.Scalar": masked_fill,
     "index_fill.int_Scalar": _index_fill,
     "scatter.value": _scatter,
     **{f"{name}.Scalar": _beside(getattr(torch, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},

@@ -32,6 +32,7 @@ from treeplay.trace.opaque.run import OpaqueRuns, TensorSequence
 from treeplay.trace.opaque.signature import opaque_signature, renumbered
 from treeplay.trace.raised import program_raised
 from treeplay.trace.shown import RunFacts
+from treeplay.trace.signature.conditions import name_and_source
 from treeplay.trace.signature.returned import is_plain
 from treeplay.trace.survey.found import Survey
 from treeplay.trace.survey.recordable import survey_to_record
@@ -40,7 +41,7 @@ from treeplay.values.output import inputs_used
 from treeplay.values.overlap import overlapping
 from treeplay.values.place import How
 from treeplay.values.refusal import Reason
-from treeplay.values.signature import Argument, Input, Signature, State, parts_of
+from treeplay.values.signature import Argument, Built, Input, Signature, State, parts_of
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import paths
 
@@ -80,11 +81,6 @@ class Prepared:
         """Where the program computes."""
         return self.runs.host.device
 
-    @property
-    def generators(self) -> tuple[torch.Generator, ...]:
-        """The generators of the program's own, besides torch's default ones."""
-        return tuple(self.runs.found.generators.values())
-
     def rehearsed(self, record: Callable[[OpaqueBody, TensorSequence], object]) -> Rehearsed:
         """Run it in what `record` makes of a body and tensors. Raises `Refusal` where the program changes Python values."""
         seen: list[tuple[RunFacts, tuple[int, ...]]] = []
@@ -97,7 +93,24 @@ class Prepared:
 
         record(body, self.tensors)
         shown, counted = seen[0]
+        self._check_stored_anew(shown)
         return Rehearsed(self, shown, counted, tuple(_movable(self.inputs, shown, self.tensors)))
+
+    def _check_stored_anew(self, shown: RunFacts) -> None:
+        """Refuse a program that stores state in a container that it makes: a recording reads a tensor where it lies, which is
+        elsewhere in each call. One that is stored by itself may move."""
+        rebound = {write.place for write in shown.writes if isinstance(write.value, Built)}
+        for item in self.inputs:
+            place = item.source.place if isinstance(item.source, State) else None
+            if place is None or place.how is How.GRAD:
+                continue
+            above = next((step for step in place.steps if step is not place and step in rebound), None)
+            if above is not None:
+                raise self.runs.refuse(
+                    str(above),
+                    f"is stored anew in each call, with `{place}` in it, so that a recording finds it nowhere",
+                    "store each tensor in an attribute of its own (self.h, self.c = h, c), or write in place (copy_)",
+                )
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,11 +225,8 @@ def _of_another_kind(program: Callable[..., Any], tensor: torch.Tensor, device: 
 
 
 def _input(tensor: torch.Tensor, names: list[str], found: Survey) -> Input:
-    first, *others = found.tensor_at(tensor)
-    spec = TensorSpec.of(tensor)
-    if first.how is How.ARGUMENT:
-        return Input(names[first.key], Argument(first.key, tuple(others)), spec, is_mutated=True)
-    return Input(str(first), State(first, tuple(others)), spec, is_mutated=True)
+    name, source = name_and_source(found.tensor_at(tensor), names)
+    return Input(name, source, TensorSpec.of(tensor), is_mutated=True)
 
 
 def _movable(inputs: Sequence[Input], shown: RunFacts, tensors: TensorSequence) -> Iterator[int]:

@@ -164,11 +164,14 @@ def _in_place(inputs: Sequence[Input], tensors: TensorSequence, movable: Collect
     outside: list[tuple[int, Binding, Any]] = []
     try:
         for at, (item, tensor) in enumerate(zip(inputs, tensors, strict=True)):
-            if isinstance(item.source, State) and (now := item.source.place.read_or(None)) is not tensor:
+            if not isinstance(item.source, State):
+                continue
+            place = item.source.place.anew()
+            if (now := place.read_or(None)) is not tensor:
                 if at not in movable:
                     raise InternalError(f"{item.name} is read where it lies, and another tensor was given for it")
-                outside.append((at, item.source.place, now))
-                item.source.place.write(tensor)
+                outside.append((at, place, now))
+                place.write(tensor)
         yield
     finally:
         for at, place, tensor in outside:

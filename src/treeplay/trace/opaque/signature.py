@@ -11,26 +11,14 @@ import torch
 from treeplay.trace.call import Call
 from treeplay.trace.opaque.host_tensors import HostState
 from treeplay.trace.shown import RunFacts
-from treeplay.trace.signature.conditions import leaves_of_call, on_the_way
+from treeplay.trace.signature.conditions import leaves_of_call, on_the_way, stays_true
 from treeplay.trace.survey.found import PLAIN, Survey
 from treeplay.trace.survey.given import meetings
 from treeplay.trace.training.hooks import HookTables
 from treeplay.values.flatten import Given
 from treeplay.values.output import SameAsInput, View
-from treeplay.values.place import Binding, How, root
-from treeplay.values.signature import (
-    Alias,
-    Argument,
-    Built,
-    Input,
-    Kind,
-    Signature,
-    State,
-    StateContainer,
-    Watch,
-    Write,
-    parts_of,
-)
+from treeplay.values.place import How
+from treeplay.values.signature import Alias, Built, Input, Kind, Signature, StateContainer, Watch, Write, parts_of
 from treeplay.values.structure import classes_in
 from treeplay.values.unflatten import unflatten
 
@@ -85,15 +73,16 @@ def opaque_signature(
 ) -> Signature:
     """Put together what a recording of an opaque program depends on, and what it leaves."""
     leaves = [tensor for tensor in _tensors(found) if tensor.requires_grad and tensor.is_leaf]
+    hooks = HookTables(found.modules.values(), found.optimizers, leaves)
     watches = (
-        _hook_watch(found, leaves),
+        stays_true(hooks, "are_the_same", "the hooks are the same"),
         *(Watch(place, value) for place, value in found.watched),
         *(Watch(place, generator) for place, generator in found.generator_places),
         *_settings_of_optimizers(found),
         *(_absent_grads(found, leaves) if is_step else ()),
-        *_host_watch(host),
+        *([stays_true(host, "is_the_same", "tensors that the recording does not read")] if host.tensors else []),
     )
-    places = [place for item in inputs for place in _places(item)]
+    places = [place for item in inputs for place in item.places]
     places += [watch.place.parent for watch in watches if watch.place.parent is not None]
     places += [found.objects[key] for key in found.modules if key in found.objects]
     places += [write.place.parent for write in shown.writes if write.place.parent is not None]
@@ -127,18 +116,6 @@ def _tensors(found: Survey) -> Iterator[torch.Tensor]:
     return (item for item in found.kept if isinstance(item, torch.Tensor))
 
 
-def _places(item: Input) -> Iterator[Binding]:
-    if isinstance(item.source, State):
-        yield item.source.place
-    if isinstance(item.source, (State, Argument)):
-        yield from item.source.also
-
-
-def _hook_watch(found: Survey, leaves: Sequence[torch.Tensor]) -> Watch:
-    hooks = HookTables(found.modules.values(), found.optimizers, leaves)
-    return Watch(root(hooks, "hooks").child(How.ATTRIBUTE, hooks, "are_the_same", "the hooks are the same"), True)
-
-
 def _settings_of_optimizers(found: Survey) -> Iterator[Watch]:
     """All plain values of all groups: the learning rate too, which would freeze unless it is a tensor."""
     for optimizer in found.optimizers:
@@ -154,10 +131,4 @@ def _absent_grads(found: Survey, leaves: Sequence[torch.Tensor]) -> Iterator[Wat
     for tensor in leaves:
         place = found.tensor_at(tensor)[0]
         if tensor.grad is None:
-            yield Watch(place.child(How.GRAD, tensor, None, f"{place}.grad"), None)
-
-
-def _host_watch(host: HostState) -> Iterator[Watch]:
-    if host.tensors:
-        label = "tensors that the recording does not read"
-        yield Watch(root(host, label).child(How.ATTRIBUTE, host, "is_the_same", label), True)
+            yield Watch(place.grad_of(tensor), None)

@@ -25,13 +25,14 @@ def check_global_state(tracer: Tracer, snapshot: Snapshot) -> None:
 
 def check_no_leak(tracer: Tracer) -> None:
     """Refuse a program that keeps a tensor of its trace, once all that the run held is let go."""
-    if not tracer.tape.leaked():
+    if not (tracer.tape.leaked() or tracer.tape.was_cached):
         return
     # A fake in a reference cycle is garbage, which nobody keeps. Not for every trace: a collection takes long.
     gc.collect()
-    if tracer.tape.leaked():
+    if tracer.tape.leaked() or tracer.tape.was_cached:
         raise tracer.refuse(
             "store",
-            "the program keeps a tensor in a place that treeplay cannot see, such as a list, a set or a foreign object",
+            "the program keeps a tensor in a place that treeplay cannot see, such as a list, a set, a function that caches its "
+            "results or a foreign object",
             "return the tensor, or keep it in an attribute or an entry that exists before the call",
         )

@@ -15,7 +15,7 @@ from torch import Tensor  # by name: modules are watched while it is asked for
 
 from treeplay.errors import Refusal
 from treeplay.observe.lines import user_location
-from treeplay.torch_seam.fakes import FakeTensorMode, fake_over, memory_like
+from treeplay.torch_seam.fakes import FakeTensor, FakeTensorMode, fake_over, memory_like
 from treeplay.torch_seam.operators import HigherOrderOperator
 from treeplay.torch_seam.tensors import storage_of
 from treeplay.trace.log import LoggedCall
@@ -60,9 +60,13 @@ class TraceTape:
         self.mutated: set[int] = set()  # fake storages that an operator wrote to
         self.told: set[int] = set()  # those of them of which autograd is told
         self.generators: dict[int, torch.Generator] = {}  # by identity, those that operators drew from
+        # What a checkpoint does once more in the backward: the first write to what outlives the call, and the first draw.
+        self.written_again: tuple[str, Location | None] | None = None
+        self.drawn_again: tuple[str, Location | None] | None = None
         self.refusal: Reason | None = None
         self.refusals: dict[Reason, None] = {}  # all of them, where the trace goes on behind the first
         self.is_too_early = False  # the refusal is of this call, not of later ones
+        self.was_cached = False  # a function has kept a tensor of the trace, and has forgotten it since
         self.uses_backward = False
         self.fills_gradients = False  # by a backward that adds to `.grad`
         self.home: Location | None = None  # of the program as a whole, once it has run
@@ -207,6 +211,10 @@ class TraceTape:
         self._bases.clear()
         self._kept.clear()
         self._storages.clear()
+
+    def is_own(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is one of the trace's, without data."""
+        return isinstance(tensor, FakeTensor) and tensor.fake_mode is self.fake_mode
 
     def leaked(self) -> bool:
         """Whether a fake outlived the trace: the program put it somewhere that the survey did not see."""

@@ -21,6 +21,7 @@ from torch import Tensor  # by name: modules are watched while it is asked for
 
 from treeplay.guards.reads.reads import Reads
 from treeplay.observe.lines import call_site, innermost_is_optimizer, user_location
+from treeplay.torch_seam.autograd import is_computed_again
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunction, TorchDispatchMode, function_modes_around
 from treeplay.torch_seam.schemas import is_foreach_write, is_random, leaves_of, tell_autograd, with_leaves
@@ -136,7 +137,7 @@ class Tracer(TorchDispatchMode):
         node = self.tape.call(func, node_args, node_kwargs, where=where)
         if is_untold:
             node.meta["is_untold"] = True
-        self._note_writes(func, args, kwargs, is_untold=is_untold)
+        self._note_writes(func, args, kwargs, where, is_untold=is_untold)
         if is_foreach_write(func):
             tell_autograd(func, args)
         both = zip(leaves_of((args, kwargs)), leaves_of((fake_args, fake_kwargs)), strict=True)
@@ -190,6 +191,8 @@ class Tracer(TorchDispatchMode):
                 "seed outside of the program; in `checkpoint`, pass preserve_rng_state=False if other numbers will do",
                 where,
             )
+        if is_computed_again():
+            self.tape.drawn_again = self.tape.drawn_again or (spoken_name(func), where)
         self.generators.draw(generator)
         self.tape.generators[address_of(generator)] = generator
 
@@ -236,7 +239,7 @@ class Tracer(TorchDispatchMode):
             return self.tape.add_input(tensor)
         raise self.refuse(*unknown)
 
-    def _note_writes(self, func: Any, args: Any, kwargs: Any, *, is_untold: bool) -> None:
+    def _note_writes(self, func: Any, args: Any, kwargs: Any, where: Location | None, *, is_untold: bool) -> None:
         for position, argument in enumerate(func._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
@@ -245,6 +248,8 @@ class Tracer(TorchDispatchMode):
                 if isinstance(leaf, Tensor):
                     value = self.tape.values[id(leaf)]
                     self.tape.mutated.add(storage_of(value.fake))
+                    if self.tape.births[storage_of(value.fake)].op == "placeholder" and is_computed_again():
+                        self.tape.written_again = self.tape.written_again or (spoken_name(func), where)
                     if not is_untold:
                         self.tape.told.add(storage_of(value.fake))
                     if self.on_write is not None:

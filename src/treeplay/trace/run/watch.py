@@ -22,13 +22,11 @@ from treeplay.torch_seam.facts import FACTS
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass, is_of_transform
 from treeplay.torch_seam.tensors import TensorBase, is_same_memory
-from treeplay.trace.numbers.made_of_numbers import chosen, to_be_stored
-from treeplay.trace.numbers.scalars import scalar_of, value_of
+from treeplay.trace.numbers.made_of_numbers import tensor_of_numbers, to_be_stored
 from treeplay.trace.run.checks import checked_by_operators
 from treeplay.trace.run.facts import FactsAsked
 from treeplay.trace.run.gradients import Gradients
 from treeplay.trace.run.recurrent import weights_of
-from treeplay.trace.run.tape import MOST_NUMBERS
 from treeplay.trace.run.tracer import Tracer
 from treeplay.trace.training.fused import with_symbolic_rate
 from treeplay.values.location import Location
@@ -64,13 +62,8 @@ _HOOKS = {
 _ATTRIBUTES: Mapping[str, Any] = vars(TensorBase)
 _SETTERS = {_ATTRIBUTES[name].__set__: name for name in ("data", "requires_grad")}
 _BACKWARD = (torch.autograd.backward, torch.autograd.grad, _TENSOR.backward)
-_MAKES = (torch.tensor, torch.as_tensor)
 _SYM_FLOAT: Any = torch.sym_float
 READS_ON_THE_HOST = frozenset({*_READS.values(), *_PRINTS.values()})
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) or scalar_of(value) is not None
 
 
 class WatchFunctions(TorchFunctionMode):
@@ -113,7 +106,7 @@ class WatchFunctions(TorchFunctionMode):
     def _look(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """What is to be called with these arguments; or, instead of it, the result."""
         if func in READS_ON_THE_HOST:
-            self._refuse_read(func, args)
+            self._refuse_read(func)
         elif func in (_GRAD_GET, self.gradients.getter):
             # Else `__torch_function__` of a tensor's own class would be asked.
             with DisableTorchFunctionSubclass():
@@ -141,20 +134,7 @@ class WatchFunctions(TorchFunctionMode):
             )
         elif func in _HOOKS.values():
             self.hooked = self.hooked or (func.__name__, user_location())
-        elif func in _MAKES:
-            data = args[0] if args else kwargs.get("data")
-            numbers = data if isinstance(data, (list, tuple)) else (data,)
-            if (
-                len(numbers) <= MOST_NUMBERS
-                and any(scalar_of(number) is not None for number in numbers)
-                and all(map(_is_number, numbers))
-            ):
-                others = {name: value for name, value in kwargs.items() if name != "data"}
-                known = [value_of(number) for number in numbers]
-                return self.tracer.constants.make_of(
-                    func, numbers, known if numbers is data else known[0], others
-                ), None
-        elif (result := chosen(func, args, kwargs)) is not None:
+        elif (result := tensor_of_numbers(func, args, kwargs, self.tracer.constants)) is not None:
             return result, None
         elif (stored := to_be_stored(func, args, self.tracer.constants)) is not None:
             return func(*stored), None
@@ -170,7 +150,7 @@ class WatchFunctions(TorchFunctionMode):
             self.tracer.recurrent.called_with(weights)
         return None, with_symbolic_rate(checked_by_operators(func), kwargs)
 
-    def _refuse_read(self, func: Any, args: Any) -> None:
+    def _refuse_read(self, func: Any) -> None:
         if func in _PRINTS.values():
             raise self.tracer.refuse(
                 "print",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ def make_signature(
     """The signature of what the run came across."""
     tape = run.tracer.tape
     names = paths(call.structure)
-    inputs = tuple(_input(seen, index, call, names, run) for index, seen in enumerate(tape.inputs))
+    inputs = tuple(_input(seen, index, names, run) for index, seen in enumerate(tape.inputs))
     read = {node.target for node in tape.graph.nodes if node.op == "placeholder"}
     numbers = tuple(
         dataclasses.replace(number, is_input=number.name in read)
@@ -95,19 +95,23 @@ def _is_given(tensor: torch.Tensor, run: TracedRun) -> bool:
     return bool(places) and places[0].how is How.ARGUMENT
 
 
-def _input(seen: InputSeen, index: int, call: Call, names: list[str], run: TracedRun) -> Input:
+def name_and_source(places: Sequence[Binding], names: Sequence[str]) -> tuple[str, Argument | State]:
+    """What an input that was found at these places is called, and where a call finds it; `names` are those of the leaves."""
+    first, *others = places
+    if first.how is How.ARGUMENT:
+        return names[first.key], Argument(first.key, tuple(others))
+    return str(first), State(first, tuple(others))
+
+
+def _input(seen: InputSeen, index: int, names: list[str], run: TracedRun) -> Input:
     tensor = seen.tensor
     spec = TensorSpec.of(tensor)
     mutated = storage_of(seen.value.fake) in run.tracer.tape.mutated
     is_told = not mutated or storage_of(seen.value.fake) in run.tracer.tape.told
     if seen.is_constant:
         return Input(f"constant {index}", Constant(tensor), spec, mutated)
-    places = run.found.tensor_at(tensor)
-    first = places[0]
-    if first.how is How.ARGUMENT:
-        source, name = Argument(first.key, tuple(places[1:])), names[first.key]
-        return Input(name, source, spec, mutated, begins=seen.begins, is_told=is_told)
-    return Input(str(first), State(first, tuple(places[1:])), spec, mutated, begins=seen.begins, is_told=is_told)
+    name, source = name_and_source(run.found.tensor_at(tensor), names)
+    return Input(name, source, spec, mutated, begins=seen.begins, is_told=is_told)
 
 
 def leaves_of_call(call: Call) -> tuple[Any, ...]:
@@ -126,6 +130,11 @@ def leaves_of_call(call: Call) -> tuple[Any, ...]:
     return tuple(leaves)
 
 
+def stays_true(holder: Any, name: str, label: str) -> Watch:
+    """An attribute that computes whether something is as it was."""
+    return Watch(root(holder, label).child(How.ATTRIBUTE, holder, name, label), True)
+
+
 def mentions(text: str, name: str) -> bool:
     """Whether an expression over symbolic numbers has one of this name in it."""
     return name in text.replace("(", " ").replace(")", " ").replace("-", " ").split()
@@ -136,7 +145,7 @@ def _hook_watch(run: TracedRun) -> Iterator[Watch]:
     leaves = _leaves_of_backward(run)
     if leaves:
         hooks = HookTables((), (), leaves, name=lambda leaf: str(run.found.tensor_at(leaf)[0]))
-        yield Watch(root(hooks, "hooks").child(How.ATTRIBUTE, hooks, "are_the_same", "the hooks are the same"), True)
+        yield stays_true(hooks, "are_the_same", "the hooks are the same")
 
 
 def _leaves_of_backward(run: TracedRun) -> list[torch.Tensor]:
@@ -155,7 +164,7 @@ def _absent_grads(run: TracedRun) -> Iterator[Watch]:
     for tensor in used.values():
         places = run.found.tensor_at(tensor)
         if places and run.snapshot.had_no_grad(tensor):
-            yield Watch(places[0].child(How.GRAD, tensor, None, f"{places[0]}.grad"), None)
+            yield Watch(places[0].grad_of(tensor), None)
 
 
 def on_the_way(

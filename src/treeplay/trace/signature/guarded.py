@@ -30,7 +30,7 @@ from treeplay.values.flatten import attributes_in
 from treeplay.values.kinds import is_a, table_of
 from treeplay.values.place import Binding, How
 from treeplay.values.refusal import Reason
-from treeplay.values.signature import Argument, Kind, Number, Signature, State, StateContainer, Unread, Watch
+from treeplay.values.signature import Kind, Number, Signature, State, StateContainer, Unread, Watch
 from treeplay.values.spec import TensorSpec
 
 
@@ -42,7 +42,7 @@ def guards_of(program: Any, call: Call, run: TracedRun, signature: Signature) ->
     _check_iterators(findings)
     _check_large(findings)
     dependencies = findings.dependencies
-    places = [*_places_of_inputs(signature), *_places_of_numbers(run.numbers)]
+    places = [*(place for item in signature.inputs for place in item.places), *_places_of_numbers(run.numbers)]
     written = [write.place for write in signature.writes]
     dependencies.asked += settings_asked(run.reads.builtins)
     returned = [value.place for value in signature.values if isinstance(value, StateContainer)]
@@ -227,14 +227,6 @@ def _spots(places: list[Binding]) -> Iterator[tuple[int, Any]]:
         spot = spot_of(place)
         if spot is not None:
             yield spot
-
-
-def _places_of_inputs(signature: Signature) -> Iterator[Binding]:
-    for item in signature.inputs:
-        if isinstance(item.source, State):
-            yield item.source.place
-        if isinstance(item.source, (State, Argument)):
-            yield from item.source.also
 
 
 def _places_of_numbers(numbers: Iterable[Number]) -> Iterator[Binding]:

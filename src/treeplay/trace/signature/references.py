@@ -67,7 +67,7 @@ class References:
                 "a coroutine is among the results: what it does it does when it is awaited, after the call",
                 "jit the functions that it calls, and not the coroutine function",
             )
-        if not isinstance(value, _FROZEN) and id(value) not in self.lasting:
+        if not _is_frozen(value) and id(value) not in self.lasting:
             raise self.refuse(
                 "result",
                 f"a {type(value).__name__} that the program makes is among the results, and a replay makes only tensors "
@@ -187,3 +187,13 @@ class References:
                 "and a replay makes only plain tensors",
                 "make it outside of the program, and write to it inside",
             )
+
+
+def _is_frozen(value: Any) -> bool:
+    """Whether a value that the program makes is the same whenever it makes it: a function is not that keeps other values."""
+    if isinstance(value, FunctionType):
+        kept = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        return not value.__closure__ and all(isinstance(one, _FROZEN) for one in kept)
+    if isinstance(value, frozenset):
+        return not any(isinstance(one, torch.Tensor) for one in value)
+    return isinstance(value, _FROZEN)

@@ -13,6 +13,7 @@ from typing import Any
 
 from treeplay.trace.survey.found import Survey
 from treeplay.values.flatten import given_containers
+from treeplay.values.kinds import is_frozen
 from treeplay.values.place import Binding, How
 from treeplay.values.signature import GivenContainer, Meeting, Ref, Write, parts_of
 from treeplay.values.structure import Leaf, Structure
@@ -41,7 +42,7 @@ def find_given(found: Survey, args: tuple[Any, ...], kwargs: dict[str, Any], str
             found.container_places[id(container)] = place
         elif of.rest is not None:
             continue
-        elif dataclasses.is_dataclass(container) and not _is_frozen(container):
+        elif dataclasses.is_dataclass(container) and not is_frozen(container):
             for field in dataclasses.fields(container):
                 child = place.child(How.ATTRIBUTE, container, field.name, f"{place}.{field.name}")
                 found.cells.append((child, child.read()))
@@ -97,10 +98,6 @@ def meetings(found: Survey, refs: Iterable[Ref], writes: Iterable[Write]) -> Ite
             other = others[0]
             if first.key in used and other is not first and type(other.holder) is type(first.holder):
                 yield Meeting(first.key, other.key, are_one=False)
-
-
-def _is_frozen(container: Any) -> bool:
-    return bool(type(container).__dataclass_params__.frozen)
 
 
 def _label(name: str) -> str:

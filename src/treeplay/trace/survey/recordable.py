@@ -45,7 +45,7 @@ def _find_arguments(found: Survey, call: Call) -> None:
             places.insert(0, place)  # first: what is in state too counts as an argument
             found.kept.append(leaf)
             if is_leaf(leaf) and leaf.grad is not None and id(leaf.grad) not in found.tensors:
-                found.tensors[id(leaf.grad)] = [place.child(How.GRAD, leaf, None, f"{place}.grad")]
+                found.tensors[id(leaf.grad)] = [place.grad_of(leaf)]
 
 
 def _check_strided(program: Callable[..., Any], call: Call) -> None:

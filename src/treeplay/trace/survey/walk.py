@@ -114,7 +114,7 @@ class SurveyWalk:
                 for hook in (getattr(tensor, table, None) or {}).values():
                     self.enter(hook, root(hook, f"a hook of {place}"), ALWAYS)
             if is_leaf(tensor) and tensor.grad is not None:
-                self._tensor(tensor.grad, place.child(How.GRAD, tensor, None, f"{place}.grad"))
+                self._tensor(tensor.grad, place.grad_of(tensor))
 
 
 def _is_watchable(value: Any) -> bool:

@@ -104,7 +104,7 @@ def _called(lazy: LazyBackward, backward: torch.fx.GraphModule) -> Boxed:
 
 def _is_threaded(backward: torch.fx.GraphModule) -> bool:
     """Whether the autograd engine runs this on a thread of its own, as it does for devices."""
-    values = [node.meta.get("val") for node in backward.graph.nodes if node.op == "placeholder"]
+    values = [node.meta.get("val") for node in backward.graph.find_nodes(op="placeholder")]
     return any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in values)
 
 

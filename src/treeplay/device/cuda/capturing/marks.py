@@ -69,8 +69,7 @@ def undisputed(
         own = newest.get(places[index])
         if own is None or notes[own] != note:
             continue
-        block = blocks[own]
         begun = next((at for at in range(own, -1, -1) if notes[at] != note), -1) + 1
-        if not any(other.address < block.end and block.address < other.end for other in blocks[begun:own]):
+        if not any(map(blocks[own].overlaps, blocks[begun:own])):
             kept[index] = birth
     return kept

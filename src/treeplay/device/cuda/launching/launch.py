@@ -21,7 +21,8 @@ written from `LaunchParts`: lines of inputs by `inputs`, of results by `results`
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 from treeplay.codegen import Source, tuple_of
@@ -52,46 +53,45 @@ def emit_launch(parts: LaunchParts, name: str) -> Source:
     with text.aside() as before:
         write_inputs(text, parts)
         write_results(text, parts)
-    # A gradient that is written again lies where the stream of its allocation may have it anew: on another stream, a new one.
-    kept = [name for name in text.state if name.startswith("kept")]
+    boxing, block = parts.boxing, None if parts.block is None else "block"
     made = [f"out{at}" for at in range(len(parts.results))]
     outside = [name for at, name in enumerate(made) if not parts.is_inside(at)]
-    given, otherwise, end = "tensors, numbers", "return ", ""
-    if parts.boxing is not None and parts.block is not None:
-        given, end = "tensors, ()", ")"
-        otherwise = f"return {text.use('put_together', parts.boxing.put_together)}(args, "
-    elif parts.boxing is not None:
-        given, otherwise = "tensors, ()", f"{', '.join(made)}, = " if made else ""
-
-    def write_launch() -> None:
-        # The lock is the inner one: the handlers run the work as it is, or capture it again, and must not hold it.
-        with text.block("try:"), text.block("with lock:"):
-            text.add(f"stream = current_stream({parts.lane.device.index})")
-            with text.block("if stream != lane.stream:"):
-                text.add("order(stream)", *([f"{' = '.join(kept)} = None"] if kept else []))
-            text.add(*before, "replay()")
-            launched = len(text.lines) + 1  # the number of the next line
-            text.add("launches += 1")
-            write_copies(text, parts)
-        text.add("except Unplaced:", f"    {otherwise}plain({given}){end}")
-        with text.block("except Exception as error:"):
-            # The outermost frame of the traceback is `launch`: its line tells whether the graph was launched by then.
-            text.add(f"if error.__traceback__.tb_lineno >= {launched}: raise")
-            text.add(f"{otherwise}not_launched(error, {given}){end}")
-
-    with text.block(f"def launch({'tensors, numbers' if parts.boxing is None else 'args'}):"):
+    with text.block(f"def launch({'tensors, numbers' if boxing is None else 'args'}):"):
         text.add(f"global {', '.join(text.state)}")
-        if parts.boxing is None:
-            write_launch()
-            if parts.block is None:
-                text.add(f"return {tuple_of(outside)}")
-            else:
-                text.add(f"return {text.use('InBlock', InBlock)}({tuple_of([*outside, 'block'])})")
+        with nullcontext() if boxing is None else boxing.around(text):
+            _write_launch(text, parts, before)
+        if boxing is not None:
+            boxing.returned(text, made, block)
+        elif block is not None:
+            text.add(f"return {text.use('InBlock', InBlock)}({tuple_of([*outside, block])})")
         else:
-            with parts.boxing.around(text):
-                write_launch()
-            parts.boxing.returned(text, made, None if parts.block is None else "block")
+            text.add(f"return {tuple_of(outside)}")
     return text.source(f"launch {name}", entry="launch")
+
+
+def _write_launch(text: LaunchText, parts: LaunchParts, before: Iterable[str]) -> None:
+    """Lines from the lock to the end of the launch, and for a call that cannot be launched."""
+    # A gradient that is written again lies where the stream of its allocation may have it anew: on another stream, a new one.
+    kept = [name for name in text.state if name.startswith("kept")]
+    plain, not_launched = "plain(tensors, numbers)", "not_launched(error, tensors, numbers)"
+    if parts.boxing is not None:
+        put_together = text.use("put_together", parts.boxing.put_together)
+        plain = f"{put_together}(args, plain(tensors, ()))"
+        not_launched = f"{put_together}(args, not_launched(error, tensors, ()))"
+    # The lock is the inner one: the handlers run the work as it is, or capture it again, and must not hold it.
+    with text.block("try:"), text.block("with lock:"):
+        text.add(f"stream = current_stream({parts.lane.device.index})")
+        with text.block("if stream != lane.stream:"):
+            text.add("order(stream)", *([f"{' = '.join(kept)} = None"] if kept else []))
+        text.add(*before, "replay()")
+        launched = len(text.lines) + 1  # the number of the next line
+        text.add("launches += 1")
+        write_copies(text, parts)
+    text.add("except Unplaced:", f"    return {plain}")
+    with text.block("except Exception as error:"):
+        # The outermost frame of the traceback is `launch`: its line tells whether the graph was launched by then.
+        text.add(f"if error.__traceback__.tb_lineno >= {launched}: raise")
+        text.add(f"return {not_launched}")
 
 
 def disable(launch: Callable[..., Any]) -> None:

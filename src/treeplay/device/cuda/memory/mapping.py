@@ -7,19 +7,7 @@ nothing runs any more that uses it.
 
 from __future__ import annotations
 
-from ctypes import (
-    POINTER,
-    Structure,
-    byref,
-    c_int,
-    c_size_t,
-    c_ubyte,
-    c_uint64,
-    c_ulonglong,
-    c_ushort,
-    c_void_p,
-    cast,
-)
+from ctypes import POINTER, Structure, byref, c_int, c_size_t, c_ubyte, c_uint64, c_ulonglong, c_ushort, c_void_p, cast
 from functools import cache
 
 import torch

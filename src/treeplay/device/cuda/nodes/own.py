@@ -30,14 +30,7 @@ from treeplay.device.cuda.nodes.calls import (
     current_context,
     function,
 )
-from treeplay.device.cuda.nodes.reading import (
-    HOST,
-    function_of,
-    kind_of,
-    packed_buffer,
-    param_sizes,
-    params_of,
-)
+from treeplay.device.cuda.nodes.reading import HOST, function_of, kind_of, packed_buffer, param_sizes, params_of
 from treeplay.errors import InternalError
 
 _ALIGNMENT = 64

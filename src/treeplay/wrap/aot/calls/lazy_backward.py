@@ -16,10 +16,9 @@ import torch
 from treeplay.locks import shared_lock
 from treeplay.torch_seam import fakes
 from treeplay.torch_seam.dynamo import tensor_check
+from treeplay.torch_seam.tensors import strided_copy
 from treeplay.values.block import SavedLayout
-from treeplay.values.layout import Layout
 from treeplay.wrap.aot.calls.block import from_block, lying_apart, opened
-from treeplay.wrap.aot.calls.node import laid_out
 from treeplay.wrap.aot.compilers import Boxed, follow
 
 _compiling = shared_lock()
@@ -28,13 +27,24 @@ Compiled = tuple[Boxed, tuple[int, ...]]  # a backward, and which of the saved v
 _MOST_PARTIAL = 16  # backwards that are kept for calls which bring gradients for some results only
 
 
-class _Fitted:
+class _Followed:
+    """Runs whatever a compiled backward tells of."""
+
+    def __init__(self, compiled: Boxed) -> None:
+        self.run = compiled
+        self.compiled = compiled  # which owns what it tells of
+        follow(compiled, self, _Followed._rebind)
+
+    def _rebind(self, now: Boxed) -> None:
+        self.run = now
+
+
+class _Fitted(_Followed):
     """A compiled backward that takes some of a call's values, laid out as those that it was compiled for."""
 
     def __init__(self, compiled: Compiled, values: Sequence[Any]) -> None:
-        self.run, self.taken = compiled
-        self.compiled = self.run  # which owns what it tells of
-        follow(self.run, self, _Fitted._rebind)
+        run, self.taken = compiled
+        super().__init__(run)
         given = [values[k] for k in self.taken]
         self.fits: Callable[..., bool] = _always
         self._layouts: tuple[tuple[torch.Size, tuple[int, ...]] | None, ...] = ()
@@ -43,9 +53,6 @@ class _Fitted:
                 (value.shape, value.stride()) if isinstance(value, torch.Tensor) else None for value in given
             )
             self.fits = _check(given)
-
-    def _rebind(self, now: Boxed) -> None:
-        self.run = now
 
     def lies_alike(self, values: Sequence[Any]) -> bool:
         """Whether values lie as those that this was compiled for. They may differ from those in what it does not matter for,
@@ -62,14 +69,10 @@ class _Fitted:
             return
         for at, (value, layout) in enumerate(zip(values, self._layouts, strict=False)):
             if layout is not None and value.layout is torch.strided and value.stride() != layout[1]:
-                stride = layout[1]
-                first = value  # what was one slice, shown several times, still is
-                for dimension in (d for d, step in enumerate(stride) if step == 0 and value.size(d) > 1):
-                    first = first.narrow(dimension, 0, 1)
-                values[at] = laid_out(first, Layout(tuple(first.size()), stride, 0)).expand(value.size())
+                values[at] = strided_copy(value, layout[1])
 
 
-class _FittedToBlock:
+class _FittedToBlock(_Followed):
     """A compiled backward that takes the block in which a forward left some of the values."""
 
     def __init__(self, fitted: _Fitted, layout: SavedLayout, first: int) -> None:
@@ -77,13 +80,8 @@ class _FittedToBlock:
         in_block = getattr(fitted.compiled, "in_block", None)
         # What is not recorded takes the values one by one, and each call makes tensors of them.
         one_by_one: Boxed = lambda args: fitted.run(args)  # noqa: E731 - by now
-        self.run: Boxed = from_block(one_by_one, layout, first) if in_block is None else in_block(layout, first)
-        self._followed = self.run  # which owns what it tells of
-        follow(self.run, self, _FittedToBlock._rebind)
+        super().__init__(from_block(one_by_one, layout, first) if in_block is None else in_block(layout, first))
         self.fits: Callable[..., bool] = _always
-
-    def _rebind(self, now: Boxed) -> None:
-        self.run = now
 
     def fit_to(self, values: Sequence[Any]) -> None:
         """From here on, values like these are taken."""

@@ -83,7 +83,7 @@ def as_tangent(gradient: Any, kind: type, context: Any, place: GradientPlace) ->
 
 
 def plain_gradient(gradient: Any, layout: Layout, place: GradientPlace) -> Any:
-    """A gradient that is no plain tensor, or lies otherwise than the backward was traced for, as one that does."""
+    """A gradient that is no plain tensor, or lies or reads otherwise than the backward was traced for, as one that does not."""
     gradient = waited(gradient)
     if is_wrapper(gradient):
         convert = getattr(gradient, "__coerce_same_metadata_as_tangent__", None)
@@ -92,7 +92,7 @@ def plain_gradient(gradient: Any, layout: Layout, place: GradientPlace) -> Any:
             raise _unlike(gradient, torch.Tensor, None, place)
         gradient = converted
     if gradient.layout is torch.strided and gradient.stride() == layout.stride:
-        return gradient
+        return gradient.resolve_conj().resolve_neg()
     return laid_out(gradient, layout)
 
 

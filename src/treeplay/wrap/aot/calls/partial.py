@@ -26,7 +26,7 @@ def without_gradients(
     """A copy of `backward` without the gradients at the positions `missing` among its `tangents` last inputs, and without what
     only these need; also which inputs it takes. A gradient that depends on those alone is None."""
     graph = copy.deepcopy(backward.graph)
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    inputs = graph.find_nodes(op="placeholder")
     first = len(inputs) - tangents
     gone = {inputs[first + k] for k in missing}
     zeros = _zeros(graph, set(inputs[first:]), gone)
@@ -45,7 +45,7 @@ def without_gradients(
 
 def groups_of(backward: torch.fx.GraphModule, tangents: int) -> tuple[BackwardGroup, ...]:
     """Which gradients meet where something saved is used, and what they need of it; empty where all of them do."""
-    inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
+    inputs = backward.graph.find_nodes(op="placeholder")
     first = len(inputs) - tangents
     position = {node: k for k, node in enumerate(inputs)}
     reach = _reach(backward.graph, set(inputs[first:]))

@@ -38,5 +38,5 @@ class RecomputeGenerators(threading.local):
 
 def generator_inputs(graph: torch.fx.GraphModule) -> list[Any]:
     """The sample generators among a graph's inputs; they are its last ones."""
-    values = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
+    values = [node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")]
     return [value for value in values if isinstance(value, torch.Generator)]

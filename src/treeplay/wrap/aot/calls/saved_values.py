@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from treeplay.torch_seam import autograd
+from treeplay.torch_seam.tensors import shares_storage
 from treeplay.wrap.aot.plan.facts import BackwardGroup
 
 
@@ -44,3 +45,16 @@ def unchanged(tensor: torch.Tensor, version: int) -> torch.Tensor:
             f"shape {tuple(tensor.shape)} is at version {tensor._version}; expected version {version} instead"
         )
     return tensor
+
+
+def counted_with(value: torch.Tensor, shown: torch.Tensor) -> torch.Tensor:
+    """A saved value that lies in the memory of a tensor which others see, such that what they write there counts for it.
+
+    It has no history: it would keep that of what is shown, which may be the saved value's own node."""
+    base = value._base if value._is_view() else None
+    if base is not None and (base is shown or base is shown._base):
+        return value.detach()
+    is_known = value is shown or value is shown._base
+    if is_known or value.dtype is not shown.dtype or shown.is_inference() or not shares_storage(value, shown):
+        return value if base is None else value.detach()
+    return shown.detach().as_strided(value.shape, value.stride(), value.storage_offset())

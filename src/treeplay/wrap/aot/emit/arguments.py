@@ -14,9 +14,7 @@ from treeplay.wrap.aot.calls import checks
 from treeplay.wrap.aot.calls import node as helpers
 from treeplay.wrap.aot.emit import subclasses as subclasses
 from treeplay.wrap.aot.emit.plan_text import PlanText
-from treeplay.wrap.aot.plan.facts import (
-    NoOverlap,
-)
+from treeplay.wrap.aot.plan.facts import NoOverlap
 
 _FEW = 4
 _MAX_PAIRS = 8

@@ -9,13 +9,13 @@ import torch
 from treeplay.codegen import Source, Writer, list_of, tuple_of
 from treeplay.torch_seam import aot, autograd, flags, modes
 from treeplay.wrap.aot.calls import node as helpers
-from treeplay.wrap.aot.calls import opening, surroundings
+from treeplay.wrap.aot.calls import surroundings
 from treeplay.wrap.aot.calls.differentiated import differentiated, differentiated_again, late_write
 from treeplay.wrap.aot.calls.node import Needs
 from treeplay.wrap.aot.calls.random_states import RecomputeGenerators
 from treeplay.wrap.aot.calls.saved_values import saved_of
 from treeplay.wrap.aot.emit import subclasses as subclasses
-from treeplay.wrap.aot.emit.text import count_values, run_graph, tokens
+from treeplay.wrap.aot.emit.text import count_values, plain_gradient, run_graph, tokens
 from treeplay.wrap.aot.plan.facts import CallPlan, NodePlan, Tangent, WrappedTangent
 
 
@@ -111,17 +111,13 @@ def _saved(text: Writer, node: NodePlan) -> str:
 
 def _tangent(text: Writer, tangent: Tangent, k: int, *, is_whole: bool) -> None:
     layout = text.use(f"layout{k}", tangent.layout)
-    text.use("plain_gradient", opening.plain_gradient)
-    text.use("Tensor", torch.Tensor)
-    text.use("strided", torch.strided)
     if is_whole:
         text.use("missing", helpers.missing)
         text.use(f"dtype{k}", getattr(torch, tangent.dtype.removeprefix("torch.")))
         text.use(f"device{k}", torch.device(tangent.device))
         text.add(f"if grad{k} is None: grad{k} = missing({layout}, dtype{k}, device{k})")
     place = text.use(f"place{k}", (k, "", tangent.where))
-    odd = f"type(grad{k}) is not Tensor or grad{k}.layout is not strided or grad{k}.stride() != {tangent.layout.stride}"
-    text.add(f"if grad{k} is not None and ({odd}): grad{k} = plain_gradient(grad{k}, {layout}, {place})")
+    text.add(plain_gradient(text, f"grad{k}", tangent, place, layout=layout))
 
 
 def _refuse_surroundings(text: Writer, node: NodePlan) -> None:

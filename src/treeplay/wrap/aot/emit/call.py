@@ -31,10 +31,7 @@ from treeplay.wrap.aot.emit.arguments import write_arguments
 from treeplay.wrap.aot.emit.plan_text import PlanText
 from treeplay.wrap.aot.emit.results import write_results
 from treeplay.wrap.aot.emit.text import count_values, run_graph, tokens
-from treeplay.wrap.aot.plan.facts import (
-    CallPlan,
-    NodePlan,
-)
+from treeplay.wrap.aot.plan.facts import CallPlan, NodePlan
 
 _WITHOUT_GRADIENTS = Switch("mode", torch.is_grad_enabled, flags.set_grad_enabled, False)
 _WITH_GRADIENTS = (

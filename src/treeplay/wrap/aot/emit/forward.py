@@ -18,6 +18,7 @@ from treeplay.wrap.aot.calls.kept import past_of, versions_of
 from treeplay.wrap.aot.calls.node import Needs
 from treeplay.wrap.aot.calls.random_states import RecomputeGenerators, draw_seeds
 from treeplay.wrap.aot.calls.redrawn import states_before
+from treeplay.wrap.aot.calls.saved_values import counted_with
 from treeplay.wrap.aot.emit import subclasses as subclasses
 from treeplay.wrap.aot.emit.text import count_values, run_graph, tokens
 from treeplay.wrap.aot.plan.facts import CallPlan, KeptInputs, NodePlan
@@ -62,7 +63,10 @@ def _forward(
         text.use("states_before", states_before)
         devices = text.use("devices", tuple(dict.fromkeys(draw.device for draw in node.draws)))
         text.add(f"ctx.states = states_before({devices})")
-    text.add(f"args = {subclasses.open_arguments(plan, given) or list_of(given)}", f"del {', '.join(given)}")
+    text.add(f"args = {subclasses.open_arguments(plan, given) or list_of(given)}")
+    kept = {item.input for item in node.elsewhere}
+    if gone := [name for k, name in enumerate(given) if k not in kept]:
+        text.add(f"del {', '.join(gone)}")
     if plan.tokens:
         text.add(f"args[:0] = {tokens(plan.tokens)}")
     if node.generators:
@@ -127,11 +131,11 @@ def _save_block(text: Writer, plan: CallPlan, node: NodePlan) -> None:
             text.add(f"values = values[{plan.tokens}:]")
         begin = first - plan.tokens
         end = f"len(values) - {node.unchecked}" if node.unchecked else ""
-        others = [_saved_value(plan, node, k) for k in range(node.first_inner)]
+        others = [_saved_value(text, plan, node, k) for k in range(node.first_inner)]
         text.add(f"ctx.save_for_backward({', '.join([*others, f'*values[{begin}:{end}]'])})")
         if node.unchecked:
             unchecked = range(node.saved - node.unchecked, node.saved)
-            places = [_saved_value(plan, node, k, at=f"values[{k - node.saved}]") for k in unchecked]
+            places = [_saved_value(text, plan, node, k, at=f"values[{k - node.saved}]") for k in unchecked]
             text.add(f"ctx.unchecked = {list_of(places)}")
 
 
@@ -140,7 +144,7 @@ def _save_apart(text: Writer, plan: CallPlan, node: NodePlan, count: int) -> Non
     count_values(text, count)
     if plan.tokens:
         text.add(f"values = values[{plan.tokens}:]")
-    saved = [_saved_value(plan, node, k) for k in range(node.saved)]
+    saved = [_saved_value(text, plan, node, k) for k in range(node.saved)]
     checked = saved[: len(saved) - node.unchecked]
     unchecked = saved[len(saved) - node.unchecked :]
     if checked:
@@ -149,9 +153,13 @@ def _save_apart(text: Writer, plan: CallPlan, node: NodePlan, count: int) -> Non
         text.add(f"ctx.unchecked = {list_of(unchecked)}")
 
 
-def _saved_value(plan: CallPlan, node: NodePlan, k: int, *, at: str | None = None) -> str:
+def _saved_value(text: Writer, plan: CallPlan, node: NodePlan, k: int, *, at: str | None = None) -> str:
     """What a saved value is read from. It has no history: a view would keep that of its base."""
     place = at or f"values[{plan.returned_values - plan.tokens + k}]"
     if k in node.copied:
         return f"{place}.clone()"
+    by = next((item for item in node.elsewhere if item.saved == k), None)
+    if by is not None:
+        shown = plan.name(plan.inputs[by.input]) if by.input is not None else f"values[{by.value}]"
+        return f"{text.use('counted_with', counted_with)}({place}, {shown})"
     return place if k in node.fresh else f"{place}.detach() if {place}._is_view() else {place}"

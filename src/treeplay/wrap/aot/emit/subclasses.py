@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import torch
-
 from treeplay.codegen import Writer, tuple_of
 from treeplay.torch_seam import modes
 from treeplay.wrap.aot.calls import opening
+from treeplay.wrap.aot.emit.text import plain_gradient
 from treeplay.wrap.aot.plan.facts import CallPlan, WrappedTangent
 from treeplay.wrap.aot.plan.subclasses import Wrapper, starts
 
@@ -127,13 +126,10 @@ def open_tangent(text: Writer, tangent: WrappedTangent, k: int) -> list[str]:
 
 def _plain_parts(text: Writer, tangent: WrappedTangent, k: int) -> Iterator[str]:
     """The parts as the graph takes them: it would read into whatever else lies in the place of a plain tensor."""
-    text.use("plain_gradient", opening.plain_gradient)
-    text.use("Tensor", torch.Tensor)
     paths = tangent.wrapper.tensors(f"grad{k}")
     for path, part in zip(paths, tangent.parts, strict=True):
         at, place = path.replace(".", "_"), (k, path.removeprefix(f"grad{k}"), tangent.where)
-        is_odd = f"type({at}) is not Tensor or {at}.stride() != {part.layout.stride}"
-        yield f"if {is_odd}: {at} = plain_gradient({at}, layout_{at}, {place})"
+        yield plain_gradient(text, at, part, repr(place), layout=f"layout_{at}")
 
 
 def _opening(text: Writer, tangent: WrappedTangent, k: int) -> Iterator[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
 from treeplay.codegen import Writer, list_of
 from treeplay.torch_seam import flags
-from treeplay.wrap.aot.calls import node
+from treeplay.wrap.aot.calls import node, opening
+from treeplay.wrap.aot.plan.facts import Tangent
 
 
 def tokens(count: int) -> str:
@@ -26,3 +29,17 @@ def count_values(text: Writer, count: int, values: str = "values", place: str = 
     if count == 1:
         text.add(f"if type({values}) is not tuple and type({values}) is not list: {values} = ({values},)")
     text.add(f"if len({values}) != {count}: raise wrong_count({count}, {values}, {place!r})")
+
+
+def plain_gradient(text: Writer, name: str, tangent: Tangent, place: str, *, layout: str) -> str:
+    """The line that makes of the gradient in `name`, if one came, what the backward takes, which it mostly is.
+
+    Compiled code and recordings read memory, and know nothing of the bits by which a tensor reads as that memory's conjugate or
+    negative."""
+    text.use("plain_gradient", opening.plain_gradient)
+    text.use("Tensor", torch.Tensor)
+    text.use("strided", torch.strided)
+    bits = [f"{name}.is_neg()", *([f"{name}.is_conj()"] if "complex" in tangent.dtype else [])]
+    lies = [f"{name}.layout is not strided", f"{name}.stride() != {tangent.layout.stride}"]
+    is_odd = " or ".join([f"type({name}) is not Tensor", *lies, *bits])
+    return f"if {name} is not None and ({is_odd}): {name} = plain_gradient({name}, {layout}, {place})"

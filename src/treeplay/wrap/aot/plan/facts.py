@@ -163,6 +163,15 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenElsewhere:
+    """A saved value in memory that somebody sees otherwise: as an input, by its place, or as a returned value."""
+
+    saved: int
+    input: int | None = None
+    value: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NodePlan:
     """What the one autograd node of a training plan does.
 
@@ -171,9 +180,9 @@ class NodePlan:
     ones that nobody but the backward sees, which the forward may give in one block. `feeds` says, for
     each argument, from which tangents (by position) its gradient comes; None where there is no gradient at all. `views` are
     returned values that lose their base on the way out. Of the saved values, `copied` lie in an argument which is written
-    after the graph, and `fresh` lie in new memory. `late` are the backward's own writes; their values come after the
-    gradients, and what the arguments among them hold goes in after the tangents. `groups` are there if there are several:
-    eager has freed one of them by its backward, the others not.
+    after the graph, `fresh` lie in new memory, and others see the memory of those that are `elsewhere`. `late` are the
+    backward's own writes; their values come after the gradients, and what the arguments among them hold goes in after the
+    tangents. `groups` are there if there are several: eager has freed one of them by its backward, the others not.
     `generators` are the devices of the random generators that both graphs take as their last inputs; the backward takes
     `tokens` before them. `is_deterministic`: it was traced under deterministic mode. `is_whole`: zeros stand for gradients
     that did not come; otherwise there is a backward without them. `inputs` are kept if the backward can be differentiated,
@@ -190,6 +199,7 @@ class NodePlan:
     views: tuple[int, ...] = ()
     copied: tuple[int, ...] = ()
     fresh: tuple[int, ...] = ()
+    elsewhere: tuple[SeenElsewhere, ...] = ()
     late: tuple[LateWrite, ...] = ()
     groups: tuple[BackwardGroup, ...] = ()
     generators: tuple[str, ...] = ()

@@ -19,12 +19,7 @@ from treeplay.values.output import Fresh, Result, SameAsInput, SameAsOutput, Vie
 from treeplay.values.spec import TensorSpec
 from treeplay.wrap.aot.compilers import Compilers
 from treeplay.wrap.aot.plan.arrange import Arrangement, RunNotes
-from treeplay.wrap.aot.plan.facts import (
-    ArgumentWrite,
-    CallPlan,
-    CommonBase,
-    NoOverlap,
-)
+from treeplay.wrap.aot.plan.facts import ArgumentWrite, CallPlan, CommonBase, NoOverlap
 from treeplay.wrap.aot.plan.layouts import counts_from_the_start, fake_of, known_layout, layout_from, new_layouts
 from treeplay.wrap.aot.plan.overlap import length, overlap, overlap_across_storages
 from treeplay.wrap.aot.plan.subclass_rules import refuse_unsupported_view

@@ -15,6 +15,7 @@ from treeplay.torch_seam.schemas import returns_memory
 from treeplay.values.output import Fresh, values_used
 from treeplay.wrap.aot.calls.partial import groups_of
 from treeplay.wrap.aot.calls.random_states import generator_inputs
+from treeplay.wrap.aot.plan.elsewhere import seen_elsewhere
 from treeplay.wrap.aot.plan.facts import CallPlan, LateWrite, NodePlan, Tangent, WrappedTangent
 from treeplay.wrap.aot.plan.fresh import fresh_values
 from treeplay.wrap.aot.plan.layouts import fake_of, known_layout
@@ -40,7 +41,7 @@ def plan_node(
             raise refusal("wrap", "a number that the trace does not know is needed for the backward", None)
     values = values_with_tangents(facts, plan)
     wrappers = tangent_wrappers(traced, len(values))
-    inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
+    inputs = backward.graph.find_nodes(op="placeholder")
     groups = [inputs[at.start : at.stop] for at in places(wrappers, len(saved))]
     arriving = sum(map(len, groups))
     devices = [str(generator.device) for generator in generator_inputs(forward)]
@@ -73,6 +74,7 @@ def plan_node(
         ),
         views=_views(forward, plan),
         copied=_copied(forward, saved, plan),
+        elsewhere=seen_elsewhere(forward, plan, saved),
         fresh=tuple(k - plan.returned_values for k in sorted(fresh_values(forward)) if k >= plan.returned_values),
         late=late,
         generators=tuple(devices),
@@ -105,7 +107,7 @@ def _copied(forward: torch.fx.GraphModule, saved: Sequence[torch.fx.Node], plan:
     A graph that computes something again in the backward may save an argument that eager would not have saved. What
     the call writes to it must neither change the saved value nor make it look outdated."""
     written = {write.argument for write in plan.writes if write.has_data}
-    inputs = [node for node in forward.graph.nodes if node.op == "placeholder"]
+    inputs = forward.graph.find_nodes(op="placeholder")
     lying = zip(plan.places_of_inputs(), plan.inputs, strict=True)
     fakes = [fake_of(inputs[k]) for at, argument in lying if argument in written for k in at]
     targets = [value for value in fakes if isinstance(value, torch.Tensor)]
@@ -165,7 +167,9 @@ def _tangent(
         fake = fake_of(node)
         if not isinstance(fake, torch.Tensor):
             raise refusal("wrap", "a gradient made of tensors and something else", None)
-        parts.append(Tangent(value, known_layout(fake), str(fake.dtype), str(fake.device), where))
+        # Without gaps: what a part of something greater is computed to comes in memory of its own size.
+        layout = known_layout(torch.empty_like(fake))
+        parts.append(Tangent(value, layout, str(fake.dtype), str(fake.device), where))
     return parts[0] if wrapper is None else WrappedTangent(value, wrapper, tuple(parts), where)
 
 

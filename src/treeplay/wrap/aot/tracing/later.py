@@ -44,26 +44,27 @@ def take_out(
 
     `trace_in_graph` traces again, with the writes inside, and tells which inputs the forward writes and with which node."""
     graph = traced.graph.graph
+    if plan.tokens or plan.opened is not None:
+        _refuse_any(traced, plan, where, may_count=not plan.tokens)
     if plan.tokens:
-        _refuse_any(traced, plan, where)
         return ()
-    if plan.opened is not None:
-        _refuse_any(traced, plan, where, may_count=True)
-    before = _state_after_forward(traced, plan, where, trace_in_graph)
-    arguments = [node for node in graph.nodes if node.op == "placeholder" and not _is_tangent(node)]
-    tangents = [node for node in graph.nodes if node.op == "placeholder" and _is_tangent(node)]
-    outputs = list(graph.output_node().args[0])  # type: ignore[arg-type]
+    both = _written_by_both(traced, plan, where, trace_in_graph)
+    tangents = list(filter(_is_tangent, graph.find_nodes(op="placeholder")))
+    results = len(values_with_tangents(traced.facts, plan))
     late: list[LateWrite] = []
     values: list[torch.fx.Node] = []
-    parts = _parts(plan)
-    for argument, (k, part) in zip(arguments, parts, strict=True):
-        value = before[argument].value if argument in before else _written_value(argument)
+    for argument, (k, part) in zip(_arguments(graph), _parts(plan), strict=True):
+        found = both.get(argument)
+        state, value = (argument, _written_value(argument)) if found is None else (found.state, found.value)
         if value is None:
             continue
-        state = before[argument].state if argument in before else argument
+        if results > 1:
+            name = plan.name(plan.inputs[k])
+            why = f"`{name}` is written in the backward, and whose backward of {results} results that is, is not known"
+            advice = "return one result that needs a gradient, or run this function without treeplay"
+            raise refusal("write", why, where, advice)
         now = _now(graph, argument, len(tangents) + len(late))
-        for user in [user for user in state.users if _is_backward(user)]:
-            user.replace_input_with(state, now)
+        state.replace_all_uses_with(now, _is_backward)
         needs_grad = bool(traced.facts.input_info[k].requires_grad)
         late.append(LateWrite(argument=plan.inputs[k], tangent=None, needs_grad=needs_grad, part=part))
         # The copy is erased: it was not given `now` with the other users.
@@ -73,26 +74,26 @@ def take_out(
         if value is not None:
             late.append(LateWrite(argument=None, tangent=k, needs_grad=False))
             values.append(value)
-    written = [plan.name(write.argument) for write in late if write.argument is not None]
-    results = len(values_with_tangents(traced.facts, plan))
-    if written and results > 1:
-        why = (
-            f"`{written[0]}` is written in the backward, and whose backward of {results} results that is, is not known"
-        )
-        raise refusal(
-            "write", why, where, "return one result that needs a gradient, or run this function without treeplay"
-        )
     if late:
-        for both in before.values():
-            # The graph gives there what the backward leaves, which `values` have by now.
-            outputs[both.place] = both.state
-        graph.output_node().args = ([*outputs, *values],)
-        told = graph.output_node().meta.get("desc")
-        if told is not None:  # torch's word for what each output is
-            graph.output_node().meta["desc"] = [*told, *[None] * len(values)]
-        graph.lint()
-        traced.graph.recompile()
+        # The graph gives in these places what the backward leaves, which `values` have by now.
+        _return_too(traced.graph, values, {found.place: found.state for found in both.values()})
     return tuple(late)
+
+
+def _return_too(module: torch.fx.GraphModule, values: list[torch.fx.Node], others: dict[int, torch.fx.Node]) -> None:
+    """Return `values` after the results, of which those at some places become `others`."""
+    output = module.graph.output_node()
+    outputs: Any = output.args[0]
+    output.args = ([*(others.get(at, result) for at, result in enumerate(outputs)), *values],)
+    told = output.meta.get("desc")
+    if told is not None:  # torch's word for what each output is
+        output.meta["desc"] = [*told, *[None] * len(values)]
+    module.graph.lint()
+    module.recompile()
+
+
+def _arguments(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    return [node for node in graph.find_nodes(op="placeholder") if not _is_tangent(node)]
 
 
 def _parts(plan: CallPlan) -> list[tuple[int, str]]:
@@ -117,20 +118,19 @@ def _refuse_any(traced: Traced, plan: CallPlan, where: Location | None, *, may_c
 
 def forward_writes(traced: Traced) -> list[tuple[int, str]]:
     """Inputs that the forward of a graph with writes inside writes, with the names of the nodes that it writes."""
-    arguments = [node for node in traced.graph.graph.nodes if node.op == "placeholder"]
-    found = []
-    for node in traced.graph.graph.nodes:
-        if node.target is _copy and node.meta.get("partitioner_tag") == "must_be_in_forward":
-            found.append((arguments.index(node.args[0]), node.args[1].name))
-    return found
+    graph = traced.graph.graph
+    at = {argument: k for k, argument in enumerate(_arguments(graph))}
+    copies: Any = graph.find_nodes(op="call_function", target=_copy)
+    forward = [copy for copy in copies if copy.meta.get("partitioner_tag") == "must_be_in_forward"]
+    return [(at[copy.args[0]], copy.args[1].name) for copy in forward]
 
 
-def _state_after_forward(
+def _written_by_both(
     traced: Traced, plan: CallPlan, where: Location | None, trace_in_graph: Callable[[], list[tuple[int, str]]]
 ) -> dict[torch.fx.Node, _Both]:
     """For each input that both directions write: what the forward leaves in it, and what the backward does."""
     graph = traced.graph.graph
-    arguments = [node for node in graph.nodes if node.op == "placeholder" and not _is_tangent(node)]
+    arguments = _arguments(graph)
     outputs: Any = graph.output_node().args[0]
     inputs, values = plan.places_of_inputs(), plan.places_of_values()
     written = enumerate(traced.facts.mutated_inp_runtime_indices)
@@ -164,8 +164,7 @@ def _written_value(target: torch.fx.Node) -> torch.fx.Node | None:
 
 def _now(graph: torch.fx.Graph, argument: torch.fx.Node, number: int) -> torch.fx.Node:
     """An input of the backward for what an argument holds when it runs. Partitioners know such inputs by their name."""
-    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
-    with graph.inserting_after(last):
+    with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
         node = add_placeholder(graph, f"tangents_{number + 1}")
     node.meta.update(argument.meta)
     node.meta["partitioner_tag"] = "is_backward"

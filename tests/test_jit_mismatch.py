@@ -136,16 +136,16 @@ def test_arguments_that_come_to_share_memory_are_named(device: str) -> None:
 
 
 def test_T25_a_limit_is_for_each_key_and_named_when_it_is_reached() -> None:
-    options = {"scale": 0.0}
-    jitted = jit(lambda x: x * options["scale"], on_refusal="eager")
+    options = {"scale": ""}
+    jitted = jit(lambda x: x * len(options["scale"]), on_refusal="eager")
     with treeplay.settings.changed(max_rerecordings=2), pytest.warns(UserWarning, match="max_rerecordings"):
         for size in (2, 3):
             for _ in range(2):
                 jitted(torch.ones(size))
         for _ in range(4):
-            options["scale"] += 1
+            options["scale"] += "a"
             for _ in range(2):
                 jitted(torch.ones(2))
     other, limited = jitted.statistics().keys  # in the order of their last calls
     assert (limited.rerecorded, limited.phase, other.rerecorded, other.phase) == (2, "refused", 0, "recorded")
-    assert "recorded anew 2 times" in limited.refusal and "options['scale']: 2.0, recorded with 1.0" in limited.refusal
+    assert "recorded anew 2 times" in limited.refusal and "options['scale']: 'aa', recorded with 'a'" in limited.refusal

@@ -476,18 +476,18 @@ def test_what_changes_in_the_first_calls_alone_is_replayed_in_the_end(
 ) -> None:
     def make() -> Callable[[torch.Tensor], torch.Tensor]:
         kept: list[torch.Tensor] = []
-        count, cache = 0, torch.zeros(0, 3)
+        marks, cache = "", torch.zeros(0, 3)
 
         def program(x: torch.Tensor) -> torch.Tensor:
-            nonlocal count, cache
+            nonlocal marks, cache
             if what == "a full history":
                 kept.append(x * 2)
                 if len(kept) > 3:
                     kept.pop(0)
                 return torch.stack(kept).mean(0)
             if what == "a warm-up that is over":
-                count = min(count + 1, 5)
-                return x * count
+                marks = (marks + "|")[:5]
+                return x * len(marks)
             cache = torch.cat([cache, x[None]])[-4:]
             return (cache @ x.expand(len(cache), 3).T).softmax(-1)
 
@@ -508,16 +508,16 @@ def test_what_changes_in_the_first_calls_alone_is_replayed_in_the_end(
 
 
 def test_what_changes_in_each_call_is_looked_at_ever_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    count, now = 0, [0.0]
+    marks, now = "", [0.0]
 
     def program(x: torch.Tensor) -> torch.Tensor:
-        nonlocal count
-        count += 1
-        return x * count
+        nonlocal marks
+        marks += "|"
+        return x * len(marks)
 
     monkeypatch.setattr("treeplay.tree.worth.budget.perf_counter", lambda: now[0])
     jitted = jit(program, on_refusal="eager")
-    with pytest.warns(UserWarning, match="count") as told:
+    with pytest.warns(UserWarning, match="marks") as told:
         for at in range(3000):
             now[0] += 1.0
             assert jitted(torch.ones(2))[0] == at + 1

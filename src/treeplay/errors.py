@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from treeplay.values.location import Location
-from treeplay.values.place import Binding
+from treeplay.values.place import Trail
 from treeplay.values.refusal import Reason
 
 
@@ -63,10 +63,10 @@ class Refusal(Explained):
     """
 
     others: tuple[Reason, ...] = ()
-    counted: tuple[Binding, ...] = ()
+    counted: tuple[Trail, ...] = ()
     """Places of state where the program puts another number on each call . Nobody else sees this."""
-    needed: tuple[Binding, ...] = ()
-    """Places of state whose numbers were to be inputs, and whose values the program needs. Nobody else sees this."""
+    needed: tuple[Trail, ...] = ()
+    """Those to numbers of state that were to be inputs, and whose values the program needs. Nobody else sees this."""
 
 
 class TooEarly(Refusal):

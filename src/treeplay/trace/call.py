@@ -15,7 +15,7 @@ from treeplay.trace.survey.found import PLAIN
 from treeplay.values.flatten import flatten
 from treeplay.values.kinds import is_a
 from treeplay.values.location import Location
-from treeplay.values.place import Binding
+from treeplay.values.place import Trail
 from treeplay.values.structure import Leaf, Structure, classes_in, is_unhashable
 
 
@@ -29,7 +29,7 @@ class Call:
     structure: Leaf | Structure
     numbers: frozenset[int] = frozenset()  # the leaves that are floats or integers, and inputs of a recording
     arrays: dict[int, Any] = field(default_factory=dict)  # the NumPy arrays, each by the leaf of its tensor
-    state: tuple[Binding, ...] = ()  # where there are numbers in the program's state that are inputs, too
+    state: tuple[Trail, ...] = ()  # to the numbers in the program's state that are inputs, too
     is_plain: bool = (
         False  # whether all of these stay the numbers that they are: what the program writes there is no matter
     )

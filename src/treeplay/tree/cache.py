@@ -140,7 +140,7 @@ class Cache:
         self.pause.paid_off()
         entry.recordings.append(recording)
         entry.forget(seen)
-        entry.recorded_as = seen
+        entry.recorded_with = seen.found.plain_values()
         entry.phase, entry.differing, entry.tries = KeyPhase.RECORDED, False, MOST_TRIES
         self.tally.recordings += 1
         self.served(recording)

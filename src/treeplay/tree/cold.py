@@ -10,6 +10,7 @@ Prepare, act, commit: an entry changes only after the step that may fail has suc
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
@@ -20,6 +21,7 @@ from treeplay.sandbox.boundary import UninterruptedBlock, internal
 from treeplay.settings import settings
 from treeplay.torch_seam.modes import is_mode_active
 from treeplay.trace.call import Call
+from treeplay.trace.survey.recordable import survey_call
 from treeplay.tree.all_sizes.calls import AllSizes
 from treeplay.tree.answers import OTHERS, OVER_BUDGET, Answers
 from treeplay.tree.auditing import audit_last
@@ -175,12 +177,9 @@ class ColdCalls:
             self._cache.let_go(entry, call)
         values, has_changed = values_in_objects(call), False
         seen = entry.observation(values, call.state)
-        before = entry.observations[-1] if entry.observations else entry.recorded_as
-        if seen is None and before is not None and self._cache.keys.state.found(before):
+        if seen is None and self._has_changed_numbers(entry, call):
             call = self._cache.keys.state.marked(call)
-            seen = before if before.changed(values, call.state) is None else None
-            if seen is not None and entry.recordings:
-                return self._with_numbers(entry, call, seen)
+            seen = entry.observation(values, call.state)
         if seen is None and entry.was_observed and entry.tries and entry.observations:
             entry.tries -= 1
             # What changed since may be nothing to this program: the trace will tell.
@@ -210,24 +209,25 @@ class ColdCalls:
             case Action.RUN_EAGERLY:
                 return self._answers.as_before(entry, call)
 
-    def _with_numbers(self, entry: Entry, call: Call, seen: Observation) -> Any:
-        """A call that no recording fits for numbers of the state which have become inputs."""
-        count, cause = len(entry.recordings), cause_of(entry.recordings, entry.observations, call)
-        out = self._without_recording(entry, call, seen, has_changed=False)
-        if len(entry.recordings) > count:  # else they are none after all, and a later call is told of
-            self._told(entry, *cause)
-        return out
+    def _has_changed_numbers(self, entry: Entry, call: Call) -> bool:
+        """Whether the call differs by numbers of the state alone from one that was observed, or that was recorded."""
+        state = self._cache.keys.state
+        if entry.observations:
+            found = entry.observations[-1].found
+            return state.found(found.plain_values(), found.plain_values(today=True))
+        if not entry.recorded_with:
+            return False
+        with suppress(Refusal):  # which the observation of this call tells
+            return state.found(entry.recorded_with, survey_call(self._program, call).plain_values())
+        return False
 
     def _note_cause(self, entry: Entry, call: Call) -> None:
         """Note why the recordings of this entry do not serve its call."""
+        entry.rerecordings += 1
         if entry.is_told:
-            entry.rerecordings += 1
             entry.is_told = False
             return
-        self._told(entry, *cause_of(entry.recordings, entry.observations, call))
-
-    def _told(self, entry: Entry, told: str, what: str) -> None:
-        entry.rerecordings += 1
+        told, what = cause_of(entry.recordings, entry.observations, call)
         entry.causes.append(told)
         log_event("guards", f"{self._cache.name}: no recording fits, since {told}")
         counters.add("rerecordings", what)

@@ -24,7 +24,7 @@ from treeplay.tree.recorders import recorders
 from treeplay.tree.table import Entry, Observation, Recording
 from treeplay.tree.tiers import promote
 from treeplay.tree.worth.holdings import holdings
-from treeplay.values.place import Binding
+from treeplay.values.place import Trail
 from treeplay.wrap.emit import MISS
 
 MakeRecording = Callable[[Call, list[Any]], Recording]
@@ -34,7 +34,7 @@ _MOST_WAITS = 16  # calls that are too early to record, before a program is refu
 class _NumbersStay(Exception):
     """What could not be recorded had numbers as inputs, and may be recorded without: without those that it `needed`, or any."""
 
-    def __init__(self, needed: tuple[Binding, ...]) -> None:
+    def __init__(self, needed: tuple[Trail, ...]) -> None:
         self.needed = needed
 
 

@@ -19,13 +19,13 @@ from treeplay.tree.keys.key import as_line
 from treeplay.tree.worth.probation import Probation
 from treeplay.values.launch import LaunchFacts
 from treeplay.values.mismatch import Mismatch
-from treeplay.values.place import Binding
+from treeplay.values.place import Trail
 from treeplay.values.plan import Plan
 from treeplay.values.refusal import Reason
 from treeplay.values.same import is_same
 from treeplay.values.signature import Input, Signature
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
+_NONE: Mapping[Any, Any] = MappingProxyType({})
 MOST_TRIES = 2
 """How often a program is traced though something in its reach is not as it was in any call that was observed."""
 
@@ -105,7 +105,7 @@ class Observation:
     in_objects: dict[str, Any] = field(default_factory=dict)
     """Plain values in objects among the arguments, by path. They are no part of the key, for most are not read."""
 
-    def changed(self, in_objects: Mapping[str, Any], but: Collection[Binding] = ()) -> str | None:
+    def changed(self, in_objects: Mapping[str, Any], but: Collection[Trail] = ()) -> str | None:
         """The first place whose plain value is another one in a call with these values; None if there is none. Numbers that are
         inputs, in the places in `but`, may be others."""
         place = self.found.changed(but)
@@ -125,7 +125,8 @@ class Entry:
     phase: KeyPhase = KeyPhase.NEW
     observations: list[Observation] = field(default_factory=list)
     recordings: list[Recording] = field(default_factory=list)
-    recorded_as: Observation | None = None  # what was seen of a call like that of the newest recording
+    recorded_with: dict[Trail, Any] = field(default_factory=dict)
+    """Plain values that were seen of a call like that of the newest recording."""
     reason: Reason | None = None
     eager_calls: Counter[str] = field(default_factory=Counter)  # by reason
     rerecordings: int = 0
@@ -151,7 +152,7 @@ class Entry:
         eager = sum(list(self.eager_calls.values()))  # in one step, for other threads count too
         return eager + self.calls_before + sum(recording.calls for recording in list(self.recordings))
 
-    def observation(self, in_objects: Mapping[str, Any] = _NONE, but: Collection[Binding] = ()) -> Observation | None:
+    def observation(self, in_objects: Mapping[str, Any] = _NONE, but: Collection[Trail] = ()) -> Observation | None:
         """That of a call with the plain values of today, but for numbers that are inputs, or None."""
         return next((seen for seen in self.observations if seen.changed(in_objects, but) is None), None)
 

@@ -63,6 +63,19 @@ class Binding:
             step = step.parent
         return Place(self.label, tuple(reversed(steps)))
 
+    @property
+    def trail(self) -> Trail | None:
+        """The way here from the root, which tells the same place in another survey and keeps nothing alive; None where keys on
+        it are objects."""
+        keys: list[tuple[How, Any]] = []
+        step = self
+        while step.parent is not None:
+            if not _is_plain(step.key):
+                return None
+            keys.append((step.how, step.key))
+            step = step.parent
+        return step.label, *keys
+
     def _entry(self) -> tuple[How, int, Any]:
         # Keys by their values only where nobody can have redefined what is equal.
         return self.how, id(self.holder), self.key if type(self.key) in (int, str) else id(self.key)
@@ -160,6 +173,9 @@ class Binding:
 
     def __str__(self) -> str:
         return self.label
+
+
+Trail = tuple[Any, ...]
 
 
 def root(value: Any, label: str) -> Binding:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from treeplay.values.output import OutputRef
-from treeplay.values.place import Binding
+from treeplay.values.place import Binding, Trail
 from treeplay.values.sizes import AskedOfSizes
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import Leaf, Structure
@@ -230,7 +230,7 @@ class Signature:
     )
     classes: tuple[type, ...] = ()  # of the tensors that are checked: the arguments', then those of state
     schedules: tuple[Any, ...] = ()  # of learning rates: each call steps them when all else is done
-    state_numbers: tuple[Binding, ...] = ()  # where numbers of the state were to be inputs, in the order of their names
+    state_numbers: tuple[Trail, ...] = ()  # the ways to numbers of the state that were to be inputs
     sizes: AskedOfSizes | None = None  # of a recording that serves more than one set of sizes
     facts: tuple[
         AskedFact, ...

@@ -9,6 +9,7 @@ tells whether the numbers can be inputs.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from treeplay.values.place import Binding, How
 from treeplay.values.signature import Number, is_integer_of_64_bits
 from treeplay.values.structure import as_written, paths
 
-_NEEDED, _IN_A_TENSOR = "the program needs its value while it runs", "keep it in a tensor"
+_NEEDED = "the program needs its value while it runs"
 _NO_ARRAY = "pass torch.from_numpy(array), which shares its memory"
 
 
@@ -68,13 +69,11 @@ def stand_in_for_state(run: TracedRun, call: Call) -> list[Number]:
     if call.is_plain:
         return []
     numbers: list[Number] = []
-    read = {place: place for place, _ in run.found.watched}
     alone = {place for place, _ in run.found.cells}
-    for place in (read.get(place, place) for place in call.state):
-        value = place.read_or(None)
+    for place, value in run.found.watched:
         # Of what is restored only; and what the user's own class has to say about an assignment, it would say of the symbol.
         is_undone = place in alone or (id(place.holder) in run.found.containers and type(place.holder) in (dict, list))
-        if is_undone and may_be_input(value):
+        if may_be_input(value) and is_undone and place.trail in call.state and place.read_or(None) is value:
             numbers.append(Number(f"s{len(run.numbers) + len(numbers)}", place, value))
             place.write(run.tracer.add_scalar(numbers[-1].name, value))
     return numbers
@@ -105,9 +104,14 @@ def check_numbers(run: TracedRun) -> None:
             raise Refusal.of(f"argument {number.place.label}", _NEEDED, "pass a tensor", None)
     needed = [number.place for number in run.varying if any(mentions(text, number.name) for text in fixed)]
     if needed:
-        refusal = Refusal.of(str(needed[0]), _NEEDED, _IN_A_TENSOR, None)
-        refusal.needed = tuple(needed)
-        raise refusal
+        raise not_inputs(needed, _NEEDED)
+
+
+def not_inputs(places: Sequence[Binding], why: str) -> Refusal:
+    """The refusal of a program for numbers of its state that were to be inputs."""
+    refusal = Refusal.of(str(places[0]), why, "keep it in a tensor", None)
+    refusal.needed = tuple(trail for place in places if (trail := place.trail) is not None)
+    return refusal
 
 
 def check_arrays(run: TracedRun, call: Call) -> None:

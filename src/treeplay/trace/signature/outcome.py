@@ -14,7 +14,7 @@ from typing import Any
 from treeplay.errors import Refusal
 from treeplay.trace.call import Call
 from treeplay.trace.differentiable import flat_results, is_differentiable
-from treeplay.trace.numbers.stand_ins import check_numbers, refuse_arrays
+from treeplay.trace.numbers.stand_ins import check_numbers, not_inputs, refuse_arrays
 from treeplay.trace.signature.conditions import make_signature, mentions
 from treeplay.trace.signature.guarded import stores_of_the_same, stores_unread
 from treeplay.trace.signature.prune import prune
@@ -44,10 +44,9 @@ def outcome_of(run: TracedRun, call: Call, result: Any, schedules: Schedules) ->
             raise refuse_arrays(call, "has results that the caller differentiates")
         used = [number.place for number in run.varying if _is_used(number, run)]
         if used:
-            why = "it is a number that varies, and the program's results are differentiated by the caller"
-            refusal = Refusal.of(str(used[0]), why, "keep it in a tensor", None)
-            refusal.needed = tuple(used)
-            raise refusal
+            raise not_inputs(
+                used, "it is a number that varies, and the program's results are differentiated by the caller"
+            )
         if schedules.stepped:
             raise schedules.refuse()
         run.kind = Kind.DIFFERENTIABLE
@@ -60,8 +59,7 @@ def outcome_of(run: TracedRun, call: Call, result: Any, schedules: Schedules) ->
         run.snapshot.assigned, run.snapshot.unread = list(stores_of_the_same(run)), stores_unread(run)
         # Results first: a tensor that is returned and stored is one output.
         structure, refs = results.of_call(result, run.snapshot.stored())
-        inputs = {*call.state, *(number.place for number in run.numbers)}
-        writes = find_writes(run.snapshot, results, run.numbers, but=inputs if call.is_plain else ())
+        writes = find_writes(run.snapshot, results, run.numbers, but=call.state if call.is_plain else None)
         outputs, is_inference = results.outputs, results.is_inference
     tape.graph.output(tuple(outputs))
     prune(tape.graph)

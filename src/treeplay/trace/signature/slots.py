@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,31 +17,27 @@ from treeplay.trace.survey.given import given_name
 from treeplay.trace.training.scaling import is_bookkeeping
 from treeplay.values.flatten import flatten
 from treeplay.values.output import Computed, Static
-from treeplay.values.place import Binding, How
+from treeplay.values.place import Binding, How, Trail
 from treeplay.values.same import is_value
 from treeplay.values.signature import Number, Write
 
 
 def find_writes(
-    snapshot: Snapshot,
-    results: References,
-    numbers: Sequence[Number] = (),
-    but: Collection[Binding] = (),
+    snapshot: Snapshot, results: References, numbers: Sequence[Number] = (), but: Collection[Trail] | None = None
 ) -> tuple[Write, ...]:
-    """The writes that make a replay leave what the program would; refuses changes that a replay cannot make. `but`: places
-    where it does not matter what is there."""
-    ours = {number.name for number in numbers}
-    inputs = {number.place for number in numbers if may_be_input(number.value)}
+    """The writes that make a replay leave what the program would; refuses changes that a replay cannot make. `but`: ways to
+    places where it does not matter which number is there, nor does it in those of `numbers`; None: it does."""
+    inputs = {number.place: number for number in numbers}
     writes = []
     for change in snapshot.changes():
         is_same = change.after is change.before
-        if not is_same and (_is_our_symbol(change, ours) or is_bookkeeping(change, results.found)):
+        if not is_same and (_is_our_symbol(change, inputs) or is_bookkeeping(change, results.found)):
             continue
-        if change.place in but:
+        if but is not None and (change.place in inputs or change.place.trail in but):
             continue
-        computed = scalar_of(change.after)
-        if change.place in inputs and computed is not None and computed.text is not None:
-            writes.append(Write(change.place, Computed(computed.text)))
+        number = _computed(change, inputs)
+        if number is not None:
+            writes.append(Write(change.place, number))
             continue
         try:
             writes.append(_write(change, results))
@@ -51,30 +47,40 @@ def find_writes(
     return tuple(writes)
 
 
-def _counted(snapshot: Snapshot, inputs: Collection[Binding]) -> Iterator[Binding]:
-    """Places that are no inputs yet, of numbers instead of which there are others now."""
+def _computed(change: Change, inputs: Mapping[Binding, Number]) -> Computed | None:
+    """The number that the program has computed, from numbers that are inputs, for a place that is one too or was not read."""
+    scalar = scalar_of(change.after)
+    if scalar is None or scalar.text is None or not may_be_input(change.before):
+        return None
+    return Computed(scalar.text) if change.place in inputs or change.is_blind else None
+
+
+def _counted(snapshot: Snapshot, inputs: Mapping[Binding, Number]) -> Iterator[Trail]:
+    """The ways to places that are no inputs yet, of numbers instead of which there are others now."""
     for change in snapshot.changes():
-        after = value_of(change.after)
-        if (
-            change.place not in inputs
-            and after is not change.before
-            and may_be_input(change.before)
-            and may_be_input(after)
-        ):
-            yield change.place
+        after, trail = value_of(change.after), change.place.trail
+        is_other = after is not change.before and may_be_input(change.before) and may_be_input(after)
+        if is_other and change.place not in inputs and trail is not None:
+            yield trail
 
 
-def _is_our_symbol(change: Change, ours: set[str]) -> bool:
+def _is_our_symbol(change: Change, inputs: Mapping[Binding, Number]) -> bool:
     """Whether the change is only that a number stands as a symbol while the program is traced."""
-    now = change.after if isinstance(change.after, tuple) else (change.after,)
-    before = change.before if isinstance(change.before, tuple) else (change.before,)
-    scalars = [scalar_of(new) for new in now]
-    if len(now) != len(before) or not any(scalars):  # without one, the program has put the same parts there again
+    if not isinstance(change.after, tuple):
+        return _is_symbol_of(change.after, inputs.get(change.place))
+    if not isinstance(change.before, tuple) or len(change.after) != len(change.before):
         return False
-    return all(
-        (scalar.text in ours and scalar.value == old) if scalar is not None else new is old
-        for scalar, new, old in zip(scalars, now, before, strict=True)
+    ours = {place.key: number for place, number in inputs.items() if place.parent == change.place}
+    # Without one, the program has put the same parts there again.
+    return bool(ours) and all(
+        _is_symbol_of(new, ours[at]) if at in ours else new is old
+        for at, (new, old) in enumerate(zip(change.after, change.before, strict=True))
     )
+
+
+def _is_symbol_of(value: Any, number: Number | None) -> bool:
+    scalar = scalar_of(value)
+    return scalar is not None and number is not None and scalar.text == number.name
 
 
 def _write(change: Change, results: References) -> Write:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from treeplay.values.place import Binding, How
+from treeplay.values.place import Binding, How, Trail
 from treeplay.values.same import is_same
 from treeplay.values.signature import Gone
 
@@ -74,12 +74,14 @@ class Survey:
         """The plain values alone: it keeps no tensor alive, such as a gradient that is set to None after the call."""
         return Survey(watched=self.watched)
 
-    def changed(self, but: Collection[Binding] = ()) -> Binding | None:
-        """A plain value that the program reads and that is no longer what it was, or None; not one of those in `but`."""
-        return next(self.changes(but), None)
+    def changed(self, but: Collection[Trail] = ()) -> Binding | None:
+        """A plain value that the program reads and that is no longer what it was, or None; ways in `but` are left out."""
+        changed = (place for place, value in self.watched if not is_same(place.read_or(GONE), value))
+        return next((place for place in changed if not but or place.trail not in but), None)
 
-    def changes(self, but: Collection[Binding] = ()) -> Iterator[Binding]:
-        """All of them."""
-        for place, value in self.watched:
-            if not is_same(place.read_or(GONE), value) and place not in but:
-                yield place
+    def plain_values(self, *, today: bool = False) -> dict[Trail, Any]:
+        """The plain values that the program reads, as they were or as they are `today`, by the way to each."""
+        values = ((place.trail, place.read_or(GONE) if today else value) for place, value in self.watched)
+        return {
+            trail: value for trail, value in values if trail is not None and (value is GONE or isinstance(value, PLAIN))
+        }

@@ -28,7 +28,7 @@ from treeplay.tree.reasons import OF_FAKES, under_mode
 from treeplay.tree.table import Entry, EntryTable
 from treeplay.tree.worth.budget import Budget, Pause
 from treeplay.values.flatten import holds_tensors, may_open
-from treeplay.values.place import Binding
+from treeplay.values.place import Trail
 from treeplay.values.structure import is_unhashable
 
 _MOST_OBJECTS = 16  # that come once each, before calls with such are left alone
@@ -108,7 +108,7 @@ class Keys:
         self._forget([other for other, at in others if at.phase is KeyPhase.OBSERVED and not at.recordings])
         return True
 
-    def fix_numbers(self, entry: Entry, call: Call, needed: Collection[Binding] = ()) -> None:
+    def fix_numbers(self, entry: Entry, call: Call, needed: Collection[Trail] = ()) -> None:
         """Have numbers that were inputs be none from now on: those of the state that are `needed`, or all, of which those among
         the arguments are part of the key again."""
         self.state.fix(needed)

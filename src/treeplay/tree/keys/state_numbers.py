@@ -10,50 +10,53 @@ again, for good.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from treeplay.trace.call import Call
 from treeplay.trace.numbers.stand_ins import may_be_input
-from treeplay.tree.table import Observation
-from treeplay.values.place import Binding
+from treeplay.values.place import Trail
+from treeplay.values.same import is_same
 
 _MOST = 64  # of one program: what has more is a table of numbers
+_ABSENT = object()
 
 
 class StateNumbers:
-    """Where the numbers in one program's state are that are inputs."""
+    """Where the numbers in one program's state are that are inputs: the way to each, which keeps no object alive."""
 
     def __init__(self, *, may_be_inputs: bool) -> None:
         self._may_be_inputs = may_be_inputs
-        self.places: tuple[Binding, ...] = ()
-        self._fixed: set[Binding] = set()
+        self.trails: tuple[Trail, ...] = ()
+        self._fixed: set[Trail] = set()
 
     def marked(self, call: Call) -> Call:
-        """The call, with the places of the numbers that are to be inputs of a recording."""
-        return replace(call, state=self.places) if self.places else call
+        """The call, with the numbers that are to be inputs of a recording."""
+        return replace(call, state=self.trails) if self.trails else call
 
-    def found(self, seen: Observation) -> bool:
-        """Whether today's values differ from those that were seen by numbers alone; they are inputs from now on."""
-        was = dict(seen.found.watched)
-        places = list(seen.found.changes(self.places))
-        are_numbers = all(
-            may_be_input(was[place]) and type(place.read_or(None)) is type(was[place]) for place in places
-        )
-        return are_numbers and self.add(places)
+    def found(self, before: Mapping[Trail, Any], now: Mapping[Trail, Any]) -> bool:
+        """Whether today's plain values differ from those of an earlier call by numbers alone; they are inputs from now on."""
+        differing = [
+            (trail, value, now.get(trail, _ABSENT))
+            for trail, value in before.items()
+            if trail not in self.trails and not is_same(now.get(trail, _ABSENT), value)
+        ]
+        are_numbers = all(may_be_input(was) and type(value) is type(was) for _, was, value in differing)
+        return are_numbers and self.add([trail for trail, *_ in differing])
 
-    def add(self, places: Collection[Binding]) -> bool:
+    def add(self, trails: Collection[Trail]) -> bool:
         """Have the numbers there be inputs from now on; whether that is something new."""
-        new = [place for place in dict.fromkeys(places) if place not in self.places]
+        new = [trail for trail in dict.fromkeys(trails) if trail not in self.trails]
         if not self._may_be_inputs or not new or not self._fixed.isdisjoint(new):
             return False
-        if len(self.places) + len(new) > _MOST:
+        if len(self.trails) + len(new) > _MOST:
             return False
-        self.places = (*self.places, *new)
+        self.trails = (*self.trails, *new)
         return True
 
-    def fix(self, places: Iterable[Binding]) -> None:
+    def fix(self, trails: Iterable[Trail]) -> None:
         """Have these, or all if there are none, be guarded again."""
-        fixed = set(places) or {*self.places}
+        fixed = set(trails) or {*self.trails}
         self._fixed |= fixed
-        self.places = tuple(place for place in self.places if place not in fixed)
+        self.trails = tuple(trail for trail in self.trails if trail not in fixed)

@@ -210,6 +210,28 @@ def test_groups_have_their_own_learning_rates() -> None:
     assert pair.statistics.recordings == 1
 
 
+def test_a_rate_that_the_program_stores_beside_an_equal_one_is_stored_by_each_replay() -> None:
+    def make(net: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        train = training(net, optimizer)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = train(x, y)
+            for group in optimizer.param_groups:
+                group["last"] = group["lr"]
+            return loss
+
+        return step
+
+    net = model()
+    pair = Twins(make, net, torch.optim.SGD([{"params": net.parameters(), "last": 0.1}], lr=0.1))
+    pair.calls(4, batch)
+    for call in range(3):
+        for _, optimizer in (pair.owners, pair.eager_owners):
+            optimizer.param_groups[0]["lr"] = 0.1 * 0.5**call
+        pair.calls(1, batch)
+    assert pair.statistics.recordings == 1
+
+
 def test_a_group_added_between_calls_is_noticed() -> None:
     pair = twins(lambda p: torch.optim.SGD(list(p)[:2], lr=0.1, momentum=0.9))
     pair.calls(3, batch)

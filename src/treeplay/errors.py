@@ -64,7 +64,7 @@ class Refusal(Explained):
 
     others: tuple[Reason, ...] = ()
     counted: tuple[Trail, ...] = ()
-    """Places of state where the program puts another number on each call . Nobody else sees this."""
+    """The ways to places of state where the program puts another number on each call. Nobody else sees this."""
     needed: tuple[Trail, ...] = ()
     """Those to numbers of state that were to be inputs, and whose values the program needs. Nobody else sees this."""
 

@@ -156,3 +156,24 @@ def test_the_program_ran_once_with_its_effects_and_the_trace_had_none() -> None:
     x = torch.ones(2)
     treeplay.check(program, x)
     assert total.item() == 2 and x.tolist() == [2, 2]
+
+
+def test_what_a_program_counts_is_not_in_the_way() -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.calls, self.last = 0, 1.0
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            self.last *= 0.5
+            return x * self.calls - self.last
+
+    counter = Counter()
+    assert treeplay.check(counter, torch.ones(2)) and (counter.calls, counter.last) == (1, 0.5)
+
+    def needs(x: torch.Tensor) -> torch.Tensor:
+        counter.calls += 1
+        return x.repeat(counter.calls)
+
+    found = treeplay.check(needs, torch.ones(2))
+    assert not found and "counter.calls" in str(found)

@@ -13,9 +13,10 @@ from typing import Any
 from treeplay.backend.autograd.differentiable import trace_flat
 from treeplay.errors import ArgumentTypeError, Refusal
 from treeplay.record.differentiable import run_wrap
-from treeplay.record.front import run_front
+from treeplay.record.front import Front, run_front
 from treeplay.trace.call import Call, call_of
 from treeplay.trace.going_on import EagerReads
+from treeplay.trace.log import LoggedCall
 from treeplay.trace.observe import observe
 from treeplay.trace.traced import Trace
 from treeplay.tree.keys.key import label_of, make_key
@@ -78,7 +79,7 @@ def examine(program: Callable[..., Any], call: Call, running: Callable[[Callable
         if log.failure is not None:
             raise log.failure
         reads.log = log
-        front = run_front(program, call, log, {}, lower="auto", eager_reads=reads)
+        front = _front(program, call, log, reads)
         traced, plan, backward = front.traced, front.plan, None
         if traced.signature.kind is Kind.DIFFERENTIABLE:
             _, _, wrapped = run_wrap(program, call, front, trace_flat)
@@ -86,6 +87,18 @@ def examine(program: Callable[..., Any], call: Call, running: Callable[[Callable
     except Refusal as refusal:
         return CheckOutcome(call, reasons=tuple(map(_without_callers, (refusal.reason, *refusal.others))))
     return CheckOutcome(call, traced=traced, plan=plan, backward=backward)
+
+
+def _front(program: Callable[..., Any], call: Call, log: list[LoggedCall], reads: EagerReads) -> Front:
+    """The stages up to the plan, with what the program counts as inputs."""
+    while True:
+        try:
+            return run_front(program, call, log, {}, lower="auto", eager_reads=reads)
+        except Refusal as refusal:
+            counted = tuple(trail for trail in refusal.counted if trail not in call.state)
+            if not counted:
+                raise
+            call = dataclasses.replace(call, state=(*call.state, *counted))
 
 
 def _without_callers(reason: Reason) -> Reason:

@@ -29,10 +29,10 @@ class Call:
     structure: Leaf | Structure
     numbers: frozenset[int] = frozenset()  # the leaves that are floats or integers, and inputs of a recording
     arrays: dict[int, Any] = field(default_factory=dict)  # the NumPy arrays, each by the leaf of its tensor
-    state: tuple[Trail, ...] = ()  # to the numbers in the program's state that are inputs, too
-    is_plain: bool = (
-        False  # whether all of these stay the numbers that they are: what the program writes there is no matter
-    )
+    state: tuple[Trail, ...] = ()
+    """The ways to numbers in the program's state that are inputs, too."""
+    is_plain: bool = False
+    """Whether these stay the numbers that they are. What the program writes there is no matter then."""
 
     @contextmanager
     def with_leaves(self, others: Mapping[int, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:

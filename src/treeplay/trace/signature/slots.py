@@ -31,7 +31,7 @@ def find_writes(
     writes = []
     for change in snapshot.changes():
         is_same = change.after is change.before
-        if not is_same and (_is_our_symbol(change, inputs) or is_bookkeeping(change, results.found)):
+        if not is_same and (_is_our_symbol(change, numbers) or is_bookkeeping(change, results.found)):
             continue
         if but is not None and (change.place in inputs or change.place.trail in but):
             continue
@@ -64,13 +64,14 @@ def _counted(snapshot: Snapshot, inputs: Mapping[Binding, Number]) -> Iterator[T
             yield trail
 
 
-def _is_our_symbol(change: Change, inputs: Mapping[Binding, Number]) -> bool:
+def _is_our_symbol(change: Change, numbers: Sequence[Number]) -> bool:
     """Whether the change is only that a number stands as a symbol while the program is traced."""
     if not isinstance(change.after, tuple):
-        return _is_symbol_of(change.after, inputs.get(change.place))
+        return any(_is_symbol_of(change.after, number) for number in numbers if number.place == change.place)
     if not isinstance(change.before, tuple) or len(change.after) != len(change.before):
         return False
-    ours = {place.key: number for place, number in inputs.items() if place.parent == change.place}
+    # By their parents: groups may share a tuple, whose items are in one place then.
+    ours = {number.place.key: number for number in numbers if number.place.parent == change.place}
     # Without one, the program has put the same parts there again.
     return bool(ours) and all(
         _is_symbol_of(new, ours[at]) if at in ours else new is old
@@ -78,9 +79,9 @@ def _is_our_symbol(change: Change, inputs: Mapping[Binding, Number]) -> bool:
     )
 
 
-def _is_symbol_of(value: Any, number: Number | None) -> bool:
+def _is_symbol_of(value: Any, number: Number) -> bool:
     scalar = scalar_of(value)
-    return scalar is not None and number is not None and scalar.text == number.name
+    return scalar is not None and scalar.text == number.name
 
 
 def _write(change: Change, results: References) -> Write:

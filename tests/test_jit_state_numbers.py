@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 import queue
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import treeplay
@@ -393,3 +397,81 @@ def test_an_audit_finds_what_is_counted_in_order(monkeypatch: pytest.MonkeyPatch
     with treeplay.settings.changed(audit=True):
         found = beside_eager(averages, calls=40).statistics()
     assert found.replays >= 30 and found.keys[0].recordings[0].audits >= 1
+
+
+# --- random programs ------------------------------------------------------------------------------------------
+
+PLACES = ("count", "size", "rate", "last", "entry", "item")
+NUMBERS = st.one_of(st.integers(-3, 9), st.sampled_from([0.5, -1.25, 2.0, 0.1]))
+TERMS = st.one_of(st.sampled_from(PLACES), NUMBERS)
+STATEMENTS = st.one_of(
+    st.tuples(st.just("set"), st.sampled_from(PLACES), st.sampled_from("+-*%"), TERMS, TERMS),
+    st.tuples(st.just("if"), st.sampled_from(PLACES), st.sampled_from("+-*"), TERMS, TERMS),
+    st.tuples(st.just("use"), st.sampled_from("+-*"), TERMS),
+    st.tuples(st.just("text"), st.sampled_from(PLACES)),
+)
+CHANGES = st.dictionaries(st.integers(1, 13), st.tuples(st.sampled_from(PLACES), NUMBERS), max_size=4)
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "%": lambda a, b: a % (abs(b) + 1),
+}
+
+
+def get(agent: Agent, term: Any) -> Any:
+    if not isinstance(term, str):
+        return term
+    if term == "entry":
+        return agent.table["count"]
+    return agent.items[1] if term == "item" else getattr(agent, term)
+
+
+def put(agent: Agent, place: str, value: Any) -> None:
+    if place == "entry":
+        agent.table["count"] = value
+    elif place == "item":
+        agent.items[1] = value
+    else:
+        setattr(agent, place, value)
+
+
+def interpreted(body: list[Any], agent: Agent, x: Tensor) -> Tensor:
+    for what, *rest in body:
+        if what == "set":
+            place, how, left, right = rest
+            value = OPERATORS[how](get(agent, left), get(agent, right))
+            put(agent, place, value % 97 if how == "*" else value)  # or it would grow without bound
+        elif what == "if":
+            place, how, left, right = rest
+            if get(agent, left) > get(agent, right):
+                put(agent, place, OPERATORS[how](get(agent, place), 1) % 97)
+        elif what == "use":
+            how, term = rest
+            x = OPERATORS[how](x, get(agent, term)) - agent.mean
+        else:
+            agent.text = f"{get(agent, rest[0])}"
+    return x * 0.5 - 1
+
+
+def check_random_program(body: list[Any], changes: dict[int, Any]) -> None:
+    def change(agent: Agent, call: int) -> None:
+        if call in changes:
+            put(agent, *changes[call])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        beside_eager(lambda agent, x: interpreted(body, agent, x), change, calls=14)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(st.lists(STATEMENTS, min_size=1, max_size=5), CHANGES)
+def test_random_programs_that_count(body: list[Any], changes: dict[int, Any]) -> None:
+    check_random_program(body, changes)
+
+
+@pytest.mark.soak
+@settings(max_examples=1500, deadline=None, derandomize=True, database=None)
+@given(st.lists(STATEMENTS, min_size=1, max_size=6), CHANGES)
+def test_more_random_programs_that_count(body: list[Any], changes: dict[int, Any]) -> None:
+    check_random_program(body, changes)

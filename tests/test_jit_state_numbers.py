@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import treeplay
 from support import assert_same, jit
+from treeplay.trace import jit as jit_trace
 from treeplay.tree import audit
 
 CALLS = 12
@@ -374,6 +375,30 @@ def test_another_thread_sees_numbers_while_the_program_is_traced() -> None:
         over.set()
         thread.join()
     assert agent.count == 6 and int in seen
+
+
+def test_a_number_that_the_program_does_not_read_is_left_alone_while_it_is_traced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put: list[str] = []
+    stand_in = jit_trace.stand_in_for_state
+
+    def noted(run: Any, call: Any) -> Any:
+        numbers = stand_in(run, call)
+        put.extend(str(number.place) for number in numbers)
+        return numbers
+
+    monkeypatch.setattr(jit_trace, "stand_in_for_state", noted)
+
+    def change(agent: Agent, call: int) -> None:
+        agent.size += 1  # which others count
+
+    def program(agent: Agent, x: Tensor) -> Tensor:
+        names = ("size", "rate")
+        return x * getattr(agent, names[1]) - 1
+
+    found = beside_eager(program, change).statistics()
+    assert not put and found.recordings == 1 and found.replays >= CALLS - 2
 
 
 def test_a_trace_that_is_refused_leaves_the_numbers_as_they_were() -> None:

@@ -177,13 +177,13 @@ class ColdCalls:
             self._cache.let_go(entry, call)
         values, has_changed = values_in_objects(call), False
         seen = entry.observation(values, call.state)
-        if seen is None and self._has_changed_numbers(entry, call):
-            call = self._cache.keys.state.marked(call)
-            seen = entry.observation(values, call.state)
         if seen is None and entry.was_observed and entry.tries and entry.observations:
             entry.tries -= 1
             # What changed since may be nothing to this program: the trace will tell.
             seen, has_changed = entry.observations[-1], True
+        elif seen is None and self._has_changed_numbers(entry, call):
+            call = self._cache.keys.state.marked(call)
+            seen = entry.observation(values, call.state)
         return self._without_recording(entry, call, seen, has_changed=has_changed)
 
     def _without_recording(self, entry: Entry, call: Call, seen: Observation | None, *, has_changed: bool) -> Any:
@@ -201,6 +201,10 @@ class ColdCalls:
                     out = self._recorder.record(entry, call, seen, has_changed=has_changed)
                 if out is not UNLIKE:
                     return out
+                if has_changed and self._has_changed_numbers(entry, call):  # and they are something to it
+                    call = self._cache.keys.state.marked(call)
+                    seen = entry.observation(values_in_objects(call), call.state)
+                    return self._without_recording(entry, call, seen, has_changed=False)
                 if has_changed:
                     return self._without_recording(entry, call, None, has_changed=False)
                 return self._observer.observe(entry, call)

@@ -65,12 +65,12 @@ class CallRecorder:
         try:
             with recorders, self._gate.alone():
                 since, entered = recorders.now(), self._gate.entered
-                recording = self._made(call, seen)
+                recording = self._made(call, seen, has_changed=has_changed)
                 out = recording.call(call.args, call.kwargs)
                 if out is MISS:
                     # A first compile leaves traces in the process that guards tell of; a second one finds them there.
                     recording.drop()
-                    recording = self._made(call, seen)
+                    recording = self._made(call, seen, has_changed=has_changed)
                     out = recording.call(call.args, call.kwargs)
                 is_disturbed = out is MISS and (recorders.others(since) or self._gate.entered != entered)
         except (Busy, UsageError):  # another call may find nobody in its way
@@ -126,7 +126,7 @@ class CallRecorder:
         elif not recording.tier:
             recording.tier = "Inductor compiles it when the compile budget has room for that"
 
-    def _made(self, call: Call, seen: Observation) -> Recording:
+    def _made(self, call: Call, seen: Observation, *, has_changed: bool) -> Recording:
         """A recording for `call`, of which nothing has run; raises reasons and errors of our own alone.
 
         Made without the lock; then nobody is inside of the program, or someone stays there. `UsageError`: somebody captures in
@@ -141,7 +141,9 @@ class CallRecorder:
                 # What is counted on each call was found first: it may be all that is in the way.
                 if self._answers.cache.keys.state.add(reason.counted):
                     raise _CountsUp from reason
-                if call.has_numbers:
+                # What is known to have changed makes the difference, and not the numbers of the state.
+                is_other = has_changed and isinstance(reason, Differing) and not call.numbers
+                if call.has_numbers and not is_other:
                     raise _NumbersStay(reason.needed) from reason
             raise
         self._gate.drain()

@@ -88,17 +88,22 @@ def class_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Config, "scale", 2.0)
 
 
+def check_calls(jitted: Any, read: Any, change: Any, holder: Holder, each: int) -> None:
+    """Calls beside eager, with a change before each, or before every so many."""
+    for call in range(14 * each):
+        if call % each == 0 and call:
+            change(holder, call)
+        x = torch.randn(3)
+        assert_same(jitted(x), read(holder, x))
+
+
 @pytest.mark.parametrize("what", INPUTS)
 @pytest.mark.parametrize("each", [1, 2], ids=["every call", "every other call"])
 def test_a_number_that_keeps_changing_is_an_input(what: str, each: int) -> None:
     (read, change, _), holder = CHANGING[what], Holder()
     jitted = jit(lambda x: read(holder, x))
     with treeplay.settings.changed(max_rerecordings=3):
-        for call in range(14 * each):
-            if call % each == 0 and call:
-                change(holder, call)
-            x = torch.randn(3)
-            assert_same(jitted(x), read(holder, x))
+        check_calls(jitted, read, change, holder, each)
     made = jitted.statistics()
     assert made.recordings <= 3 and made.replays >= 14 * each - 4, jitted.explain()
 
@@ -110,11 +115,7 @@ def test_what_keeps_changing_is_refused_by_its_name(read: Any, change: Any, name
     jitted = jit(lambda x: read(holder, x), on_refusal="eager")
     with treeplay.settings.changed(max_rerecordings=3), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for call in range(14 * each):
-            if call % each == 0 and call:
-                change(holder, call)
-            x = torch.randn(3)
-            assert_same(jitted(x), read(holder, x))
+        check_calls(jitted, read, change, holder, each)
     made = jitted.statistics()
     assert made.refusals == 1, jitted.explain()
     assert made.recordings <= 5

@@ -175,15 +175,13 @@ class ColdCalls:
         # Asks the garbage collector who refers to what, where something has weak references: that takes tens of milliseconds.
         with self._cache.budget.spending(entry):
             self._cache.let_go(entry, call)
-        values, has_changed = values_in_objects(call), False
-        seen = entry.observation(values, call.state)
+        seen, has_changed = entry.observation(values_in_objects(call), call.state), False
         if seen is None and entry.was_observed and entry.tries and entry.observations:
             entry.tries -= 1
             # What changed since may be nothing to this program: the trace will tell.
             seen, has_changed = entry.observations[-1], True
         elif seen is None and self._has_changed_numbers(entry, call):
-            call = self._cache.keys.state.marked(call)
-            seen = entry.observation(values, call.state)
+            call, seen = self._with_numbers(entry, call)
         return self._without_recording(entry, call, seen, has_changed=has_changed)
 
     def _without_recording(self, entry: Entry, call: Call, seen: Observation | None, *, has_changed: bool) -> Any:
@@ -202,8 +200,7 @@ class ColdCalls:
                 if out is not UNLIKE:
                     return out
                 if has_changed and self._has_changed_numbers(entry, call):  # and they are something to it
-                    call = self._cache.keys.state.marked(call)
-                    seen = entry.observation(values_in_objects(call), call.state)
+                    call, seen = self._with_numbers(entry, call)
                     return self._without_recording(entry, call, seen, has_changed=False)
                 if has_changed:
                     return self._without_recording(entry, call, None, has_changed=False)
@@ -212,6 +209,11 @@ class ColdCalls:
                 return self._answers.refused(entry, Refusal(too_often(self._cache.name, entry)), call)
             case Action.RUN_EAGERLY:
                 return self._answers.as_before(entry, call)
+
+    def _with_numbers(self, entry: Entry, call: Call) -> tuple[Call, Observation | None]:
+        """The call with the numbers that are inputs by now, and what was seen of one that differs by these alone."""
+        call = self._cache.keys.state.marked(call)
+        return call, entry.observation(values_in_objects(call), call.state)
 
     def _has_changed_numbers(self, entry: Entry, call: Call) -> bool:
         """Whether the call differs by numbers of the state alone from one that was observed, or that was recorded."""

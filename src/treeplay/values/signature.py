@@ -122,6 +122,11 @@ def is_integer_of_64_bits(value: object) -> bool:
     return type(value) is int and -(2**63) <= value < 2**63
 
 
+def may_be_input(value: object) -> bool:
+    """Whether a value is a number that a graph can be given."""
+    return type(value) is float or is_integer_of_64_bits(value)
+
+
 @dataclass(frozen=True, slots=True)
 class GivenContainer:
     """The very container among the call's arguments that a call function has in the variable `name`."""

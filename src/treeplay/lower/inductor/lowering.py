@@ -47,14 +47,13 @@ def lower_inductor(
         graph, numbers, key, device=device, eager_random=eager_random, is_small=is_small
     )
     vector = Vector(numbers, device) if numbers.size else None
-    told = ToldArtifact(artifact) if device.type == "cuda" else None
-    body = artifact if told is None else told
+    body = ToldArtifact(artifact) if device.type == "cuda" else artifact
     return Lowered(
         "inductor",
         with_vector(body, vector),
         body=body,
         vector=vector,
-        tells=None if told is None else told.telling,
+        tells=body.telling if isinstance(body, ToldArtifact) else None,
         operators=operators,
     )
 

@@ -21,7 +21,7 @@ from treeplay.trace.numbers.numpy_numbers import is_float
 from treeplay.trace.signature.conditions import mentions
 from treeplay.trace.traced import TracedRun
 from treeplay.values.place import Binding, How
-from treeplay.values.signature import Number, is_integer_of_64_bits
+from treeplay.values.signature import Number, may_be_input
 from treeplay.values.structure import as_written, paths
 
 _NEEDED = "the program needs its value while it runs"
@@ -77,11 +77,6 @@ def stand_in_for_state(run: TracedRun, call: Call) -> list[Number]:
             numbers.append(Number(f"s{len(run.numbers) + len(numbers)}", place, value))
             place.write(run.tracer.add_scalar(numbers[-1].name, value))
     return numbers
-
-
-def may_be_input(value: object) -> bool:
-    """Whether a value is a number that a graph can be given."""
-    return type(value) is float or is_integer_of_64_bits(value)
 
 
 def stand_in_for_arguments(run: TracedRun, call: Call) -> contextlib.AbstractContextManager[tuple[Any, Any]]:

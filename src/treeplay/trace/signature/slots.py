@@ -9,7 +9,6 @@ import torch
 
 from treeplay.errors import Refusal
 from treeplay.trace.numbers.scalars import scalar_of, value_of
-from treeplay.trace.numbers.stand_ins import may_be_input
 from treeplay.trace.restore.snapshot import Change, Snapshot
 from treeplay.trace.signature.references import References
 from treeplay.trace.survey.found import GONE
@@ -19,7 +18,7 @@ from treeplay.values.flatten import flatten
 from treeplay.values.output import Computed, Static
 from treeplay.values.place import Binding, How, Trail
 from treeplay.values.same import is_value
-from treeplay.values.signature import Number, Write
+from treeplay.values.signature import Number, Write, may_be_input
 
 
 def find_writes(

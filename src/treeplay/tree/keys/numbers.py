@@ -15,7 +15,7 @@ from typing import Any, cast
 from treeplay.trace.call import Call
 from treeplay.tree.keys.key import Key
 from treeplay.values.place import How
-from treeplay.values.signature import Signature, is_integer_of_64_bits
+from treeplay.values.signature import Signature, may_be_input
 from treeplay.values.structure import Leaf, Structure
 
 _TYPES = (float, int)
@@ -66,12 +66,8 @@ def _numbers(call: Call) -> Iterator[tuple[Name, int]]:
         if isinstance(container, Structure):
             keys = container.keys or range(len(container.parts))
             for key, part in zip(keys, container.parts, strict=True):
-                if isinstance(part, Leaf) and _may_vary(call.leaves[part.index]):
+                if isinstance(part, Leaf) and may_be_input(call.leaves[part.index]):
                     yield (where, key), part.index
-
-
-def _may_vary(value: object) -> bool:
-    return type(value) is float or is_integer_of_64_bits(value)
 
 
 def _differing(key: Key, other: Key) -> set[int]:

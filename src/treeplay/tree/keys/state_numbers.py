@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from treeplay.trace.call import Call
-from treeplay.trace.numbers.stand_ins import may_be_input
+from treeplay.trace.survey.found import GONE
 from treeplay.values.place import Trail
 from treeplay.values.same import is_same
+from treeplay.values.signature import may_be_input
 
 _MOST = 64  # of one program: what has more is a table of numbers
-_ABSENT = object()
 
 
 class StateNumbers:
@@ -37,13 +37,10 @@ class StateNumbers:
 
     def found(self, before: Mapping[Trail, Any], now: Mapping[Trail, Any]) -> bool:
         """Whether today's plain values differ from those of an earlier call by numbers alone; they are inputs from now on."""
-        differing = [
-            (trail, value, now.get(trail, _ABSENT))
-            for trail, value in before.items()
-            if trail not in self.trails and not is_same(now.get(trail, _ABSENT), value)
-        ]
-        are_numbers = all(may_be_input(was) and type(value) is type(was) for _, was, value in differing)
-        return are_numbers and self.add([trail for trail, *_ in differing])
+        pairs = {trail: (was, now.get(trail, GONE)) for trail, was in before.items() if trail not in self.trails}
+        differing = {trail: pair for trail, pair in pairs.items() if not is_same(*pair)}
+        are_numbers = all(may_be_input(was) and type(value) is type(was) for was, value in differing.values())
+        return are_numbers and self.add(differing)
 
     def add(self, trails: Collection[Trail]) -> bool:
         """Have the numbers there be inputs from now on; whether that is something new."""

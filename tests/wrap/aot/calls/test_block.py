@@ -307,18 +307,23 @@ def test_a_backward_that_can_take_the_block_is_given_it(backward: type[Backward]
     assert backward.taken == [(node.saved - node.inner + 2, torch.uint8)] * 3
 
 
+def check_call(call: Any, *, is_parameter: bool) -> None:
+    """The gradients of one call, with tensors or with parameters."""
+    x, w = (nn.Parameter(value.detach()) for value in two()) if is_parameter else two()
+    (y,) = call([x, w])
+    y.sum().backward()
+    expected = two()
+    deep(*expected)[0].sum().backward()
+    torch.testing.assert_close([x.grad, w.grad], [one.grad for one in expected])
+
+
 def test_a_backward_takes_the_block_also_where_values_differ_in_what_it_does_not_matter_for(
     backward: type[Backward],
 ) -> None:
     """The type of a leaf, say, or the device of attention's seeds, which are a GPU's once they are captured."""
     call = wrapped(deep, two, forward=Blocks(), backward=backward)
     for number, is_parameter in enumerate([True, False, False, True, False], 1):
-        x, w = (nn.Parameter(value.detach()) for value in two()) if is_parameter else two()
-        (y,) = call([x, w])
-        y.sum().backward()
-        expected = two()
-        deep(*expected)[0].sum().backward()
-        torch.testing.assert_close([x.grad, w.grad], [one.grad for one in expected])
+        check_call(call, is_parameter=is_parameter)
         assert len(backward.taken) == number and len(backward.compiled) == 1
 
 
@@ -328,10 +333,5 @@ def test_a_backward_that_was_compiled_without_a_block_takes_one_later(backward: 
     call = wrapped(deep, two, forward=blocks, backward=backward)
     for number, is_parameter in enumerate([True, True, False, False]):
         blocks.is_on = number > 1
-        x, w = (nn.Parameter(value.detach()) for value in two()) if is_parameter else two()
-        (y,) = call([x, w])
-        y.sum().backward()
-        expected = two()
-        deep(*expected)[0].sum().backward()
-        torch.testing.assert_close([x.grad, w.grad], [one.grad for one in expected])
+        check_call(call, is_parameter=is_parameter)
     assert len(backward.taken) == 2 and len(backward.compiled) == 1

@@ -105,6 +105,49 @@ def test_T35_gradients_that_are_returned_take_no_scratch(front: str, fresh_dynam
     assert max(launch.scratch_bytes for launch in launches) < 48 * MIB
 
 
+@pytest.mark.parametrize("holds", [False, True])
+def test_T35_temporaries_lie_in_gradients_that_are_not_made_yet(holds: bool) -> None:
+    """As in eager, a step takes what it saves and a few gradients at once. Gradients that somebody holds stay what they are."""
+    net = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(2048, 2048, bias=False), nn.GELU()))).cuda()
+    twin = copy.deepcopy(net)
+
+    def step_of(model: nn.Module) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (model(x) - 1).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    program: Any = treeplay.jit(step_of(net), lower="inductor", on_refusal="raise")
+    eager, held = step_of(twin), []
+    for number in range(6):
+        x = torch.full((4096, 2048), number - 1.5, device="cuda")
+        found = program(x)
+        torch.cuda.reset_peak_memory_stats()
+        twin.zero_grad()
+        before = torch.cuda.memory_allocated()
+        torch.testing.assert_close(found, eager(x), rtol=1e-3, atol=1e-5)
+        taken = torch.cuda.max_memory_allocated() - before
+        pairs = [(mine.grad, other.grad) for mine, other in zip(net.parameters(), twin.parameters(), strict=True)]
+        held = [*held, *pairs] if holds else pairs
+        for mine, theirs in held:
+            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-6)
+        del pairs
+        if not holds:
+            del mine, theirs
+            held = []
+    launch = the_recording(program).launch
+    assert launch.stage == "recorded" and launch.copied_bytes_per_call == 0
+    gradients = sum(parameter.nbytes for parameter in net.parameters())
+    # cuBLAS has a workspace of 32 MiB on some devices.
+    assert launch.scratch_bytes + gradients < taken + 64 * MIB < launch.scratch_bytes + gradients + 2 * gradients
+
+
 def test_T2_scratch_goes_with_the_recordings() -> None:
     gc.collect()
     torch.cuda.synchronize()

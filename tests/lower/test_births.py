@@ -27,6 +27,7 @@ class Births:
         self.told: list[tuple[int, int]] = []
         self.begun = 0
         self.results_first = True
+        self.steady: frozenset[int] = frozenset()
 
     def begins(self) -> None:
         self.begun += 1
@@ -75,12 +76,15 @@ class Wrapper:
 
     def __init__(self) -> None:
         self.made: list[torch.Tensor] = []
+        self.keeps = True
         self.names: dict[str, Any] = {"__builtins__": builtins, "empty_strided_cuda": self.allocate, "torch": torch}
         self.call: Any = FunctionType(_wrapper.__code__, self.names, "wrapper")
 
     def allocate(self, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-        self.made.append(torch.empty_strided(size, stride, dtype=dtype))
-        return self.made[-1]
+        made = torch.empty_strided(size, stride, dtype=dtype)
+        if self.keeps:
+            self.made.append(made)
+        return made
 
     def is_as_compiled(self) -> bool:
         return bool(self.names["empty_strided_cuda"] == self.allocate)
@@ -168,6 +172,69 @@ def test_a_buffer_that_lies_in_another_way_is_made_when_it_is_asked_for() -> Non
         results = list(artifact([x[1:].view(2, 2)]))
     torch.testing.assert_close(results, of_wrapper(x[1:].view(2, 2)))
     assert results[2].stride() == (1, 2) and results[2].data_ptr() == wrapper.made[1].data_ptr()
+
+
+def _late(inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    shape, stride = (256, inputs[0].shape[1]), (inputs[0].shape[1], 1)
+    first = empty_strided_cuda(shape, stride, torch.float32)  # noqa: F821
+    torch.sin(inputs[0], out=first)
+    whole = empty_strided_cuda(shape, stride, torch.int32)  # noqa: F821
+    whole.copy_(first * 100)
+    second = empty_strided_cuda(shape, stride, torch.float32)  # noqa: F821
+    torch.sub(first, whole, out=second)
+    del first, whole
+    late = empty_strided_cuda(shape, stride, torch.float32)  # noqa: F821
+    torch.mul(second, 3, out=late)
+    other = empty_strided_cuda(shape, stride, torch.float32)  # noqa: F821
+    torch.add(late, second, out=other)
+    return late, other
+
+
+def of_late(x: torch.Tensor) -> list[torch.Tensor]:
+    late = (x.sin() - (x.sin() * 100).to(torch.int32)) * 3
+    return [late, late + late / 3]
+
+
+def late_artifact(x: torch.Tensor) -> tuple[Wrapper, ToldArtifact]:
+    """It has run once, and its buffers were freed as it says."""
+    wrapper = Wrapper()
+    wrapper.call = FunctionType(_late.__code__, wrapper.names, "late")
+    artifact = ToldArtifact(wrapper.call)
+    wrapper.keeps = False
+    torch.testing.assert_close(list(artifact([x])), of_late(x))
+    wrapper.keeps = True
+    return wrapper, artifact
+
+
+def test_buffers_that_are_freed_in_time_lie_in_a_steady_result() -> None:
+    """The first in the first result, and the one beside it in the second; `second` is alive when that is made."""
+    births, x = Births(), torch.randn(256, 256)
+    wrapper, artifact = late_artifact(x)
+    births.steady = frozenset({0, 1})
+    with artifact.telling(births):
+        results = list(artifact([x - 1]))
+    torch.testing.assert_close(results, of_late(x - 1), rtol=1e-4, atol=1e-4)
+    assert [address(made) for made in wrapper.made[:2]] == [address(one) for one in results]
+    assert len(wrapper.made) == 3  # two results, and `second`
+    assert wrapper.is_as_compiled()
+
+
+def test_in_results_that_are_not_steady_nothing_lies() -> None:
+    x = torch.randn(256, 256)
+    wrapper, artifact = late_artifact(x)
+    with artifact.telling(Births()):
+        artifact([x])
+    assert len(wrapper.made) == 5
+
+
+def test_where_buffers_lie_in_another_way_none_lies_in_a_result() -> None:
+    births, x = Births(), torch.randn(256, 256)
+    wrapper, artifact = late_artifact(x)
+    births.steady = frozenset({0, 1})
+    with artifact.telling(births):
+        results = list(artifact([x[:, :128] * 2]))
+    torch.testing.assert_close(results, of_late(x[:, :128] * 2), rtol=1e-4, atol=1e-4)
+    assert len(wrapper.made) == 7
 
 
 def test_another_thread_gets_buffers_of_its_own() -> None:

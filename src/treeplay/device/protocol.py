@@ -34,6 +34,9 @@ class Births(Protocol):
     results_first: bool
     """Whether what is returned is to be made before all else, where the body can do that."""
 
+    steady: frozenset[int]
+    """The results, by index, that mostly lie where they lay in the last launch: others may lie in their memory before."""
+
     def now(self) -> int:
         """How much has been captured so far."""
 

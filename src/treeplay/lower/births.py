@@ -6,17 +6,18 @@ import contextlib
 import itertools
 import operator
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FunctionType, MappingProxyType
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
 import torch.fx
 
 from treeplay.device.protocol import Births
+from treeplay.lower.lifetimes import LifetimeNotes, NotedBuffer, places_in_results
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.schemas import leaves_of
-from treeplay.torch_seam.tensors import has_strides, storage_of
+from treeplay.torch_seam.tensors import storage_of
 
 
 class ResultsTold(TorchDispatchMode):
@@ -66,60 +67,52 @@ def tell_results(births: Births, before: int, given: Any, result: Any) -> None:
             births.born(tensor, before)
 
 
-BufferKind = tuple[Any, ...]  # what the wrapper's function is called with: sizes, strides, dtype
-
-
 class ToldArtifact:
     """A compiled artifact that runs as it is, and while `telling` lasts tells of the memory that it allocates.
 
     A result usually lies where a buffer lay that was freed before. A launch exchanges the result's address, and behind that of
-    the other there has to be memory (scratch). So in a capture whose addresses cost nothing, results come first:
+    the other there has to be memory (scratch). So in a capture whose addresses cost nothing, results come first, and buffers
+    that are freed before a result is made lie in that result's memory, if launches seldom exchange it:
 
         as compiled      | a, then r | b, then s | c |     three buffers need memory
         results first    | r | s | a, then b, then c |     one does
+        r is steady      | a, then r | s | b, then c |     one does, and a moves with r
 
-    Which of its buffers it returns is found out in its first run; in a capture before any run they are not told apart.
+    Which of its buffers it returns, and when others are freed, is found out in its first run; in a capture before any run they
+    are made as compiled.
     """
 
     def __init__(self, run: Callable[..., Sequence[Any]]) -> None:
         self._run = run
-        self._returned: Mapping[int, BufferKind] | None = None  # by how many were allocated before; None: not known yet
+        self._buffers: Sequence[NotedBuffer] | None = None  # None: not known yet
 
     def __call__(self, *args: Any) -> Sequence[Any]:
-        return self._run(*args) if self._returned is not None else self._first_run(*args)
+        return self._run(*args) if self._buffers is not None else self._first_run(*args)
 
     def telling(self, births: Births) -> contextlib.AbstractContextManager[None]:
         """As the function of that name does. Captures are compared, so what is known in the first one is what is known."""
-        self._returned = self._returned or {}
-        return telling(self._run, births, self._returned if births.results_first else {})
+        self._buffers = self._buffers or ()
+        return telling(self._run, births, self._buffers if births.results_first else ())
 
     def _first_run(self, *args: Any) -> Sequence[Any]:
-        made: dict[int, tuple[int, BufferKind]] = {}
-        count = itertools.count()
-
-        def note(allocate: Allocate, *wanted: Any) -> torch.Tensor:
-            tensor = allocate(*wanted)
-            made[storage_of(tensor)] = next(count), wanted  # of those freed before, none is returned
-            return tensor
-
-        with _allocating(self._run, note):
+        notes = LifetimeNotes()
+        with _allocating(self._run, notes.allocate):
             results = self._run(*args)
-        storages = [storage_of(one) for one in results if isinstance(one, torch.Tensor) and has_strides(one)]
-        self._returned = dict(made[storage] for storage in storages if storage in made)
+        self._buffers = notes.of_run(results)
         return results
 
 
 @contextlib.contextmanager
-def telling(
-    artifact: Callable[..., Any], births: Births, returned: Mapping[int, BufferKind] = MappingProxyType({})
-) -> Iterator[None]:
+def telling(artifact: Callable[..., Any], births: Births, buffers: Sequence[NotedBuffer] = ()) -> Iterator[None]:
     """While this lasts, the artifact tells of each buffer that its wrapper allocates, and of each result of an operator.
 
-    Both have to be told: where one is allocated, another may have been before. Those `returned` are made at once; each is given
-    out when the wrapper has asked for as many others as its key says.
+    Both have to be told: where one is allocated, another may have been before. Of the `buffers` that an earlier run allocated,
+    those that it returned are made at once, and each is given out when it is that one's turn.
     """
-    first: dict[int, tuple[BufferKind, torch.Tensor]] = {}
+    first: dict[int, torch.Tensor] = {}
+    places = places_in_results(buffers, births.steady)
     count = itertools.count()
+    is_as_before = True  # a place is good only if all that may lie there is allocated in the same order
 
     def make(allocate: Allocate, *wanted: Any) -> torch.Tensor:
         before = births.now()
@@ -128,17 +121,32 @@ def telling(
         return made
 
     def allocate_and_tell(allocate: Allocate, *wanted: Any) -> torch.Tensor:
-        expected, made = first.pop(next(count), (None, None))
-        return made if made is not None and wanted == expected else make(allocate, *wanted)
+        nonlocal is_as_before
+        at = next(count)
+        made, is_kind = first.pop(at, None), at < len(buffers) and buffers[at].kind == wanted
+        is_as_before = is_as_before and is_kind
+        if made is not None and is_kind:
+            return made
+        if at in places and is_as_before:
+            return _inside(first[places[at].buffer], places[at].begin, *wanted)
+        return make(allocate, *wanted)
 
     with _allocating(artifact, allocate_and_tell) as allocate:
         if allocate is not None:
-            first.update({at: (wanted, make(allocate, *wanted)) for at, wanted in returned.items()})
+            first.update({at: make(allocate, *one.kind) for at, one in enumerate(buffers) if one.is_returned})
         try:
             with ResultsTold(births):
                 yield
         finally:
             first.clear()  # a body that raised has not asked for all
+
+
+def _inside(outer: torch.Tensor, begin: int, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in the memory of a result that is not made yet, from byte `begin` on."""
+    elements = outer.untyped_storage().nbytes() // outer.itemsize
+    flat = outer.as_strided((elements,), (1,)).view(torch.uint8)
+    whole = flat[: flat.numel() // dtype.itemsize * dtype.itemsize]
+    return whole.view(dtype).as_strided(size, stride, begin // dtype.itemsize)
 
 
 _ALLOCATE = "empty_strided_cuda"

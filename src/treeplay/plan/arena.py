@@ -9,12 +9,12 @@ The largest buffer is placed first, each in the tightest gap that is free during
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch.fx
 
 from treeplay.lower.aten.storage import Home, survey_storages
-from treeplay.values.arena import ArenaBuffer, ArenaPlan, Buffer, aligned
+from treeplay.values.arena import ArenaBuffer, ArenaPlan, Buffer, largest_first, tightest_gap
 
 
 def plan_arena(graph: torch.fx.Graph) -> ArenaPlan:
@@ -34,28 +34,8 @@ def plan_arena(graph: torch.fx.Graph) -> ArenaPlan:
 def pack(buffers: Sequence[Buffer]) -> ArenaPlan:
     """Give each buffer an offset such that no two that meet overlap."""
     placed: list[ArenaBuffer] = []
-    # Sorting is stable: of two alike, the first comes first. Identities take no part, as they may be addresses.
-    for buffer in sorted(buffers, key=lambda item: (-item.nbytes, item.first_step)):
-        placed.append(ArenaBuffer(buffer, _tightest_gap(buffer, placed)))
+    for buffer in largest_first(buffers):
+        placed.append(ArenaBuffer(buffer, tightest_gap(buffer, placed)))
     by_buffer = {id(block.buffer): block for block in placed}
     blocks = tuple(by_buffer[id(buffer)] for buffer in buffers)
     return ArenaPlan(blocks, max((block.end for block in blocks), default=0))
-
-
-def _tightest_gap(buffer: Buffer, placed: list[ArenaBuffer]) -> int:
-    """Where the least room is left over; the end of all that is in the way, if no gap is large enough."""
-    needed = aligned(buffer.nbytes)
-    in_the_way = sorted((block for block in placed if block.buffer.meets(buffer)), key=lambda block: block.offset)
-    gaps = list(_gaps(in_the_way))
-    fitting = [(size, start) for start, size in gaps[:-1] if size >= needed]
-    return min(fitting)[1] if fitting else gaps[-1][0]
-
-
-def _gaps(blocks: list[ArenaBuffer]) -> Iterator[tuple[int, int]]:
-    """The free stretches between blocks sorted by offset, as start and size; the last one has no end."""
-    start = 0
-    for block in blocks:
-        if block.offset > start:
-            yield start, block.offset - start
-        start = max(start, block.end)
-    yield start, 0

@@ -1,7 +1,12 @@
-"""An arena: one piece of memory in which buffers that are never alive together share bytes."""
+"""An arena: one piece of memory in which buffers that are never alive together share bytes.
+
+The largest is placed first, each in the tightest gap that is free during its whole life (greedy by size, as in Pisarchyk and
+Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 ALIGNMENT_BYTES = 64  # what torch's own host allocator gives; BLAS results may depend on it
@@ -56,3 +61,28 @@ class ArenaPlan:
     def __str__(self) -> str:
         wanted = sum(aligned(block.buffer.nbytes) for block in self.blocks)
         return f"arena: {len(self.blocks)} buffers of {wanted} bytes in {self.total_bytes} bytes"
+
+
+def largest_first(buffers: Iterable[Buffer]) -> list[Buffer]:
+    """In the order in which they are placed."""
+    # Sorting is stable: of two alike, the first comes first. Identities take no part, as they may be addresses.
+    return sorted(buffers, key=lambda item: (-item.nbytes, item.first_step))
+
+
+def tightest_gap(buffer: Buffer, placed: Sequence[ArenaBuffer]) -> int:
+    """Where the least room is left over; the end of all that is in the way, if no gap is large enough."""
+    needed = aligned(buffer.nbytes)
+    in_the_way = sorted((block for block in placed if block.buffer.meets(buffer)), key=lambda block: block.offset)
+    gaps = list(_gaps(in_the_way))
+    fitting = [(size, start) for start, size in gaps[:-1] if size >= needed]
+    return min(fitting)[1] if fitting else gaps[-1][0]
+
+
+def _gaps(blocks: Sequence[ArenaBuffer]) -> Iterator[tuple[int, int]]:
+    """The free stretches between blocks sorted by offset, as start and size; the last one has no end."""
+    start = 0
+    for block in blocks:
+        if block.offset > start:
+            yield start, block.offset - start
+        start = max(start, block.end)
+    yield start, 0

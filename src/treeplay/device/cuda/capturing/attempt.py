@@ -87,7 +87,8 @@ def attempt(
         ):
             spared.put_back()
             # Addresses of a space need memory only where something else than a result lies.
-            births = Marks(lane.device, results_first=space is not None)
+            steady = frozenset(work.slots).difference(cloned)
+            births = Marks(lane.device, results_first=space is not None, steady=steady)
             with work.tells(births) if work.tells is not None else nullcontext(), kept_in_place(tensors):
                 # A list of its own, which the body may empty.
                 outputs = list(work.body(list(tensors)))

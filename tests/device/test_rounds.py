@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from treeplay.device.cuda.capturing import rounds as module
-from treeplay.device.cuda.capturing.rounds import CaptureFindings, capture_in_rounds, lodgers
+from treeplay.device.cuda.capturing.rounds import CaptureFindings, capture_in_rounds, lodgers, steady_of
 from treeplay.device.protocol import Work
 from treeplay.relocate.table import Relocation, Row
 
@@ -68,3 +68,22 @@ def test_what_never_settles_is_captured_with_copies_of_everything(monkeypatch: p
     found = capture_in_rounds(work_of_three({0}), [torch.zeros(1)] * 3, lane).found
     assert set(found.cloned) == set(range(100)) and set(found.buffered) == {1, 2} == shown.buffered[-1]
     assert found.cloned[0] == "moves oddly" and "went on showing" in found.cloned[99] and shown.dropped == 7
+
+
+def test_gradients_that_cannot_move_are_captured_without_others_in_their_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = Shown(monkeypatch, restless=1)
+    lane: Any = Lane()
+    work = Work("work", NOTHING, NOTHING, names=("a",), slots={0: 0, 1: 0})
+    assert steady_of(work, CaptureFindings()) == {0, 1}
+    found = capture_in_rounds(work, [torch.zeros(1)], lane).found
+    assert not found.cloned and not steady_of(work, found) and shown.dropped == 1
+
+
+def test_gradients_that_cannot_move_in_any_way_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Shown(monkeypatch, restless=2)
+    lane: Any = Lane()
+    work = Work("work", NOTHING, NOTHING, names=("a",), slots={0: 0})
+    found = capture_in_rounds(work, [torch.zeros(1)], lane).found
+    assert set(found.cloned) == {0} and not steady_of(work, found) and shown.dropped == 2

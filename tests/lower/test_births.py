@@ -14,30 +14,10 @@ import pytest
 import torch
 
 from support import call_of
+from support.births import NotedBirths
 from treeplay.lower.births import ResultsTold, ToldArtifact, makers_of_results, tell_results, telling
 from treeplay.lower.stream import lower_for_stream
 from treeplay.trace.jit import trace
-
-
-class Births:
-    """Counts the operators that ran, as a capture counts nodes."""
-
-    def __init__(self) -> None:
-        self.time = 0
-        self.told: list[tuple[int, int]] = []
-        self.begun = 0
-        self.results_first = True
-        self.steady: frozenset[int] = frozenset()
-
-    def begins(self) -> None:
-        self.begun += 1
-
-    def now(self) -> int:
-        self.time += 1
-        return self.time
-
-    def born(self, tensor: torch.Tensor, at: int) -> None:
-        self.told.append((tensor.untyped_storage().data_ptr(), at))
 
 
 def address(tensor: torch.Tensor) -> int:
@@ -45,7 +25,7 @@ def address(tensor: torch.Tensor) -> int:
 
 
 def test_results_in_memory_of_their_own_are_told() -> None:
-    births, x, out = Births(), torch.randn(3, 4), torch.empty(3, 4)
+    births, x, out = NotedBirths(), torch.randn(3, 4), torch.empty(3, 4)
     with ResultsTold(births):
         made = x * 2 - 1
         view = made.t()
@@ -59,13 +39,13 @@ def test_results_in_memory_of_their_own_are_told() -> None:
 
 
 def test_results_in_lists_among_results_are_told() -> None:
-    births, given, first, second = Births(), torch.ones(1), torch.ones(2), torch.ones(3)
+    births, given, first, second = NotedBirths(), torch.ones(1), torch.ones(2), torch.ones(3)
     tell_results(births, 7, ([given],), (first, [second, given], None))
     assert births.told == [(address(first), 7), (address(second), 7)]
 
 
 def test_a_higher_order_operator_is_told_as_one() -> None:
-    births, x = Births(), torch.ones(3)
+    births, x = NotedBirths(), torch.ones(3)
     with ResultsTold(births):
         (made,) = torch.ops.higher_order.invoke_subgraph(torch.fx.symbolic_trace(lambda x: (x * 2 + 1,)), "graph", x)
     assert made.tolist() == [3, 3, 3] and births.told[-1][0] == address(made)
@@ -111,7 +91,7 @@ def of_wrapper(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 def test_a_wrapper_tells_what_it_allocates_and_what_its_operators_return() -> None:
-    births, wrapper = Births(), Wrapper()
+    births, wrapper = NotedBirths(), Wrapper()
     with telling(wrapper.call, births):
         buffer, pooled, _ = wrapper.call([torch.ones(2, 2)])
     told = dict(births.told)
@@ -128,7 +108,7 @@ def test_buffers_that_are_returned_are_made_first() -> None:
     assert wrapper.is_as_compiled()
     for number in (2.0, 3.0):
         wrapper.made.clear()
-        births = Births()
+        births = NotedBirths()
         with artifact.telling(births):
             assert [made.stride() for made in wrapper.made] == [(1, 2), (1, 1)]
             results = list(artifact([x * number]))
@@ -141,7 +121,7 @@ def test_buffers_that_are_returned_are_made_first() -> None:
 
 
 def test_where_memory_is_not_free_of_charge_buffers_are_made_where_they_are_needed() -> None:
-    wrapper, x, births = Wrapper(), torch.ones(2, 2), Births()
+    wrapper, x, births = Wrapper(), torch.ones(2, 2), NotedBirths()
     artifact = ToldArtifact(wrapper.call)
     artifact([x])
     births.results_first = False
@@ -155,7 +135,7 @@ def test_captures_before_the_first_run_and_after_it_allocate_alike() -> None:
     wrapper, x = Wrapper(), torch.ones(2, 2)
     artifact, orders = ToldArtifact(wrapper.call), []
     for _ in range(2):
-        with artifact.telling(Births()):
+        with artifact.telling(NotedBirths()):
             wrapper.made.clear()
             artifact([x])
         orders.append([made.stride() for made in wrapper.made])
@@ -167,7 +147,7 @@ def test_a_buffer_that_lies_in_another_way_is_made_when_it_is_asked_for() -> Non
     wrapper, x = Wrapper(), torch.tensor([1.0, 2.0, 3.0, 0.5, 4.0])
     artifact = ToldArtifact(wrapper.call)
     artifact([x[:4].view(2, 2)])
-    with artifact.telling(Births()):
+    with artifact.telling(NotedBirths()):
         wrapper.made.clear()
         results = list(artifact([x[1:].view(2, 2)]))
     torch.testing.assert_close(results, of_wrapper(x[1:].view(2, 2)))
@@ -208,7 +188,7 @@ def late_artifact(x: torch.Tensor) -> tuple[Wrapper, ToldArtifact]:
 
 def test_buffers_that_are_freed_in_time_lie_in_a_steady_result() -> None:
     """The first in the first result, and the one beside it in the second; `second` is alive when that is made."""
-    births, x = Births(), torch.randn(256, 256)
+    births, x = NotedBirths(), torch.randn(256, 256)
     wrapper, artifact = late_artifact(x)
     births.steady = frozenset({0, 1})
     with artifact.telling(births):
@@ -222,13 +202,13 @@ def test_buffers_that_are_freed_in_time_lie_in_a_steady_result() -> None:
 def test_in_results_that_are_not_steady_nothing_lies() -> None:
     x = torch.randn(256, 256)
     wrapper, artifact = late_artifact(x)
-    with artifact.telling(Births()):
+    with artifact.telling(NotedBirths()):
         artifact([x])
     assert len(wrapper.made) == 5
 
 
 def test_where_buffers_lie_in_another_way_none_lies_in_a_result() -> None:
-    births, x = Births(), torch.randn(256, 256)
+    births, x = NotedBirths(), torch.randn(256, 256)
     wrapper, artifact = late_artifact(x)
     births.steady = frozenset({0, 1})
     with artifact.telling(births):
@@ -243,7 +223,7 @@ def test_another_thread_gets_buffers_of_its_own() -> None:
     artifact = ToldArtifact(wrapper.call)
     artifact([x])
     elsewhere: list[Any] = []
-    with artifact.telling(Births()):
+    with artifact.telling(NotedBirths()):
         thread = threading.Thread(target=lambda: elsewhere.extend(artifact([x * 2])))
         thread.start()
         thread.join()
@@ -260,7 +240,7 @@ def test_a_body_that_raises_leaves_nothing_behind() -> None:
     assert wrapper.is_as_compiled()
     artifact([x])  # which is the first that says what is returned
     wrapper.made.clear()
-    with artifact.telling(Births()) as _, contextlib.suppress(ValueError):
+    with artifact.telling(NotedBirths()) as _, contextlib.suppress(ValueError):
         made = [weakref.ref(one) for one in wrapper.made]
         wrapper.made.clear()
         artifact([x * float("nan")])
@@ -294,7 +274,7 @@ def test_of_every_operator_it_is_told_that_it_begins() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return (x * 2 - 1).tanh()
 
-    births, graph = Births(), trace(program, call_of(torch.ones(3))).graph
+    births, graph = NotedBirths(), trace(program, call_of(torch.ones(3))).graph
     lowered = lower_for_stream(graph, torch.device("cpu"))
     assert lowered.tells is not None and lowered.body is not None
     with lowered.tells(births):

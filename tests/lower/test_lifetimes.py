@@ -24,7 +24,7 @@ def buffer(kib: int, freed: int | None = None, result: int | None = None) -> Not
 
 
 def placed(buffers: list[NotedBuffer], results: set[int]) -> dict[int, tuple[int, int]]:
-    return {at: (place.buffer, place.begin) for at, place in places_in_results(buffers, results).items()}
+    return {at: (place.outer, place.offset) for at, place in places_in_results(buffers, results).items()}
 
 
 def test_a_buffer_freed_before_a_result_is_made_lies_in_it() -> None:
@@ -74,15 +74,15 @@ def steps(draw: st.DrawFn) -> list[NotedBuffer]:
 def test_no_two_that_are_alive_at_once_overlap(buffers: list[NotedBuffer]) -> None:
     found = places_in_results(buffers, range(len(buffers)))
     for at, place in found.items():
-        one, outer = buffers[at], buffers[place.buffer]
-        assert one.freed is not None and at < one.freed <= place.buffer and outer.result is not None
-        assert place.begin % 512 == 0 and place.begin + one.nbytes <= outer.nbytes
+        one, outer = buffers[at], buffers[place.outer]
+        assert one.freed is not None and at < one.freed <= place.outer and outer.result is not None
+        assert place.offset % 512 == 0 and place.offset + one.nbytes <= outer.nbytes
         for other_at, other in found.items():
             two = buffers[other_at]
-            if other_at == at or other.buffer != place.buffer or two.freed is None:
+            if other_at == at or other.outer != place.outer or two.freed is None:
                 continue
             apart = one.freed <= other_at or two.freed <= at
-            assert apart or place.begin + one.nbytes <= other.begin or other.begin + two.nbytes <= place.begin
+            assert apart or place.offset + one.nbytes <= other.offset or other.offset + two.nbytes <= place.offset
 
 
 def test_a_run_tells_when_its_buffers_are_freed_and_what_they_are_returned_as() -> None:

@@ -17,7 +17,8 @@ from treeplay.device.protocol import Births
 from treeplay.lower.lifetimes import LifetimeNotes, NotedBuffer, places_in_results
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.schemas import leaves_of
-from treeplay.torch_seam.tensors import storage_of
+from treeplay.torch_seam.tensors import storage_of, view_in_memory_of
+from treeplay.values.spec import TensorSpec
 
 
 class ResultsTold(TorchDispatchMode):
@@ -128,7 +129,8 @@ def telling(artifact: Callable[..., Any], births: Births, buffers: Sequence[Note
         if made is not None and is_kind:
             return made
         if at in places and is_as_before:
-            return _inside(first[places[at].buffer], places[at].begin, *wanted)
+            outer, (size, stride, dtype) = first[places[at].outer], wanted
+            return view_in_memory_of(outer, places[at].offset, TensorSpec(size, stride, dtype, outer.device))
         return make(allocate, *wanted)
 
     with _allocating(artifact, allocate_and_tell) as allocate:
@@ -139,14 +141,6 @@ def telling(artifact: Callable[..., Any], births: Births, buffers: Sequence[Note
                 yield
         finally:
             first.clear()  # a body that raised has not asked for all
-
-
-def _inside(outer: torch.Tensor, begin: int, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in the memory of a result that is not made yet, from byte `begin` on."""
-    elements = outer.untyped_storage().nbytes() // outer.itemsize
-    flat = outer.as_strided((elements,), (1,)).view(torch.uint8)
-    whole = flat[: flat.numel() // dtype.itemsize * dtype.itemsize]
-    return whole.view(dtype).as_strided(size, stride, begin // dtype.itemsize)
 
 
 _ALLOCATE = "empty_strided_cuda"

@@ -18,6 +18,7 @@ from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
 from treeplay.lower.aten.memory import empty_like_spec
 from treeplay.lower.births import tell_results
+from treeplay.lower.in_results import GivenMemory, write_into
 from treeplay.lower.numbers_together import NumbersTogether, compute
 from treeplay.torch_seam.fakes import new_fake_mode
 from treeplay.torch_seam.schemas import is_random
@@ -47,8 +48,8 @@ class TensorsForNumbers(torch.fx.Interpreter):
 
     `known` numbers are not computed here: those in `slots` are elements of a vector, given after the other inputs.
     `formulas` stand for operators, whatever they are given. With `forgets`, values are dropped after their last use. While it
-    has `births`, these are told of the results of `makers`. Numbers that are computed `together` are computed once for all, and
-    what is computed is not kept from a compiler.
+    has `births`, these are told of the results of `makers`; operators that have `memory`, by their names, write there. Numbers
+    that are computed `together` are computed once for all, and what is computed is not kept from a compiler.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class TensorsForNumbers(torch.fx.Interpreter):
         self._computed: dict[str, torch.Tensor] = {}
         self.vector: torch.Tensor | None = None
         self.births: Births | None = None
+        self.memory = GivenMemory()
 
     def with_vector(self, *inputs: torch.Tensor) -> Any:
         """Run over the graph's tensor inputs, followed by the vector of numbers if there are any."""
@@ -99,7 +101,7 @@ class TensorsForNumbers(torch.fx.Interpreter):
             return self._together(n.name)
         if self.births is None:
             return self._call(n)
-        if n.name not in self.makers:
+        if n.name not in self.makers or n.name in self.memory.of:
             self.births.begins()
             return self._call(n)
         before = self.births.now()
@@ -119,7 +121,20 @@ class TensorsForNumbers(torch.fx.Interpreter):
             return self.formulas[n.target](*args, **kwargs)
         if any(argument.name in self.scalars for argument in n.all_input_nodes) and n.target in FORMULAS:
             return by_formula(n.target, [self._is_number(argument) for argument in n.args[:2]], args, kwargs)
+        if n.name in self.memory.settled:
+            return self.memory.of.get(n.name, args[0])
+        if n.name in self.memory.of:
+            return write_into(self.memory.of[n.name], n.target, args, kwargs)  # type: ignore[arg-type]
         return n.target(*args, **kwargs)  # type: ignore[operator]
+
+    def runs_as_it_is(self, n: torch.fx.Node) -> bool:
+        """Whether an operator is called with its arguments, as the graph says."""
+        return (
+            n.target not in (aten.detach.default, aten.expand.default)
+            and n.target not in self.formulas
+            and n.name not in self.together
+            and not any(one.name in self.scalars for one in (n, *n.all_input_nodes))
+        )
 
     def _is_number(self, argument: Any) -> bool:
         return (

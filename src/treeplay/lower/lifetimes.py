@@ -21,13 +21,13 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from treeplay.torch_seam.tensors import has_strides, storage_of
-from treeplay.values.arena import ArenaBuffer, Buffer, largest_first, tightest_gap
+from treeplay.values.arena import Buffer, BufferPlace, places_inside
 
 BufferKind = tuple[Any, ...]
 """What a wrapper asks for: sizes, strides, dtype."""
 
-_LEAST_BYTES = 1 << 16  # pages have 2 MiB: what is smaller than this is not worth a place
-_ALIGNMENT = 512  # the allocator's own
+LEAST_BYTES = 1 << 16
+"""Memory is mapped in pages of 2 MiB: what is smaller than this is not worth a place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,6 @@ class NotedBuffer:
     freed: int | None = None
     is_returned: bool = False
     result: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BufferPlace:
-    """Where a buffer lies: in which other one, and how many bytes behind its beginning."""
-
-    buffer: int
-    begin: int
 
 
 class LifetimeNotes:
@@ -69,7 +61,7 @@ class LifetimeNotes:
         storage = tensor.untyped_storage()
         # The reference keeps the name of the storage, so that no later one has the same, and not its memory.
         self._made.append((wanted, StorageWeakRef(storage), storage.nbytes()))
-        if storage.nbytes() >= _LEAST_BYTES:
+        if storage.nbytes() >= LEAST_BYTES:
             self._alive[now] = self._made[-1][1]
         return tensor
 
@@ -103,24 +95,14 @@ def _filling(indices: Sequence[int], results: Sequence[Any], nbytes: int) -> int
 
 
 def places_in_results(buffers: Sequence[NotedBuffer], results: Collection[int]) -> dict[int, BufferPlace]:
-    """Which buffers lie in others that are returned as `results`, and where in them.
-
-    No two that are alive at once overlap, and none is alive any more when the one that it lies in is asked for. Each lies
-    in the smallest memory that has room.
-    """
-    outer = [at for at, buffer in enumerate(buffers) if buffer.result in results and buffer.nbytes >= _LEAST_BYTES]
-    outer.sort(key=lambda at: buffers[at].nbytes)
-    inside: dict[int, list[ArenaBuffer]] = {at: [] for at in outer}
-    found: dict[int, BufferPlace] = {}
-    for item in largest_first(
-        Buffer(at, -(-buffer.nbytes // _ALIGNMENT) * _ALIGNMENT, at, buffer.freed - 1)
-        for at, buffer in enumerate(buffers)
-        if buffer.freed is not None and not buffer.is_returned
-    ):
-        for at in outer:
-            begin = tightest_gap(item, inside[at])
-            if item.last_step < at and begin + item.nbytes <= buffers[at].nbytes:
-                found[item.id] = BufferPlace(at, begin)
-                inside[at].append(ArenaBuffer(item, begin))
-                break
-    return found
+    """Which buffers lie in others that are returned as `results`, by how many were allocated before."""
+    never = len(buffers)
+    large = [(at, one) for at, one in enumerate(buffers) if one.nbytes >= LEAST_BYTES]
+    return places_inside(
+        [Buffer(at, one.nbytes, at, never) for at, one in large if one.result in results],
+        [
+            Buffer(at, one.nbytes, at, one.freed - 1)
+            for at, one in large
+            if one.freed is not None and not one.is_returned
+        ],
+    )

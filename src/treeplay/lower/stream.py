@@ -16,6 +16,7 @@ from treeplay.device.protocol import Births
 from treeplay.lower.births import makers_of_results
 from treeplay.lower.foreach import ON_LISTS
 from treeplay.lower.functional import TensorsForNumbers
+from treeplay.lower.in_results import GivenMemory, MemoryInResults
 from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.masked import ON_A_STREAM
 from treeplay.lower.numbers import Vector, split_numbers
@@ -42,13 +43,16 @@ def lower_for_stream(graph: torch.fx.Graph, device: torch.device) -> Lowered:
         with torch.no_grad():
             return walk.with_vector(*tensors)  # type: ignore[no-any-return]
 
+    in_results = MemoryInResults(graph, device, walk.runs_as_it_is)
+
     @contextmanager
     def tells(births: Births) -> Iterator[None]:
-        walk.births = births
+        with torch.no_grad():
+            walk.births, walk.memory = births, in_results.make(births)
         try:
             yield
         finally:
-            walk.births = None
+            walk.births, walk.memory = None, GivenMemory()
 
     operators = sum(node.op == "call_function" for node in graph.nodes)
     return Lowered("aten", with_vector(body, vector), body=body, vector=vector, tells=tells, operators=operators)

@@ -84,6 +84,14 @@ def view_in_block(block: torch.Tensor, begin: int, like: torch.Tensor | TensorSp
     return block.view(spec.dtype).as_strided(spec.shape, spec.stride, begin // spec.dtype.itemsize)
 
 
+def view_in_memory_of(outer: torch.Tensor, begin: int, spec: TensorSpec) -> torch.Tensor:
+    """A tensor of a shape, strides and dtype in the memory of another one, from its byte `begin` on."""
+    elements = outer.untyped_storage().nbytes() // outer.itemsize
+    flat = outer.as_strided((elements,), (1,), 0).view(torch.uint8)
+    # A view as another type takes whole elements of it. Where the storage ends is looked at when the shape is given.
+    return view_in_block(flat[: elements * outer.itemsize // 16 * 16], begin, spec)
+
+
 def uses_of_storage(tensor: torch.Tensor) -> int:
     """How many tensors hold the storage of `tensor`, itself included."""
     storage = tensor.untyped_storage()

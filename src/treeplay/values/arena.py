@@ -7,7 +7,7 @@ Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ALIGNMENT_BYTES = 64  # what torch's own host allocator gives; BLAS results may depend on it
 
@@ -76,6 +76,36 @@ def tightest_gap(buffer: Buffer, placed: Sequence[ArenaBuffer]) -> int:
     gaps = list(_gaps(in_the_way))
     fitting = [(size, start) for start, size in gaps[:-1] if size >= needed]
     return min(fitting)[1] if fitting else gaps[-1][0]
+
+
+@dataclass(frozen=True, slots=True)
+class BufferPlace:
+    """Where a buffer lies: in which other one, and how many bytes behind its beginning."""
+
+    outer: int
+    offset: int
+
+
+def places_inside(outer: Iterable[Buffer], buffers: Iterable[Buffer], alignment: int = 512) -> dict[int, BufferPlace]:
+    """Which of the `buffers` lie in others, and where in them, all by their ids.
+
+    No two that are alive at once overlap, and none is alive any more when the one that it lies in is first needed. Each lies in
+    the smallest that has room. The memory of those outside begins at multiples of `alignment`, a multiple of 64 bytes.
+    """
+    rooms = sorted(outer, key=lambda item: item.nbytes)
+    inside: dict[int, list[ArenaBuffer]] = {room.id: [] for room in rooms}
+    found: dict[int, BufferPlace] = {}
+    for buffer in largest_first(buffers):
+        padded = replace(buffer, nbytes=-(-buffer.nbytes // alignment) * alignment)
+        for room in rooms:
+            if buffer.last_step >= room.first_step or padded.nbytes > room.nbytes:
+                continue
+            offset = tightest_gap(padded, inside[room.id])
+            if offset + padded.nbytes <= room.nbytes:
+                found[buffer.id] = BufferPlace(room.id, offset)
+                inside[room.id].append(ArenaBuffer(padded, offset))
+                break
+    return found
 
 
 def _gaps(blocks: Sequence[ArenaBuffer]) -> Iterator[tuple[int, int]]:

@@ -45,6 +45,7 @@ class CaptureFindings:
     table: Relocation | None = None
     why_fixed: str | None = None  # why nothing at all can move
     unfaithful: dict[int, str] = field(default_factory=dict)  # nodes that cannot be set, each with what went wrong
+    shares_gradients: bool = True  # whether others may lie in memory of gradients that are not made yet
 
     def copy_everything(self, inputs: Iterable[int], outputs: Iterable[int]) -> None:
         """Move none of these: for a program of which each capture shows something new that cannot move."""
@@ -75,6 +76,9 @@ def capture_in_rounds(work: Work, tensors: Sequence[torch.Tensor], lane: Lane, *
         _ask_nodes(made, found)
         if not _learned(work, found):
             return Rounds(made, found, buffers, seconds)
+        if found.shares_gradients and found.cloned.keys() & work.slots.keys():
+            # The more lies in a gradient, the more kernels hold its address, and some hold leftovers that nobody reads.
+            found = CaptureFindings(shares_gradients=False)
         if number == _MOST_ROUNDS - 2:
             arguments = set(movable_of(work, tensors, found.buffered) or ()) - work.state
             found.copy_everything(arguments, range(len(made.outputs)))
@@ -116,7 +120,16 @@ def _capture_and_prove(
             others.append(_other(work, [*elsewhere, *own], lane, found, movable, shapes, space))
         seconds["proof"] = time.perf_counter() - before
         before = time.perf_counter()
-        made = attempt(work, [*given, *own], lane, cloned=found.cloned, movable=movable, shapes=shapes, space=spaces[0])
+        made = attempt(
+            work,
+            [*given, *own],
+            lane,
+            cloned=found.cloned,
+            steady=steady_of(work, found),
+            movable=movable,
+            shapes=shapes,
+            space=spaces[0],
+        )
         seconds["capture"] = time.perf_counter() - before
     except BaseException:
         for space in spaces:  # also those whose capture was dropped: closing them again does nothing
@@ -146,7 +159,17 @@ def _other(
     space: AddressSpace | None,
 ) -> CaptureNotes:
     """What a capture shows whose tensors and memory lie elsewhere. It is dropped before the next one begins."""
-    made = attempt(work, tensors, lane, cloned=found.cloned, movable=movable, shapes=shapes, is_apart=True, space=space)
+    made = attempt(
+        work,
+        tensors,
+        lane,
+        cloned=found.cloned,
+        steady=steady_of(work, found),
+        movable=movable,
+        shapes=shapes,
+        is_apart=True,
+        space=space,
+    )
     notes = made.captured
     with turns.taken_once():  # so that what it wrote down is gone before the next one begins
         made.drop()
@@ -155,6 +178,11 @@ def _other(
     if notes is None:
         raise InternalError("a capture was not read")
     return notes
+
+
+def steady_of(work: Work, found: CaptureFindings) -> frozenset[int]:
+    """The outputs in whose memory others may lie before they are made: gradients, which the next launch writes again."""
+    return frozenset(work.slots) if found.shares_gradients else frozenset()
 
 
 def _room(space: AddressSpace | None) -> Callable[[int], int] | None:

@@ -62,6 +62,8 @@ static int map_all(uint64_t start, size_t size)
     return range.allow(start, (size_t)(range.next - start), range.access, 1);
 }
 
+void clear_stack(void);
+
 /* Small pieces that nobody gets. Their number differs from range to range: so segments lie at other distances in each, and
  * what moved from one range to another shows by how far in which segment it was. */
 static size_t gap(void)
@@ -71,21 +73,29 @@ static size_t gap(void)
     return (range.chance >> 16) % MOST_GAPS * range.sizes[1];
 }
 
-/* `size` bytes of addresses; NULL if there are none left, or if it is no multiple of the small piece. */
-void *take(size_t size, int device, void *stream)
+__attribute__((noinline)) static void *next_addresses(size_t size)
 {
     uint64_t start = range.next;
     size_t before = gap();
     int mode = 2; /* relaxed: to map memory is no work for a graph */
     int failed;
-    (void)device;
-    (void)stream;
     if (size + before > range.end - start || size % range.sizes[1] != 0)
         return NULL;
     range.exchange(&mode);
     failed = map_all(start, before + size);
     range.exchange(&mode); /* back to what the first exchange has left in `mode` */
     return failed ? NULL : (void *)(uintptr_t)(start + before);
+}
+
+/* `size` bytes of addresses; NULL if there are none left, or if it is no multiple of the small piece. An operator calls this
+ * before it puts its kernel's parameters together: what is random in here is not to be left where they will lie. */
+void *take(size_t size, int device, void *stream)
+{
+    void *taken = next_addresses(size);
+    (void)device;
+    (void)stream;
+    clear_stack();
+    return taken;
 }
 
 /* The whole range is given back at once, by whoever has it. */

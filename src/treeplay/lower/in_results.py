@@ -1,0 +1,134 @@
+"""Operators that run as they are, and write into memory of gradients that are not made yet.
+
+    mm ─▶ A ── gelu ─▶ B        A and B are not read any more when the gradient is made: they lie in its memory
+    mm ─▶ gradient              its memory is there before the first operator
+
+What is copied into a new gradient, as where `backward` accumulates, is computed in it.
+
+Only operators that can write into given memory take part: convolutions, for example, allocate what they return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+
+from treeplay.device.protocol import Births
+from treeplay.errors import LoweringError
+from treeplay.lower.aten.memory import empty_like_spec
+from treeplay.lower.aten.ops import COPIES, EMPTY, fill_value, needs_only_memory, out_form, returns_count
+from treeplay.lower.aten.storage import Storage, survey_storages
+from treeplay.lower.lifetimes import LEAST_BYTES
+from treeplay.torch_seam.operators import OpOverload
+from treeplay.torch_seam.tensors import view_in_memory_of
+from treeplay.values.arena import Buffer, BufferPlace, places_inside
+from treeplay.values.spec import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GivenMemory:
+    """The memory that nodes write their results into, by their names, and copies that need not happen: the values are there."""
+
+    of: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    settled: Collection[str] = frozenset()
+
+
+class MemoryInResults:
+    """Which operators of a traced graph write into memory of which results, all of one device. Those for which `is_plain` is
+    false do not."""
+
+    def __init__(self, graph: torch.fx.Graph, device: torch.device, is_plain: Callable[[torch.fx.Node], bool]) -> None:
+        self._graph = graph
+        self._device = device
+        self._is_plain = is_plain
+        self._found: dict[frozenset[int], _Places] = {}
+
+    def make(self, births: Births) -> GivenMemory:
+        """The memory of steady results, of which it is told, and what lies in it."""
+        if not births.results_first or not births.steady:
+            return GivenMemory()
+        if births.steady not in self._found:  # captures are compared: in each the same
+            self._found[births.steady] = self._place(births.steady)
+        found = self._found[births.steady]
+        made: dict[int, torch.Tensor] = {}
+        for storage in found.outer:
+            before = births.now()
+            memory = empty_like_spec(storage.birth.meta["spec"])
+            births.born(memory, before)
+            made[_buffer(storage).id] = memory
+        memories = {storage: (made[_buffer(storage).id], 0) for storage in found.outer}
+        memories |= {storage: (made[place.outer], place.offset) for storage, place in found.inside.items()}
+        return GivenMemory(
+            {
+                node.name: view_in_memory_of(memory, begin, node.meta["spec"])
+                for storage, (memory, begin) in memories.items()
+                for node in storage.nodes
+                if node is storage.maker or node.target in EMPTY or node in found.settled
+            },
+            {node.name for node, storage in found.settled.items() if storage in memories},
+        )
+
+    def _place(self, steady: Collection[int]) -> _Places:
+        try:
+            plan = survey_storages(self._graph)
+        except LoweringError:  # something changes its size: what lies where is not known
+            return _Places([], {}, {})
+        returned: Any = self._graph.output_node().args[0]
+        shown = [plan.of.get(node) for node in returned]  # each is a storage of its own
+        able = [one for one in plan.storages if self._takes_memory(one)]
+        outer = [one for one in able if one in shown and shown.index(one) in steady]
+        inner = {_buffer(one).id: one for one in able if one not in shown}
+        places = places_inside(map(_buffer, outer), map(_buffer, inner.values()))
+        return _Places(
+            outer,
+            {inner[at]: place for at, place in places.items()},
+            {node: plan.of[source] for node, source in plan.settled.items()},
+        )
+
+    def _takes_memory(self, storage: Storage) -> bool:
+        """Whether the operator that makes it can be given its memory, all of which it fills."""
+        node, op = storage.maker, storage.maker.target
+        spec: TensorSpec = storage.birth.meta["spec"]
+        is_whole = storage.birth is node and node.meta["offset"] == 0 and spec.nbytes == storage.nbytes
+        return (
+            is_whole
+            and storage.is_plain
+            and spec.device == self._device
+            and spec.nbytes >= LEAST_BYTES
+            and isinstance(op, OpOverload)
+            and self._is_plain(node)
+            and returns_count(op) == 1
+            and needs_only_memory(op, node.args)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Results whose memory is made first, what lies in which of them, and the storages that copies are not made for."""
+
+    outer: list[Storage]
+    inside: dict[Storage, BufferPlace]
+    settled: dict[torch.fx.Node, Storage]
+
+
+def _buffer(storage: Storage) -> Buffer:
+    return Buffer(storage.birth.meta["storage"], storage.nbytes, storage.first, storage.last)
+
+
+def write_into(memory: torch.Tensor, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Have an operator that `needs_only_memory` write its result there."""
+    value = fill_value(op, args)
+    if op in EMPTY:
+        return memory
+    if op in COPIES:
+        return memory.copy_(args[0])
+    if value is not None:
+        return memory.fill_(value)
+    form = out_form(op)
+    assert form is not None
+    result: torch.Tensor = form.op(*args, *form.more, **kwargs, **{form.outs[0]: memory})
+    return result

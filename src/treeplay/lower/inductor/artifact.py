@@ -14,6 +14,7 @@ from treeplay.device.turns import turns
 from treeplay.errors import LoweringError
 from treeplay.lower.functional import draws_often
 from treeplay.lower.inductor.checked import has_unchecked_scatter
+from treeplay.lower.inductor.counted_places import read_places_from_memory
 from treeplay.lower.inductor.cpp_wrapper import is_worth_cpp
 from treeplay.lower.inductor.last_rewrite import LAST_PASS, last_rewrite, mark_results
 from treeplay.lower.inductor.layouts import ResultLayouts, has_convolutions_both_ways, put_channels_last
@@ -115,6 +116,8 @@ def compile_graph(
     ):
         groups = groups or groups_of(module)
         write_out_scales(module.graph)
+        if device.type == "cpu":
+            read_places_from_memory(module.graph)
         layouts = ResultLayouts(module, visible)
         module = joint_graph_passes(module)
         layouts.restore(module, partial(fake_tensor_prop, module, fakes))

@@ -122,7 +122,7 @@ OPERATORS: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
     lambda a, b: (a * b - a).clone(),
     lambda a, b: torch.addmm(a, b, a, beta=0.5, alpha=0.05),
     lambda a, b: torch.cat([a[:64] * 2, b[64:] - 1]),
-    lambda a, b: a.t().sub_(b).cumsum(0) / 50,
+    lambda a, b: (a - 1).t().sub_(b).cumsum(0) / 50,
     lambda a, b: a[3:7].sub_(b[3:7]).sum() - b,
     lambda a, b: a.softmax(1).to(torch.bfloat16).float() - b,
     lambda a, b: a.clone().index_add_(0, torch.arange(SIZE), b.t(), alpha=-0.5),

@@ -217,6 +217,31 @@ def test_where_buffers_lie_in_another_way_none_lies_in_a_result() -> None:
     assert len(wrapper.made) == 7
 
 
+def _kept(inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    kept: Any = empty_strided_cuda((256, 256), (256, 1), torch.float32)  # noqa: F821
+    kept.fill_(1)
+    empty_strided_cuda((inputs[0].shape[0],), (1,), torch.float32)  # noqa: F821
+    if inputs[0].shape[0] == 1:
+        kept = None
+    late = empty_strided_cuda((256, 256), (256, 1), torch.float32)  # noqa: F821
+    late.zero_()
+    if kept is not None:
+        late.add_(kept)
+    return (late,)
+
+
+def test_a_result_that_a_buffer_may_still_lie_in_is_made_anew() -> None:
+    """Where the wrapper allocates otherwise than before, nothing is known of what is alive."""
+    wrapper, births = Wrapper(), NotedBirths(steady=frozenset({0}))
+    wrapper.call = FunctionType(_kept.__code__, {**wrapper.names, "Any": Any}, "kept")
+    artifact = ToldArtifact(wrapper.call)
+    wrapper.keeps = False
+    assert next(iter(artifact([torch.ones(1)]))).sum() == 0
+    with artifact.telling(births):
+        (late,) = artifact([torch.ones(2)])
+    assert late.eq(1).all()
+
+
 def test_another_thread_gets_buffers_of_its_own() -> None:
     """It runs as it is what this one captures."""
     wrapper, x = Wrapper(), torch.ones(2, 2)

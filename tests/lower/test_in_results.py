@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support import call_of
 from support.births import NotedBirths
+from treeplay.lower.aten import lower_aten
 from treeplay.lower.in_results import MemoryInResults
 from treeplay.lower.stream import lower_for_stream
+from treeplay.plan.arena import plan_arena
 from treeplay.trace.jit import trace
+from treeplay.values.arena import ArenaPlan
 
 CPU = torch.device("cpu")
 SIZE = 128  # 64 KiB, the least that is given a place
@@ -43,6 +47,11 @@ def captured(program: Callable[..., Any], x: torch.Tensor, steady: set[int]) -> 
     assert lowered.tells is not None and lowered.body is not None
     with lowered.tells(births), Addresses() as seen:
         return list(lowered.body([x])), seen
+
+
+def planned(program: Callable[..., Any], x: torch.Tensor) -> tuple[torch.fx.Graph, ArenaPlan]:
+    graph = trace(program, call_of(x)).graph
+    return graph, plan_arena(graph)
 
 
 def test_values_that_are_not_read_any_more_lie_in_the_result() -> None:
@@ -104,6 +113,28 @@ def test_what_is_copied_into_a_result_is_computed_there() -> None:
     torch.testing.assert_close(late, program(x))
     assert "aten.copy_" not in [name for name, _ in seen.of]
     assert [name for name, at in seen.of if at == address(late)] == ["aten.sin", "aten.mm"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda t: t.as_strided((SIZE, SIZE), (SIZE, 1), 0),
+        lambda t: torch.as_strided_copy(t, (SIZE, SIZE), (SIZE, 1), 0),
+        lambda t: torch.as_strided_scatter(t, t[:1] * 2, (1, SIZE), (SIZE, 1), SIZE),
+        lambda t: t.t().as_strided((SIZE, SIZE), (SIZE, 1), 0),
+    ],
+)
+def test_what_is_told_where_in_its_memory_to_begin_begins_there(part: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        a, b = x.sin(), x.cos()
+        late = part(a) - 2 * part(b)
+        return torch.cat([late, late]) @ x
+
+    x = torch.randn(SIZE, SIZE)
+    (late,), _ = captured(program, x, {0})
+    torch.testing.assert_close(late, program(x))
+    run = lower_aten(*planned(program, x)).run  # where memory is an arena, too
+    torch.testing.assert_close(next(iter(run([x], []))), program(x))
 
 
 OPERATORS: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [

@@ -112,6 +112,7 @@ def telling(artifact: Callable[..., Any], births: Births, buffers: Sequence[Note
     """
     first: dict[int, torch.Tensor] = {}
     places = places_in_results(buffers, births.steady)
+    shared = {place.outer for place in places.values()}
     count = itertools.count()
     is_as_before = True  # a place is good only if all that may lie there is allocated in the same order
 
@@ -126,7 +127,7 @@ def telling(artifact: Callable[..., Any], births: Births, buffers: Sequence[Note
         at = next(count)
         made, is_kind = first.pop(at, None), at < len(buffers) and buffers[at].kind == wanted
         is_as_before = is_as_before and is_kind
-        if made is not None and is_kind:
+        if made is not None and is_kind and (is_as_before or at not in shared):
             return made
         if at in places and is_as_before:
             outer, (size, stride, dtype) = first[places[at].outer], wanted

@@ -25,6 +25,7 @@ from treeplay.lower.aten.storage import Storage, survey_storages
 from treeplay.lower.lifetimes import LEAST_BYTES
 from treeplay.torch_seam.operators import OpOverload
 from treeplay.torch_seam.tensors import view_in_memory_of
+from treeplay.trace.run.begins import BEGINS
 from treeplay.values.arena import Buffer, BufferPlace, places_inside
 from treeplay.values.spec import TensorSpec
 
@@ -81,7 +82,9 @@ class MemoryInResults:
         shown = [plan.of.get(node) for node in returned]  # each is a storage of its own
         able = [one for one in plan.storages if self._takes_memory(one)]
         outer = [one for one in able if one in shown and shown.index(one) in steady]
-        inner = {_buffer(one).id: one for one in able if one not in shown}
+        # Such an operator counts from the beginning of all the memory, which for them is that of the result.
+        fixed = plan.bases_of(self._graph, BEGINS)
+        inner = {_buffer(one).id: one for one in able if one not in shown and one not in fixed}
         places = places_inside(map(_buffer, outer), map(_buffer, inner.values()))
         return _Places(
             outer,

@@ -28,6 +28,7 @@ from treeplay.lower.aten.ops import (
     needs_only_memory,
 )
 from treeplay.torch_seam.operators import OpOverload
+from treeplay.trace.run.begins import BEGINS
 from treeplay.values.overlap import overlaps_itself
 from treeplay.values.spec import TensorSpec
 
@@ -75,6 +76,10 @@ class StoragePlan:
         """Each storage once, in the order in which they are made."""
         return list(dict.fromkeys(self.of.values()))
 
+    def bases_of(self, graph: torch.fx.Graph, ops: Iterable[Any]) -> set[Storage | None]:
+        """The storages of the first arguments of these operators."""
+        return {self.of.get(node.args[0]) for op in ops for node in graph.find_nodes(op="call_function", target=op)}
+
     def by_maker(self) -> dict[Node, list[Storage]]:
         """The storages that each operator makes."""
         return _by_maker(self.of.values())
@@ -89,9 +94,11 @@ def survey_storages(graph: torch.fx.Graph) -> StoragePlan:
     constants = _constants(of, kept)
     layout = StoragePlan(of, _settle(graph, steps, of, kept | constants))
     results = {of[node] for node in outputs}
+    whole = layout.bases_of(graph, BEGINS - {aten.as_strided.default})  # they count from where all of the memory begins
     for makes in layout.by_maker().values():
         for storage in makes:
-            storage.home = _home(storage, makes, results, constants)
+            home = _home(storage, makes, results, constants)
+            storage.home = Home.OWN if home is Home.ARENA and not whole.isdisjoint(makes) else home
     return layout
 
 

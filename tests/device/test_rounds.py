@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
 from treeplay.device.cuda.capturing import rounds as module
-from treeplay.device.cuda.capturing.rounds import CaptureFindings, capture_in_rounds, lodgers, steady_of
+from treeplay.device.cuda.capturing.rounds import CaptureFindings, capture_in_rounds, lodgers, rewritten_of
 from treeplay.device.protocol import Work
 from treeplay.relocate.table import Relocation, Row
 
 NOTHING: Any = None
+NOTHING_TOLD: Any = nullcontext
 
 
 class Lane:
@@ -75,15 +77,26 @@ def test_gradients_that_cannot_move_are_captured_without_others_in_their_memory(
 ) -> None:
     shown = Shown(monkeypatch, restless=1)
     lane: Any = Lane()
-    work = Work("work", NOTHING, NOTHING, names=("a",), slots={0: 0, 1: 0})
-    assert steady_of(work, CaptureFindings()) == {0, 1}
+    work = Work("work", NOTHING, NOTHING, names=("a",), slots={0: 0, 1: 0}, tells=NOTHING_TOLD)
+    assert rewritten_of(work, CaptureFindings()) == {0, 1}
     found = capture_in_rounds(work, [torch.zeros(1)], lane).found
-    assert not found.cloned and not steady_of(work, found) and shown.dropped == 1
+    assert not found.cloned and not rewritten_of(work, found) and shown.dropped == 1
 
 
 def test_gradients_that_cannot_move_in_any_way_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = Shown(monkeypatch, restless=2)
     lane: Any = Lane()
-    work = Work("work", NOTHING, NOTHING, names=("a",), slots={0: 0})
+    work = Work("work", NOTHING, NOTHING, names=("a",), slots={0: 0}, tells=NOTHING_TOLD)
     found = capture_in_rounds(work, [torch.zeros(1)], lane).found
-    assert set(found.cloned) == {0} and not steady_of(work, found) and shown.dropped == 2
+    assert set(found.cloned) == {0} and not rewritten_of(work, found) and shown.dropped == 2
+
+
+@pytest.mark.parametrize(("in_space", "tells"), [(False, NOTHING_TOLD), (True, None)])
+def test_where_nothing_shares_gradients_nothing_is_captured_again(
+    monkeypatch: pytest.MonkeyPatch, in_space: bool, tells: Any
+) -> None:
+    shown = Shown(monkeypatch, restless=1)
+    lane: Any = Lane()
+    work = Work("work", NOTHING, NOTHING, names=("a",), slots={0: 0}, tells=tells)
+    found = capture_in_rounds(work, [torch.zeros(1)], lane, in_space=in_space).found
+    assert set(found.cloned) == {0} and shown.dropped == 1

@@ -58,16 +58,16 @@ def overwritten(lane: Lane) -> None:
 def test_it_takes_no_memory_beside_the_scratch(lane: Lane) -> None:
     program, x = temporaries(8, BLOCK)
     torch.cuda.empty_cache()
-    scratch, more = lane.scratch.nbytes, []
+    scratch, during, more = lane.scratch.nbytes, 0, []
+
+    def run() -> list[torch.Tensor]:
+        nonlocal during
+        out = program(x)
+        during = used()
+        return [out]
+
     for _ in range(3):  # other processes use the device too
-        before, during = used(), 0
-
-        def run() -> list[torch.Tensor]:
-            nonlocal during
-            out = program(x)
-            during = used()
-            return [out]
-
+        before = used()
         (found,) = lane.run_on_scratch(run)
         more.append(during - before)
     assert min(more) <= 4 * BLOCK * MIB and lane.scratch.nbytes == scratch

@@ -73,44 +73,12 @@ def test_T35_programs_in_turn_take_the_memory_of_the_largest() -> None:
             torch.testing.assert_close(jitted(x - number), program(x - number))
 
 
-@pytest.mark.parametrize("front", ["jit", "backend"])
-def test_T35_gradients_that_are_returned_take_no_scratch(front: str, fresh_dynamo: None) -> None:
-    """They lie where nothing else of the capture lay; what lies elsewhere is small here."""
-    net = nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(6))).cuda()
-    twin, optimizer = copy.deepcopy(net), torch.optim.SGD(net.parameters(), lr=0.01)
-    model: Any = compiled(net, "inductor", dynamic=False) if front == "backend" else net
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = (model(x) - 1).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    program: Any = treeplay.jit(step, lower="inductor", on_refusal="raise") if front == "jit" else step
-    theirs = torch.optim.SGD(twin.parameters(), lr=0.01)
-    for number in range(6):
-        x = torch.full((16, 2048), number - 1.5, device="cuda")
-        found = program(x)
-        theirs.zero_grad()
-        expected = (twin(x) - 1).square().mean()
-        expected.backward()
-        theirs.step()
-        torch.testing.assert_close(found, expected.detach(), rtol=1e-3, atol=1e-5)
-    for mine, other in zip(net.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-5)
-    launches = [report.launch for report in new_reports()] if front == "backend" else [the_recording(program).launch]
-    assert [launch.stage for launch in launches] == ["recorded"] * len(launches)
-    # Half of what the gradients take: cuBLAS has a workspace of 32 MiB on some devices.
-    assert max(launch.scratch_bytes for launch in launches) < 48 * MIB
-
-
 def deep(width: int) -> tuple[nn.Module, nn.Module]:
     net = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(width, width, bias=False), nn.GELU()))).cuda()
     return net, copy.deepcopy(net)
 
 
-def step_of(model: nn.Module) -> Any:
+def sgd_step_of(model: nn.Module) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -123,19 +91,39 @@ def step_of(model: nn.Module) -> Any:
     return step
 
 
+@pytest.mark.parametrize("front", ["jit", "backend"])
+def test_T35_gradients_that_are_returned_take_no_scratch(front: str, fresh_dynamo: None) -> None:
+    """They lie where nothing else of the capture lay; what lies elsewhere is small here."""
+    net = nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(6))).cuda()
+    twin = copy.deepcopy(net)
+    model: Any = compiled(net, "inductor", dynamic=False) if front == "backend" else net
+
+    step, eager = sgd_step_of(model), sgd_step_of(twin)
+    program: Any = treeplay.jit(step, lower="inductor", on_refusal="raise") if front == "jit" else step
+    for number in range(6):
+        x = torch.full((16, 2048), number - 1.5, device="cuda")
+        torch.testing.assert_close(program(x), eager(x), rtol=1e-3, atol=1e-5)
+    for mine, other in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-5)
+    launches = [report.launch for report in new_reports()] if front == "backend" else [the_recording(program).launch]
+    assert [launch.stage for launch in launches] == ["recorded"] * len(launches)
+    # Half of what the gradients take: cuBLAS has a workspace of 32 MiB on some devices.
+    assert max(launch.scratch_bytes for launch in launches) < 48 * MIB
+
+
 @pytest.mark.parametrize("lower", ["aten", "inductor"])
 def test_T35_temporaries_lie_in_gradients_that_are_not_made_yet(lower: str) -> None:
     """As in eager, a step takes what it saves, and gradients take the place of what is saved no longer."""
     x = torch.full((2048, 2048), 1.5, device="cuda")
     net, twin = deep(2048)
-    eager = step_of(twin)
+    eager = sgd_step_of(twin)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     eager(x)
     taken = torch.cuda.max_memory_allocated() - before
     least = None
     for _ in range(3):  # what a kernel is left by chance may keep a gradient from being shared
-        program: Any = treeplay.jit(step_of(net), lower=lower, on_refusal="raise")
+        program: Any = treeplay.jit(sgd_step_of(net), lower=lower, on_refusal="raise")
         for _ in range(4):
             program(x)
         launch = the_recording(program).launch
@@ -150,8 +138,8 @@ def test_T35_temporaries_lie_in_gradients_that_are_not_made_yet(lower: str) -> N
 @pytest.mark.parametrize("lower", ["aten", "inductor"])
 def test_T35_gradients_that_others_lay_in_stay_what_they_are_where_somebody_has_them(lower: str) -> None:
     net, twin = deep(512)
-    program: Any = treeplay.jit(step_of(net), lower=lower, on_refusal="raise")
-    eager, held = step_of(twin), []
+    program: Any = treeplay.jit(sgd_step_of(net), lower=lower, on_refusal="raise")
+    eager, held = sgd_step_of(twin), []
     for number in range(6):
         x = torch.randn(512, 512, device="cuda") - number
         torch.testing.assert_close(program(x), eager(x), rtol=1e-3, atol=1e-5)

@@ -186,11 +186,11 @@ def late_artifact(x: torch.Tensor) -> tuple[Wrapper, ToldArtifact]:
     return wrapper, artifact
 
 
-def test_buffers_that_are_freed_in_time_lie_in_a_steady_result() -> None:
+def test_buffers_that_are_freed_in_time_lie_in_a_rewritten_result() -> None:
     """The first in the first result, and the one beside it in the second; `second` is alive when that is made."""
     births, x = NotedBirths(), torch.randn(256, 256)
     wrapper, artifact = late_artifact(x)
-    births.steady = frozenset({0, 1})
+    births.rewritten = frozenset({0, 1})
     with artifact.telling(births):
         results = list(artifact([x - 1]))
     torch.testing.assert_close(results, of_late(x - 1), rtol=1e-4, atol=1e-4)
@@ -199,7 +199,7 @@ def test_buffers_that_are_freed_in_time_lie_in_a_steady_result() -> None:
     assert wrapper.is_as_compiled()
 
 
-def test_in_results_that_are_not_steady_nothing_lies() -> None:
+def test_in_results_that_are_not_rewritten_nothing_lies() -> None:
     x = torch.randn(256, 256)
     wrapper, artifact = late_artifact(x)
     with artifact.telling(NotedBirths()):
@@ -210,7 +210,7 @@ def test_in_results_that_are_not_steady_nothing_lies() -> None:
 def test_where_buffers_lie_in_another_way_none_lies_in_a_result() -> None:
     births, x = NotedBirths(), torch.randn(256, 256)
     wrapper, artifact = late_artifact(x)
-    births.steady = frozenset({0, 1})
+    births.rewritten = frozenset({0, 1})
     with artifact.telling(births):
         results = list(artifact([x[:, :128] * 2]))
     torch.testing.assert_close(results, of_late(x[:, :128] * 2), rtol=1e-4, atol=1e-4)
@@ -232,7 +232,7 @@ def _kept(inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 def test_a_result_that_a_buffer_may_still_lie_in_is_made_anew() -> None:
     """Where the wrapper allocates otherwise than before, nothing is known of what is alive."""
-    wrapper, births = Wrapper(), NotedBirths(steady=frozenset({0}))
+    wrapper, births = Wrapper(), NotedBirths(rewritten=frozenset({0}))
     wrapper.call = FunctionType(_kept.__code__, {**wrapper.names, "Any": Any}, "kept")
     artifact = ToldArtifact(wrapper.call)
     wrapper.keeps = False

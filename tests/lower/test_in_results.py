@@ -40,9 +40,9 @@ class Addresses(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore
         return result
 
 
-def captured(program: Callable[..., Any], x: torch.Tensor, steady: set[int]) -> tuple[list[torch.Tensor], Addresses]:
-    """What the operators of a program return in a capture where the results at `steady` stay, and where they wrote."""
-    births = NotedBirths(steady=frozenset(steady))
+def captured(program: Callable[..., Any], x: torch.Tensor, rewritten: set[int]) -> tuple[list[torch.Tensor], Addresses]:
+    """What the operators of a program return in a capture where the results at `rewritten` stay, and where they wrote."""
+    births = NotedBirths(rewritten=frozenset(rewritten))
     lowered = lower_for_stream(trace(program, call_of(x)).graph, CPU)
     assert lowered.tells is not None and lowered.body is not None
     with lowered.tells(births), Addresses() as seen:
@@ -67,12 +67,12 @@ def test_values_that_are_not_read_any_more_lie_in_the_result() -> None:
     assert inside == ["aten.mm", "aten.sin", "aten.mm"]  # every other of a chain, and the result
 
 
-def test_without_steady_results_operators_allocate() -> None:
+def test_without_rewritten_results_operators_allocate() -> None:
     graph = trace(lambda x: (torch.sin(x) - x) @ x, call_of(torch.randn(SIZE, SIZE))).graph
     in_results = MemoryInResults(graph, CPU, lambda node: True)
     assert not in_results.make(NotedBirths()).of
-    assert len(in_results.make(NotedBirths(steady=frozenset({0}))).of) == 2
-    cached = NotedBirths(steady=frozenset({0}))
+    assert len(in_results.make(NotedBirths(rewritten=frozenset({0}))).of) == 2
+    cached = NotedBirths(rewritten=frozenset({0}))
     cached.results_first = False
     assert not in_results.make(cached).of
 

@@ -8,12 +8,12 @@ import torch
 class NotedBirths:
     """Counts the operators that ran, as a capture counts nodes."""
 
-    def __init__(self, steady: frozenset[int] = frozenset()) -> None:
+    def __init__(self, rewritten: frozenset[int] = frozenset()) -> None:
         self.time = 0
         self.told: list[tuple[int, int]] = []
         self.begun = 0
         self.results_first = True
-        self.steady = steady
+        self.rewritten = rewritten
 
     def begins(self) -> None:
         self.begun += 1

@@ -34,8 +34,8 @@ class Births(Protocol):
     results_first: bool
     """Whether what is returned is to be made before all else, where the body can do that."""
 
-    steady: frozenset[int]
-    """The results, by index, that mostly lie where they lay in the last launch: others may lie in their memory before."""
+    rewritten: frozenset[int]
+    """The results, by index, that the next launch mostly writes again where they lie: temporaries may lie there before."""
 
     def now(self) -> int:
         """How much has been captured so far."""

@@ -77,7 +77,7 @@ class ToldArtifact:
 
         as compiled      | a, then r | b, then s | c |     three buffers need memory
         results first    | r | s | a, then b, then c |     one does
-        r is steady      | a, then r | s | b, then c |     one does, and a moves with r
+        r is rewritten      | a, then r | s | b, then c |     one does, and a moves with r
 
     Which of its buffers it returns, and when others are freed, is found out in its first run; in a capture before any run they
     are made as compiled.
@@ -111,7 +111,7 @@ def telling(artifact: Callable[..., Any], births: Births, buffers: Sequence[Note
     those that it returned are made at once, and each is given out when it is that one's turn.
     """
     first: dict[int, torch.Tensor] = {}
-    places = places_in_results(buffers, births.steady)
+    places = places_in_results(buffers, births.rewritten)
     shared = {place.outer for place in places.values()}
     count = itertools.count()
     is_as_before = True  # a place is good only if all that may lie there is allocated in the same order

@@ -26,7 +26,7 @@ from treeplay.lower.lifetimes import LEAST_BYTES
 from treeplay.torch_seam.operators import OpOverload
 from treeplay.torch_seam.tensors import view_in_memory_of
 from treeplay.trace.run.begins import BEGINS
-from treeplay.values.arena import Buffer, BufferPlace, places_inside
+from treeplay.values.arena import BufferPlace, places_inside
 from treeplay.values.spec import TensorSpec
 
 
@@ -39,29 +39,31 @@ class GivenMemory:
 
 
 class MemoryInResults:
-    """Which operators of a traced graph write into memory of which results, all of one device. Those for which `is_plain` is
-    false do not."""
+    """Which operators of a traced graph write into memory of which results, all of one device. Those that are not
+    called as the graph says do not take part."""
 
-    def __init__(self, graph: torch.fx.Graph, device: torch.device, is_plain: Callable[[torch.fx.Node], bool]) -> None:
+    def __init__(
+        self, graph: torch.fx.Graph, device: torch.device, runs_as_it_is: Callable[[torch.fx.Node], bool]
+    ) -> None:
         self._graph = graph
         self._device = device
-        self._is_plain = is_plain
+        self._runs_as_it_is = runs_as_it_is
         self._found: dict[frozenset[int], _Places] = {}
 
     def make(self, births: Births) -> GivenMemory:
-        """The memory of steady results, of which it is told, and what lies in it."""
-        if not births.results_first or not births.steady:
+        """Allocates results that are rewritten, tells `births` of them, and gives views for what lies there."""
+        if not births.results_first or not births.rewritten:
             return GivenMemory()
-        if births.steady not in self._found:  # captures are compared: in each the same
-            self._found[births.steady] = self._place(births.steady)
-        found = self._found[births.steady]
+        if births.rewritten not in self._found:  # captures are compared: in each the same
+            self._found[births.rewritten] = self._place(births.rewritten)
+        found = self._found[births.rewritten]
         made: dict[int, torch.Tensor] = {}
         for storage in found.outer:
             before = births.now()
             memory = empty_like_spec(storage.birth.meta["spec"])
             births.born(memory, before)
-            made[_buffer(storage).id] = memory
-        memories = {storage: (made[_buffer(storage).id], 0) for storage in found.outer}
+            made[storage.buffer.id] = memory
+        memories = {storage: (made[storage.buffer.id], 0) for storage in found.outer}
         memories |= {storage: (made[place.outer], place.offset) for storage, place in found.inside.items()}
         return GivenMemory(
             {
@@ -73,7 +75,7 @@ class MemoryInResults:
             {node.name for node, storage in found.settled.items() if storage in memories},
         )
 
-    def _place(self, steady: Collection[int]) -> _Places:
+    def _place(self, rewritten: Collection[int]) -> _Places:
         try:
             plan = survey_storages(self._graph)
         except LoweringError:  # something changes its size: what lies where is not known
@@ -81,11 +83,11 @@ class MemoryInResults:
         returned: Any = self._graph.output_node().args[0]
         shown = [plan.of.get(node) for node in returned]  # each is a storage of its own
         able = [one for one in plan.storages if self._takes_memory(one)]
-        outer = [one for one in able if one in shown and shown.index(one) in steady]
+        outer = [one for one in able if one in shown and shown.index(one) in rewritten]
         # Such an operator counts from the beginning of all the memory, which for them is that of the result.
         fixed = plan.bases_of(self._graph, BEGINS)
-        inner = {_buffer(one).id: one for one in able if one not in shown and one not in fixed}
-        places = places_inside(map(_buffer, outer), map(_buffer, inner.values()))
+        inner = {one.buffer.id: one for one in able if one not in shown and one not in fixed}
+        places = places_inside([one.buffer for one in outer], [one.buffer for one in inner.values()])
         return _Places(
             outer,
             {inner[at]: place for at, place in places.items()},
@@ -103,7 +105,7 @@ class MemoryInResults:
             and spec.device == self._device
             and spec.nbytes >= LEAST_BYTES
             and isinstance(op, OpOverload)
-            and self._is_plain(node)
+            and self._runs_as_it_is(node)
             and returns_count(op) == 1
             and needs_only_memory(op, node.args)
         )
@@ -116,10 +118,6 @@ class _Places:
     outer: list[Storage]
     inside: dict[Storage, BufferPlace]
     settled: dict[torch.fx.Node, Storage]
-
-
-def _buffer(storage: Storage) -> Buffer:
-    return Buffer(storage.birth.meta["storage"], storage.nbytes, storage.first, storage.last)
 
 
 def write_into(memory: torch.Tensor, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

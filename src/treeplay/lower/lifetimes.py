@@ -22,12 +22,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from treeplay.torch_seam.tensors import has_strides, storage_of
 from treeplay.values.arena import Buffer, BufferPlace, places_inside
+from treeplay.values.spec import TensorSpec
 
 BufferKind = tuple[Any, ...]
 """What a wrapper asks for: sizes, strides, dtype."""
 
 LEAST_BYTES = 1 << 16
-"""Memory is mapped in pages of 2 MiB: what is smaller than this is not worth a place."""
+"""Memory is mapped in pages of 2 MiB: a place for fewer bytes than this would save nothing that shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class LifetimeNotes:
             del self._alive[at]
         tensor = allocate(*wanted)
         storage = tensor.untyped_storage()
-        # The reference keeps the name of the storage, so that no later one has the same, and not its memory.
+        # The weak reference keeps the identity of the storage taken, not its memory.
         self._made.append((wanted, StorageWeakRef(storage), storage.nbytes()))
         if storage.nbytes() >= LEAST_BYTES:
             self._alive[now] = self._made[-1][1]
@@ -89,8 +90,7 @@ def _filling(indices: Sequence[int], results: Sequence[Any], nbytes: int) -> int
         return None
     (index,) = indices
     tensor = results[index]
-    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    fills = tensor.numel() and not tensor.storage_offset() and (steps + 1) * tensor.itemsize == nbytes
+    fills = tensor.numel() and not tensor.storage_offset() and TensorSpec.of(tensor).nbytes == nbytes
     return index if fills else None
 
 

@@ -22,13 +22,7 @@ def plan_arena(graph: torch.fx.Graph) -> ArenaPlan:
 
     Storages of inputs and outputs are not in it, nor are constants and what operators allocate themselves.
     """
-    return pack(
-        [
-            Buffer(storage.birth.meta["storage"], storage.nbytes, storage.first, storage.last)
-            for storage in survey_storages(graph).storages
-            if storage.home is Home.ARENA
-        ]
-    )
+    return pack([storage.buffer for storage in survey_storages(graph).storages if storage.home is Home.ARENA])
 
 
 def pack(buffers: Sequence[Buffer]) -> ArenaPlan:

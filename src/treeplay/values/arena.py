@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 ALIGNMENT_BYTES = 64  # what torch's own host allocator gives; BLAS results may depend on it
 
 
-def aligned(nbytes: int) -> int:
+def aligned(nbytes: int, alignment: int = ALIGNMENT_BYTES) -> int:
     """`nbytes` rounded up to a multiple of the alignment."""
-    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return -(-nbytes // alignment) * alignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +90,13 @@ def places_inside(outer: Iterable[Buffer], buffers: Iterable[Buffer], alignment:
     """Which of the `buffers` lie in others, and where in them, all by their ids.
 
     No two that are alive at once overlap, and none is alive any more when the one that it lies in is first needed. Each lies in
-    the smallest that has room. The memory of those outside begins at multiples of `alignment`, a multiple of 64 bytes.
+    the smallest that has room. Offsets are multiples of `alignment`, a multiple of 64 bytes.
     """
     rooms = sorted(outer, key=lambda item: item.nbytes)
     inside: dict[int, list[ArenaBuffer]] = {room.id: [] for room in rooms}
     found: dict[int, BufferPlace] = {}
     for buffer in largest_first(buffers):
-        padded = replace(buffer, nbytes=-(-buffer.nbytes // alignment) * alignment)
+        padded = replace(buffer, nbytes=aligned(buffer.nbytes, alignment))
         for room in rooms:
             if buffer.last_step >= room.first_step or padded.nbytes > room.nbytes:
                 continue

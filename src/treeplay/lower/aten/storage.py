@@ -29,6 +29,7 @@ from treeplay.lower.aten.ops import (
 )
 from treeplay.torch_seam.operators import OpOverload
 from treeplay.trace.run.begins import BEGINS
+from treeplay.values.arena import Buffer
 from treeplay.values.overlap import overlaps_itself
 from treeplay.values.spec import TensorSpec
 
@@ -62,6 +63,11 @@ class Storage:
     def birth(self) -> Node:
         """The first tensor in it."""
         return self.nodes[0]
+
+    @property
+    def buffer(self) -> Buffer:
+        """When its memory is needed."""
+        return Buffer(self.birth.meta["storage"], self.nbytes, self.first, self.last)
 
 
 @dataclass(frozen=True, slots=True)

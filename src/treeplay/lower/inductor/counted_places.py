@@ -8,46 +8,40 @@ tile's additions go elsewhere, also outside of the tensor. Places that are read 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import torch
 import torch.fx
 from torch.fx import Node
 
 from treeplay.lower.functional import apart
+from treeplay.torch_seam.schemas import leaves_of
 
 aten = torch.ops.aten
 
 _PUTS = (aten.index_put.default, aten._unsafe_index_put.default)
-_SCATTERS = (aten.scatter_add.default, aten.scatter_reduce.two)
-_MASKED_PUT = aten._unsafe_masked_index_put_accumulate.default
+"""They add where their fourth argument says so."""
+_ADDS_AT = {
+    **dict.fromkeys(_PUTS, 1),
+    aten._unsafe_masked_index_put_accumulate.default: 2,
+    aten.scatter_add.default: 2,
+    aten.scatter_reduce.two: 2,
+}
+"""Operators that may add to places, and which of their arguments says where."""
 
 
 def read_places_from_memory(graph: torch.fx.Graph) -> None:
     """Rewrite the additions of a functional graph to places that none of its inputs says."""
     if not graph.find_nodes(op="call_function", target=torch.ops.prims.iota.default):
         return
-    for node in [
-        node for op in (*_PUTS, *_SCATTERS, _MASKED_PUT) for node in graph.find_nodes(op="call_function", target=op)
-    ]:
-        for place in [place for place in _places(node) if _is_counted(place)]:
-            with graph.inserting_before(node):
-                kept = graph.call_function(apart, (place,))
-            kept.meta["val"] = torch.empty_like(place.meta["val"])
-            node.replace_input_with(place, kept)
-
-
-def _places(node: Node) -> Iterator[Node]:
-    """Where a node adds."""
-    args: Any = node.args
-    if node.target in _PUTS:
-        if len(args) > 3 and args[3]:
-            yield from {place: None for place in args[1] if place is not None}
-    elif node.target in _SCATTERS:
-        yield args[2]
-    else:
-        yield from {place: None for place in args[2] if place is not None}
+    for op, at in _ADDS_AT.items():
+        for node in graph.find_nodes(op="call_function", target=op):
+            if op in _PUTS and not any(node.args[3:4]):
+                continue
+            places = dict.fromkeys(one for one in leaves_of(node.args[at]) if isinstance(one, Node))
+            for place in filter(_is_counted, places):
+                with graph.inserting_before(node):
+                    kept = graph.call_function(apart, (place,))
+                kept.meta["val"] = torch.empty_like(place.meta["val"])
+                node.replace_input_with(place, kept)
 
 
 def _is_counted(place: Node) -> bool:

@@ -52,7 +52,7 @@ def attempt(
     lane: Lane,
     *,
     cloned: Collection[int] = (),
-    steady: frozenset[int] = frozenset(),
+    rewritten: frozenset[int] = frozenset(),
     movable: Sequence[int] | None = None,
     shapes: Shapes | None = None,
     is_apart: bool = False,
@@ -60,9 +60,9 @@ def attempt(
 ) -> Attempt:
     """Capture the body over `tensors`; executes nothing.
 
-    Outputs at `cloned` are copied as the last thing that is captured, so that they lie in memory of their own; in the memory of
-    those that are `steady`, the body may have others before it makes them. With
-    `movable`, the indices of the tensors that may move, the nodes are read; `shapes` is what that has told before.
+    Outputs at `cloned` are copied as the last thing that is captured, so that they lie in memory of their own. Until it makes
+    those that are `rewritten`, the body may keep temporaries in their memory. With `movable`, the indices of the tensors that
+    may move, the nodes are read; `shapes` is what that has told before.
     What it allocates gets addresses from `space`, which is closed when it is dropped. Without one, memory comes from the pool
     that recordings share; one that `is_apart` gets a pool of its own then, so that all that it allocates lies elsewhere than
     in any other capture. Raises `CaptureFailed`, or what the body raises.
@@ -89,7 +89,7 @@ def attempt(
         ):
             spared.put_back()
             # Addresses of a space need memory only where something else than a result lies.
-            births = Marks(lane.device, results_first=space is not None, steady=steady)
+            births = Marks(lane.device, results_first=space is not None, rewritten=rewritten)
             with work.tells(births) if work.tells is not None else nullcontext(), kept_in_place(tensors):
                 # A list of its own, which the body may empty.
                 outputs = list(work.body(list(tensors)))

@@ -28,7 +28,7 @@ class Marks:
     """How many nodes there were when memory was allocated, by its address. The last that was made at an address counts."""
 
     def __init__(
-        self, device: torch.device, *, results_first: bool = False, steady: frozenset[int] = frozenset()
+        self, device: torch.device, *, results_first: bool = False, rewritten: frozenset[int] = frozenset()
     ) -> None:
         # The capture's stream, for good: the body may make another one current.
         self._stream = allocator.native("_cuda_getCurrentRawStream")(device.index)
@@ -36,7 +36,7 @@ class Marks:
         self._operators = 0
         self.begins = clear_stack()
         self.results_first = results_first
-        self.steady = steady
+        self.rewritten = rewritten
 
     def now(self) -> int:
         """How many nodes there are. What is allocated until the next question belongs together."""

@@ -45,7 +45,7 @@ class CaptureFindings:
     table: Relocation | None = None
     why_fixed: str | None = None  # why nothing at all can move
     unfaithful: dict[int, str] = field(default_factory=dict)  # nodes that cannot be set, each with what went wrong
-    shares_gradients: bool = True  # whether others may lie in memory of gradients that are not made yet
+    shares_gradients: bool = True  # whether temporaries may lie in gradients that are not made yet
 
     def copy_everything(self, inputs: Iterable[int], outputs: Iterable[int]) -> None:
         """Move none of these: for a program of which each capture shows something new that cannot move."""
@@ -68,7 +68,7 @@ def capture_in_rounds(work: Work, tensors: Sequence[torch.Tensor], lane: Lane, *
     and there are such. Raises `CaptureFailed`, or what the body raises."""
     give_back_cache(lane.device)
     seconds: dict[str, float] = {}
-    found = CaptureFindings()
+    found = CaptureFindings(shares_gradients=in_space and work.tells is not None)
     buffers: dict[int, torch.Tensor] = {}
     for number in range(_MOST_ROUNDS):
         buffers = {at: buffers.get(at, _buffer(tensors[at])) for at in found.buffered}
@@ -77,7 +77,8 @@ def capture_in_rounds(work: Work, tensors: Sequence[torch.Tensor], lane: Lane, *
         if not _learned(work, found):
             return Rounds(made, found, buffers, seconds)
         if found.shares_gradients and found.cloned.keys() & work.slots.keys():
-            # The more lies in a gradient, the more kernels hold its address, and some hold leftovers that nobody reads.
+            # The more lies in a gradient, the more kernels hold its address, and some hold leftovers that nobody reads: so
+            # nothing is put there any more.
             found = CaptureFindings(shares_gradients=False)
         if number == _MOST_ROUNDS - 2:
             arguments = set(movable_of(work, tensors, found.buffered) or ()) - work.state
@@ -125,7 +126,7 @@ def _capture_and_prove(
             [*given, *own],
             lane,
             cloned=found.cloned,
-            steady=steady_of(work, found),
+            rewritten=rewritten_of(work, found),
             movable=movable,
             shapes=shapes,
             space=spaces[0],
@@ -164,7 +165,7 @@ def _other(
         tensors,
         lane,
         cloned=found.cloned,
-        steady=steady_of(work, found),
+        rewritten=rewritten_of(work, found),
         movable=movable,
         shapes=shapes,
         is_apart=True,
@@ -180,8 +181,8 @@ def _other(
     return notes
 
 
-def steady_of(work: Work, found: CaptureFindings) -> frozenset[int]:
-    """The outputs in whose memory others may lie before they are made: gradients, which the next launch writes again."""
+def rewritten_of(work: Work, found: CaptureFindings) -> frozenset[int]:
+    """The outputs in whose memory temporaries may lie before they are made: gradients, which the next launch writes again."""
     return frozenset(work.slots) if found.shares_gradients else frozenset()
 
 

@@ -7,7 +7,14 @@ import sys
 import pytest
 import torch
 
-from treeplay.device.cuda.capturing.history import Ranges, allocations, blocks_of, device_ranges
+from treeplay.device.cuda.capturing.history import (
+    Lifetime,
+    Ranges,
+    allocations,
+    blocks_of,
+    device_ranges,
+    lifetimes_of,
+)
 from treeplay.torch_seam import allocator
 from treeplay.values.nodes import Allocation
 
@@ -37,6 +44,21 @@ def test_allocations_are_told_in_order():
         Allocation(5000, 40),
         Allocation(1000, 700),
         Allocation(9000, 7),
+    )
+
+
+def test_how_long_allocations_were_there_is_told_in_the_same_order():
+    """One that another stream still uses is there until that is done, however early it is given back."""
+    asked = [
+        {"action": "alloc", "addr": 7000, "size": 8, "stream": 3},
+        {"action": "free_requested", "addr": 7000, "size": 8, "stream": 3},
+    ]
+    assert lifetimes_of([*ENTRIES, *asked]) == (
+        Lifetime(1, 4, 0),
+        Lifetime(2, 9, 0),
+        Lifetime(5, 9, 0),
+        Lifetime(6, 9, 0),
+        Lifetime(7, 9, 3),
     )
 
 

@@ -112,6 +112,23 @@ def test_old_gradients_go_before_the_work_makes_new_ones(monkeypatch: pytest.Mon
     assert seen == [None]
 
 
+def test_old_gradients_go_before_a_capture_which_begins_with_an_empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the first launch makes them close together, and not between what the call before has left."""
+    leaf = torch.ones(2, requires_grad=True)
+    leaf.grad = torch.ones(2)
+    seen: list[torch.Tensor | None] = []
+
+    def capture(*_: Any) -> Captured:
+        seen.append(leaf.grad)
+        return Captured([])
+
+    monkeypatch.setattr(recording, "is_capturing", lambda: False)
+    monkeypatch.setattr(recording, "capture_work", capture)
+    work = Work("work", lambda tensors, numbers: (), lambda tensors: (), slots={0: 0}, has_run=True)
+    CudaRecording(work, Lane())([leaf], ())  # type: ignore[arg-type]
+    assert seen == [None]
+
+
 def test_a_programs_own_code_finds_the_gradients_that_it_may_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
     leaf = torch.ones(2, requires_grad=True)
     leaf.grad = torch.ones(2)

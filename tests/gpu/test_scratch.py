@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import random
 from typing import Any
 
 import pytest
@@ -71,6 +72,67 @@ def test_T35_programs_in_turn_take_the_memory_of_the_largest() -> None:
     for number in range(4):
         for jitted, program, x in programs:
             torch.testing.assert_close(jitted(x - number), program(x - number))
+
+
+def test_T35_what_is_never_there_at_once_has_the_same_memory() -> None:
+    """Two blocks of 50 MiB do not fit where two of 30 MiB lay, and yet there is memory for two at once only."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        few = x.repeat(30) * 2
+        total = (few + 1).sum() - few.mean()
+        del few
+        many = x.repeat(50) * total
+        return ((many - 3) * 2).amax()
+
+    x = torch.arange(MIB // 4, device="cuda", dtype=torch.float32) / MIB
+    launch = the_recording(recorded(program, x)).launch
+    assert 100 * MIB <= launch.scratch_bytes <= 110 * MIB
+
+
+def of_blocks(seed: int) -> Any:
+    """A program whose temporaries have random sizes, and are let go in a random order."""
+    chance = random.Random(seed)
+    pages = [1, 3, 7, 12, 22, 35]  # of 2 MiB, so that blocks are put into segments of all kinds
+    steps = [(chance.choice(pages), chance.random(), chance.choice([0.5, -1.5, 2.0])) for _ in range(40)]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        alive = [x]
+        for size, which, factor in steps:
+            last = alive[int(which * len(alive))]
+            first = last[: MIB // 8] * factor - 1
+            alive.append(first.repeat(4 * size)[: size * MIB // 2 - int(which * 1000)])
+            while len(alive) > 2 + 4 * which:
+                del alive[int(which * len(alive))]
+        return torch.stack([one[: MIB // 16] + one[-MIB // 16 :] for one in alive]).sum(0)
+
+    return program
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_T35_random_temporaries_do_not_write_to_one_another(seed: int) -> None:
+    x = torch.randn(MIB // 2, device="cuda")
+    program = of_blocks(seed)
+    jitted: Any = treeplay.jit(program, lower="aten", on_refusal="raise")
+    for number in range(5):
+        given = x - number
+        assert torch.equal(jitted(given), program(given))
+    assert the_recording(jitted).launch.stage == "recorded", jitted.explain()
+
+
+def test_T7_gradients_of_a_recorded_step_hold_no_segments_of_what_is_gone() -> None:
+    """Those of a call that ran as it is lie between activations."""
+    net = nn.Sequential(*(layer for _ in range(40) for layer in (nn.Linear(600, 600), nn.GELU()))).cuda()
+    program: Any = treeplay.jit(sgd_step_of(net), lower="aten", on_refusal="raise")
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for number in range(6):
+        program(torch.full((1000, 600), number - 1.5, device="cuda"))
+    assert the_recording(program).launch.stage == "recorded"
+    gc.collect()
+    torch.cuda.empty_cache()
+    gradients = sum(parameter.grad.nbytes for parameter in net.parameters() if parameter.grad is not None)
+    assert torch.cuda.memory_reserved() - before <= gradients + 40 * MIB
 
 
 def deep(width: int) -> tuple[nn.Module, nn.Module]:

@@ -44,6 +44,23 @@ def test_results_in_lists_among_results_are_told() -> None:
     assert births.told == [(address(first), 7), (address(second), 7)]
 
 
+def test_gradients_of_a_convolution_are_made_one_by_one_and_told_of_by_themselves() -> None:
+    """In one call, the second lies where the workspace of the first lay."""
+    x, weight = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3)
+    given = (torch.randn(2, 4, 6, 6), x, weight, [4], [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    backward = torch.ops.aten.convolution_backward
+    for wanted in ([True, True, True], [True, True, False], [False, True, True], [True, False, False]):
+        births = NotedBirths()
+        with ResultsTold(births):
+            made = backward(*given, wanted)
+        eager = backward(*given, wanted)
+        assert all(torch.equal(one, other) for one, other in zip(made, eager, strict=True) if one is not None)
+        assert [one is not None for one in made] == [one is not None for one in eager] == wanted
+        told = dict(births.told)
+        times = [told[address(one)] for one in made if one is not None]
+        assert len(set(times)) == 1 + (wanted[0] and wanted[1])
+
+
 def test_a_higher_order_operator_is_told_as_one() -> None:
     births, x = NotedBirths(), torch.ones(3)
     with ResultsTold(births):

@@ -20,6 +20,8 @@ from treeplay.torch_seam.schemas import leaves_of
 from treeplay.torch_seam.tensors import storage_of, view_in_memory_of
 from treeplay.values.spec import TensorSpec
 
+aten = torch.ops.aten
+
 
 class ResultsTold(TorchDispatchMode):
     """While it is entered, each result in memory of its own is told to `births`; views and what is written in place are not."""
@@ -39,10 +41,7 @@ class ResultsTold(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        before = self._births.now()
-        result = func(*args, **(kwargs or {}))
-        tell_results(self._births, before, (args, kwargs or {}), result)
-        return result
+        return call_telling(self._births, func, lambda args, kwargs: func(*args, **kwargs), args, kwargs or {})
 
 
 def makers_of_results(graph: torch.fx.Graph) -> set[torch.fx.Node]:
@@ -58,6 +57,30 @@ def makers_of_results(graph: torch.fx.Graph) -> set[torch.fx.Node]:
                 node = node.args[0]
             found.add(node)
     return found
+
+
+def call_telling(
+    births: Births,
+    func: Any,
+    call: Callable[[Sequence[Any], dict[str, Any]], Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Any:
+    """What `call` gives for the arguments of an operator, whose results are told to `births`.
+
+    The backward of a convolution makes the gradient of the weight after that of the input, often where the workspace for that
+    lay, and then nobody can tell which kernels mean which. It computes each by itself, so it is called for each: this gives
+    the same values, and each lies in memory that nothing of its own call had before.
+    """
+    if func is aten.convolution_backward.default and not kwargs and args[-1][0] and any(args[-1][1:]):
+        *others, wanted = args
+        first = call_telling(births, func, call, [*others, [True, False, False]], {})
+        second = call_telling(births, func, call, [*others, [False, *wanted[1:]]], {})
+        return first[0], *second[1:]
+    before = births.now()
+    result = call(args, kwargs)
+    tell_results(births, before, (args, kwargs), result)
+    return result
 
 
 def tell_results(births: Births, before: int, given: Any, result: Any) -> None:

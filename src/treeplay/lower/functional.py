@@ -8,6 +8,7 @@ What the compiler gets has no aliasing and no mutation but the final `copy_` int
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from treeplay.device.protocol import Births
 from treeplay.errors import LoweringError
 from treeplay.lower.aten.memory import empty_like_spec
-from treeplay.lower.births import tell_results
+from treeplay.lower.births import call_telling
 from treeplay.lower.in_results import GivenMemory, write_into
 from treeplay.lower.numbers_together import NumbersTogether, compute
 from treeplay.torch_seam.fakes import new_fake_mode
@@ -99,18 +100,15 @@ class TensorsForNumbers(torch.fx.Interpreter):
             return super().run_node(n)
         if n.name in self.together:
             return self._together(n.name)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
         if self.births is None:
-            return self._call(n)
+            return self._call(n, args, kwargs)
         if n.name not in self.makers or n.name in self.memory.of:
             self.births.begins()
-            return self._call(n)
-        before = self.births.now()
-        value = self._call(n)
-        tell_results(self.births, before, self.fetch_args_kwargs_from_env(n), value)
-        return value
+            return self._call(n, args, kwargs)
+        return call_telling(self.births, n.target, partial(self._call, n), args, kwargs)
 
-    def _call(self, n: torch.fx.Node) -> Any:
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
+    def _call(self, n: torch.fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if n.target is aten.detach.default or (
             n.target is aten.expand.default and n.meta["spec"].shape == args[0].shape
         ):

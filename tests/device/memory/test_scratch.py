@@ -49,12 +49,12 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return Driver(monkeypatch)
 
 
-RUNS = st.lists(st.lists(st.integers(1, 90), min_size=1, max_size=5), min_size=1, max_size=6)
+UNITS = st.lists(st.lists(st.integers(1, 90), min_size=1, max_size=5), min_size=1, max_size=6)
 
 
 def test_T35_programs_take_the_memory_of_the_largest(driver: Driver) -> None:
     shared = Scratch(0)
-    shares = [shared.share(runs) for runs in ([70, 3], [70], [2, 70, 3], [35, 35])]
+    shares = [shared.share(units) for units in ([70, 3], [70], [2, 70, 3], [35, 35])]
     assert [share.nbytes for share in shares] == [73 * PAGE, 70 * PAGE, 75 * PAGE, 70 * PAGE]
     assert sum(driver.alive.values()) == shared.nbytes <= 1.1 * 75 * PAGE
     for share in shares:
@@ -62,19 +62,21 @@ def test_T35_programs_take_the_memory_of_the_largest(driver: Driver) -> None:
     assert not driver.alive and shared.nbytes == 0
 
 
-@given(programs=RUNS, order=st.randoms(use_true_random=False))
-def test_no_recording_has_a_piece_twice_and_runs_are_whole(programs: list[list[int]], order: random.Random) -> None:
+@given(programs=UNITS, order=st.randoms(use_true_random=False))
+def test_no_two_units_of_a_recording_have_a_piece_in_common_and_each_is_whole(
+    programs: list[list[int]], order: random.Random
+) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         driver = Driver(monkeypatch)
         shared = Scratch(0)
         shares = []
-        for runs in programs:
-            share = shared.share(runs)
-            shares.append((share, runs))
+        for units in programs:
+            share = shared.share(units)
+            shares.append((share, units))
             used = set()
-            for number, pages in enumerate(runs):
+            for number, pages in enumerate(units):
                 at = number << 40
-                for address, nbytes, memory in share.pieces(number << 40):
+                for address, nbytes, memory in share.pieces(number, number << 40):
                     assert address == at and driver.alive[memory] == nbytes and memory not in used
                     used.add(memory)
                     at += nbytes
@@ -84,7 +86,7 @@ def test_no_recording_has_a_piece_twice_and_runs_are_whole(programs: list[list[i
         while shares:
             shared.give_back(shares.pop()[0])
             assert sum(driver.alive.values()) == shared.nbytes
-            assert shared.nbytes >= max((sum(runs) for _, runs in shares), default=0) * PAGE
+            assert shared.nbytes >= max((sum(units) for _, units in shares), default=0) * PAGE
         assert not driver.alive
 
 

@@ -150,21 +150,28 @@ class CudaRecording:
         return self._lane.run_on_scratch(partial(self._as_it_is, "warm-up", tensors, numbers))
 
     def _plain(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
-        """The work as it is. Its numbers lie in one place for all streams, so it keeps the order of replays. Gradients that it
-        replaces go first, as where a program clears them before its forward; a program's own code may ask for them."""
-        for leaf in () if self._work.is_opaque else self._work.slots.values():
-            tensors[leaf].grad = None
+        """The work as it is. Its numbers lie in one place for all streams, so it keeps the order of replays."""
+        self._clear_gradients(tensors)
         if self._work.vector is None or is_capturing():
             return self._work.run(tensors, numbers)
         with self._lane.lock:
             self._lane.order_current()
             return self._work.run(tensors, numbers)
 
+    def _clear_gradients(self, tensors: Tensors) -> None:
+        """Let go of the gradients that the work replaces, as where a program clears them before its forward: its own code may
+        ask for them, but nothing that was traced does."""
+        for leaf in () if self._work.is_opaque else self._work.slots.values():
+            tensors[leaf].grad = None
+
     def _record(self, tensors: Tensors, numbers: Sequence[float]) -> Sequence[torch.Tensor]:
         if is_capturing():  # somebody else's capture takes the work as it is
             return self._as_it_is(_CAPTURING, tensors, numbers)
         if self._is_let_go and not self._may_come_back():
             return self._as_it_is(_OVER_BUDGET, tensors, numbers)
+        # A call that ran as it is has its gradients between activations that are gone, whose segments they would hold for good.
+        # Captures begin with giving the cache back, and the first launch makes gradients that lie close together.
+        self._clear_gradients(tensors)
         try:
             with Unmarked():
                 graph = self._capture(tensors, numbers)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from treeplay.device.cuda.capturing.capture import capturing
-from treeplay.device.cuda.capturing.history import AllocationHistory, allocations
+from treeplay.device.cuda.capturing.history import AllocationHistory, Lifetime, allocations
 from treeplay.device.cuda.capturing.marks import Marks
 from treeplay.device.cuda.lane import Lane
 from treeplay.device.cuda.memory.space import AddressSpace
@@ -38,6 +38,7 @@ class Attempt:
     space: AddressSpace | None = None
     births: dict[int, int] = field(default_factory=dict)  # of outputs by index: nodes before belong to others
     captured: CaptureNotes | None = None  # None where nodes cannot be read
+    lifetimes: tuple[Lifetime, ...] = ()  # of what it allocated, in order
 
     def drop(self) -> None:
         """Give graph and memory back."""
@@ -98,6 +99,7 @@ def attempt(
                 outputs[index] = outputs[index].clone()
                 births.born(outputs[index], before)
         made = Attempt(graph, outputs, leave, space, births.of(outputs, seen.blocks, seen.notes))
+        made.lifetimes = seen.lifetimes
         made.leave = weakref.finalize(made, leave)  # once, also if nobody drops it
         made.leave.atexit = False  # the process's end gives all back
         if movable is not None:

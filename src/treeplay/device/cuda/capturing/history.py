@@ -3,6 +3,7 @@
     with allocations(device, pool) as seen:
         capture()
     seen.blocks         every allocation of the pool, in order; None if somebody else records the history
+    seen.lifetimes      when each was there
 
 There is one history per process. Where a user records it, it is left alone.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,12 +28,23 @@ Range = tuple[int, int]
 _MAX_ENTRIES = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """When an allocation was there: from one event of a stream up to another one."""
+
+    begins: int
+    ends: int
+    stream: int
+
+
 @dataclass(slots=True)
 class AllocationHistory:
-    """Filled when the block ends, from the `entries` of the pool. `notes`: what `note_allocations` noted beside each."""
+    """Filled when the block ends, from the `entries` of the pool: allocations, what `note_allocations` noted beside each, and
+    how long each was there."""
 
     blocks: tuple[Allocation, ...] | None = None
     notes: tuple[str, ...] = ()
+    lifetimes: tuple[Lifetime, ...] = ()
     entries: Sequence[dict[str, Any]] = ()
 
 
@@ -59,6 +71,7 @@ def allocations(device: torch.device, pool: Pool) -> Iterator[AllocationHistory]
         within = Ranges(_ranges(state.segments_of(pool)))
         entries = [entry for entry in entries if entry.get("addr") in within]
         seen.blocks, seen.notes, seen.entries = blocks_of(entries), notes_of(entries), entries
+        seen.lifetimes = lifetimes_of(entries)
 
 
 def blocks_of(entries: Sequence[dict[str, Any]]) -> tuple[Allocation, ...]:
@@ -74,6 +87,21 @@ def notes_of(entries: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 def device_ranges() -> list[Range]:
     """All memory that torch's allocator holds on GPUs, as starts and ends."""
     return _ranges(allocator.allocator_state().segments)
+
+
+def lifetimes_of(entries: Sequence[dict[str, Any]]) -> tuple[Lifetime, ...]:
+    """How long each allocation among the entries of a history was there."""
+    begun: dict[int, int] = {}  # by address: the last allocation that was not freed
+    found: list[Lifetime] = []
+    for at, entry in enumerate(entries):
+        if entry["action"] == "alloc":
+            begun[entry["addr"]] = len(found)
+            found.append(Lifetime(at, len(entries), int(entry.get("stream", 0))))
+        # Not when it is asked for: memory that another stream uses is there for as long.
+        elif entry["action"] == "free_completed" and entry["addr"] in begun:
+            freed = begun.pop(entry["addr"])
+            found[freed] = replace(found[freed], ends=at)
+    return tuple(found)
 
 
 class Ranges:

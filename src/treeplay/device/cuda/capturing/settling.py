@@ -13,6 +13,7 @@ import torch
 
 from treeplay.device.cuda.capturing.decoys import unowned
 from treeplay.device.cuda.capturing.rounds import Rounds
+from treeplay.device.cuda.memory.pages import Span
 from treeplay.device.cuda.nodes.patch import own_nodes_of
 from treeplay.relocate import Row
 from treeplay.values.nodes import Memcpy, Memset
@@ -54,7 +55,11 @@ def settled(captured: Rounds, results: Sequence[CapturedOutput]) -> bool:
     # The last block at an address is the result's. What lay there before is scratch, and needs memory.
     newest = {block.address: at for at, block in enumerate(blocks)}
     moved = {newest.get(result.row.address) for result in results if result.row is not None}
-    return made.space.settle([(block.address, block.end) for at, block in enumerate(blocks) if at not in moved])
+    return made.space.settle(
+        Span(block.address, block.end, life.begins, life.ends, life.stream)
+        for at, (block, life) in enumerate(zip(blocks, made.lifetimes, strict=True))
+        if at not in moved
+    )
 
 
 def place_copies(captured: Rounds, tensors: Sequence[torch.Tensor], results: Sequence[CapturedOutput]) -> None:

@@ -45,7 +45,7 @@ class LentScratch:
         self._share = scratch.share_of_all()
         self._pieces: list[tuple[int, int]] = []  # address and bytes of each that is lent
         try:
-            for at, nbytes, memory in self._share.pieces(self.start):
+            for at, nbytes, memory in self._share.pieces(0, self.start):
                 mapping.map_memory(at, nbytes, memory)
                 self._pieces.append((at, nbytes))
                 self.end = at + nbytes

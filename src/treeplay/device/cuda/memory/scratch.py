@@ -35,21 +35,20 @@ class Piece:
 
 
 class Share:
-    """What one recording uses of it: for each run of its pages, pieces that make it up."""
+    """What one recording uses of it: units of so many pages each, and the pieces that make each up."""
 
-    def __init__(self, runs: Sequence[Sequence[Piece]], page_bytes: int) -> None:
-        self.runs = runs
-        self._left = iter(runs)
+    def __init__(self, units: Sequence[Sequence[Piece]], page_bytes: int) -> None:
+        self.units = units
         self._page_bytes = page_bytes
 
     @property
     def nbytes(self) -> int:
         """All of it."""
-        return sum(piece.pages for run in self.runs for piece in run) * self._page_bytes
+        return sum(piece.pages for unit in self.units for piece in unit) * self._page_bytes
 
-    def pieces(self, start: int) -> Iterator[tuple[int, int, int]]:
-        """For the next run, which begins at `start`: address, bytes and memory of each piece."""
-        for piece in next(self._left):
+    def pieces(self, unit: int, start: int) -> Iterator[tuple[int, int, int]]:
+        """For a unit behind the addresses from `start` on: address, bytes and memory of each piece."""
+        for piece in self.units[unit]:
             nbytes = piece.pages * self._page_bytes
             yield start, nbytes, piece.memory
             start += nbytes
@@ -71,30 +70,30 @@ class Scratch:
         pages = sum(piece.pages for piece in self._pieces)
         return pages * mapping.granularity(self.index) if pages else 0
 
-    def share(self, runs: Iterable[int]) -> Share:
-        """Memory for runs of so many pages each, in order: what is there already before any is made. Raises
+    def share(self, units: Iterable[int]) -> Share:
+        """Memory for units of so many pages each, in order: what is there already before any is made. Raises
         `torch.OutOfMemoryError`."""
         with self._lock:
             free = list(self._pieces)
             try:
-                share = Share([self._run(pages, free) for pages in runs], mapping.granularity(self.index))
+                share = Share([self._unit(pages, free) for pages in units], mapping.granularity(self.index))
             except BaseException:
                 # What was made for it already has no user yet, and goes.
                 self._trim()
                 raise
-            for piece in (piece for run in share.runs for piece in run):
+            for piece in (piece for unit in share.units for piece in unit):
                 piece.users += 1
             return share
 
     def share_of_all(self) -> Share:
-        """All the memory that there is, in one run."""
+        """All the memory that there is, in one unit."""
         with self._lock:
             for piece in self._pieces:
                 piece.users += 1
             return Share([list(self._pieces)], mapping.granularity(self.index))
 
-    def _run(self, pages: int, free: list[Piece]) -> list[Piece]:
-        """Pieces that make up a run: of those that are free as long as they fit, then new ones."""
+    def _unit(self, pages: int, free: list[Piece]) -> list[Piece]:
+        """Pieces that make up a unit: of those that are free as long as they fit, then new ones."""
         found: list[Piece] = []
         for piece in list(free):
             if piece.pages <= pages:
@@ -120,7 +119,7 @@ class Scratch:
     def give_back(self, share: Share) -> None:
         """A recording has gone; memory that only it used goes."""
         with self._lock:
-            for piece in (piece for run in share.runs for piece in run):
+            for piece in (piece for unit in share.units for piece in unit):
                 piece.users -= 1
             self._trim()
 

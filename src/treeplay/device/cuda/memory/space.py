@@ -22,7 +22,7 @@ import torch
 
 from treeplay.codegen.library import address_in
 from treeplay.device.cuda.memory import mapping, native
-from treeplay.device.cuda.memory.pages import Run, pieces_of, runs
+from treeplay.device.cuda.memory.pages import Run, Span, pieces_of, plan_pages
 from treeplay.device.cuda.memory.pool import AddressPool
 from treeplay.device.cuda.memory.scratch import FILLER_PAGES, Scratch, Share
 from treeplay.device.cuda.nodes.calls import function_address
@@ -96,8 +96,9 @@ class AddressSpace:
         """Memory behind it that recordings share."""
         return self._share.nbytes if self._share is not None else 0
 
-    def settle(self, spans: Iterable[tuple[int, int]] | None) -> bool:
-        """Have torch forget the pool, and put shared memory behind `spans` of addresses; None: behind all of them.
+    def settle(self, spans: Iterable[Span] | None) -> bool:
+        """Have torch forget the pool, and put shared memory behind `spans` of addresses, those that are never used at the same
+        time behind the same; None: behind all of them, each by itself.
 
         False, and nothing is done: a tensor lies there that somebody keeps. What no span reaches stays mapped as it was:
         nothing that runs means it, and if something does after all it does no harm. Raises `torch.OutOfMemoryError`, and
@@ -106,14 +107,14 @@ class AddressSpace:
         if self.pool.holds_tensors():
             return False
         self.pool.forget_with_graph()
-        spans = [(self.start, self._mapped)] if spans is None else spans
-        found = runs(self.start, self._mapped - self.start, spans, self._unit)
-        if not found:
+        spans = [Span(self.start, self._mapped)] if spans is None else spans
+        plan = plan_pages(self.start, self._mapped - self.start, spans, self._unit)
+        if not plan.runs:
             return True
         # Before anything is unmapped: this raises where there is no memory, and then the range is as it was.
-        self._share = self._scratch.share(run.pages for run in found if run.is_used)
+        self._share = self._scratch.share(plan.units)
         self._unmap_pool()
-        for run in found:
+        for run in plan.runs:
             self._map(run)
         mapping.allow(self.start, self._mapped - self.start, self._scratch.index)
         return True
@@ -144,14 +145,14 @@ class AddressSpace:
         self._mapped = self.start
 
     def _map(self, run: Run) -> None:
-        if run.is_used and self._share is not None:
-            for at, nbytes, memory in self._share.pieces(run.start):
+        if run.unit is not None and self._share is not None:
+            for at, nbytes, memory in self._share.pieces(run.unit, run.start):
                 mapping.map_memory(at, nbytes, memory)
                 # Kept up to date with each piece: after a failure, `close` unmaps up to here.
                 self._mapped = at + nbytes
             return
         self._fill(run.start, run.pages)
-        self._mapped = run.end
+        self._mapped = run.start + run.pages * self._unit
 
     def _fill(self, start: int, pages: int) -> None:
         """Map what is only written down."""

@@ -27,6 +27,21 @@ _CLOCKS = frozenset(
 ) | {"time.localtime", "time.gmtime", "time.ctime", "now", "utcnow", "today"}
 _ENTROPY = frozenset({"posix.urandom", "nt.urandom", "posix.getrandom"})
 _THREADS = frozenset({"_thread.start_new_thread", "_thread.start_new", "_thread.start_joinable_thread"})
+# What they answer is kept in C, where nothing reports a change; without arguments each can be asked again.
+_ASKED_AGAIN = frozenset(
+    {
+        "sys.getrecursionlimit",
+        "sys.getswitchinterval",
+        "sys.get_int_max_str_digits",
+        "gc.get_threshold",
+        "gc.isenabled",
+        "gc.get_debug",
+        "_csv.field_size_limit",
+        "posix.getcwd",
+        "nt.getcwd",
+        "faulthandler.is_enabled",
+    }
+)
 _GETTERS = ("get_", "_get_", "is_", "_is_", "are_")
 # The warm call asks for these anyway, or nothing is recorded where they are not as usual.
 _KNOWN = frozenset(
@@ -73,6 +88,8 @@ def settings_asked(builtins: dict[str, list[CodeType]]) -> Iterator[Asked]:
         module, _, function = name.rpartition(".")
         if module in ("torch", "torch._C") and function.startswith(_GETTERS) and function not in _KNOWN:
             yield from _of_torch(module, function)
+        elif name in _ASKED_AGAIN:
+            yield Asked(getattr(sys.modules[module], function), f"{name}()", is_fresh=True)
         elif name.endswith("decimal.getcontext"):
             yield Asked(lambda: repr(decimal.getcontext()), "decimal.getcontext()", is_fresh=True)
         elif module.startswith("numpy.") and function == "_get_extobj_dict":

@@ -15,6 +15,7 @@ import torch.fx
 
 from treeplay.device.protocol import Births
 from treeplay.lower.lifetimes import LifetimeNotes, NotedBuffer, places_in_results
+from treeplay.torch_seam.allocator import unobserved
 from treeplay.torch_seam.modes import TorchDispatchMode
 from treeplay.torch_seam.schemas import leaves_of
 from treeplay.torch_seam.tensors import storage_of, view_in_memory_of
@@ -154,7 +155,10 @@ def telling(artifact: Callable[..., Any], births: Births, buffers: Sequence[Note
             return made
         if at in places and is_as_before:
             outer, (size, stride, dtype) = first[places[at].outer], wanted
-            return view_in_memory_of(outer, places[at].offset, TensorSpec(size, stride, dtype, outer.device))
+            with (
+                unobserved()
+            ):  # a view is nobody's birth, and to ask takes the driver the longer the more nodes there are
+                return view_in_memory_of(outer, places[at].offset, TensorSpec(size, stride, dtype, outer.device))
         return make(allocate, *wanted)
 
     with _allocating(artifact, allocate_and_tell) as allocate:

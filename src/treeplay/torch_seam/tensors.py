@@ -86,6 +86,8 @@ def view_in_block(block: torch.Tensor, begin: int, like: torch.Tensor | TensorSp
 
 def view_in_memory_of(outer: torch.Tensor, begin: int, spec: TensorSpec) -> torch.Tensor:
     """A tensor of a shape, strides and dtype in the memory of another one, from its byte `begin` on."""
+    if spec.dtype == outer.dtype and begin % outer.itemsize == 0:
+        return outer.as_strided(spec.shape, spec.stride, begin // outer.itemsize)
     elements = outer.untyped_storage().nbytes() // outer.itemsize
     flat = outer.as_strided((elements,), (1,), 0).view(torch.uint8)
     # A view as another type takes whole elements of it. Where the storage ends is looked at when the shape is given.

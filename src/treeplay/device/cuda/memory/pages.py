@@ -48,21 +48,21 @@ class PagePlan:
 
 
 @dataclass(eq=False, slots=True)
-class _Memory:
+class _Pages:
     """Pages in a row, the times at which they are used as bits of a number, and the two parts that they were split into."""
 
     pages: int
     times: int
     stream: int | None
-    parts: tuple[_Memory, _Memory] | None = None
+    parts: tuple[_Pages, _Pages] | None = None
 
-    def split(self, pages: int) -> tuple[_Memory, _Memory]:
+    def split(self, pages: int) -> tuple[_Pages, _Pages]:
         """The first so many, and the rest."""
-        first, rest = (_Memory(size, self.times, self.stream) for size in (pages, self.pages - pages))
+        first, rest = (_Pages(size, self.times, self.stream) for size in (pages, self.pages - pages))
         self.parts = first, rest
         return self.parts
 
-    def whole(self) -> Iterator[_Memory]:
+    def whole(self) -> Iterator[_Pages]:
         """What was not split any more, in order."""
         if self.parts is None:
             yield self
@@ -74,8 +74,8 @@ class _Memory:
 def plan_pages(start: int, nbytes: int, spans: Iterable[Span], page_bytes: int) -> PagePlan:
     """The memory behind the pages from `start` on: every page that a span reaches has some, and two that are used at the same
     time have different memory."""
-    memory: list[_Memory] = []
-    placed: list[tuple[int, int, list[_Memory]]] = []  # the first page, how many, and their memory
+    memory: list[_Pages] = []
+    placed: list[tuple[int, int, list[_Pages]]] = []  # the first page, how many, and their memory
     for first, pages, times, stream in _alike(start, nbytes // page_bytes, list(spans), page_bytes):
         placed.append((first, pages, _memory_for(pages, times, stream, memory) if times else []))
     numbers = {id(one): number for number, one in enumerate(memory)}
@@ -90,7 +90,7 @@ def plan_pages(start: int, nbytes: int, spans: Iterable[Span], page_bytes: int) 
     return PagePlan(tuple(runs), tuple(one.pages for one in memory))
 
 
-def _memory_for(pages: int, times: int, stream: int | None, memory: list[_Memory]) -> list[_Memory]:
+def _memory_for(pages: int, times: int, stream: int | None, memory: list[_Pages]) -> list[_Pages]:
     """Memory for pages in a row: what is free at their times, then new memory. `memory` is kept up to date."""
     given = []
     for at, one in enumerate(list(memory)) if stream is not None else ():
@@ -106,7 +106,7 @@ def _memory_for(pages: int, times: int, stream: int | None, memory: list[_Memory
         pages -= one.pages
         given.append(one)
     if pages:
-        given.append(_Memory(pages, times, stream))
+        given.append(_Pages(pages, times, stream))
         memory.append(given[-1])
     return given
 

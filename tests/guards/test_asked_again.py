@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import faulthandler
 import gc
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -19,7 +20,6 @@ import treeplay
 Setting = tuple[Callable[[], Any], Callable[[Any], Any], tuple[Any, ...]]
 SETTINGS: dict[str, Setting] = {
     "sys.getrecursionlimit": (sys.getrecursionlimit, sys.setrecursionlimit, (3011, 3007)),
-    "sys.getswitchinterval": (sys.getswitchinterval, sys.setswitchinterval, (0.25, 0.5)),
     "sys.get_int_max_str_digits": (sys.get_int_max_str_digits, sys.set_int_max_str_digits, (5003, 5009)),
     "gc.get_threshold": (lambda: gc.get_threshold()[0], gc.set_threshold, (701, 709)),
     "gc.isenabled": (lambda: int(gc.isenabled()), lambda on: gc.enable() if on else gc.disable(), (0, 1)),
@@ -45,6 +45,23 @@ def test_a_setting_of_the_interpreter_that_changes_is_followed(name: str) -> Non
     finally:
         change(before)
     assert jitted.statistics().replays
+
+
+def test_a_limit_that_only_the_library_asks_for_is_not_the_programs() -> None:
+    """Inductor raises the limit of recursion when it compiles, and then the program would be recorded anew."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * len(inspect.unwrap(program).__name__) - 3
+
+    jitted: Any = treeplay.jit(program, lower="aten", on_refusal="raise")
+    x, before = torch.arange(4.0), sys.getrecursionlimit()
+    try:
+        for limit in (before, before, before + 1000, before + 1000):
+            sys.setrecursionlimit(limit)
+            assert torch.equal(jitted(x), program(x))
+    finally:
+        sys.setrecursionlimit(before)
+    assert len(jitted.statistics().keys[0].recordings) == 1
 
 
 def test_the_folder_that_the_process_is_in_is_followed(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import decimal
 import functools
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -31,7 +32,6 @@ _THREADS = frozenset({"_thread.start_new_thread", "_thread.start_new", "_thread.
 _ASKED_AGAIN = frozenset(
     {
         "sys.getrecursionlimit",
-        "sys.getswitchinterval",
         "sys.get_int_max_str_digits",
         "gc.get_threshold",
         "gc.isenabled",
@@ -88,7 +88,8 @@ def settings_asked(builtins: dict[str, list[CodeType]]) -> Iterator[Asked]:
         module, _, function = name.rpartition(".")
         if module in ("torch", "torch._C") and function.startswith(_GETTERS) and function not in _KNOWN:
             yield from _of_torch(module, function)
-        elif name in _ASKED_AGAIN:
+        elif name in _ASKED_AGAIN and any(code.co_filename != inspect.__file__ for code in builtins[name]):
+            # `inspect` has the limit of recursion for its own loops, and Inductor raises it.
             yield Asked(getattr(sys.modules[module], function), f"{name}()", is_fresh=True)
         elif name.endswith("decimal.getcontext"):
             yield Asked(lambda: repr(decimal.getcontext()), "decimal.getcontext()", is_fresh=True)

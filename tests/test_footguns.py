@@ -266,15 +266,15 @@ def test_prints_and_other_effects_of_python_happen_only_while_python_runs(capsys
 
 
 def test_a_number_behind_a_c_object_freezes_if_it_changes_after_the_second_call() -> None:
-    before = sys.getrecursionlimit()
-    jitted = jit(lambda x: x * sys.getrecursionlimit())
+    before = sys.getswitchinterval()
+    jitted = jit(lambda x: x * round(1000 * sys.getswitchinterval()))
     try:
         found = []
         for call in range(4):
-            sys.setrecursionlimit(before + call // 2)
-            found.append(float(jitted(torch.ones(1))) - before)
+            sys.setswitchinterval((7 + call // 2) / 1000)
+            found.append(float(jitted(torch.ones(1))) - 7)
     finally:
-        sys.setrecursionlimit(before)
+        sys.setswitchinterval(before)
     assert found == [0.0, 0.0, 0.0, 0.0]  # eager: 0, 0, 1, 1. Pass such numbers as arguments.
 
 

@@ -230,13 +230,13 @@ class OfEnvironment:
 
 class OfInterpreter:
     def __init__(self, _: Path) -> None:
-        self.base = sys.getrecursionlimit() - 2
+        self.base = round(1000 * sys.getswitchinterval()) - 2
 
     def set(self, value: int) -> None:
-        sys.setrecursionlimit(self.base + value)
+        sys.setswitchinterval((self.base + value) / 1000)
 
     def read(self) -> float:
-        return float(sys.getrecursionlimit() - self.base)
+        return float(round(1000 * sys.getswitchinterval()) - self.base)
 
 
 @pytest.mark.usefixtures("at_once")

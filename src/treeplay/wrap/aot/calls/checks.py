@@ -14,6 +14,7 @@ from treeplay.wrap.aot.plan.bases import flat_base, layout_of
 from treeplay.wrap.aot.plan.facts import Base, Check, CommonBase, Member
 from treeplay.wrap.aot.plan.overlap import length, overlap, overlap_across_storages
 
+_FEW = 8  # inputs that moved and are looked at one by one
 _FIX = "Fix: wrap the function again for this pattern of arguments"
 
 
@@ -72,34 +73,56 @@ def check_apart(one: torch.Tensor, other: torch.Tensor, names: tuple[str, str]) 
 
 
 class AllApart:
-    """The same check for many inputs: by address, and not again while no address changes."""
+    """The same check for many inputs: by address, and again only for those that lie elsewhere than in the last call."""
 
     def __init__(self, written: tuple[int, ...], others: tuple[int, ...], names: dict[int, str]) -> None:
         self.written = frozenset(written)
         self.order = (*written, *others)
         self.names = names
+        # Of the last call that passed, in that order: where each began, its shape, and where it lay.
         self.last: list[int] = []
+        self.shapes: list[torch.Size] = []
+        self.spans: list[tuple[int, int]] = []
 
     def __call__(self, args: Sequence[Any]) -> None:
         addresses = [args[k].data_ptr() for k in self.order]
         if addresses != self.last:
-            self._check(args, addresses)
-            self.last = addresses
+            shapes = [args[k].shape for k in self.order]
+            moved = [at for at, (now, last) in enumerate(zip(addresses, self.last, strict=False)) if now != last]
+            if shapes == self.shapes and len(moved) <= _FEW:
+                self._check_moved(args, addresses, moved)
+            else:
+                self._check(args, addresses)
+            self.last, self.shapes = addresses, shapes
+
+    def _check_moved(self, args: Sequence[Any], addresses: Sequence[int], moved: Sequence[int]) -> None:
+        """The inputs that moved against all others: a batch is new in each call, and weights are many."""
+        spans = list(self.spans)
+        for at in moved:
+            start, end = spans[at]
+            spans[at] = (addresses[at], addresses[at] + end - start)
+        for at in moved:
+            start, end = spans[at]
+            for other in [other for other, (low, high) in enumerate(spans) if low < end and start < high]:
+                if other != at:
+                    self._check_pair(args, self.order[at], self.order[other])
+        self.spans = spans
 
     def _check(self, args: Sequence[Any], addresses: Sequence[int]) -> None:
-        lengths = [length(args[k]) for k in self.order]
-        spans = sorted(
-            (start, start + length, k) for start, length, k in zip(addresses, lengths, self.order, strict=True)
-        )
+        spans = [(start, start + length(args[k])) for start, k in zip(addresses, self.order, strict=True)]
         active: list[tuple[int, int, int]] = []
-        for item in spans:
-            active = [other for other in active if other[1] > item[0]]
+        for start, end, k in sorted((*span, k) for span, k in zip(spans, self.order, strict=True)):
+            active = [other for other in active if other[1] > start]
             for other in active:
-                one, two = sorted((item[2], other[2]))
-                # Parts of one argument go by its name, and may share memory.
-                if self.names[one] != self.names[two] and (one in self.written or two in self.written):
-                    check_apart(args[one], args[two], (self.names[one], self.names[two]))
-            active.append(item)
+                self._check_pair(args, k, other[2])
+            active.append((start, end, k))
+        self.spans = spans
+
+    def _check_pair(self, args: Sequence[Any], one: int, two: int) -> None:
+        one, two = sorted((one, two))
+        # Parts of one argument go by its name, and may share memory.
+        if self.names[one] != self.names[two] and (one in self.written or two in self.written):
+            check_apart(args[one], args[two], (self.names[one], self.names[two]))
 
 
 def common_base(base: Base, members: Sequence[torch.Tensor], names: Sequence[str]) -> torch.Tensor:

@@ -155,9 +155,8 @@ def telling(artifact: Callable[..., Any], births: Births, buffers: Sequence[Note
             return made
         if at in places and is_as_before:
             outer, (size, stride, dtype) = first[places[at].outer], wanted
-            with (
-                unobserved()
-            ):  # a view is nobody's birth, and to ask takes the driver the longer the more nodes there are
+            # A view is nobody's birth, and to ask takes the driver the longer the more nodes there are.
+            with unobserved():
                 return view_in_memory_of(outer, places[at].offset, TensorSpec(size, stride, dtype, outer.device))
         return make(allocate, *wanted)
 

@@ -29,8 +29,8 @@ def test_a_check_of_what_moved_finds_what_a_check_of_all_does(seed: int) -> None
     memory = torch.arange(400.0)
 
     def anywhere() -> torch.Tensor:
-        start, step = chance.randrange(350), chance.choice([1, 1, 3])
-        return memory[start : start + 15 : step]
+        start, step, elements = chance.randrange(350), chance.choice([1, 1, 3]), chance.choice([5, 5, 15])
+        return memory[start : start + step * elements : step]
 
     check = AllApart((0, 2), (1, 3, 4, 5), NAMES)
     args = [anywhere() for _ in range(6)]

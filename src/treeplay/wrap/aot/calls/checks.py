@@ -79,24 +79,24 @@ class AllApart:
         self.written = frozenset(written)
         self.order = (*written, *others)
         self.names = names
-        # Of the last call that passed, in that order: where each began, its shape, and where it lay.
+        # Of the last call that passed, in that order: where each began, its layout, and where it lay.
         self.last: list[int] = []
-        self.shapes: list[torch.Size] = []
+        self.layouts: list[tuple[torch.Size, tuple[int, ...]]] = []
         self.spans: list[tuple[int, int]] = []
 
     def __call__(self, args: Sequence[Any]) -> None:
         addresses = [args[k].data_ptr() for k in self.order]
         if addresses != self.last:
-            shapes = [args[k].shape for k in self.order]
+            layouts = [(args[k].shape, args[k].stride()) for k in self.order]
             moved = [at for at, (now, last) in enumerate(zip(addresses, self.last, strict=False)) if now != last]
-            if shapes == self.shapes and len(moved) <= _FEW:
+            if layouts == self.layouts and len(moved) <= _FEW:
                 self._check_moved(args, addresses, moved)
             else:
                 self._check(args, addresses)
-            self.last, self.shapes = addresses, shapes
+            self.last, self.layouts = addresses, layouts
 
     def _check_moved(self, args: Sequence[Any], addresses: Sequence[int], moved: Sequence[int]) -> None:
-        """The inputs that moved against all others: a batch is new in each call, and weights are many."""
+        """The inputs that moved, laid out as before, against all others: a batch is new in each call, and weights are many."""
         spans = list(self.spans)
         for at in moved:
             start, end = spans[at]

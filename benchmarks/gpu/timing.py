@@ -3,12 +3,15 @@
 wall: what a call costs in a row of many                         many calls, then drain; seconds / calls
 host: how long a call takes to return while the GPU has room     after those, a burst of few calls; seconds / calls
 
-Within a round all variants meet the same state of the machine, so ratios are taken round by round.
+Within a round all variants meet the same state of the machine, so ratios are taken round by round. A few calls that are not timed
+come before: the first ones after another variant find caches of the processor with that one's data, and each variant its
+memory where it was not. Who comes after whom is drawn anew in each round.
 """
 
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 from collections import deque
 from collections.abc import Callable
@@ -25,7 +28,8 @@ from benchmarks.measure import quartiles
 
 _BURST = 16
 _WARM_UP_CALLS = 10
-_BLOCK_SECONDS = 0.02
+_LEAD_IN_CALLS = 5
+_BLOCK_SECONDS = 0.1
 _MOST_CALLS_PER_BLOCK = 400
 _FEWEST_ROUNDS = 7
 
@@ -70,11 +74,11 @@ def time_rounds(calls: dict[str, Call], feed: Feed, *, seconds: float) -> Rounds
     sizes = {name: _calls_per_block(feed.seconds(call, _WARM_UP_CALLS)[1]) for name, call in calls.items()}
     rounds, names, end = Rounds([], []), list(calls), perf_counter() + seconds
     gc.collect()
+    chance = random.Random(0)
     while len(rounds.wall) < _FEWEST_ROUNDS or perf_counter() < end:
-        first = len(rounds.wall) % len(names)  # nobody always comes after the same neighbour
-        order = names[first:] + names[:first]
         wall, host = {}, {}
-        for name in order:
+        for name in chance.sample(names, len(names)):
+            feed.seconds(calls[name], _LEAD_IN_CALLS)
             wall[name] = feed.seconds(calls[name], sizes[name])[1] / sizes[name]
             host[name] = feed.seconds(calls[name], _BURST)[0] / _BURST
         rounds.wall.append(wall)

@@ -19,7 +19,7 @@ from torch.fx import Node
 
 _READ = torch.ops.aten._local_scalar_dense.default
 _OF_EACH = frozenset({_READ, operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.neg})
-"""What does with each element of a tensor what it does with a number."""
+"""What does with each element of a tensor what it does with a number, on a GPU: on a CPU, `pow` may differ in the last bit."""
 _FEWEST = 4  # to take numbers together and apart again is some kernels too
 
 

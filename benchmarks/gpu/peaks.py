@@ -22,22 +22,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 import treeplay
 from benchmarks import machine
-from benchmarks.backend.zoo import find_model
 from benchmarks.gpu.machine import facts
 from benchmarks.gpu.reserved import ReservedMemory
 from benchmarks.gpu.sampler import MemorySampler
+from benchmarks.gpu.step_programs import step_of
 from treeplay.device.cuda.lane import lane_of
-from treeplay.torch_compile import backend
 from treeplay.tree.tiers import compile_thread
 
 WAYS = ("eager", "reduce-overhead", "jit", "jit exact", "backend")
@@ -46,38 +43,6 @@ FIRST, MORE = 6, 36
 _MOST_SECONDS = 400
 _MOST_SECONDS_WAITED = 100.0
 _MIB = 1 << 20
-
-
-def step_of(name: str, way: str) -> tuple[Callable[..., torch.Tensor], list[tuple[dict[str, Any], torch.Tensor]]]:
-    """A training step in one way, and what it is called with, in turn."""
-    torch.manual_seed(0)
-    device = torch.device("cuda")
-    if name == "mlp12x4096":
-        model: nn.Module = nn.Sequential(
-            *(layer for _ in range(12) for layer in (nn.Linear(4096, 4096), nn.GELU()))
-        ).cuda()
-        feeds = [({"input": torch.randn(4096, 4096, device=device)}, torch.randn(4096, 4096, device=device))]
-        loss_of: Callable[..., torch.Tensor] = nn.functional.mse_loss
-    else:
-        found = find_model(name)
-        model = found.make("published", device, training=True)
-        feeds = [(feed.inputs, feed.target) for feed in found.feeds("published", device, FIRST)]
-        loss_of = found.loss
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    run: Any = model
-    if way == "backend":
-        run = torch.compile(model, backend=backend)
-    elif way == "reduce-overhead":
-        run = torch.compile(model, mode="reduce-overhead")
-
-    def step(inputs: dict[str, Any], target: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(run(**inputs), target)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return treeplay.jit(step) if way.startswith("jit") else step, feeds
 
 
 def measure(name: str, way: str, limit: float, *, only_first: bool) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 wall: what a call costs in a row of many                         many calls, then drain; seconds / calls
 host: how long a call takes to return while the GPU has room     after those, a burst of few calls; seconds / calls
 
-Within a round all variants meet the same state of the machine, so ratios are taken round by round. A few calls that are not timed
-come before: the first ones after another variant find caches of the processor with that one's data, and each variant its
-memory where it was not. Who comes after whom is drawn anew in each round.
+Within a round all variants meet the same state of the machine, so ratios are taken round by round. A few calls that are not
+timed come before: the first ones after another variant find the processor's caches full of that one's data, and addresses
+that have moved. Who comes after whom is drawn anew in each round.
 """
 
 from __future__ import annotations

@@ -155,7 +155,33 @@ def all_tables(folder: Path = RESULTS) -> str:
             "On a CPU:",
             *tables,
         ]
-    return "\n\n".join([*tables, *as_written(folder), *memory(folder)])
+    return "\n\n".join([*tables, *as_written(folder), *steps(folder), *memory(folder)])
+
+
+def steps(folder: Path) -> list[str]:
+    """Training steps behind `torch.compile` beside `reduce-overhead`, with the eager optimizer, from the newest file."""
+    found = sorted((folder / "steps").glob("cuda-*.json"))
+    if not found:
+        return []
+    result = json.loads(found[-1].read_text())
+    ways = list(next(iter(result["programs"].values()))["wall_us"])
+    rows = [
+        (
+            name,
+            *(f"{by_way['wall_us'][way]['median']:,.0f} / {by_way['host_us'][way]['median']:,.0f}" for way in ways),
+            "{median:.2f} × ({low:.2f} to {high:.2f})".format(**by_way["speedup"]),
+        )
+        for name, by_way in sorted(result["programs"].items())
+    ]
+    where = result["environment"]
+    note = (
+        "µs per call of many in a row / until a call returns. Each program in a process of its own, its ways interleaved; "
+        "the last column is `reduce-overhead`'s time divided by the backend's, round by round, with the middle half. "
+        f"{where['gpu']}, torch {where['torch']}, treeplay {where['treeplay']}, {where['date']:.10}. "
+        "`python -m benchmarks.gpu.steps` repeats it."
+    )
+    head = ("program", *(f"`{way}`" for way in ways), "beside `reduce-overhead`")
+    return ["## Training steps behind `torch.compile`, with the eager optimizer", for_readme(head, rows, [note])]
 
 
 def memory(folder: Path) -> list[str]:

@@ -164,15 +164,17 @@ def steps(folder: Path) -> list[str]:
     if not found:
         return []
     result = json.loads(found[-1].read_text())
-    ways = list(next(iter(result["programs"].values()))["wall_us"])
+    measured = {name: program for name, program in sorted(result["programs"].items()) if "failed" not in program}
+    ways = list(next(iter(measured.values()))["wall_us"])
     rows = [
         (
             name,
-            *(f"{by_way['wall_us'][way]['median']:,.0f} / {by_way['host_us'][way]['median']:,.0f}" for way in ways),
-            "{median:.2f} × ({low:.2f} to {high:.2f})".format(**by_way["speedup"]),
+            *(f"{program['wall_us'][way]['median']:,.0f} / {program['host_us'][way]['median']:,.0f}" for way in ways),
+            "{median:.2f} × ({low:.2f} to {high:.2f})".format(**program["speedup"]),
         )
-        for name, by_way in sorted(result["programs"].items())
+        for name, program in measured.items()
     ]
+    rows += [(name, *["failed"] * (len(ways) + 1)) for name in sorted({*result["programs"]} - {*measured})]
     where = result["environment"]
     note = (
         "µs per call of many in a row / until a call returns. Each program in a process of its own, its ways interleaved; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ from torch import nn
 from benchmarks.programs import Block
 
 
-def perceptron(layers: int, width: int) -> nn.Module:
-    """Linear layers of one width with ReLUs between them."""
-    stack = [layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.ReLU())]
+def perceptron(layers: int, width: int, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Linear layers of one width with activations between them."""
+    stack = [layer for _ in range(layers) for layer in (nn.Linear(width, width), activation())]
     return nn.Sequential(*stack[:-1])
 
 

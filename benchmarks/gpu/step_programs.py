@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import treeplay
 from benchmarks.backend.zoo import find_model
+from benchmarks.gpu.models import perceptron
 from treeplay.torch_compile import backend
 
 Step = Callable[..., torch.Tensor]
@@ -50,10 +51,6 @@ def _autoencoder() -> nn.Module:
     return nn.Sequential(*down, *up)
 
 
-def _perceptron(layers: int, width: int, activation: type[nn.Module]) -> nn.Module:
-    return nn.Sequential(*(layer for _ in range(layers) for layer in (nn.Linear(width, width), activation())))
-
-
 def make(name: str, device: torch.device) -> tuple[nn.Module, Feeds, Step]:
     """A model, what it is called with in turn, and the loss of a result."""
     torch.manual_seed(0)
@@ -63,10 +60,10 @@ def make(name: str, device: torch.device) -> tuple[nn.Module, Feeds, Step]:
 
     if name == "mlp12x4096":
         feeds: Feeds = [({"input": normal(4096, 4096)}, normal(4096, 4096))]
-        return _perceptron(12, 4096, nn.GELU).to(device), feeds, F.mse_loss
+        return nn.Sequential(*perceptron(12, 4096, nn.GELU), nn.GELU()).to(device), feeds, F.mse_loss
     if name == "mlp16x256":
         feeds = [({"input": normal(32, 256)}, normal(32, 256)) for _ in range(_FEEDS)]
-        return _perceptron(16, 256, nn.ReLU).to(device), feeds, F.mse_loss
+        return nn.Sequential(*perceptron(16, 256), nn.ReLU()).to(device), feeds, F.mse_loss
     if name == "autoencoder":
         images = [normal(16, 3, 64, 64) for _ in range(_FEEDS)]
         return _autoencoder().to(device), [({"input": image}, image) for image in images], F.mse_loss
@@ -85,11 +82,8 @@ def _told(normal: Callable[..., torch.Tensor]) -> dict[str, torch.Tensor]:
     return {"old_logs": normal(256) - 2, "returns": normal(256)}
 
 
-def step_of(name: str, way: str, *, is_marked: bool = False) -> tuple[Step, Feeds]:
-    """A training step in one way, and what it is called with, in turn.
-
-    `is_marked`: under `reduce-overhead`, steps are marked and results cloned, as it asks where they are kept.
-    """
+def step_of(name: str, way: str) -> tuple[Step, Feeds]:
+    """A training step in one way, and what it is called with, in turn."""
     model, feeds, loss_of = make(name, torch.device("cuda"))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     run: Any = model
@@ -105,10 +99,4 @@ def step_of(name: str, way: str, *, is_marked: bool = False) -> tuple[Step, Feed
         optimizer.step()
         return loss.detach()
 
-    def marked(inputs: dict[str, Any], target: torch.Tensor) -> torch.Tensor:
-        torch.compiler.cudagraph_mark_step_begin()
-        return step(inputs, target).clone()
-
-    if way.startswith("jit"):
-        return treeplay.jit(step), feeds
-    return marked if is_marked and way == "reduce-overhead" else step, feeds
+    return treeplay.jit(step) if way.startswith("jit") else step, feeds

@@ -83,11 +83,18 @@ def make_reduce_overhead(program: Program, device: torch.device) -> Variant:
     if not program.is_training and program.kept == 0:
         return Variant(plain, lambda *batch: plain(*batch).clone())
 
-    def call(*batch: torch.Tensor) -> torch.Tensor:
-        torch.compiler.cudagraph_mark_step_begin()
-        return plain(*batch).detach().clone()
-
+    call = marked(plain)
     return Variant(call, call)
+
+
+def marked(call: Call) -> Call:
+    """A call under `reduce-overhead` whose result may be kept: its step is marked, the result is cloned."""
+
+    def marked_call(*batch: Any) -> torch.Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
+        return call(*batch).detach().clone()
+
+    return marked_call
 
 
 def make_backend(program: Program, device: torch.device) -> Variant:

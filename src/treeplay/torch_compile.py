@@ -23,16 +23,18 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """Compile a graph for inputs like these; the callable takes positional inputs like the graph's. The graph stays as it is.
 
-    `inner` is the same as `options={"inner": ...}`."""
+    `inner` is the same as `options={"inner": ...}`. Each call looks at what the graph was compiled for: inputs or parameters of
+    another shape, stride, dtype or device, or another number, are a `UsageError`, unless the size was a symbol in `inputs`. In
+    other modes, as in `torch.no_grad()` or under autocast, the graph is compiled once more for these.
+    """
     if not settings.enabled:
         return gm
     from treeplay import driver
+    from treeplay.backend.by_hand import CompiledByHand
     from treeplay.backend.options import options_from
-    from treeplay.backend.passes import copy_of
 
-    given = dict(options or {}) | ({} if inner is None else {"inner": inner})
-    program = copy_of(gm) if isinstance(gm, torch.fx.GraphModule) else gm
-    return driver.compile_captured(program, inputs, options_from(given))
+    found = options_from(dict(options or {}) | ({} if inner is None else {"inner": inner}))
+    return CompiledByHand(gm, inputs, lambda program, inputs: driver.compile_captured(program, inputs, found))
 
 
 def backend(

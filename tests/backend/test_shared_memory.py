@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from support import assert_same
 from treeplay.torch_compile import compile_graph
 from wrap.aot.oracle import numbers
 
@@ -126,22 +125,3 @@ def test_Wplus1_a_negative_input_or_result_runs_operator_by_operator() -> None:
     compiled = torch.compile(lambda x: [x + 1, torch._neg_view(x - 2)], backend="treeplay")
     first, second = compiled(torch._neg_view(numbers(3)))
     assert torch.equal(first, 1 - numbers(3)) and second.is_neg() and torch.equal(second, numbers(3) + 2)
-
-
-def test_one_of_many_inputs_with_other_strides_that_reaches_a_written_one_is_found() -> None:
-    def program(x: torch.Tensor, *written: torch.Tensor) -> torch.Tensor:
-        total = 3 * x.sum()
-        for tensor in written:
-            total = total + tensor[0]
-            tensor.mul_(2)
-        return total - x[2]
-
-    def call(function: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
-        memory = numbers(40)
-        # Laid out as at the trace, the first would end where the second begins.
-        others = [numbers(5) + k for k in range(5)]
-        return [function(memory[9:22:3], memory[14:19], *others), memory, *others]
-
-    graph = torch.fx.symbolic_trace(lambda a, b, c, d, e, f, g: program(a, b, c, d, e, f, g))
-    compiled = compile_graph(graph, [numbers(5) + k for k in range(7)], inner="aten")
-    assert_same(call(compiled), call(program))

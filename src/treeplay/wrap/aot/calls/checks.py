@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,50 +73,58 @@ def check_apart(one: torch.Tensor, other: torch.Tensor, names: tuple[str, str]) 
 
 
 class AllApart:
-    """The same check for many inputs: by address, and again only for those that lie elsewhere than in the last call."""
+    """The same check for many inputs: by address, and again only for those that lie elsewhere than in the last call.
 
-    def __init__(self, written: tuple[int, ...], others: tuple[int, ...], names: dict[int, str]) -> None:
+    `lengths` are how many bytes each input spans, in the order `written`, `others`; None for one that is measured in each call.
+    """
+
+    def __init__(
+        self, written: Sequence[int], others: Sequence[int], lengths: Sequence[int | None], names: dict[int, str]
+    ) -> None:
         self.written = frozenset(written)
         self.order = (*written, *others)
         self.names = names
-        # Of the last call that passed, in that order: where each began, its layout, and where it lay.
-        self.last: list[int] = []
-        self.layouts: list[tuple[torch.Size, tuple[int, ...]]] = []
-        self.spans: list[tuple[int, int]] = []
+        self.lengths = [nbytes or 0 for nbytes in lengths]
+        self.measured = [at for at, nbytes in enumerate(lengths) if nbytes is None]
+        self.spans: list[tuple[int, int]] = []  # where each lay in the last call that passed, in that order
+        self.last: list[int] = []  # where each began, and how many bytes the measured ones spanned
 
     def __call__(self, args: Sequence[Any]) -> None:
-        addresses = [args[k].data_ptr() for k in self.order]
-        if addresses != self.last:
-            layouts = [(args[k].shape, args[k].stride()) for k in self.order]
-            moved = [at for at, (now, last) in enumerate(zip(addresses, self.last, strict=False)) if now != last]
-            if layouts == self.layouts and len(moved) <= _FEW:
-                self._check_moved(args, addresses, moved)
-            else:
-                self._check(args, addresses)
-            self.last, self.layouts = addresses, layouts
+        now = [args[k].data_ptr() for k in self.order]
+        if self.measured:
+            now += [length(args[self.order[at]]) for at in self.measured]
+        if now == self.last:
+            return
+        lengths, count = list(self.lengths), len(self.order)
+        for at, nbytes in zip(self.measured, now[count:], strict=True):
+            lengths[at] = nbytes
+        changed = [at for at, (value, last) in enumerate(zip(now, self.last, strict=False)) if value != last]
+        moved = {at if at < count else self.measured[at - count] for at in changed}
+        if self.spans and len(moved) <= _FEW:
+            spans = list(self.spans)
+            for at in moved:
+                spans[at] = (now[at], now[at] + lengths[at])
+            self._check_moved(args, spans, moved)
+        else:
+            spans = [(start, start + nbytes) for start, nbytes in zip(now, lengths, strict=False)]
+            self._check(args, spans)
+        self.spans, self.last = spans, now
 
-    def _check_moved(self, args: Sequence[Any], addresses: Sequence[int], moved: Sequence[int]) -> None:
-        """The inputs that moved, laid out as before, against all others: a batch is new in each call, and weights are many."""
-        spans = list(self.spans)
-        for at in moved:
-            start, end = spans[at]
-            spans[at] = (addresses[at], addresses[at] + end - start)
+    def _check_moved(self, args: Sequence[Any], spans: list[tuple[int, int]], moved: Iterable[int]) -> None:
+        """The inputs that moved, against all others: a batch is new in each call, and weights are many."""
         for at in moved:
             start, end = spans[at]
             for other in [other for other, (low, high) in enumerate(spans) if low < end and start < high]:
                 if other != at:
                     self._check_pair(args, self.order[at], self.order[other])
-        self.spans = spans
 
-    def _check(self, args: Sequence[Any], addresses: Sequence[int]) -> None:
-        spans = [(start, start + length(args[k])) for start, k in zip(addresses, self.order, strict=True)]
+    def _check(self, args: Sequence[Any], spans: list[tuple[int, int]]) -> None:
         active: list[tuple[int, int, int]] = []
         for start, end, k in sorted((*span, k) for span, k in zip(spans, self.order, strict=True)):
             active = [other for other in active if other[1] > start]
             for other in active:
                 self._check_pair(args, k, other[2])
             active.append((start, end, k))
-        self.spans = spans
 
     def _check_pair(self, args: Sequence[Any], one: int, two: int) -> None:
         one, two = sorted((one, two))

@@ -115,7 +115,9 @@ def _all_apart(text: PlanText, apart: NoOverlap) -> None:
         told = {at: text.told(owner) for at, (owner, _) in enumerate(listed)}
         given = list_of(inner for _, inner in listed)
     written, others = ([at for k in group for at in places[k]] for group in (apart.written, apart.others))
-    text.use("check_all_apart", checks.AllApart(tuple(written), tuple(others), told))
+    length_of = dict(zip((*apart.written, *apart.others), apart.lengths, strict=True))
+    lengths = [length_of[k] for k in (*apart.written, *apart.others) for _ in places[k]]
+    text.use("check_all_apart", checks.AllApart(written, others, lengths, told))
     text.add(f"check_all_apart({given})")
 
 

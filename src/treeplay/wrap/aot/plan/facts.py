@@ -53,8 +53,9 @@ class Check(Enum):
 class NoOverlap:
     """Inputs that must not overlap: the `written` ones neither each other nor any of the `others`.
 
-    `lengths` are how many bytes each of them spans, in that order; None for one that is made of others. `distinct` are pairs
-    that must only not be one object: of one of the two the shape changes, and no data."""
+    `lengths` are how many bytes each of them spans, in that order, in every call: whoever calls compares layouts, as guards do;
+    None for one that is made of others. `distinct` are pairs that must only not be one object: of one of the two the shape
+    changes, and no data."""
 
     written: tuple[int, ...]
     others: tuple[int, ...]

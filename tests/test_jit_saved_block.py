@@ -21,7 +21,9 @@ from support.allocated import left_allocated
 from support.compiled import compiled, new_reports
 from support.taped_gpu import TAPE, capture_on_the_cpu
 from treeplay.device.cuda.nodes.patch import Patcher
+from treeplay.torch_seam.tensors import view_in_block
 from treeplay.values.launch import LaunchFacts
+from treeplay.wrap.aot.calls import block
 from treeplay.wrap.aot.tracing import writes_inside
 
 STEADY = 3
@@ -260,6 +262,33 @@ def test_T36_a_block_that_cannot_be_had_costs_a_call_its_launch_and_nothing_else
         check(net, twin)
     forward = next(report for report in new_reports() if report.direction == "forward")
     assert forward.not_replayed["out of memory"] == 2 and all(launch.captures == 1 for launch in launches())
+
+
+class TwoResults(Deep):
+    """As many models do, it also returns what its layers give, and a loss uses one of the two."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        hidden = super().forward(x)
+        return hidden * 2 - x, hidden
+
+
+@FRONTS
+def test_T36_the_backward_of_one_of_two_results_takes_the_block(
+    front: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(4)
+    net = TwoResults().to(device)
+    twin, call = copy.deepcopy(net), jit(net) if front == "jit" else compiled(net, dynamic=False)
+    opened = []
+    monkeypatch.setattr(block, "view_in_block", lambda *args: opened.append(args) or view_in_block(*args))
+    for number in range(9):
+        x = batch(number, device)
+        opened.clear()
+        call(x)[0].square().sum().backward()
+        assert not opened or number <= STEADY, "each saved value became a tensor"
+        twin(x)[0].square().sum().backward()
+        check(net, twin)
+    launches()
 
 
 @FRONTS

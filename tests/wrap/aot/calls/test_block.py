@@ -327,6 +327,30 @@ def test_a_backward_takes_the_block_also_where_values_differ_in_what_it_does_not
         assert len(backward.taken) == number and len(backward.compiled) == 1
 
 
+def test_a_backward_for_some_results_takes_the_block_too(backward: type[Backward]) -> None:
+    """As of a model whose loss uses one of its results. Of the values beside the block it takes those that it needs."""
+
+    def function(x: Any, w: Any) -> list[Any]:
+        shared = (x * w).sin().exp() * 2
+        return [shared.tanh() * x, (shared - w).cos() * 3, shared.atan() + w]
+
+    call = wrapped(function, two, forward=Blocks(), backward=backward)
+    calls = ((0,), (2,), (0,), (0, 1, 2), (1, 2), (2,), (0,), (0, 1, 2))
+    for number, chosen in enumerate(calls, 1):
+        x, w = two()
+        results = call([x, w])
+        sum((at + 1) * results[at].sum() for at in chosen).backward()
+        expected = two()
+        wanted = function(*expected)
+        sum((at + 1) * wanted[at].sum() for at in chosen).backward()
+        torch.testing.assert_close([x.grad, w.grad], [one.grad for one in expected])
+        del results
+        assert len(backward.taken) == number, "each call gives the block to its backward"
+    assert len(backward.compiled) == len(set(calls)) and all(dtype is torch.uint8 for _, dtype in backward.taken)
+    counts = dict(zip(calls, [count for count, _ in backward.taken], strict=True))
+    assert counts[0,] < counts[0, 1, 2], "no gradients that did not come"
+
+
 def test_a_backward_that_was_compiled_without_a_block_takes_one_later(backward: type[Backward]) -> None:
     """As where a forward is recorded in its third call; and its values need not be alike in everything."""
     blocks = Blocks()

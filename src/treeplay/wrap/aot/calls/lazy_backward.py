@@ -73,18 +73,32 @@ class _Fitted(_Followed):
 
 
 class _FittedToBlock(_Followed):
-    """A compiled backward that takes the block in which a forward left some of the values."""
+    """A compiled backward that takes the block in which a forward left some of the values: of a call's values with the block,
+    those at `places`, if not all."""
 
-    def __init__(self, fitted: _Fitted, layout: SavedLayout, first: int) -> None:
+    def __init__(self, fitted: _Fitted, layout: SavedLayout, first: int, count: int) -> None:
         self.layout = layout
+        self.places: list[int] | None = None
+        if len(fitted.taken) < count:
+            taken = set(fitted.taken)
+            self.places = [place for place, at in enumerate(layout.order(first, count)) if at is None or at in taken]
+            layout = SavedLayout(
+                tuple(part for at, part in enumerate(layout.parts, first) if at in taken), layout.nbytes
+            )
+            first = sum(at < first for at in taken)
         in_block = getattr(fitted.compiled, "in_block", None)
         # What is not recorded takes the values one by one, and each call makes tensors of them.
         one_by_one: Boxed = lambda args: fitted.run(args)  # noqa: E731 - by now
         super().__init__(from_block(one_by_one, layout, first) if in_block is None else in_block(layout, first))
         self.fits: Callable[..., bool] = _always
 
+    def chosen(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Those of a call's values that this takes."""
+        return values if self.places is None else [values[place] for place in self.places]
+
     def fit_to(self, values: Sequence[Any]) -> None:
-        """From here on, values like these are taken."""
+        """From here on, values of a call that are like these are taken."""
+        values = self.chosen(values)
         is_strided = all(value.layout is torch.strided for value in values if isinstance(value, torch.Tensor))
         self.fits = _check(values) if is_strided else _always
 
@@ -109,7 +123,7 @@ class LazyBackward:
         self._inner = inner
         self._run: dict[tuple[int, ...], _Fitted] = {}
         self._whole: _Fitted | None = None
-        self._to_block: _FittedToBlock | None = None
+        self._to_block: dict[tuple[int, ...], _FittedToBlock] = {}
 
     @property
     def is_compiled(self) -> bool:
@@ -127,32 +141,35 @@ class LazyBackward:
         return fitted.run(values)
 
     def _from_block(self, layout: SavedLayout, values: list[Any], first: int) -> Sequence[Any]:
-        fitted = self._to_block
-        if not any(map(_is_none, values[len(values) - self._tangents :])):
-            is_alike = fitted is not None and (fitted.layout is layout or fitted.layout == layout)
-            if fitted is None or not is_alike or not fitted.fits(*values):
-                fitted = self._fit_to_block(layout, values, first)
-            if fitted is not None:
-                return fitted.run(values)
-        block = values[first + layout.apart]
-        values[:] = opened(values, layout, first)
         missing = self._missing(values)
-        if missing and missing not in self._run:
-            self._compile_once(missing, lying_apart(values, block))
-        del block  # so that it can die inside the graph
-        return self(values)
+        fitted, given = self._to_block.get(missing), None
+        if fitted is not None and (fitted.layout is layout or fitted.layout == layout):
+            given = fitted.chosen(values)
+        if fitted is None or given is None or not fitted.fits(*given):
+            fitted = self._fit_to_block(missing, layout, values, first)
+            given = None if fitted is None else fitted.chosen(values)
+        if fitted is None or given is None:
+            values[:] = opened(values, layout, first)
+            return self(values)
+        values[:] = given
+        del given  # values may die inside the graph
+        return fitted.run(values)
 
-    def _fit_to_block(self, layout: SavedLayout, values: Sequence[Any], first: int) -> _FittedToBlock | None:
+    def _fit_to_block(
+        self, missing: tuple[int, ...], layout: SavedLayout, values: Sequence[Any], first: int
+    ) -> _FittedToBlock | None:
         apart = opened(values, layout, first)
-        whole = self._whole or self._compile_once((), lying_apart(apart, values[first + layout.apart]))
-        if not whole.fits(*apart) and not whole.lies_alike(apart):  # what differs is to be laid out anew, one by one
+        known = self._run.get(missing) if missing else self._whole
+        fitted = known or self._compile_once(missing, lying_apart(apart, values[first + layout.apart]))
+        given = [apart[k] for k in fitted.taken]
+        if not fitted.fits(*given) and not fitted.lies_alike(given):  # what differs is to be laid out anew, one by one
             return None
         with _compiling:
-            fitted = self._to_block
-            if fitted is None or fitted.layout != layout:
-                fitted = self._to_block = _FittedToBlock(whole, layout, first)
-            fitted.fit_to(values)
-            return fitted
+            to_block = self._to_block.get(missing)
+            if to_block is None or to_block.layout != layout:
+                to_block = self._to_block[missing] = _FittedToBlock(fitted, layout, first, len(apart))
+            to_block.fit_to(values)
+            return to_block
 
     def _partial(self, values: list[Any]) -> Sequence[Any]:
         missing = self._missing(values)
@@ -172,7 +189,10 @@ class LazyBackward:
             if known is None:
                 while len(self._run) >= _MOST_PARTIAL:
                     # The oldest; that for all gradients is in `_whole` besides.
-                    del self._run[next(iter(self._run))]
+                    oldest = next(iter(self._run))
+                    del self._run[oldest]
+                    if oldest:
+                        self._to_block.pop(oldest, None)
                 known = self._run[missing] = _Fitted(self._compile(missing, values), values)
             if not missing:
                 self._whole = known

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from treeplay.device.cuda.nodes import patch
 from treeplay.errors import InternalError
 from treeplay.relocate.policy import Costs
 
@@ -52,6 +53,30 @@ def test_Gplus10_three_inputs_at_new_addresses_each_call_equal_eager_without_a_c
         kept.append(inputs)
         for found, expected in zip(replay(made, inputs), program(*inputs), strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_graph_is_on_the_device_before_its_first_node_is_set(monkeypatch):
+    """A kernel that is set earlier runs slower from then on."""
+    from treeplay.device.cuda.nodes import calls
+
+    order = []
+
+    def noted(name):
+        def function(*args):
+            order.append(name)
+            return known(name)(*args)
+
+        return function
+
+    known = calls.function
+    for module in (calls, patch):
+        monkeypatch.setattr(module, "function", noted)
+    made = relocatable(lambda x: [(x * 2 - 1).relu() - x], torch.randn(64, device="cuda"))
+    inputs = elsewhere(torch.randn(64, device="cuda"))
+    (found,) = replay(made, inputs)
+    assert torch.equal(found, (inputs[0] * 2 - 1).relu() - inputs[0])
+    assert order.count("cuGraphUpload") == 1
+    assert order.index("cuGraphUpload") < order.index("cuGraphExecKernelNodeSetParams_v2")
 
 
 @pytest.mark.parametrize("costs", [ONE_BY_ONE, AT_ONCE], ids=["one by one", "at once"])

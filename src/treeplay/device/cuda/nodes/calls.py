@@ -112,6 +112,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGraphMemsetNodeSetParams": (c_void_p, c_void_p),
     "cuGraphExecMemsetNodeSetParams": (c_void_p, c_void_p, c_void_p, c_void_p),
     "cuGraphExecUpdate_v2": (c_void_p, c_void_p, POINTER(UpdateResult)),
+    "cuGraphUpload": (c_void_p, c_void_p),
     "cuFuncGetParamInfo": (c_void_p, c_size_t, POINTER(c_size_t), POINTER(c_size_t)),
     "cuFuncGetName": (POINTER(c_char_p), c_void_p),
     "cuKernelGetFunction": (POINTER(c_void_p), c_void_p),

@@ -135,7 +135,7 @@ def build_patcher(graph: int, executable: int, table: Relocation, *, costs: Cost
     The graph must outlive it, both must be as they were captured, and their device must be current.
     """
     # The first launch would do that too. But a kernel that is set while the graph is not on the device yet is slower from then
-    # on, by 0.1 to 0.3 us on an H100 (`benchmarks.gpu.set_nodes`).
+    # on, by 0.1 to 0.2 us on an H100 (`benchmarks.gpu.set_nodes`).
     call("cuGraphUpload", executable, torch.cuda.current_stream().cuda_stream)
     nodes = own_nodes_of(graph, table)
     words = {site.place: nodes[site.node].word(site.buffer, site.offset) for row in table.rows for site in row.sites}

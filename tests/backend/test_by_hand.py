@@ -164,3 +164,10 @@ def test_autocast_is_compiled_for():
         with torch.autocast("cpu", torch.bfloat16):
             assert_same(compiled(numbers(3, 3), numbers(3, 3)), graph(numbers(3, 3), numbers(3, 3)))
             assert compiled(numbers(3, 3), numbers(3, 3)).dtype is torch.bfloat16
+
+
+def test_a_program_that_dynamo_captures_may_call_it(fresh_dynamo, recwarn):
+    compiled = compile_graph(torch.fx.symbolic_trace(lambda x: x * 2 - x.sum()), [numbers(3)], inner="aten")
+    captured = torch.compile(lambda x: compiled(x + 1) - x, backend="eager")
+    assert torch.equal(captured(numbers(3)), compiled(numbers(3) + 1) - numbers(3))
+    assert not [str(warning.message) for warning in recwarn if "Dynamo" in str(warning.message)]

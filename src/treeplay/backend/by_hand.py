@@ -19,6 +19,7 @@ from treeplay.backend.passes import copy_of
 from treeplay.backend.shapes import trees
 from treeplay.backend.shapes.flat import Program
 from treeplay.backend.shapes.sizes import has_symbols
+from treeplay.codegen import hide_from_dynamo
 from treeplay.errors import UsageError
 from treeplay.torch_seam import flags
 from treeplay.torch_seam.modes import is_wrapper
@@ -83,6 +84,9 @@ class CompiledByHand:
             [self._symbolic.get(at, leaf) for at, leaf in enumerate(leaves)], self._tree
         )
         return samples
+
+
+hide_from_dynamo(CompiledByHand.__call__, with_callees=True)
 
 
 def _other(what: str, told: str) -> UsageError:

@@ -24,6 +24,14 @@ def is_iterator(value: Any) -> bool:
     return hasattr(type(value), "__next__") and hasattr(type(value), "__iter__")
 
 
+_QUEUES = frozenset({"queue", "_queue", "multiprocessing.queues", "multiprocessing.connection", "asyncio.queues"})
+
+
+def is_queue(value: Any) -> bool:
+    """Whether `value` is a queue, or an end of a pipe: what is taken from it is gone, and what is put there others take."""
+    return any(base.__module__ in _QUEUES for base in type(value).__mro__)
+
+
 def table_of(value: Any) -> dict[str, Any] | None:
     """The dictionary of an object's attributes, without asking its class; None if there is none."""
     try:

@@ -21,6 +21,7 @@ from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.flags import autocast_state, set_autocast_state
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.trace.restore.bare import bare, fill
+from treeplay.trace.restore.memory import MemoryBefore
 from treeplay.trace.restore.random_sources import RandomSources
 from treeplay.trace.restore.whose import Whose
 from treeplay.trace.run.gradients import Gradients
@@ -78,6 +79,7 @@ class Snapshot:
         self._grad_mode = torch.is_grad_enabled()
         self._autocast = autocast_state()
         self._random = RandomSources(found.kept)
+        self._memory = MemoryBefore(found.memories, tensors.values())
 
     def changes(self) -> Iterator[Change]:
         """Every place that holds something else now, and those that were assigned the same again."""
@@ -88,6 +90,8 @@ class Snapshot:
             for change in self._ours(container, place, _compare(container, place, before)):
                 is_blind = (id(container), change.place.key) in self.unread
                 yield replace(change, is_blind=True) if is_blind else change
+        for place in self._memory.changed(self._may_have_written):
+            yield Change(place, ShownText("these values"), ShownText("other values"))
         for place, content in self._cells:
             now = place.read_or(GONE)
             if now is not content and (self.whose is None or self.whose.may_have_set(place, now)):
@@ -126,6 +130,7 @@ class Snapshot:
         undo = Teardown()
         # They run in reverse: containers first.
         undo.add("putting random generators back", partial(self._random.restore, self._may_have_drawn))
+        undo.add("putting memory back", partial(self._memory.put_back, self._may_have_written))
         undo.add("putting modes back", self._restore_modes)
         undo.add("putting versions back", partial(self._restore_versions, versions=versions))
         undo.add("putting gradients back", partial(each, self._grads.values(), self._restore_gradient))
@@ -200,6 +205,9 @@ class Snapshot:
         if self.gradients_set is not None:
             return id(tensor) in self.gradients_set
         return not self.gradients.is_others(tensor, now) and self.whose.may_have_set_gradients()
+
+    def _may_have_written(self, memory: Any) -> bool:
+        return self.whose is None or self.whose.may_have_written(memory)
 
     def _may_have_drawn(self, source: Any) -> bool:
         return self.whose is None or self.whose.may_have_drawn(source)

@@ -8,6 +8,7 @@ else. With no other thread there is nothing to ask. Else:
     anything in a container                            ours if the run came across it and has code that changes containers
     a gradient                                         ours if the run assigned it, or ran a backward
     a random generator                                 ours if the run called something that draws, or may have
+    an array, or other memory without objects          ours if the run came across it
 
 What the run came across is what its guards are about (`guards/walk/reach.py`). The answer errs towards the program: then
 another thread's change of the same container may be undone with the program's own.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import contextvars
 import dataclasses
 import dis
 import enum
@@ -49,6 +51,7 @@ from treeplay.trace.numbers.scalars import scalar_of
 from treeplay.trace.survey import code_names as names
 from treeplay.trace.survey.found import Survey
 from treeplay.values.flatten import flatten
+from treeplay.values.kinds import is_a
 from treeplay.values.place import Binding, How
 
 
@@ -66,7 +69,7 @@ class Whose:
 
     def is_ours(self, container: Any, place: Binding, after: Any) -> bool:
         """Whether the program made a change in a container, at `place` in it; a container as a whole has a place itself."""
-        if is_stand_in(after):
+        if is_stand_in(after) or id(container) in self._found.hidden:
             return True
         holder = self._owner_of(container)
         if holder is not None and isinstance(place.key, str):
@@ -108,6 +111,11 @@ class Whose:
             return self._has_seen(source)
         is_called = not self._reads.methods.isdisjoint(_DRAWS_OF_PYTHON)
         return is_called or any(one.co_filename == random.__file__ for one in code.values())
+
+    def may_have_written(self, memory: Any) -> bool:
+        """Whether the program may have written into an array, a buffer or a context variable."""
+        # Nobody notes who writes there. Threads have context variables of their own.
+        return self._reads.code is None or is_a(memory, contextvars.ContextVar) or self._has_seen(memory)
 
     def may_have_set_gradients(self) -> bool:
         """Whether the program may have put something into a gradient."""

@@ -36,7 +36,8 @@ class Survey:
     """What was found. Tables are keyed by `id`; `kept` holds every object so that no id is used twice.
 
     `watched`: plain values and functions that the program reads, with what they are now. `cells`: single places that the
-    program may rebind, with their contents (`GONE` where there is nothing). `iterators`: a trace would use them up.
+    program may rebind, with their contents (`GONE` where there is nothing). `iterators`: a trace would use them up. `memories`:
+    NumPy arrays and the like, whose content a trace puts back.
     """
 
     tensors: dict[int, list[Binding]] = field(default_factory=dict)
@@ -51,6 +52,9 @@ class Survey:
     container_places: dict[int, Binding] = field(default_factory=dict)
     cells: list[tuple[Binding, Any]] = field(default_factory=list)
     iterators: list[Binding] = field(default_factory=list)
+    memories: list[tuple[Any, Binding]] = field(default_factory=list)
+    hidden: set[int] = field(default_factory=set)
+    """Containers, by `id`, that are in no attribute or item: those that a thread keeps, and what functions have cached."""
     given: dict[int, list[Binding]] = field(default_factory=dict)
     """The containers among the arguments, by `id`: their places there, and last that in state."""
     kept: list[Any] = field(default_factory=list)

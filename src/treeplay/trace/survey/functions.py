@@ -64,6 +64,7 @@ class SurveyedFunctions:
 
     def partial(self, partial: functools.partial[Any], place: Binding, needs: Names) -> None:
         """Follow a partial and its arguments."""
+        self._own_attributes(partial, place)
         for label in ("func", "args", "keywords"):
             self._walk.enter(getattr(partial, label), root(getattr(partial, label), f"{place}.{label}"), needs)
 
@@ -94,7 +95,7 @@ class SurveyedFunctions:
                         place = root(cls, cls.__qualname__).child(How.ATTRIBUTE, cls, name, method.__qualname__)
                         self._walk.candidates.append((ALWAYS, place, entry))
 
-    def _own_attributes(self, function: FunctionType, place: Binding) -> None:
+    def _own_attributes(self, function: FunctionType | functools.partial[Any], place: Binding) -> None:
         table = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
         if table:
             self._walk.keep(vars(function), place)

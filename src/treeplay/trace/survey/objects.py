@@ -8,6 +8,7 @@ class        its data
 
 from __future__ import annotations
 
+import collections
 import enum
 import io
 from collections.abc import Iterable
@@ -20,13 +21,21 @@ from treeplay.trace.survey.functions import SurveyedFunctions
 from treeplay.trace.survey.names import ALWAYS, FOREIGN, LIBRARIES, NEVER, Names, is_users_class, origin
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.trace.training.scaling import find_scaler, settings_of
-from treeplay.values.kinds import is_a, is_iterator, slots_in, table_of
+from treeplay.values.kinds import is_a, is_iterator, is_queue, slots_in, table_of
 from treeplay.values.place import Binding, How, root
 
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MODULE_OWN = frozenset(vars(torch.nn.Module())) - set(_MODULE_HOOKS)
-_ENTERED = ("torch.optim", "torch.amp", "torch.distributions", "torch.nn", "collections")
+_ENTERED = (
+    "torch.optim",
+    "torch.amp",
+    "torch.distributions",
+    "torch.nn",
+    "collections",
+    "multiprocessing.sharedctypes",
+)
+_KEEPS_CONTAINERS = ("weakref", "contextlib", "configparser", "sched")
 
 
 class SurveyedObjects:
@@ -94,10 +103,12 @@ class SurveyedObjects:
     def instance(self, value: Any, place: Binding, needs: Names) -> None:
         """Follow an object of any other class."""
         cls = type(value)
-        if is_iterator(value) and not is_a(value, io.IOBase):
+        if (is_iterator(value) and not is_a(value, io.IOBase)) or is_queue(value):
             self._walk.iterators.append((needs, place))
         module = str(cls.__module__)
         if module.partition(".")[0] in LIBRARIES and not module.startswith(_ENTERED):
+            if module.startswith(_KEEPS_CONTAINERS):
+                self._containers(value, place)
             return
         self._walk.found.objects[id(value)] = place
         whose = origin(cls) | (needs & FOREIGN)
@@ -108,6 +119,30 @@ class SurveyedObjects:
         else:
             self._of_class(value, place)
         self._slots(value, place, whose)
+
+    def memory(self, value: Any, place: Binding, needs: Names) -> None:
+        """Note memory without tensors."""
+        self._walk.found.memories.append((value, place))
+        if is_users_class(type(value)):
+            self.instance(value, place, needs)
+
+    def of_thread(self, local: Any, place: Binding, needs: Names) -> None:
+        """Follow what this thread keeps in a `threading.local`."""
+        table = vars(local)
+        self._walk.keep(table, place)
+        self._walk.found.hidden.add(id(table))
+        for name, entry in dict.copy(table).items():
+            here = place.child(How.ITEM, table, name, f"{place}.{name}")
+            self._walk.enter(entry, here, needs | origin(type(local)) | {name})
+
+    def _containers(self, value: Any, place: Binding) -> None:
+        """Of an object of the standard library's the containers alone, which a trace puts back."""
+        for name, entry in dict.copy(table_of(value) or {}).items():
+            here = root(entry, f"{place}.{name}")
+            for found in (entry, *dict.values(entry)) if is_a(entry, dict) else (entry,):
+                if is_a(found, (dict, list, set, collections.deque)):
+                    self._walk.keep(found, here)
+                    self._walk.found.hidden.add(id(found))
 
     def class_(self, cls: type, place: Binding, _: Names) -> None:
         """Follow a class of the user's or a third party's."""

@@ -15,8 +15,11 @@ as state.
 from __future__ import annotations
 
 import collections
+import contextvars
 import functools
 import gc
+import io
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from types import CellType, FunctionType, MappingProxyType, MethodType, MethodWrapperType, ModuleType
@@ -24,6 +27,7 @@ from typing import Any
 
 import torch
 
+from treeplay.guards.walk.kinds import Memory
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.trace.restore.bare import entries
 from treeplay.trace.survey.found import PLAIN, Survey
@@ -66,6 +70,9 @@ class _Surveyor:
             (CellType, functions.cell),
             (type, objects.class_),
             (torch.Generator, objects.generator),
+            ((Memory, io.StringIO, io.BytesIO, contextvars.ContextVar), objects.memory),
+            (functools._lru_cache_wrapper, functools.partial(_cached, walk)),
+            (threading.local, objects.of_thread),
             (torch.amp.GradScaler, objects.scaler),
             (ModuleType, _nothing),
             (weakref.ProxyTypes, functools.partial(_proxy, walk)),
@@ -132,6 +139,14 @@ def _weak_method(walk: SurveyWalk, reference: Any, place: Binding, needs: Names)
     method = reference()
     if is_a(method, MethodType):  # whose owner is kept alive by others, and is found there
         walk.enter(method.__func__, root(method.__func__, str(place)), needs)
+
+
+def _cached(walk: SurveyWalk, function: Any, place: Binding, needs: Names) -> None:
+    """What a cached function has given, which its callers may have changed since."""
+    for found in gc.get_referents(function):
+        for value in dict.values(found) if is_a(found, dict) else ():
+            walk.found.hidden.add(id(value))
+            walk.enter(value, root(value, f"a result of {place}"), needs)
 
 
 def _view(walk: SurveyWalk, view: Any, place: Binding, needs: Names) -> None:

@@ -18,7 +18,7 @@ from treeplay.torch_seam.tensors import is_initialised
 from treeplay.trace.restore.random_sources import is_source
 from treeplay.trace.survey.found import GONE, PLAIN, Container, Survey
 from treeplay.trace.survey.names import ALWAYS, Names, ReadNames, is_users_class
-from treeplay.values.kinds import is_a, is_leaf
+from treeplay.values.kinds import is_a, is_leaf, is_queue
 from treeplay.values.place import Binding, How, root
 
 _NUMBERS = (bool, int, float, complex)
@@ -52,7 +52,7 @@ class SurveyWalk:
             self.found.generator_places.append((place, value))
         elif is_a(value, BuiltinFunctionType) and is_source(value.__self__):  # `draw = rng.random`
             self.enter(value.__self__, root(value.__self__, str(place)), needs)
-        elif is_a(value, BuiltinFunctionType) and is_a(value.__self__, (dict, list, set, collections.deque)):
+        elif is_a(value, BuiltinFunctionType) and _is_of_data(value.__self__):
             self.enter(value.__self__, root(value.__self__, str(place)), needs)  # `find = table.get`
         if is_a(value, type):
             if issubclass(value, enum.Enum) and value not in self.classes:
@@ -115,6 +115,10 @@ class SurveyWalk:
                     self.enter(hook, root(hook, f"a hook of {place}"), ALWAYS)
             if is_leaf(tensor) and tensor.grad is not None:
                 self._tensor(tensor.grad, place.grad_of(tensor))
+
+
+def _is_of_data(value: Any) -> bool:
+    return is_a(value, (dict, list, set, collections.deque)) or is_queue(value)
 
 
 def _is_watchable(value: Any) -> bool:

@@ -1,0 +1,145 @@
+"""What a program keeps in memory that holds no objects, as it was before a trace: NumPy arrays, `array`, `bytearray`,
+`memoryview`, ctypes, `StringIO` and `BytesIO`; and in context variables.
+
+A trace runs the program's Python, which may write there, as `counts[0] += 1` does. What differs afterwards is put back, and
+tells that the program writes what no replay would write.
+"""
+
+from __future__ import annotations
+
+import array
+import contextvars
+import ctypes
+import io
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from treeplay.torch_seam.fakes import has_data
+from treeplay.values.kinds import is_a
+from treeplay.values.place import Binding
+
+_MOST_BYTES = 1 << 28  # that are copied for a trace; what is beyond is left as the trace leaves it
+_BUFFERS = (io.StringIO, io.BytesIO)
+_ABSENT = object()  # what a context variable holds that is not set
+
+
+class MemoryBefore:
+    """What lay there when this was made. `tensors` may lie in the same memory: their values are not for this to put back."""
+
+    def __init__(self, found: Iterable[tuple[Any, Binding]], tensors: Iterable[torch.Tensor]) -> None:
+        self._kept: list[tuple[Any, Binding, Any]] = []
+        found = list(found)
+        spans = list(_spans(tensors)) if found else []
+        left = _MOST_BYTES
+        for value, place in found:
+            nbytes = _nbytes(value)
+            if nbytes is None or nbytes > left or _lies_in(value, spans):
+                continue
+            left -= nbytes
+            self._kept.append((value, place, _content(value)))
+
+    def changed(self, is_ours: Callable[[Any], bool]) -> Iterator[Binding]:
+        """The places of what differs now, by the program's doing."""
+        for value, place, before in self._kept:
+            if not _is_same(value, before) and is_ours(value):
+                yield place
+
+    def put_back(self, is_ours: Callable[[Any], bool]) -> None:
+        """Undo what the program has done."""
+        for value, _, before in self._kept:
+            if not _is_same(value, before) and is_ours(value):
+                _fill(value, before)
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and is_a(value, numpy.ndarray)
+
+
+def _plain(value: Any) -> Any:
+    """A NumPy array without what a class of its own, as that of masked arrays, makes of it."""
+    return sys.modules["numpy"].ndarray.view(value, sys.modules["numpy"].ndarray)
+
+
+def _nbytes(value: Any) -> int | None:
+    """How much there is of it; None where nobody can write, or nobody can say."""
+    if _is_array(value):
+        return int(value.nbytes) if value.flags.writeable else None
+    if is_a(value, contextvars.ContextVar):
+        return 0
+    if is_a(value, _BUFFERS):
+        return None if value.closed else len(value.getvalue())
+    try:
+        view = memoryview(value)
+    except (TypeError, ValueError, BufferError):  # released, or of a kind that shows nothing
+        return None
+    return view.nbytes if not view.readonly and view.c_contiguous else None
+
+
+def _content(value: Any) -> Any:
+    if is_a(value, contextvars.ContextVar):
+        return value.get(_ABSENT)
+    if is_a(value, _BUFFERS):
+        return None if value.closed else (value.getvalue(), value.tell())
+    if not _is_array(value):
+        return memoryview(value).tobytes()
+    plain = _plain(value)
+    return plain.copy() if plain.dtype.hasobject else (plain.dtype, plain.shape, plain.tobytes())
+
+
+def _is_same(value: Any, before: Any) -> bool:
+    now = _content(value)
+    if is_a(value, contextvars.ContextVar):
+        return now is before
+    if not _is_array(before):
+        return bool(now == before)
+    is_alike = now.shape == before.shape and now.dtype == before.dtype
+    return is_alike and all(one is two for one, two in zip(now.flat, before.flat, strict=True))
+
+
+def _fill(value: Any, before: Any) -> None:
+    if is_a(value, contextvars.ContextVar):
+        if before is not _ABSENT:  # nothing but what has set it can make it absent again
+            value.set(before)
+    elif is_a(value, _BUFFERS):
+        if not value.closed:
+            text, position = before
+            value.seek(0)
+            value.truncate()
+            value.write(text)
+            value.seek(position)
+    elif _is_array(before):
+        _plain(value)[...] = before
+    elif _is_array(value):
+        dtype, shape, content = before
+        if (value.dtype, value.shape) == (dtype, shape):
+            _plain(value)[...] = sys.modules["numpy"].frombuffer(content, dtype).reshape(shape)
+    elif is_a(value, bytearray):
+        value[:] = before
+    elif is_a(value, array.array):
+        value[:] = array.array(value.typecode, before)
+    elif is_a(value, memoryview):
+        value.cast("B")[:] = before
+    else:
+        ctypes.memmove(ctypes.addressof(value), before, len(before))
+
+
+def _spans(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, int]]:
+    """Where the memory of the host's tensors begins and ends."""
+    for tensor in tensors:
+        if tensor.device.type == "cpu" and tensor.layout is torch.strided and has_data(tensor):
+            try:
+                storage = tensor.untyped_storage()
+                yield storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+            except (RuntimeError, NotImplementedError):  # made of others
+                continue
+
+
+def _lies_in(value: Any, spans: Iterable[tuple[int, int]]) -> bool:
+    if not _is_array(value):
+        return False
+    begin = int(value.__array_interface__["data"][0])
+    return any(low < begin + value.nbytes and begin < high for low, high in spans)

@@ -17,6 +17,7 @@ import multiprocessing
 import queue
 import sched
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -344,3 +345,29 @@ def test_an_array_that_is_only_read_is_recorded_and_one_of_a_tensor_may_be_writt
     for number in range(1, 6):
         assert torch.equal(recorded(torch.ones(3)), torch.full((3,), number * 3.0) - 3)
     assert recorded.statistics().replays and memory.tolist() == [5.0] * 3
+
+
+def test_what_another_thread_writes_while_a_program_that_only_reads_is_traced_stays() -> None:
+    memory, scale, first = np.zeros(3), 2.0, threading.Lock()
+    began, written = threading.Event(), threading.Event()
+
+    def write() -> None:
+        began.wait(60)
+        memory[:] = 7
+        written.set()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        if not first.acquire(blocking=False):  # as in the second run: nothing puts a lock back
+            began.set()
+            written.wait(60)
+        return x * scale - memory.size
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    recorded = jit(step, on_refusal="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            assert torch.equal(recorded(torch.ones(3)), torch.full((3,), -1.0))
+    writer.join(60)
+    assert written.is_set() and memory.tolist() == [7.0] * 3

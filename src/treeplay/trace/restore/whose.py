@@ -8,7 +8,7 @@ else. With no other thread there is nothing to ask. Else:
     anything in a container                            ours if the run came across it and has code that changes containers
     a gradient                                         ours if the run assigned it, or ran a backward
     a random generator                                 ours if the run called something that draws, or may have
-    an array, or other memory without objects          ours if the run came across it
+    an array, or other memory without objects          ours if the run came across it and has code that writes memory
 
 What the run came across is what its guards are about (`guards/walk/reach.py`). The answer errs towards the program: then
 another thread's change of the same container may be undone with the program's own.
@@ -25,6 +25,7 @@ import enum
 import inspect
 import linecache
 import logging
+import os
 import random
 import re
 import threading
@@ -114,8 +115,13 @@ class Whose:
 
     def may_have_written(self, memory: Any) -> bool:
         """Whether the program may have written into an array, a buffer or a context variable."""
-        # Nobody notes who writes there. Threads have context variables of their own.
-        return self._reads.code is None or is_a(memory, contextvars.ContextVar) or self._has_seen(memory)
+        code = self._reads.code
+        # Threads have context variables of their own.
+        if code is None or is_a(memory, contextvars.ContextVar):
+            return True
+        # Of NumPy's own code what a program asks it for tells more.
+        asked = (one for one in self._code() if _NUMPY not in one.co_filename)
+        return any(map(writes_memory, asked)) and self._has_seen(memory)
 
     def may_have_set_gradients(self) -> bool:
         """Whether the program may have put something into a gradient."""
@@ -203,6 +209,17 @@ def changes_in(code: CodeType) -> frozenset[Any] | None:
     return None if None in within else frozenset(keys).union(*(found for found in within if found is not None))
 
 
+@lru_cache(maxsize=4096)
+def writes_memory(code: CodeType) -> bool:
+    """Whether `code`, or a function it defines, may write into memory that was there before, as by `a[0] = 1` or `out=a`."""
+    changed = changes_in(code)
+    if changed is None or changed or not _WRITES.isdisjoint((*code.co_names, *names.stores_in(code))):
+        return True
+    return any("out" in found for found in code.co_consts if isinstance(found, tuple)) or any(
+        writes_memory(inner) for inner in code.co_consts if isinstance(inner, CodeType)
+    )
+
+
 def assigned_in(code: CodeType) -> frozenset[str] | None:
     """The names that `code`, or a function it defines, may assign as attributes or globals; None for any."""
     return names.stores_in(code) if _ASSIGNS_ANY.isdisjoint(names.names_in(code)) else None
@@ -250,6 +267,12 @@ _CHANGES = frozenset({
     "symmetric_difference_update", "heappush", "heappop", "heapify", "insort", "insort_left", "insort_right", "setitem",
     "delitem", "iadd", "iconcat", "shuffle", "__setitem__", "__delitem__", "__dict__", "move_to_end",
 })
+_WRITES = frozenset({
+    "value", "contents", "raw", "memmove", "memset", "write", "writelines", "read", "read1", "readinto", "readline",
+    "readlines", "seek", "truncate", "copyto", "fill", "put", "place", "putmask", "partition", "resize", "itemset",
+    "setfield", "byteswap", "frombytes", "fromlist", "at", "__next__",
+})
 # fmt: on
+_NUMPY = f"{os.sep}numpy{os.sep}"
 _BACKWARD = frozenset({"_EngineBase.run_backward", "_ImperativeEngine.run_backward"})
 _DRAWS_OF_PYTHON = frozenset(f"Random.{name}" for name in ("random", "getrandbits", "seed", "setstate"))

@@ -319,15 +319,14 @@ def scheduled() -> Step:
 
 
 @pytest.mark.filterwarnings("ignore:treeplay runs")
+@pytest.mark.parametrize("needs_gradient", [False, True])
+@pytest.mark.parametrize("lower", ["aten", "capture"])
 @pytest.mark.parametrize("name", MAKERS)
-def test_an_effect_happens_once_in_each_call(name: str) -> None:
-    found, expected = ([] for _ in range(2))
-    for results, call in (
-        (found, jit(step := MAKERS[name](), on_refusal="eager")),
-        (expected, other := MAKERS[name]()),
-    ):
-        x = torch.arange(3.0) + 1
-        results += [call(x) for _ in range(CALLS)]
+def test_an_effect_happens_once_in_each_call(name: str, lower: str, needs_gradient: bool) -> None:
+    step, other = MAKERS[name](), MAKERS[name]()
+    jitted = jit(step, lower=lower, on_refusal="eager")
+    x = (torch.arange(3.0) + 1).requires_grad_(needs_gradient)
+    found, expected = ([call(x).detach() for _ in range(CALLS)] for call in (jitted, other))
     assert all(map(torch.equal, found, expected))
     assert getattr(step, "state", int)() == getattr(other, "state", int)()
 

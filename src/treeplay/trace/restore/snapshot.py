@@ -88,6 +88,9 @@ class Snapshot:
                 yield Change(place, value, value)
         for container, place, before in self._containers:
             for change in self._ours(container, place, _compare(container, place, before)):
+                if id(container) in self.found.sealed:
+                    yield Change(place, ShownText("these items"), ShownText("other items"))
+                    break
                 is_blind = (id(container), change.place.key) in self.unread
                 yield replace(change, is_blind=True) if is_blind else change
         for place in self._memory.changed(self._may_have_written):

@@ -54,7 +54,9 @@ class Survey:
     iterators: list[Binding] = field(default_factory=list)
     memories: list[tuple[Any, Binding]] = field(default_factory=list)
     hidden: set[int] = field(default_factory=set)
-    """Containers, by `id`, that are in no attribute or item: those that a thread keeps, and what functions have cached."""
+    """Containers, by `id`, that no guard comes across: what a thread keeps, what functions have cached, and `sealed` ones."""
+    sealed: set[int] = field(default_factory=set)
+    """Containers of the standard library's objects, by `id`: what is in them is those objects' business, and no replay's."""
     given: dict[int, list[Binding]] = field(default_factory=dict)
     """The containers among the arguments, by `id`: their places there, and last that in state."""
     kept: list[Any] = field(default_factory=list)

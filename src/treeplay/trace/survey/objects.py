@@ -143,6 +143,7 @@ class SurveyedObjects:
                 if is_a(found, (dict, list, set, collections.deque)):
                     self._walk.keep(found, here)
                     self._walk.found.hidden.add(id(found))
+                    self._walk.found.sealed.add(id(found))
 
     def class_(self, cls: type, place: Binding, _: Names) -> None:
         """Follow a class of the user's or a third party's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import decimal
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -293,14 +294,14 @@ def test_the_call_and_its_tensors_are_not_kept() -> None:
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_a_run_that_differs_from_the_rehearsal_has_its_effects_once(device: str) -> None:
     """What counts up lies in C, where no snapshot finds it: each run of the program returns another number of results."""
-    runs, total, slots = ctypes.c_int(0), torch.ones(3, device=device), {"last": None}
+    runs, total, slots = decimal.Context(prec=1), torch.ones(3, device=device), {"last": None}
     twin = torch.ones(3, device=device)
 
     def program(x: torch.Tensor) -> list[torch.Tensor]:
-        runs.value += 1
+        runs.prec += 1
         total.mul_(3).add_(x)
         slots["last"] = total - x
-        return [total - x] * (1 + runs.value % 2)
+        return [total - x] * (1 + runs.prec % 2)
 
     jitted = capture(program, on_refusal="eager")
     with pytest.warns(UserWarning, match="does not do the same on each run"):
@@ -341,18 +342,18 @@ def _cells() -> tuple[Callable[[int, Any], None], Callable[[int], Any]]:
 
 @pytest.mark.parametrize("make", [_attributes, _entries, _items, _cells])
 def test_runs_that_store_under_one_name_in_two_objects_are_told_apart(make: Any) -> None:
-    runs, (store, read) = ctypes.c_int(0), make()
+    runs, (store, read) = decimal.Context(prec=1), make()
 
     def program(x: torch.Tensor) -> None:
-        runs.value += 1
-        store(runs.value % 2, x * 3 - 1)
+        runs.prec += 1
+        store(runs.prec % 2, x * 3 - 1)
 
     jitted = capture(program, on_refusal="eager")
     with pytest.warns(UserWarning, match="does not do the same on each run"):
         for call in range(4):
             x = torch.full((2,), float(call))
             jitted(x)
-            assert_same(read(runs.value % 2), x * 3 - 1)
+            assert_same(read(runs.prec % 2), x * 3 - 1)
     assert jitted.statistics().replays == 0
 
 

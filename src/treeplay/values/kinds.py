@@ -5,6 +5,8 @@ or answer by raising: whoever looks through everything that a program can reach 
 from __future__ import annotations
 
 import collections
+import os
+import sys
 from types import MemberDescriptorType
 from typing import Any
 
@@ -25,11 +27,19 @@ def is_iterator(value: Any) -> bool:
 
 
 _QUEUES = frozenset({"queue", "_queue", "multiprocessing.queues", "multiprocessing.connection", "asyncio.queues"})
+_STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
 def is_queue(value: Any) -> bool:
     """Whether `value` is a queue, or an end of a pipe: what is taken from it is gone, and what is put there others take."""
-    return any(base.__module__ in _QUEUES for base in type(value).__mro__)
+    return any(base.__module__ in _QUEUES and _is_of_stdlib(base) for base in type(value).__mro__)
+
+
+def _is_of_stdlib(cls: type) -> bool:
+    """Whether a class is the standard library's, and none of somebody's whose module has the same name."""
+    module = sys.modules.get(cls.__module__)
+    file = getattr(module, "__file__", None)
+    return getattr(module, cls.__name__, None) is cls and (file is None or file.startswith(_STDLIB))
 
 
 def table_of(value: Any) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import ctypes
+import decimal
 import gc
 import random
 import threading
@@ -343,11 +343,11 @@ def test_a_result_that_needs_gradients_is_refused() -> None:
 
 
 def test_a_program_that_differs_from_run_to_run_is_refused() -> None:
-    hidden = ctypes.c_int(0)  # nobody sees it change
+    hidden = decimal.Context(prec=1)  # nobody sees it change
 
     def use(x: torch.Tensor) -> Any:
-        hidden.value += 1
-        return [x * 2 for _ in range(1 + hidden.value % 2)]
+        hidden.prec += 1
+        return [x * 2 for _ in range(1 + hidden.prec % 2)]
 
     prepared = prepare(use, call_of(x()))
     program = rehearsed(prepared)

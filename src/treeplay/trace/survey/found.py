@@ -53,10 +53,10 @@ class Survey:
     cells: list[tuple[Binding, Any]] = field(default_factory=list)
     iterators: list[Binding] = field(default_factory=list)
     memories: list[tuple[Any, Binding]] = field(default_factory=list)
-    hidden: set[int] = field(default_factory=set)
-    """Containers, by `id`, that no guard comes across: what a thread keeps, what functions have cached, and `sealed` ones."""
+    of_thread: set[int] = field(default_factory=set)
+    """Containers that belong to this thread alone, by `id`."""
     sealed: set[int] = field(default_factory=set)
-    """Containers of the standard library's objects, by `id`: what is in them is those objects' business, and no replay's."""
+    """Containers of the standard library's objects, and those that functions have cached, by `id`: no replay writes there."""
     given: dict[int, list[Binding]] = field(default_factory=dict)
     """The containers among the arguments, by `id`: their places there, and last that in state."""
     kept: list[Any] = field(default_factory=list)

@@ -130,7 +130,7 @@ class SurveyedObjects:
         """Follow what this thread keeps in a `threading.local`."""
         table = vars(local)
         self._walk.keep(table, place)
-        self._walk.found.hidden.add(id(table))
+        self._walk.found.of_thread.add(id(table))
         for name, entry in dict.copy(table).items():
             here = place.child(How.ITEM, table, name, f"{place}.{name}")
             self._walk.enter(entry, here, needs | origin(type(local)) | {name})
@@ -141,9 +141,7 @@ class SurveyedObjects:
             here = root(entry, f"{place}.{name}")
             for found in (entry, *dict.values(entry)) if is_a(entry, dict) else (entry,):
                 if is_a(found, (dict, list, set, collections.deque)):
-                    self._walk.keep(found, here)
-                    self._walk.found.hidden.add(id(found))
-                    self._walk.found.sealed.add(id(found))
+                    self._walk.keep_sealed(found, here)
 
     def class_(self, cls: type, place: Binding, _: Names) -> None:
         """Follow a class of the user's or a third party's."""

@@ -141,12 +141,12 @@ def _weak_method(walk: SurveyWalk, reference: Any, place: Binding, needs: Names)
         walk.enter(method.__func__, root(method.__func__, str(place)), needs)
 
 
-def _cached(walk: SurveyWalk, function: Any, place: Binding, needs: Names) -> None:
-    """What a cached function has given, which its callers may have changed since."""
+def _cached(walk: SurveyWalk, function: Any, place: Binding, _: Names) -> None:
+    """Of what a cached function has given the containers alone, which a caller may change."""
     for found in gc.get_referents(function):
         for value in dict.values(found) if is_a(found, dict) else ():
-            walk.found.hidden.add(id(value))
-            walk.enter(value, root(value, f"a result of {place}"), needs)
+            if is_a(value, (dict, list, set, collections.deque)):
+                walk.keep_sealed(value, root(value, f"a result of {place}"))
 
 
 def _view(walk: SurveyWalk, view: Any, place: Binding, needs: Names) -> None:

@@ -78,6 +78,11 @@ class SurveyWalk:
         self.found.containers[id(container)] = container
         self.found.container_places[id(container)] = place
 
+    def keep_sealed(self, container: Container, place: Binding) -> None:
+        """Note a container that a trace puts back, and no replay writes to: no guard comes across it."""
+        self.keep(container, place)
+        self.found.sealed.add(id(container))
+
     @property
     def is_waiting(self) -> bool:
         """Whether something was entered that nobody has looked at."""

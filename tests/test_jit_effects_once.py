@@ -318,6 +318,55 @@ def scheduled() -> Step:
     return step
 
 
+@case
+def text_with_a_write_of_its_own() -> Step:
+    class Counted(io.StringIO):
+        written = 0
+
+        def write(self, text: str) -> int:
+            Counted.written += 1
+            return super().write(text)
+
+    text = Counted()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        text.write("line\n")
+        return x * len(text.getvalue()) - 1
+
+    step.state = lambda: Counted.written  # type: ignore[attr-defined]
+    return step
+
+
+@case
+def bytes_that_somebody_views() -> Step:
+    data = io.BytesIO(bytes(4))
+    view = data.getbuffer()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        view[1] += 1
+        return x * data.getvalue()[1] - 1
+
+    return step
+
+
+@case
+def records_with_objects() -> Step:
+    table = np.array([(1, None)], dtype=[("count", int), ("what", object)])
+    return lambda x: x * int(table["count"][0]) - 1
+
+
+@case
+def functions_and_pointers_of_c() -> Step:
+    number = ctypes.c_int(3)
+    pointer, function = ctypes.pointer(number), ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 2)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        pointer.contents.value += 1
+        return x * (function() + number.value) - 1
+
+    return step
+
+
 @pytest.mark.filterwarnings("ignore:treeplay runs")
 @pytest.mark.parametrize("needs_gradient", [False, True])
 @pytest.mark.parametrize("lower", ["aten", "capture"])

@@ -20,9 +20,11 @@ import torch
 from treeplay.torch_seam.fakes import has_data
 from treeplay.values.kinds import is_a
 from treeplay.values.place import Binding
+from treeplay.values.same import is_same
 
 _MOST_BYTES = 1 << 28  # that are copied for a trace; what is beyond is left as the trace leaves it
 _BUFFERS = (io.StringIO, io.BytesIO)
+_SHOWS_NOTHING = (TypeError, ValueError, BufferError, NotImplementedError)  # released, or of another kind
 _ABSENT = object()  # what a context variable holds that is not set
 
 
@@ -38,8 +40,10 @@ class MemoryBefore:
             nbytes = _nbytes(value)
             if nbytes is None or nbytes > left or _lies_in(value, spans):
                 continue
-            left -= nbytes
-            self._kept.append((value, place, _content(value)))
+            content = _content(value)
+            if content is not None:
+                left -= nbytes
+                self._kept.append((value, place, content))
 
     def changed(self, is_ours: Callable[[Any], bool]) -> Iterator[Binding]:
         """The places of what differs now, by the program's doing."""
@@ -67,33 +71,53 @@ def _plain(value: Any) -> Any:
 def _nbytes(value: Any) -> int | None:
     """How much there is of it; None where nobody can write, or nobody can say."""
     if _is_array(value):
-        return int(value.nbytes) if value.flags.writeable else None
+        # What is in fields that hold objects cannot be compared without asking these.
+        return int(value.nbytes) if value.flags.writeable and not _has_objects_in_fields(value) else None
     if is_a(value, contextvars.ContextVar):
         return 0
     if is_a(value, _BUFFERS):
-        return None if value.closed else len(value.getvalue())
+        return len(_text_of(value) or "")
     try:
         view = memoryview(value)
-    except (TypeError, ValueError, BufferError):  # released, or of a kind that shows nothing
+    except _SHOWS_NOTHING:
         return None
     return view.nbytes if not view.readonly and view.c_contiguous else None
 
 
+def _has_objects_in_fields(array: Any) -> bool:
+    return bool(array.dtype.hasobject and array.dtype.fields)
+
+
 def _content(value: Any) -> Any:
+    """What is in it, to be compared; None where it does not show that."""
     if is_a(value, contextvars.ContextVar):
         return value.get(_ABSENT)
     if is_a(value, _BUFFERS):
-        return None if value.closed else (value.getvalue(), value.tell())
+        return None if value.closed else (_text_of(value), value.tell())
     if not _is_array(value):
-        return memoryview(value).tobytes()
+        try:
+            return memoryview(value).tobytes()
+        except _SHOWS_NOTHING:
+            return None
     plain = _plain(value)
     return plain.copy() if plain.dtype.hasobject else (plain.dtype, plain.shape, plain.tobytes())
+
+
+def _text_of(buffer: Any) -> Any:
+    """All that is in a `StringIO` or `BytesIO`, whatever a class that is derived from it makes of its methods."""
+    return None if buffer.closed else _base_of(buffer).getvalue(buffer)
+
+
+def _base_of(buffer: Any) -> Any:
+    return io.StringIO if is_a(buffer, io.StringIO) else io.BytesIO
 
 
 def _is_same(value: Any, before: Any) -> bool:
     now = _content(value)
     if is_a(value, contextvars.ContextVar):
-        return now is before
+        return is_same(now, before)
+    if now is None:  # closed, or given back by the run
+        return True
     if not _is_array(before):
         return bool(now == before)
     is_alike = now.shape == before.shape and now.dtype == before.dtype
@@ -105,12 +129,7 @@ def _fill(value: Any, before: Any) -> None:
         if before is not _ABSENT:  # nothing but what has set it can make it absent again
             value.set(before)
     elif is_a(value, _BUFFERS):
-        if not value.closed:
-            text, position = before
-            value.seek(0)
-            value.truncate()
-            value.write(text)
-            value.seek(position)
+        _fill_buffer(value, *before)
     elif _is_array(before):
         _plain(value)[...] = before
     elif _is_array(value):
@@ -125,6 +144,18 @@ def _fill(value: Any, before: Any) -> None:
         value.cast("B")[:] = before
     else:
         ctypes.memmove(ctypes.addressof(value), before, len(before))
+
+
+def _fill_buffer(buffer: Any, text: Any, position: int) -> None:
+    base, now = _base_of(buffer), _text_of(buffer)
+    if now != text and base is io.BytesIO and len(now) == len(text):
+        with base.getbuffer(buffer) as view:  # which somebody else may have one of: nothing else can be written then
+            view[:] = text
+    elif now != text:
+        base.seek(buffer, 0)
+        base.truncate(buffer)
+        base.write(buffer, text)
+    base.seek(buffer, position)
 
 
 def _spans(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, int]]:

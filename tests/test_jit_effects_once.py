@@ -16,6 +16,8 @@ import io
 import multiprocessing
 import queue
 import sched
+import socket
+import tempfile
 import threading
 import warnings
 import weakref
@@ -81,6 +83,37 @@ def queue_of_an_object() -> Step:
             return x * self.queue.get(timeout=1) - 1
 
     return Worker().step
+
+
+@case
+def file_of_lines() -> Step:
+    lines = tempfile.TemporaryFile("w+")  # noqa: SIM115
+    lines.writelines(f"{item}\n" for item in range(60))
+    lines.seek(0)
+    return lambda x: x * float(lines.readline()) - 1
+
+
+@case
+def file_of_bytes() -> Step:
+    data = tempfile.TemporaryFile()  # noqa: SIM115
+    data.write(bytes(range(60)))
+    data.seek(0)
+    return taking(lambda: data.read(1)[0])
+
+
+@case
+def end_of_a_pipe() -> Step:
+    here, there = multiprocessing.Pipe()
+    for item in range(60):
+        there.send(item)
+    return lambda x: x * here.recv() - 1
+
+
+@case
+def end_of_a_socket() -> Step:
+    here, there = socket.socketpair()
+    there.send(bytes(range(60)))
+    return lambda x: x * here.recv(1)[0] - (1 if there else 2)
 
 
 @case

@@ -5,6 +5,7 @@ or answer by raising: whoever looks through everything that a program can reach 
 from __future__ import annotations
 
 import collections
+import io
 import os
 import sys
 from types import MemberDescriptorType
@@ -26,12 +27,26 @@ def is_iterator(value: Any) -> bool:
     return hasattr(type(value), "__next__") and hasattr(type(value), "__iter__")
 
 
-_QUEUES = frozenset({"queue", "_queue", "multiprocessing.queues", "multiprocessing.connection", "asyncio.queues"})
+_QUEUES = frozenset(
+    {
+        "queue",
+        "_queue",
+        "multiprocessing.queues",
+        "multiprocessing.connection",
+        "asyncio.queues",
+        "socket",
+        "_socket",
+    }
+)
+_FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
 def is_queue(value: Any) -> bool:
-    """Whether `value` is a queue, or an end of a pipe: what is taken from it is gone, and what is put there others take."""
+    """Whether `value` is a queue, an end of a pipe, a socket or a file to be read: what is taken from it is gone."""
+    file = next((base for base in _FILES if is_a(value, base)), None)
+    if file is not None:
+        return not file.closed.__get__(value) and bool(file.readable(value))
     return any(base.__module__ in _QUEUES and _is_of_stdlib(base) for base in type(value).__mro__)
 
 

@@ -89,12 +89,12 @@ class Snapshot:
         for container, place, before in self._containers:
             for change in self._ours(container, place, _compare(container, place, before)):
                 if id(container) in self.found.sealed:
-                    yield Change(place, ShownText("these items"), ShownText("other items"))
+                    yield Change(place, ShownText("what it held"), ShownText("something else"))
                     break
                 is_blind = (id(container), change.place.key) in self.unread
                 yield replace(change, is_blind=True) if is_blind else change
         for place in self._memory.changed(self._may_have_written):
-            yield Change(place, ShownText("these values"), ShownText("other values"))
+            yield Change(place, ShownText("what it held"), ShownText("something else"))
         for place, content in self._cells:
             now = place.read_or(GONE)
             if now is not content and (self.whose is None or self.whose.may_have_set(place, now)):

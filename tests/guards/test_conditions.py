@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -199,8 +200,13 @@ def test_a_function_is_its_code_and_its_defaults(monkeypatch: pytest.MonkeyPatch
         (np.zeros(2), lambda v: v.__setitem__(0, -0.0)),
         (np.zeros((2, 3)), lambda v: setattr(v, "shape", (3, 2))),
         (np.zeros(2), lambda v: setattr(v, "dtype", np.int64)),
+        (np.zeros(2), lambda v: v.setflags(write=False)),
+        (io.StringIO("ab"), lambda v: v.write("c")),
+        (io.StringIO("ab"), lambda v: v.seek(1)),
+        (io.BytesIO(b"ab"), lambda v: v.truncate(1)),
+        (io.BytesIO(b"ab"), lambda v: v.close()),
     ],
-    ids=["bytes", "sign of a zero", "shape", "dtype"],
+    ids=["bytes", "sign of a zero", "shape", "dtype", "read only", "text", "place", "shorter", "closed"],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_memory_is_compared_by_its_bytes(value: Any, change: Callable[[Any], None]) -> None:

@@ -7,6 +7,7 @@ import decimal
 import enum
 import fractions
 import functools
+import io
 import math
 import operator
 import pathlib
@@ -227,6 +228,27 @@ def test_the_learning_rate_of_an_optimizer(kind: Any) -> Story:
     optimizer.param_groups[0]["lr"] = kind(2)
     yield
     optimizer.param_groups[0]["lr"] = kind(3)
+    yield
+
+
+@follows()
+def test_what_a_buffer_holds_and_where_it_is_read() -> Story:
+    text, data = io.StringIO("2 3"), io.BytesIO(b"4")
+    yield lambda x: x * float(text.getvalue().split()[0]) - text.tell() - int(data.getvalue())
+    text.write("5")
+    yield
+    data.seek(0)
+    data.write(b"7")
+    yield
+    text.seek(0)
+    yield
+
+
+@follows()
+def test_whether_an_array_may_be_written() -> Story:
+    array = np.arange(3.0)
+    yield lambda x: x * (2 if array.flags.writeable else 3) - 1
+    array.setflags(write=False)
     yield
 
 

@@ -1,18 +1,35 @@
-"""Memory without tensors: what a program can read of a NumPy array, an `array`, a `bytearray` and the like."""
+"""Memory without tensors: what a program can read of a NumPy array, an `array`, a `bytearray`, a `StringIO` and the like."""
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
+from treeplay.values.kinds import is_a
 from treeplay.values.same import exact_key
+
+BUFFERS = (io.StringIO, io.BytesIO)
 
 
 def held(value: Any) -> Any:
     """What is in it, as a value that can be compared."""
+    if is_a(value, BUFFERS):
+        return None if value.closed else (text_of(value), value.tell())
     if not hasattr(value, "dtype"):
         return bytes(value)
     if value.dtype.hasobject:
         return value.shape, exact_key(tuple(value.ravel().tolist()))
     # A masked array would fill in what is masked, by a number that it looks for and keeps.
     parts = [value.data, value.mask] if hasattr(value, "mask") else [value]
-    return str(value.dtype), value.shape, value.strides, *(part.tobytes() for part in parts)
+    layout = str(value.dtype), value.shape, value.strides, value.flags.writeable
+    return *layout, *(part.tobytes() for part in parts)
+
+
+def text_of(buffer: Any) -> Any:
+    """All that is in a `StringIO` or `BytesIO`, whatever a class that is derived from it makes of its methods."""
+    return None if buffer.closed else base_of(buffer).getvalue(buffer)
+
+
+def base_of(buffer: Any) -> Any:
+    """The class of Python's own that a buffer is of."""
+    return io.StringIO if is_a(buffer, io.StringIO) else io.BytesIO

@@ -21,6 +21,7 @@ import torch
 from treeplay.guards.conditions import Asked, Data
 from treeplay.guards.containers import Table
 from treeplay.guards.entries import entry_in_thread, names_in_thread
+from treeplay.guards.memory import BUFFERS, text_of
 from treeplay.guards.walk.walk import Walk
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.patched import ABSENT
@@ -88,7 +89,7 @@ def logger(walk: Walk, found: logging.Logger, _: str) -> None:
 
 def memory(walk: Walk, found: Any, label: str) -> None:
     """Guard the bytes of memory without tensors."""
-    size = getattr(found, "nbytes", None)
+    size = len(text_of(found) or "") if is_a(found, BUFFERS) else getattr(found, "nbytes", None)
     if getattr(getattr(found, "dtype", None), "hasobject", False):
         walk.enter_each(found.ravel().tolist(), label)
     if (len(bytes(found)) if size is None else size) > _MOST_BYTES:

@@ -12,6 +12,7 @@ import types
 
 import torch
 
+from treeplay.guards.memory import BUFFERS
 from treeplay.torch_seam.operators import BINDING, OpOverload, OpOverloadPacket
 
 # Immutable, or without anything that a program could see change; what some of them refer to is entered elsewhere.
@@ -48,7 +49,7 @@ _CData: type = ctypes.c_int.__mro__[-2]  # which has no public name
 def _memories() -> tuple[type, ...]:
     # Asked each time: NumPy may be imported later.
     numpy = sys.modules.get("numpy")
-    return (bytearray, memoryview, array.array, _CData, *((numpy.ndarray,) if numpy is not None else ()))
+    return (bytearray, memoryview, array.array, _CData, *BUFFERS, *((numpy.ndarray,) if numpy is not None else ()))
 
 
 class _Memories(type):

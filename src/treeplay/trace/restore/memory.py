@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
+from treeplay.guards.memory import BUFFERS, base_of, text_of
 from treeplay.torch_seam.fakes import has_data
 from treeplay.values.kinds import is_a
 from treeplay.values.place import Binding
 from treeplay.values.same import is_same
 
 _MOST_BYTES = 1 << 28  # that are copied for a trace; what is beyond is left as the trace leaves it
-_BUFFERS = (io.StringIO, io.BytesIO)
 _SHOWS_NOTHING = (TypeError, ValueError, BufferError, NotImplementedError)  # released, or of another kind
 _ABSENT = object()  # what a context variable holds that is not set
 
@@ -75,8 +75,8 @@ def _nbytes(value: Any) -> int | None:
         return int(value.nbytes) if value.flags.writeable and not _has_objects_in_fields(value) else None
     if is_a(value, contextvars.ContextVar):
         return 0
-    if is_a(value, _BUFFERS):
-        return len(_text_of(value) or "")
+    if is_a(value, BUFFERS):
+        return len(text_of(value) or "")
     try:
         view = memoryview(value)
     except _SHOWS_NOTHING:
@@ -92,8 +92,8 @@ def _content(value: Any) -> Any:
     """What is in it, to be compared; None where it does not show that."""
     if is_a(value, contextvars.ContextVar):
         return value.get(_ABSENT)
-    if is_a(value, _BUFFERS):
-        return None if value.closed else (_text_of(value), value.tell())
+    if is_a(value, BUFFERS):
+        return None if value.closed else (text_of(value), value.tell())
     if not _is_array(value):
         try:
             return memoryview(value).tobytes()
@@ -101,15 +101,6 @@ def _content(value: Any) -> Any:
             return None
     plain = _plain(value)
     return plain.copy() if plain.dtype.hasobject else (plain.dtype, plain.shape, plain.tobytes())
-
-
-def _text_of(buffer: Any) -> Any:
-    """All that is in a `StringIO` or `BytesIO`, whatever a class that is derived from it makes of its methods."""
-    return None if buffer.closed else _base_of(buffer).getvalue(buffer)
-
-
-def _base_of(buffer: Any) -> Any:
-    return io.StringIO if is_a(buffer, io.StringIO) else io.BytesIO
 
 
 def _is_same(value: Any, before: Any) -> bool:
@@ -128,7 +119,7 @@ def _fill(value: Any, before: Any) -> None:
     if is_a(value, contextvars.ContextVar):
         if before is not _ABSENT:  # nothing but what has set it can make it absent again
             value.set(before)
-    elif is_a(value, _BUFFERS):
+    elif is_a(value, BUFFERS):
         _fill_buffer(value, *before)
     elif _is_array(before):
         _plain(value)[...] = before
@@ -147,7 +138,7 @@ def _fill(value: Any, before: Any) -> None:
 
 
 def _fill_buffer(buffer: Any, text: Any, position: int) -> None:
-    base, now = _base_of(buffer), _text_of(buffer)
+    base, now = base_of(buffer), text_of(buffer)
     if now != text and base is io.BytesIO and len(now) == len(text):
         with base.getbuffer(buffer) as view:  # which somebody else may have one of: nothing else can be written then
             view[:] = text

@@ -18,7 +18,6 @@ import collections
 import contextvars
 import functools
 import gc
-import io
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -70,7 +69,7 @@ class _Surveyor:
             (CellType, functions.cell),
             (type, objects.class_),
             (torch.Generator, objects.generator),
-            ((Memory, io.StringIO, io.BytesIO, contextvars.ContextVar), objects.memory),
+            ((Memory, contextvars.ContextVar), objects.memory),
             (functools._lru_cache_wrapper, functools.partial(_cached, walk)),
             (threading.local, objects.of_thread),
             (torch.amp.GradScaler, objects.scaler),

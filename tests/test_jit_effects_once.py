@@ -278,6 +278,22 @@ def of_this_thread() -> Step:
 
 
 @case
+def of_this_thread_in_a_class_of_its_own() -> Step:
+    class Counted(threading.local):
+        seen: list[int] = []
+
+        def __init__(self) -> None:
+            self.count = 0
+
+        def bump(self) -> int:
+            self.count += 1
+            self.seen.append(1)
+            return 10 * self.count + len(self.seen)
+
+    return taking(Counted().bump)
+
+
+@case
 def attribute_of_a_partial() -> Step:
     bound = functools.partial(int)
     bound.count = 0  # type: ignore[attr-defined]

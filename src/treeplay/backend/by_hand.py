@@ -52,8 +52,8 @@ class CompiledByHand:
         self._differences = [(at, test) for at, test in enumerate(map(_difference_from, leaves)) if test is not None]
         self._symbolic = {at: leaf for at, leaf in enumerate(leaves) if has_symbols([leaf])}
         self._held = _Held(program)
-        self._compiled = {Ambience.now(): compile_next(_copied(program), inputs)}
-        (self._first,) = self._compiled.values()
+        self._first = compile_next(_copied(program), inputs)
+        self._compiled = {Ambience.now(): self._first}
         self._has_first_modes, self._first_inference = flags.global_state(), torch.is_inference_mode_enabled()
 
     def __call__(self, *args: Any) -> Any:

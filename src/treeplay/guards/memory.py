@@ -14,7 +14,7 @@ BUFFERS = (io.StringIO, io.BytesIO)
 def held(value: Any) -> Any:
     """What is in it, as a value that can be compared."""
     if is_a(value, BUFFERS):
-        return None if value.closed else (text_of(value), value.tell())
+        return None if value.closed else (text_of(value), base_of(value).tell(value))
     if not hasattr(value, "dtype"):
         return bytes(value)
     if value.dtype.hasobject:
@@ -23,6 +23,14 @@ def held(value: Any) -> Any:
     parts = [value.data, value.mask] if hasattr(value, "mask") else [value]
     layout = str(value.dtype), value.shape, value.strides, value.flags.writeable
     return *layout, *(part.tobytes() for part in parts)
+
+
+def size_of(value: Any) -> int:
+    """How many bytes there are of it, or characters."""
+    if is_a(value, BUFFERS):
+        return len(text_of(value) or "")
+    size: int | None = getattr(value, "nbytes", None)
+    return len(bytes(value)) if size is None else size
 
 
 def text_of(buffer: Any) -> Any:

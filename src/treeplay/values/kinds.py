@@ -8,6 +8,7 @@ import collections
 import io
 import os
 import sys
+import threading
 from types import MemberDescriptorType
 from typing import Any
 
@@ -42,7 +43,7 @@ _FILES = (io.TextIOWrapper, io.BufferedReader, io.BufferedRandom, io.FileIO)
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
-def is_queue(value: Any) -> bool:
+def hands_items_out(value: Any) -> bool:
     """Whether `value` is a queue, an end of a pipe, a socket or a file to be read: what is taken from it is gone."""
     file = next((base for base in _FILES if is_a(value, base)), None)
     if file is not None:
@@ -58,7 +59,11 @@ def _is_of_stdlib(cls: type) -> bool:
 
 
 def table_of(value: Any) -> dict[str, Any] | None:
-    """The dictionary of an object's attributes, without asking its class; None if there is none."""
+    """The dictionary of an object's attributes, without asking its class; None if there is none. Of a `threading.local` what
+    this thread has there."""
+    if is_a(value, threading.local):  # which has another one in each thread, behind the one that its class tells of
+        of_thread: dict[str, Any] = vars(value)
+        return of_thread
     try:
         table = object.__getattribute__(value, "__dict__")
     except Exception:  # `__dict__` may be a property of the class's

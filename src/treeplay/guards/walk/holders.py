@@ -21,7 +21,7 @@ import torch
 from treeplay.guards.conditions import Asked, Data
 from treeplay.guards.containers import Table
 from treeplay.guards.entries import entry_in_thread, names_in_thread
-from treeplay.guards.memory import BUFFERS, text_of
+from treeplay.guards.memory import size_of
 from treeplay.guards.walk.walk import Walk
 from treeplay.torch_seam.fakes import FakeTensor
 from treeplay.torch_seam.patched import ABSENT
@@ -73,6 +73,7 @@ def of_thread(walk: Walk, local: Any, label: str) -> None:
             walk.dependencies.asked.append(asked)
             walk.enter(asked.recorded, asked.label)
     walk.dependencies.asked.append(Asked(functools.partial(names_in_thread, local), f"names in {label}"))
+    walk.enter(type(local), type(local).__qualname__)  # whose data all threads share
 
 
 def logger(walk: Walk, found: logging.Logger, _: str) -> None:
@@ -89,10 +90,9 @@ def logger(walk: Walk, found: logging.Logger, _: str) -> None:
 
 def memory(walk: Walk, found: Any, label: str) -> None:
     """Guard the bytes of memory without tensors."""
-    size = len(text_of(found) or "") if is_a(found, BUFFERS) else getattr(found, "nbytes", None)
     if getattr(getattr(found, "dtype", None), "hasobject", False):
         walk.enter_each(found.ravel().tolist(), label)
-    if (len(bytes(found)) if size is None else size) > _MOST_BYTES:
+    if size_of(found) > _MOST_BYTES:
         walk.large.append((found, label))
     else:
         walk.dependencies.data.append(Data(found, label))

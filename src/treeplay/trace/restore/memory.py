@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from treeplay.guards.memory import BUFFERS, base_of, text_of
+from treeplay.guards.memory import BUFFERS, base_of, held, size_of, text_of
 from treeplay.torch_seam.fakes import has_data
 from treeplay.values.kinds import is_a
 from treeplay.values.place import Binding
@@ -72,11 +72,11 @@ def _nbytes(value: Any) -> int | None:
     """How much there is of it; None where nobody can write, or nobody can say."""
     if _is_array(value):
         # What is in fields that hold objects cannot be compared without asking these.
-        return int(value.nbytes) if value.flags.writeable and not _has_objects_in_fields(value) else None
+        return size_of(value) if value.flags.writeable and not _has_objects_in_fields(value) else None
     if is_a(value, contextvars.ContextVar):
         return 0
     if is_a(value, BUFFERS):
-        return len(text_of(value) or "")
+        return size_of(value)
     try:
         view = memoryview(value)
     except _SHOWS_NOTHING:
@@ -92,11 +92,9 @@ def _content(value: Any) -> Any:
     """What is in it, to be compared; None where it does not show that."""
     if is_a(value, contextvars.ContextVar):
         return value.get(_ABSENT)
-    if is_a(value, BUFFERS):
-        return None if value.closed else (text_of(value), value.tell())
     if not _is_array(value):
         try:
-            return memoryview(value).tobytes()
+            return held(value)
         except _SHOWS_NOTHING:
             return None
     plain = _plain(value)

@@ -70,7 +70,7 @@ class Whose:
 
     def is_ours(self, container: Any, place: Binding, after: Any) -> bool:
         """Whether the program made a change in a container, at `place` in it; a container as a whole has a place itself."""
-        if is_stand_in(after) or id(container) in (self._found.of_thread | self._found.sealed):
+        if is_stand_in(after) or id(container) in self._found.of_thread or id(container) in self._found.sealed:
             return True
         holder = self._owner_of(container)
         if holder is not None and isinstance(place.key, str):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import enum
 import io
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,7 +22,7 @@ from treeplay.trace.survey.functions import SurveyedFunctions
 from treeplay.trace.survey.names import ALWAYS, FOREIGN, LIBRARIES, NEVER, Names, is_users_class, origin
 from treeplay.trace.survey.walk import SurveyWalk
 from treeplay.trace.training.scaling import find_scaler, settings_of
-from treeplay.values.kinds import is_a, is_iterator, is_queue, slots_in, table_of
+from treeplay.values.kinds import hands_items_out, is_a, is_iterator, slots_in, table_of
 from treeplay.values.place import Binding, How, root
 
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -103,10 +104,11 @@ class SurveyedObjects:
     def instance(self, value: Any, place: Binding, needs: Names) -> None:
         """Follow an object of any other class."""
         cls = type(value)
-        if (is_iterator(value) and not is_a(value, io.IOBase)) or is_queue(value):
+        if (is_iterator(value) and not is_a(value, io.IOBase)) or hands_items_out(value):
             self._walk.iterators.append((needs, place))
         module = str(cls.__module__)
-        if module.partition(".")[0] in LIBRARIES and not module.startswith(_ENTERED):
+        is_entered = module.startswith(_ENTERED) or is_a(value, threading.local)
+        if module.partition(".")[0] in LIBRARIES and not is_entered:
             if module.startswith(_KEEPS_CONTAINERS):
                 self._containers(value, place)
             return
@@ -121,19 +123,10 @@ class SurveyedObjects:
         self._slots(value, place, whose)
 
     def memory(self, value: Any, place: Binding, needs: Names) -> None:
-        """Note memory without tensors."""
+        """Note memory without tensors, or a context variable."""
         self._walk.found.memories.append((value, place))
         if is_users_class(type(value)):
             self.instance(value, place, needs)
-
-    def of_thread(self, local: Any, place: Binding, needs: Names) -> None:
-        """Follow what this thread keeps in a `threading.local`."""
-        table = vars(local)
-        self._walk.keep(table, place)
-        self._walk.found.of_thread.add(id(table))
-        for name, entry in dict.copy(table).items():
-            here = place.child(How.ITEM, table, name, f"{place}.{name}")
-            self._walk.enter(entry, here, needs | origin(type(local)) | {name})
 
     def _containers(self, value: Any, place: Binding) -> None:
         """Of an object of the standard library's the containers alone, which a trace puts back."""
@@ -166,6 +159,8 @@ class SurveyedObjects:
         if table is None:
             return
         self._walk.keep(table, place)
+        if is_a(value, threading.local):
+            self._walk.found.of_thread.add(id(table))
         # A copy: a list of the items makes objects, by which a collection may begin and write.
         for name, entry in dict.copy(table).items():
             if name not in skip:

@@ -18,7 +18,6 @@ import collections
 import contextvars
 import functools
 import gc
-import threading
 import weakref
 from collections.abc import Callable, Iterable
 from types import CellType, FunctionType, MappingProxyType, MethodType, MethodWrapperType, ModuleType
@@ -71,7 +70,6 @@ class _Surveyor:
             (torch.Generator, objects.generator),
             ((Memory, contextvars.ContextVar), objects.memory),
             (functools._lru_cache_wrapper, functools.partial(_cached, walk)),
-            (threading.local, objects.of_thread),
             (torch.amp.GradScaler, objects.scaler),
             (ModuleType, _nothing),
             (weakref.ProxyTypes, functools.partial(_proxy, walk)),

@@ -18,7 +18,7 @@ from treeplay.torch_seam.tensors import is_initialised
 from treeplay.trace.restore.random_sources import is_source
 from treeplay.trace.survey.found import GONE, PLAIN, Container, Survey
 from treeplay.trace.survey.names import ALWAYS, Names, ReadNames, is_users_class
-from treeplay.values.kinds import is_a, is_leaf, is_queue
+from treeplay.values.kinds import hands_items_out, is_a, is_leaf
 from treeplay.values.place import Binding, How, root
 
 _NUMBERS = (bool, int, float, complex)
@@ -123,7 +123,7 @@ class SurveyWalk:
 
 
 def _is_of_data(value: Any) -> bool:
-    return is_a(value, (dict, list, set, collections.deque)) or is_queue(value)
+    return is_a(value, (dict, list, set, collections.deque)) or hands_items_out(value)
 
 
 def _is_watchable(value: Any) -> bool:

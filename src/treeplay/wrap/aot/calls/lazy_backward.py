@@ -96,6 +96,10 @@ class _FittedToBlock(_Followed):
         """Those of a call's values that this takes."""
         return values if self.places is None else [values[place] for place in self.places]
 
+    def takes(self, layout: SavedLayout, values: Sequence[Any]) -> bool:
+        """Whether a call's values are like those that this was fitted to."""
+        return (self.layout is layout or self.layout == layout) and self.fits(*self.chosen(values))
+
     def fit_to(self, values: Sequence[Any]) -> None:
         """From here on, values of a call that are like these are taken."""
         values = self.chosen(values)
@@ -142,17 +146,13 @@ class LazyBackward:
 
     def _from_block(self, layout: SavedLayout, values: list[Any], first: int) -> Sequence[Any]:
         missing = self._missing(values)
-        fitted, given = self._to_block.get(missing), None
-        if fitted is not None and (fitted.layout is layout or fitted.layout == layout):
-            given = fitted.chosen(values)
-        if fitted is None or given is None or not fitted.fits(*given):
+        fitted = self._to_block.get(missing)
+        if fitted is None or not fitted.takes(layout, values):
             fitted = self._fit_to_block(missing, layout, values, first)
-            given = None if fitted is None else fitted.chosen(values)
-        if fitted is None or given is None:
+        if fitted is None:
             values[:] = opened(values, layout, first)
             return self(values)
-        values[:] = given
-        del given  # values may die inside the graph
+        values[:] = fitted.chosen(values)
         return fitted.run(values)
 
     def _fit_to_block(

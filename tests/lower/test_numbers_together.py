@@ -15,9 +15,10 @@ import torch
 import torch.fx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from support import assert_same
-from treeplay.lower.numbers_together import compute, numbers_together
+from treeplay.lower.numbers_together import NumbersTogether, compute, numbers_together
 from treeplay.values.spec import TensorSpec
 
 aten = torch.ops.aten
@@ -53,20 +54,25 @@ class Numbers:
         return node
 
     def check(self) -> int:
-        """That all numbers are what they are by themselves; how often something was computed."""
-        found = numbers_together(self.graph, self.numbers, ())
-        assert found.keys() == {node.name for node in self.numbers}
-        together = {id(each): each for each in found.values()}
-        computed: dict[str, Any] = {}
-        for each in together.values():
-            computed |= each.computed(lambda node: computed.get(node.name, self.values[node]))
-        for node in self.numbers:
-            found, expected = computed[node.name], self.values[node]
-            if self.device == "cpu" and self._is_made_of_a_power(node):
-                torch.testing.assert_close(found, expected, rtol=1e-13, atol=0.0)
+        """That all numbers are what they are by themselves, also as lists; how often something was computed."""
+        for number, found in self._computed(is_compiled=True)[0].items():
+            assert_same(found, self.values[number], number.name)
+        computed, together = self._computed(is_compiled=False)
+        for number, found in computed.items():
+            if self.device == "cpu" and self._is_made_of_a_power(number):
+                torch.testing.assert_close(found, self.values[number], rtol=1e-13, atol=0.0)
             else:
-                assert_same(found, expected, node.name)
-        return sum(len(each._forms) for each in together.values())
+                assert_same(found, self.values[number], number.name)
+        return sum(len(each._forms) for each in together)
+
+    def _computed(self, *, is_compiled: bool) -> tuple[dict[torch.fx.Node, Any], list[NumbersTogether]]:
+        found = numbers_together(self.graph, self.numbers, (), is_compiled=is_compiled)
+        assert found.keys() == {node.name for node in self.numbers}
+        together = [*{id(each): each for each in found.values()}.values()]
+        computed: dict[str, Any] = {}
+        for each in together:
+            computed |= each.computed(lambda node: computed.get(node.name, self.values[node]))
+        return {node: computed[node.name] for node in self.numbers}, together
 
     def _is_made_of_a_power(self, node: torch.fx.Node) -> bool:
         return node.target is operator.pow or any(map(self._is_made_of_a_power, node.all_input_nodes))
@@ -152,6 +158,33 @@ def test_powers_of_several_numbers_are_those_of_each(device: str, exponent: floa
     for value in (*[1.0] * 7, 8.0, *map(float, range(2, 40))):
         numbers.call(operator.pow, numbers.call(READ, numbers.tensor(value)), exponent)
     assert numbers.check() == 2
+
+
+def test_what_a_compiler_is_given_stores_the_numbers_that_tensors_take_in_one_list() -> None:
+    numbers = Numbers()
+    steps = [numbers.tensor(float(at)) for at in range(1, 9)]
+    corrections = [numbers.call(operator.pow, 0.9, numbers.call(READ, x)) for x in steps]
+    sizes = [numbers.call(operator.truediv, 0.01, correction) for correction in corrections]
+    for size in sizes[:5]:
+        numbers.graph.call_function(aten.mul.Tensor, (numbers.tensor(1.0), size))
+    (together,) = set(numbers_together(numbers.graph, numbers.numbers, (), is_compiled=True).values())
+    lists = Lists()
+    with lists:
+        together.computed(numbers.values.__getitem__)
+    assert lists.lengths == [5]
+
+
+class Lists(TorchDispatchMode):
+    """Notes how long the lists are that operators are called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if args and isinstance(args[0], (list, tuple)):
+            self.lengths.append(len(args[0]))
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -50,7 +50,7 @@ class TensorsForNumbers(torch.fx.Interpreter):
     `known` numbers are not computed here: those in `slots` are elements of a vector, given after the other inputs.
     `formulas` stand for operators, whatever they are given. With `forgets`, values are dropped after their last use. While it
     has `births`, these are told of the results of `makers`; operators that have `memory`, by their names, write there. Numbers
-    that are computed `together` are computed once for all, and what is computed is not kept from a compiler.
+    that are computed `together` are computed once for all.
     """
 
     def __init__(

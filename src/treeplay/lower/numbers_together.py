@@ -1,9 +1,11 @@
-"""Numbers of one form that a GPU computes together: elements of one tensor.
+"""Numbers of one form that a GPU computes together.
 
 An optimizer computes the same few numbers for each of its parameters, from the parameter's own count of steps: hundreds of
 kernels for numbers, of which these are a handful.
 
-    1 - s1 ** steps[0].item(), 1 - s1 ** steps[1].item(), ...     ─▶     1 - s1 ** stack([steps[0], steps[1], ...])
+    1 - s1 ** steps[0].item(), 1 - s1 ** steps[1].item(), ...
+                                        ─ as they are launched ─▶   1 - s1 ** stack([steps[0], steps[1], ...])
+                                        ─ to be compiled ─▶         an operator over the list of these numbers
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from torch.fx import Node
 _READ = torch.ops.aten._local_scalar_dense.default
 _OF_EACH = frozenset({_READ, operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.neg})
 """What does with each element of a tensor what it does with a number, on a GPU: on a CPU, `pow` may differ in the last bit."""
+_STORED: Any = torch.ops.aten._foreach_mul.Scalar  # by one
+"""An operator over a list becomes one kernel, in which each number is computed once, beside the others."""
 _FEWEST = 4  # to take numbers together and apart again is some kernels too
 
 
@@ -42,7 +46,9 @@ class _OfForm:
 class NumbersTogether:
     """Consecutive numbers of a graph, with no operator on tensors between them. All are computed when the first is needed."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[Node], *, is_compiled: bool) -> None:
+        self._is_compiled = is_compiled
+        self._numbers = frozenset(nodes)
         self._forms: list[_Form] = []
         form_of: dict[Node, int] = {}
         known: dict[Any, int] = {}
@@ -62,11 +68,26 @@ class NumbersTogether:
     def computed(self, read: Callable[[Node], Any]) -> dict[str, torch.Tensor]:
         """Each number by its name. `read` gives the value of a node from before."""
         values: dict[Node, torch.Tensor] = {}
-        whole: dict[int, torch.Tensor] = {}
 
         def value(item: Any) -> Any:
             return (values[item] if item in values else read(item)) if isinstance(item, Node) else item
 
+        if self._is_compiled:
+            self._compute_lists(values, value)
+        else:
+            self._compute_tensors(values, value)
+        return {node.name: number for node, number in values.items()}
+
+    def _compute_lists(self, values: dict[Node, torch.Tensor], value: Callable[[Any], Any]) -> None:
+        for form in self._forms:
+            for node in form.nodes:
+                values[node] = compute(node.target, [value(arg) for arg in node.args])
+            taken = [node for node in form.nodes if not self._numbers.issuperset(node.users)]
+            if taken:
+                values |= dict(zip(taken, _STORED([values[node] for node in taken], 1), strict=True))
+
+    def _compute_tensors(self, values: dict[Node, torch.Tensor], value: Callable[[Any], Any]) -> None:
+        whole: dict[int, torch.Tensor] = {}
         for index, form in enumerate(self._forms):
             nodes = form.nodes
             is_of_each = form.target is _READ or any(isinstance(arg, _OfForm) for arg in form.args)
@@ -75,7 +96,7 @@ class NumbersTogether:
                 values |= {node: compute(node.target, [value(arg) for arg in node.args]) for node in nodes}
                 continue
             if form.target is _READ:
-                tensors: list[Any] = [read(node.args[0]).reshape(()) for node in nodes]  # type: ignore[arg-type]
+                tensors: list[Any] = [value(node.args[0]).reshape(()) for node in nodes]
                 whole[index] = torch.stack(tensors).to(torch.float64)
             else:
                 args = [
@@ -84,7 +105,6 @@ class NumbersTogether:
                 ]
                 whole[index] = form.target(*args)
             values |= dict(zip(nodes, whole[index].unbind(0), strict=True))
-        return {node.name: number for node, number in values.items()}
 
     def _each(self, form: _Form, at: int, values: dict[Node, Any], whole: dict[int, torch.Tensor]) -> torch.Tensor:
         """The argument of all numbers of a form, as a tensor: mostly the numbers of another one, in their order."""
@@ -102,15 +122,15 @@ def compute(target: Any, args: Sequence[Any]) -> torch.Tensor:
 
 
 def numbers_together(
-    graph: torch.fx.Graph, numbers: Collection[Node], known: Collection[Node]
+    graph: torch.fx.Graph, numbers: Collection[Node], known: Collection[Node], *, is_compiled: bool = False
 ) -> dict[str, NumbersTogether]:
-    """By the name of each number that is not known before, those that it is computed with."""
+    """By the name of each number that is not known before, those that it is computed with, for a compiler if `is_compiled`."""
     found: dict[str, NumbersTogether] = {}
     run: list[Node] = []
 
     def end() -> None:
         if run:
-            found.update(dict.fromkeys((node.name for node in run), NumbersTogether(run)))
+            found.update(dict.fromkeys((node.name for node in run), NumbersTogether(run, is_compiled=is_compiled)))
             run.clear()
 
     for node in graph.nodes:

@@ -10,6 +10,7 @@ import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -95,9 +96,15 @@ def circumstances(device: torch.device) -> dict[str, Any]:
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())
-            if (name.startswith(_PREFIXES) or name in _NAMES) and name not in _ELSEWHERE
+            if (name.startswith(_PREFIXES) or name in _NAMES) and name not in _ELSEWHERE | _set_by_torch()
         },
     }
+
+
+def _set_by_torch() -> frozenset[str]:
+    """Variables that torch has set by itself: its first compile for a GPU sets this one, so that later ones would be others."""
+    is_own = Path(os.environ.get("TRITON_PTXAS_PATH", "")).is_relative_to(Path(torch.__file__).parent)
+    return frozenset({"TRITON_PTXAS_PATH"}) if is_own else frozenset()
 
 
 def _machine(device: torch.device) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 
 import treeplay
 from support import Twins
@@ -196,3 +197,21 @@ def test_a_recurrent_layer_is_trained_by_its_operators() -> None:
     recording = both.statistics.keys[0].recordings[0]
     assert recording.lowering == "aten"
     assert "only while gradients are on" in recording.passed_over[0]
+
+
+@pytest.mark.gpu
+def test_a_step_of_adam_over_many_parameters_is_few_kernels_and_reads_its_state_once() -> None:
+    parameters = [nn.Parameter(torch.randn(300, 200, device="cuda")) for _ in range(30)]
+    optimizer = torch.optim.AdamW(parameters, 1e-2)
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    step = treeplay.jit(lambda: optimizer.step(), lower="inductor", on_refusal="raise")
+    for _ in range(4):
+        step()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        step()
+        torch.cuda.synchronize()
+    assert step.statistics().replays >= 2
+    kernels = [event.name for event in seen.events() or () if event.device_type == torch.autograd.DeviceType.CUDA]
+    # Not one for each parameter's mean of squares, nor for its powers of the betas.
+    assert 0 < len(kernels) <= 8, kernels

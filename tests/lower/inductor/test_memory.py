@@ -177,6 +177,33 @@ def lists_exchanged(x: Tensor, y: Tensor) -> None:
     torch._foreach_copy_([x, y], [y.clone(), x.clone()])
 
 
+def means_and_sizes(x: Tensor, y: Tensor, z: Tensor) -> None:
+    for mean in (x, y):
+        mean.mul_(0.9).addcmul_(z, z, value=0.1)
+    z.sub_(x)  # before the list is read
+    first, second = torch._foreach_abs([x, y])
+    z.sub_(first / (second + 1))
+
+
+def sizes_of_other_means(x: Tensor, y: Tensor) -> None:
+    x.mul_(0.9)
+    first, second = torch._foreach_abs([x, y * 0.5])
+    y.sub_(first / (second + 1))
+
+
+@pytest.mark.parametrize(("program", "is_stored"), [(means_and_sizes, True), (sizes_of_other_means, False)])
+def test_what_inputs_become_and_a_list_reads_is_stored_by_one_kernel(
+    program: Callable[..., Any], is_stored: bool
+) -> None:
+    graph = graph_of(program, program.__code__.co_argcount).graph
+    (sizes,) = graph.find_nodes(op="call_function", target=aten._foreach_abs.default)
+    read = {node.args[0] for node in sizes.args[0]}
+    stored = set(graph.find_nodes(op="call_function", target=aten._foreach_mul.Scalar))
+    assert (read == stored) is is_stored and len(stored) == is_stored
+    copied = {node.args[1] for node in graph.find_nodes(op="call_function", target=aten.copy_.default)}
+    assert copied.issuperset(sizes.args[0]) is is_stored
+
+
 def test_a_list_written_from_its_own_elements_needs_no_copy() -> None:
     def program(x: Tensor, y: Tensor) -> None:
         torch._foreach_lerp_([x, y], torch._foreach_mul([x, y], 2.0), 0.5)
@@ -206,7 +233,7 @@ def written_in_place(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     "program",
     [
         *(part_then_exchange, part_then_overwritten, part_and_result, part_then_turned, rows_by_rows),
-        *(lists_then_exchange, lists_exchanged, restored),
+        *(lists_then_exchange, lists_exchanged, restored, means_and_sizes, sizes_of_other_means),
     ],
 )
 def test_operators_that_come_to_write_into_their_argument_leave_what_is_read(program: Callable[..., Any]) -> None:

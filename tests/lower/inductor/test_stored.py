@@ -169,6 +169,7 @@ def test_D35_what_is_compiled_otherwise_has_another_key(what: str) -> None:
 SURROUNDINGS: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
     "an environment variable of the compiler": lambda patch: patch.setenv("CXX", "another-compiler"),
     "an environment variable of torch's": lambda patch: patch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1"),
+    "an assembler of the user's": lambda patch: patch.setenv("TRITON_PTXAS_PATH", "/opt/cuda/bin/ptxas"),
     "the release of torch": lambda patch: patch.setattr(torch.version, "git_version", "another"),
     "the release of CUDA": lambda patch: patch.setattr(torch.version, "cuda", "1.0"),
     "our own code": lambda patch: patch.setattr(stored_artifacts, "_code_of_ours", lambda: "another"),
@@ -184,6 +185,12 @@ def test_D35_what_is_compiled_elsewhere_has_another_key(what: str, monkeypatch: 
     before = key_for(scaled, X)
     SURROUNDINGS[what](monkeypatch)
     assert key_for(scaled, X) not in (None, before)
+
+
+def test_D36_what_torchs_first_compile_sets_is_in_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key_for(scaled, X)
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(Path(torch.__file__).parent / "bin" / "ptxas"))
+    assert before is not None and key_for(scaled, X) == before
 
 
 def test_D35_how_inductor_is_set_is_in_the_key() -> None:

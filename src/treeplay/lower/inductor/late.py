@@ -3,12 +3,14 @@
 double = x * 2                       double is no memory, but `x * 2` in each kernel that reads it
 _foreach_add_([x, y], [y, double])   y gets what x has become
 x.copy_(x[[1, 0]].view(2, 3))        a view of what is no memory: each row may be read when the other was written
+
+And what it computes twice: for an operator over lists, whose kernel stores nothing else, and for an input that becomes it.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
 import torch
@@ -64,6 +66,36 @@ def reads_elsewhere(source: Node, target: Node, overwritten: Set[Any]) -> bool:
                 seen.add(item)
                 waiting.append(item)
     return False
+
+
+def compute_once(graph: torch.fx.Graph, copies: Iterable[Node]) -> None:
+    """Have the kernel of an operator over lists store what inputs become (`copies`), where it reads just that.
+
+    Of what it reads it would compute each for itself, and others would read again all that it is computed from: the mean of
+    squares of which an optimizer takes the root. Only an operator over lists becomes one kernel with the next one.
+    """
+    become = {node.args[1] for node in copies}
+    order = {node: at for at, node in enumerate(graph.nodes)}
+    for node in [node for node in order if is_in_place_list(node.target)]:
+        for values in [item for item in node.args if isinstance(item, list)]:
+            if become.issuperset(values) and all(map(_is_computed_late, values)):
+                later = {user for user, at in order.items() if at >= order[node]}
+                _become_a_list(graph, values, before=node, later=later)
+
+
+def _is_computed_late(node: Node) -> bool:
+    is_pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return is_pointwise and bool(node.meta["val"].dtype.is_floating_point)
+
+
+def _become_a_list(graph: torch.fx.Graph, values: list[Any], *, before: Node, later: Set[Node]) -> None:
+    with graph.inserting_before(before):
+        made = graph.call_function(aten._foreach_mul.Scalar, (list(values), 1))  # the identity
+        made.meta["val"] = [value.meta["val"] for value in values]
+        for at, value in enumerate(values):
+            one = graph.call_function(operator.getitem, (made, at))
+            one.meta.update(value.meta)
+            value.replace_all_uses_with(one, later.__contains__)
 
 
 def _read_by(node: Node) -> Iterator[tuple[Node, bool]]:

@@ -25,6 +25,7 @@ from treeplay.lower.inductor.stored import Stored, find, keep, key_of, load
 from treeplay.lower.inductor.written_out import WRITTEN_OUT
 from treeplay.lower.lowered import Lowered, with_vector
 from treeplay.lower.numbers import Numbers, Vector, split_numbers
+from treeplay.lower.numbers_together import numbers_together
 from treeplay.torch_seam.schemas import KEEPS_FOR_BACKWARD
 from treeplay.torch_seam.traced_apart import traced_in_this_thread
 from treeplay.values.spec import TensorSpec
@@ -86,7 +87,16 @@ def _compiled(
 
     results = [node.meta["spec"] for node in graph.output_node().args[0]]  # type: ignore[union-attr]
     specs = _specs(graph, numbers, device)
-    interpreter = TensorsForNumbers(graph, numbers.scalars, numbers.known, numbers.slots, formulas=WRITTEN_OUT)
+    scalars, known = numbers.scalars, numbers.known
+    interpreter = TensorsForNumbers(
+        graph,
+        scalars,
+        known,
+        numbers.slots,
+        formulas=WRITTEN_OUT,
+        # In few kernels, where each is run by one thread; on a CPU all are lines of one loop.
+        together=numbers_together(graph, scalars, known, is_compiled=True) if device.type == "cuda" else None,
+    )
     stored: list[tuple[str, dict[str, Any]]] = []
     # One compilation at a time in the process, torch's own included.
     with torch_artifact.compile_lock, traced_in_this_thread():

@@ -26,7 +26,7 @@ import torch.fx
 from torch.fx import Node
 
 from treeplay.lower.functional import apart, fresh
-from treeplay.lower.inductor.late import is_in_place_list, reads_elsewhere
+from treeplay.lower.inductor.late import compute_once, is_in_place_list, reads_elsewhere
 from treeplay.lower.masked import fill_masked
 from treeplay.torch_seam.fx import base_of, is_view
 from treeplay.torch_seam.operators import HigherOrderOperator
@@ -75,6 +75,7 @@ def keep_apart(graph: torch.fx.Graph, groups: Sequence[int | None]) -> None:
     _keep_read(graph, written)
     _keep_listed(graph, written)
     _keep_parts(graph, copies)
+    compute_once(graph, copies)
 
 
 def _is_final(node: Node) -> bool:

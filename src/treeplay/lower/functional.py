@@ -30,9 +30,9 @@ aten = torch.ops.aten
 
 
 _library = torch.library.Library("treeplay", "DEF")
-_library.define("settled(Tensor value) -> Tensor")
-_library.impl("settled", torch.clone, "CompositeExplicitAutograd")
-settled: Any = torch.ops.treeplay.settled.default
+_library.define("computed_once(Tensor value) -> Tensor")
+_library.impl("computed_once", torch.clone, "CompositeExplicitAutograd")
+computed_once: Any = torch.ops.treeplay.computed_once.default
 """A number that is to be computed once: the identity, which the compiler may not look through."""
 _library.define("fresh(Tensor value) -> Tensor")
 _library.impl("fresh", torch.clone, "CompositeExplicitAutograd")
@@ -109,30 +109,35 @@ class TensorsForNumbers(torch.fx.Interpreter):
         return call_telling(self.births, n.target, partial(self._call, n), args, kwargs)
 
     def _call(self, n: torch.fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if n.target is aten.detach.default or (
-            n.target is aten.expand.default and n.meta["spec"].shape == args[0].shape
-        ):
-            return args[0]  # what is written through an expanded tensor is made functional as a sum of differences
-        if n.name in self.scalars:
-            return self._number(n, args)
-        if n.target in self.formulas:
-            return self.formulas[n.target](*args, **kwargs)
-        if any(argument.name in self.scalars for argument in n.all_input_nodes) and n.target in FORMULAS:
-            return by_formula(n.target, [self._is_number(argument) for argument in n.args[:2]], args, kwargs)
-        if n.name in self.memory.settled:
+        instead = self._instead_of(n)
+        if instead is not None:
+            return instead(args, kwargs)
+        if n.name in self.memory.elided:
             return self.memory.of.get(n.name, args[0])
         if n.name in self.memory.of:
             return write_into(self.memory.of[n.name], n.target, args, kwargs)  # type: ignore[arg-type]
         return n.target(*args, **kwargs)  # type: ignore[operator]
 
+    def _instead_of(self, n: torch.fx.Node) -> Callable[[Sequence[Any], dict[str, Any]], Any] | None:
+        """What is done with the arguments in an operator's place; None: it is called with them."""
+        target: Any = n.target
+        if target is aten.detach.default or (target is aten.expand.default and _has_shape_of_its_argument(n)):
+            # What is written through an expanded tensor would become a sum of differences.
+            return lambda args, _: args[0]
+        if n.name in self.scalars:
+            return lambda args, _: self._number(n, args)
+        if target in self.formulas:
+            return lambda args, kwargs: self.formulas[target](*args, **kwargs)
+        if self._takes_numbers(n) and target in FORMULAS:
+            return lambda args, kwargs: by_formula(target, [self._is_number(one) for one in n.args[:2]], args, kwargs)
+        return None
+
     def runs_as_it_is(self, n: torch.fx.Node) -> bool:
         """Whether an operator is called with its arguments, as the graph says."""
-        return (
-            n.target not in (aten.detach.default, aten.expand.default)
-            and n.target not in self.formulas
-            and n.name not in self.together
-            and not any(one.name in self.scalars for one in (n, *n.all_input_nodes))
-        )
+        return n.name not in self.together and self._instead_of(n) is None and not self._takes_numbers(n)
+
+    def _takes_numbers(self, n: torch.fx.Node) -> bool:
+        return any(argument.name in self.scalars for argument in n.all_input_nodes)
 
     def _is_number(self, argument: Any) -> bool:
         return (
@@ -162,7 +167,12 @@ class TensorsForNumbers(torch.fx.Interpreter):
     def _number(self, n: torch.fx.Node, args: Sequence[Any]) -> torch.Tensor:
         value = compute(n.target, args)
         feeds_tensors = any(user.name not in self.scalars for user in n.users)
-        return settled(value) if feeds_tensors else value
+        return computed_once(value) if feeds_tensors else value
+
+
+def _has_shape_of_its_argument(n: torch.fx.Node) -> bool:
+    argument: Any = n.args[0]
+    return bool(n.meta["spec"].shape == argument.meta["spec"].shape)
 
 
 def draws_often(graph: torch.fx.Graph) -> bool:

@@ -35,7 +35,7 @@ class GivenMemory:
     """The memory that nodes write their results into, by their names, and copies that need not happen: the values are there."""
 
     of: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    settled: Collection[str] = frozenset()
+    elided: Collection[str] = frozenset()
 
 
 class MemoryInResults:
@@ -70,9 +70,9 @@ class MemoryInResults:
                 node.name: view_in_memory_of(memory, begin, node.meta["spec"])
                 for storage, (memory, begin) in memories.items()
                 for node in storage.nodes
-                if node is storage.maker or node.target in EMPTY or node in found.settled
+                if node is storage.maker or node.target in EMPTY or node in found.elided
             },
-            {node.name for node, storage in found.settled.items() if storage in memories},
+            {node.name for node, storage in found.elided.items() if storage in memories},
         )
 
     def _place(self, rewritten: Collection[int]) -> _Places:
@@ -91,7 +91,7 @@ class MemoryInResults:
         return _Places(
             outer,
             {inner[at]: place for at, place in places.items()},
-            {node: plan.of[source] for node, source in plan.settled.items()},
+            {node: plan.of[source] for node, source in plan.elided.items()},
         )
 
     def _takes_memory(self, storage: Storage) -> bool:
@@ -117,7 +117,7 @@ class _Places:
 
     outer: list[Storage]
     inside: dict[Storage, BufferPlace]
-    settled: dict[torch.fx.Node, Storage]
+    elided: dict[torch.fx.Node, Storage]
 
 
 def write_into(memory: torch.Tensor, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:

@@ -8,7 +8,7 @@ from torch import nn
 
 from support import jit
 from treeplay import Refusal
-from treeplay.trace.run.recurrent import asked_of, in_one_piece, settled, weights_of
+from treeplay.trace.run.recurrent import as_recorded, asked_of, in_one_piece, weights_of
 
 
 def flat_layer() -> tuple[nn.LSTM, torch.UntypedStorage]:
@@ -71,11 +71,11 @@ def test_a_layer_takes_the_piece_and_no_state_of_dropout_that_it_does_not_use(la
 
     def given(dropout: float, train: bool) -> dict[str, object]:
         args = dict.fromkeys(names) | {"dropout": dropout, "train": train, "dropout_state": state}
-        return dict(zip(names, settled(layer, tuple(args.values()), piece), strict=True))
+        return dict(zip(names, as_recorded(layer, tuple(args.values()), piece), strict=True))
 
     assert given(0.0, True)["weight_buf"] is piece and given(0.0, True)["dropout_state"] is None
     assert given(0.5, False)["dropout_state"] is None and given(0.5, True)["dropout_state"] is state
-    assert settled(torch.ops.aten.add.Tensor, (1, 2), piece) == (1, 2)
+    assert as_recorded(torch.ops.aten.add.Tensor, (1, 2), piece) == (1, 2)
 
 
 @LAYERS

@@ -49,7 +49,7 @@ def lower_aten(graph: torch.fx.Graph, plan: ArenaPlan) -> Lowered:
         details={
             "arena": str(plan),
             "allocating": dict(emitter.allocating),
-            "settled copies": len(layout.settled),
+            "elided copies": len(layout.elided),
             "constants": homes.count(Home.CONSTANT),
         },
         source=source.text,

@@ -117,8 +117,8 @@ class GraphEmitter:
         op, env = node.target, self.text.env
         if op is operator.getitem:
             self._write_part(node)
-        elif node in self.layout.settled:
-            source = self.layout.settled[node]
+        elif node in self.layout.elided:
+            source = self.layout.elided[node]
             env[node] = env[source]
             if node.target not in COPIES:
                 env[node.args[0]] = env[source]  # type: ignore[index]
@@ -132,7 +132,7 @@ class GraphEmitter:
             self._write_writer(node, op)
         elif not op._schema.returns:  # it checks something
             self._write_call(node, op)
-        elif op not in EMPTY:  # else its only use is a settled copy, which gives it another's memory
+        elif op not in EMPTY:  # else its only use is an elided copy, which gives it another's memory
             self._write_view(node, op)
 
     def _write_part(self, node: Node) -> None:

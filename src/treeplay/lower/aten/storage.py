@@ -2,7 +2,7 @@
 
     in0 ── t ── mm ─▶ storage A ── view ── copy_ ─▶ storage B ─▶ output
 
-Where a storage is copied into a new one of the same layout and not read again, both are one: the copy is *settled* and
+Where a storage is copied into a new one of the same layout and not read again, both are one: the copy is *elided* and
 does not happen. Above, `mm` makes the output itself.
 """
 
@@ -75,7 +75,7 @@ class StoragePlan:
     """The storage of each node that is a tensor, and the copies that need not happen."""
 
     of: dict[Node, Storage]
-    settled: dict[Node, Node]  # the copy -> the tensor that already holds the values
+    elided: dict[Node, Node]  # the copy -> the tensor that already holds the values
 
     @property
     def storages(self) -> list[Storage]:
@@ -214,17 +214,17 @@ def _read_by(node: Node, of: dict[Node, Storage]) -> list[Node]:
 def _settle(
     graph: torch.fx.Graph, steps: dict[Node, int], of: dict[Node, Storage], fixed: set[Storage]
 ) -> dict[Node, Node]:
-    settled: dict[Node, Node] = {}
+    elided: dict[Node, Node] = {}
     for node in graph.nodes:
         pair = _copied(node, steps, of)
         if pair is None or of[pair[1]] in fixed or not _is_handover(node, *pair, steps, of):
             continue
         target, source = pair
-        settled[node] = source
+        elided[node] = source
         if of[target] in fixed:  # an output: from now on its source is one, and not free to go elsewhere
             fixed.add(of[source])
         _merge(of, into=of[source], gone=of[target])
-    return settled
+    return elided
 
 
 def _copied(node: Node, steps: dict[Node, int], of: dict[Node, Storage]) -> tuple[Node, Node] | None:

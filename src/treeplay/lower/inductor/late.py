@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from treeplay.lower.functional import apart, fresh, settled
+from treeplay.lower.functional import apart, computed_once, fresh
 from treeplay.torch_seam.operators import OpOverload
 
 aten = torch.ops.aten
 
 _AT_ONCE = frozenset(
     (
-        *(apart, fresh, settled),
+        *(apart, computed_once, fresh),
         *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default),
         *(aten.convolution.default, aten.convolution_backward.default),
     )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from treeplay.lower.functional import apart, fresh, settled
+from treeplay.lower.functional import apart, computed_once, fresh
 from treeplay.lower.inductor.as_kernels import as_kernels
 from treeplay.lower.inductor.checked import with_checks
 from treeplay.lower.inductor.signs import with_signs
@@ -47,8 +47,8 @@ _bernoulli = fallback_handler(torch.ops.aten.bernoulli.default, add_to_fallback_
 register_lowering(torch.ops.aten.bernoulli.default, type_promotion_kind=None)(_bernoulli)
 
 
-@register_lowering(settled, type_promotion_kind=None)
-def _settled(value: Any) -> Any:
+@register_lowering(computed_once, type_promotion_kind=None)
+def _computed_once(value: Any) -> Any:
     # A number that each element of a loop would compute anew (a power, say) is computed once and stored.
     value.realize()
     return value

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from treeplay.lower.functional import settled
+from treeplay.lower.functional import computed_once
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -29,7 +29,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 def _shared(number: Any, beside: Tensor) -> Any:
     """A number that all elements of `beside` share, computed once; plain ones as they are."""
-    return settled(number.to(beside.dtype)) if isinstance(number, Tensor) else number
+    return computed_once(number.to(beside.dtype)) if isinstance(number, Tensor) else number
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ def in_one_piece(weights: Sequence[torch.Tensor], storage: torch.UntypedStorage)
 
 
 def asked_of(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of an operator that the layout of its results follows from: without what `settled` puts or takes away."""
+    """The arguments of an operator that the layout of its results follows from: without what `as_recorded` changes."""
     places = _places_of(func)
     if places is None:
         return args
@@ -47,7 +47,7 @@ def asked_of(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def settled(func: Any, args: tuple[Any, ...], piece: torch.Tensor | None) -> tuple[Any, ...]:
+def as_recorded(func: Any, args: tuple[Any, ...], piece: torch.Tensor | None) -> tuple[Any, ...]:
     """The arguments of a layer's operator, or its backward's, as it is recorded: with `piece` where it was given none, and
     without what it does not use: the library's own state for dropout, which it is handed even if nothing is dropped."""
     places = _places_of(func)

@@ -35,7 +35,7 @@ from treeplay.trace.run.begins import BEGINS, from_start
 from treeplay.trace.run.lasting import Lasting
 from treeplay.trace.run.layouts import Answer, Question
 from treeplay.trace.run.on_fakes import OnFakes
-from treeplay.trace.run.recurrent import TAKES_ONE_PIECE, settled
+from treeplay.trace.run.recurrent import TAKES_ONE_PIECE, as_recorded
 from treeplay.trace.run.recurrent_piece import RecurrentPiece
 from treeplay.trace.run.tape import KEEP_ON_DEVICE, TracedValue, TraceTape, spoken_name, why_not_followed
 from treeplay.trace.training.fused import torchs_own
@@ -111,7 +111,7 @@ class Tracer(TorchDispatchMode):
             raise self.refuse(spoken_name(func), *unfit, where)
         if func in _HOST_READS:
             return self._read_on_host(func, args, where)
-        args = settled(func, args, self.recurrent.piece)
+        args = as_recorded(func, args, self.recurrent.piece)
         if func in _DROPOUTS and (not args[2] or args[1] == 0 or not args[0].numel()):
             return args[0]  # as under inference mode, where they come whole
         self.tape.log.append(LoggedCall.of(func, where, args, kwargs, call_site()))

@@ -27,16 +27,16 @@ from treeplay.wrap.aot.calls import block
 from treeplay.wrap.aot.tracing import writes_inside
 
 STEADY = 3
-LAYERS, WIDTH = 50, 16
+WIDTH = 16
 FRONTS = pytest.mark.parametrize("front", ["jit", "backend"])
 
 
 class Deep(nn.Module):
-    """Fifty layers, each of which keeps what it gives."""
+    """Layers, each of which keeps what it gives."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -59,10 +59,10 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-def both(front: str, device: str) -> tuple[nn.Module, Any, nn.Module]:
+def both(front: str, device: str, layers: int = 8) -> tuple[nn.Module, Any, nn.Module]:
     """A net, what calls it recorded, and its eager twin."""
     torch.manual_seed(4)
-    net = Deep().to(device)
+    net = Deep(layers).to(device)
     call = jit(net) if front == "jit" else compiled(net, dynamic=False)
     return net, call, copy.deepcopy(net)
 
@@ -103,14 +103,14 @@ def launches() -> list[LaunchFacts]:
 
 @FRONTS
 def test_T36_a_forward_of_fifty_layers_makes_its_results_and_a_block(front: str, device: str) -> None:
-    net, call, twin = both(front, device)
+    net, call, twin = both(front, device, layers=50)
     for number in range(6):
         x = batch(number, device)
         count, result = allocations(lambda x=x: call(x), device)
         if number >= STEADY:
             assert count <= 1 + 2
             kept = result.grad_fn.saved_tensors
-            assert sum(value.dtype is torch.uint8 for value in kept) == 1 and len(kept) <= LAYERS + 3
+            assert sum(value.dtype is torch.uint8 for value in kept) == 1 and len(kept) <= 50 + 3
         result.square().sum().backward()
         twin(x).square().sum().backward()
         check(net, twin)
@@ -277,7 +277,7 @@ def test_T36_the_backward_of_one_of_two_results_takes_the_block(
     front: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(4)
-    net = TwoResults().to(device)
+    net = TwoResults(layers=8).to(device)
     twin, call = copy.deepcopy(net), jit(net) if front == "jit" else compiled(net, dynamic=False)
     opened = []
     monkeypatch.setattr(block, "view_in_block", lambda *args: opened.append(args) or view_in_block(*args))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -174,6 +175,15 @@ def _where(results: list[Result]) -> list[str]:
     where = max(places, key=lambda place: str(place["date"]))
     device = f"{where['gpu']}, driver {where['driver']}" if "gpu" in where else where["processor"]
     return [
-        f"{device}; torch {where['torch']}, Python {where['python']}, treeplay {where['treeplay']}"
-        f"{uncommitted(where['treeplay'])}, {str(where['date'])[:10]}."
+        f"{device}; torch {where['torch']}, Python {where['python']}, treeplay {_commits(places)}, "
+        f"{str(where['date'])[:10]}."
     ]
+
+
+def _commits(places: list[dict[str, Any]]) -> str:
+    """Which commits were measured, the last one first; in how many programs each, if there are several."""
+    ordered = sorted(places, key=lambda place: str(place["date"]), reverse=True)
+    counts = Counter(f"{place['treeplay']}{uncommitted(place['treeplay'])}" for place in ordered)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return " and ".join(f"{commit} ({count} programs)" for commit, count in counts.items())

@@ -43,6 +43,21 @@ def test_what_modules_hold_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
         assert reads.watched >= {Plain, InModule, torch.nn.Module, torch.optim.Optimizer}
 
 
+def test_modules_that_hold_more_are_looked_through_again_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Later:
+        pass
+
+    made, standing = ModuleType("test_reads_growing"), watched_classes._Standing()
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    before = standing.hooks()
+    made.value = Later()  # type: ignore[attr-defined]
+    assert standing.hooks() is before  # nothing was imported
+    monkeypatch.setitem(sys.modules, "test_reads_imported", ModuleType("test_reads_imported"))
+    assert standing.hooks() is not before and standing._changed() == []
+    with Reads([], standing=standing.hooks()) as reads:
+        assert Later in reads.watched
+
+
 def test_symbolic_numbers_in_modules_have_no_hooks() -> None:
     with Reads([], standing=hooks_of_modules()) as reads:
         one = sys.modules["sympy"].S.One
@@ -50,7 +65,9 @@ def test_symbolic_numbers_in_modules_have_no_hooks() -> None:
 
 
 @pytest.mark.parametrize(
-    "function", [read_hooks._compilers_modules, watched_classes._classes_in_modules], ids=["compilers", "classes"]
+    "function",
+    [read_hooks._compilers_modules, lambda: watched_classes._Standing().hooks()],
+    ids=["compilers", "classes"],
 )
 def test_modules_are_listed_while_others_are_imported(function: Any) -> None:
     """A collection may begin at each object that is made, and let another thread import."""

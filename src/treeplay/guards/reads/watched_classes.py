@@ -33,13 +33,41 @@ def classes_of(objects: Iterable[Any]) -> list[type]:
     return [cls for cls in found if cls.__flags__ & HEAP]
 
 
-def _classes_in_modules() -> tuple[type, ...]:
-    """Classes whose instances loaded modules hold, or their instances hold, three steps deep."""
-    modules = [
-        module for name, module in loaded_modules().items() if isinstance(module, ModuleType) and not _is_unread(name)
-    ]
+class _Standing:
+    """The classes whose instances loaded modules hold, and hooks for them."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._known: dict[str, tuple[int, int]] = {}  # of each module that was looked through
+        self._classes: dict[type, None] = {torch.nn.Module: None, torch.optim.Optimizer: None}
+        self._hooks = ReadHooks(self._classes)
+
+    def hooks(self) -> ReadHooks:
+        """Made anew once modules were loaded that hold others. Of an object whose class is missed, all attributes count as
+        read."""
+        if self._count != (count := len(sys.modules)):
+            before = len(self._classes)
+            _find_classes(self._changed(), self._classes)
+            if len(self._classes) != before:
+                self._hooks = ReadHooks(self._classes)
+            self._count = count
+        return self._hooks
+
+    def _changed(self) -> list[ModuleType]:
+        """Modules that are new, or hold more or less than when they were looked through."""
+        changed = []
+        for name, module in loaded_modules().items():
+            if isinstance(module, ModuleType) and not _is_unread(name):
+                state = id(module), len(vars(module))
+                if self._known.get(name) != state:
+                    self._known[name] = state
+                    changed.append(module)
+        return changed
+
+
+def _find_classes(modules: Iterable[ModuleType], found: dict[type, None]) -> None:
+    """Add the classes whose instances these modules hold, or their instances hold, three steps deep."""
     layer: list[Any] = [value for module in modules for value in (module, *vars(module).values())]
-    found: dict[type, None] = {torch.nn.Module: None, torch.optim.Optimizer: None}
     for _step in range(3):
         fresh: list[Any] = []
         for value in layer:
@@ -51,18 +79,14 @@ def _classes_in_modules() -> tuple[type, ...]:
                 fresh += [entry for base in cls.__mro__ for entry in list(vars(base).values())]
             fresh += (table_of(value) or {}).values()
         layer = list({id(value): value for value in fresh}.values())
-    return tuple(found)
+
+
+_standing = _Standing()
 
 
 def hooks_of_modules() -> ReadHooks:
     """Hooks for the classes of the objects that loaded modules hold."""
-    # Made anew once modules were loaded. Of an object whose class is missed, all attributes count as read.
-    return _standing(len(sys.modules))
-
-
-@lru_cache(maxsize=1)
-def _standing(_: int) -> ReadHooks:
-    return ReadHooks(_classes_in_modules())
+    return _standing.hooks()
 
 
 @lru_cache(maxsize=8192)

@@ -24,6 +24,7 @@ from treeplay.errors import UsageError
 from treeplay.torch_seam import flags
 from treeplay.torch_seam.modes import is_wrapper
 from treeplay.values.same import is_same
+from treeplay.values.spec import layout_text
 from treeplay.wrap.ambience import Ambience
 
 _VALUES = (int, float, complex, bool, str, type(None), torch.dtype, torch.device)
@@ -121,7 +122,7 @@ class _Held:
         if now != self._layouts:
             pairs = zip(self._names, now, self._layouts, strict=True)
             name, found, expected = next((name, a, b) for name, a, b in pairs if a != b)
-            raise _other(f"`{name}`", f"{_shown(found)} instead of {_shown(expected)}")
+            raise _other(f"`{name}`", f"{layout_text(*found)} instead of {layout_text(*expected)}")
 
     def _now(self) -> list[tuple[Any, ...]]:
         return [(held.dtype, held.device, held.shape, held.stride()) for held in self._tensors]
@@ -130,11 +131,6 @@ class _Held:
 def _held(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_parameters()
     yield from module.named_buffers()
-
-
-def _shown(layout: tuple[Any, ...]) -> str:
-    dtype, device, shape, strides = layout
-    return f"{dtype} {list(shape)} of strides {strides} on {device}"
 
 
 def _difference_from(expected: Any) -> _Difference | None:

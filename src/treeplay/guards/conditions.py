@@ -25,7 +25,7 @@ from treeplay.torch_seam.tensors import has_strides, is_initialised
 from treeplay.values.kinds import is_a
 from treeplay.values.mismatch import Mismatch
 from treeplay.values.same import is_same, is_value
-from treeplay.values.spec import TensorSpec
+from treeplay.values.spec import TensorSpec, layout_text
 
 Commit = Callable[[], None]
 
@@ -251,7 +251,7 @@ def facts_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _described(facts: tuple[Any, ...]) -> str:
     _, dtype, device, _, requires_grad, shape, strides = facts
-    return f"{dtype} {list(shape)} of strides {strides} on {device}{' that needs a gradient' if requires_grad else ''}"
+    return layout_text(dtype, device, shape, strides) + (" that needs a gradient" if requires_grad else "")
 
 
 def is_like(recorded: torch.Tensor) -> Callable[[Any], bool]:

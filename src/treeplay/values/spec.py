@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,3 +62,8 @@ class TensorSpec:
         grad = " grad" if self.requires_grad else ""
         sizes = ", ".join("any" if size == ANY_SIZE else str(size) for size in self.shape)
         return f"{dtype}[{sizes}]{grad}"
+
+
+def layout_text(dtype: torch.dtype, device: torch.device, shape: Sequence[int], strides: Sequence[int] | None) -> str:
+    """How a tensor lies, for a message."""
+    return f"{dtype} {list(shape)} of strides {tuple(strides) if strides is not None else None} on {device}"

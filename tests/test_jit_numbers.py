@@ -344,7 +344,7 @@ def test_a_returned_number_that_changes_is_refused(tmp_path: Any) -> None:
         assert len({jitted(torch.ones(2))[1] for _ in range(4)}) == 4
 
 
-def test_a_hyper_parameter_returned_as_a_number_is_refused() -> None:
+def test_a_hyper_parameter_returned_as_a_number_is_that_of_the_call() -> None:
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 
@@ -353,10 +353,12 @@ def test_a_hyper_parameter_returned_as_a_number_is_refused() -> None:
         optimizer.step()
         return optimizer.param_groups[0]["lr"] * 2
 
-    jitted = jit(step, on_refusal="eager")
-    with pytest.warns(UserWarning, match="hyper-parameter"):
-        for _ in range(3):
-            assert jitted(torch.ones(1, 2)) == 1.0
+    jitted = jit(step)
+    for rate in (0.5, 0.5, 0.25, 0.125):
+        optimizer.param_groups[0]["lr"] = rate
+        found = jitted(torch.ones(1, 2))
+        assert found == rate * 2 and type(found) is float
+    assert jitted.statistics().replays == 3
 
 
 def test_a_step_counter_in_a_tensor_is_the_cure() -> None:

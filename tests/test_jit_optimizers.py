@@ -481,3 +481,30 @@ def test_a_wrapped_optimizer_is_followed_with_its_schedule(wrap: Any) -> None:
         schedule.step()
         same_schedule.step()
     assert recorded.statistics().replays == 3
+
+
+@pytest.mark.parametrize("changed", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "Adamax"])
+def test_groups_that_share_their_betas_may_be_given_others(name: str, changed: tuple[int, ...]) -> None:
+    def pair() -> tuple[Any, Any]:
+        parameters = [nn.Parameter(torch.arange(1.0, 3.0) * sign) for sign in (1, -2)]
+        optimizer = getattr(torch.optim, name)([{"params": [one]} for one in parameters], lr=0.1)
+        assert optimizer.param_groups[0]["betas"] is optimizer.param_groups[1]["betas"]
+
+        def step(x: torch.Tensor) -> list[torch.Tensor]:
+            optimizer.zero_grad()
+            ((parameters[0] - 2 * parameters[1]).square() * x).sum().backward()
+            optimizer.step()
+            return [parameter.detach() for parameter in parameters]
+
+        return step, optimizer
+
+    (eager, theirs), (mine, optimizer) = pair(), pair()
+    step = jit(mine)
+    for at in range(8):
+        if at == 4:
+            for group in changed:
+                for one in (optimizer, theirs):
+                    one.param_groups[group]["betas"] = (0.1 + group / 4, 0.999)
+        assert_same(step(torch.tensor(at - 1.5)), eager(torch.tensor(at - 1.5)))
+    assert step.statistics().replays >= 6

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from treeplay.guards.alike import are_alike
 from treeplay.guards.memory import held
 from treeplay.torch_seam.modes import DisableTorchFunctionSubclass
 from treeplay.torch_seam.patched import ABSENT
@@ -82,15 +83,18 @@ class Guard:
 
 
 class ContainerGuard(Guard):
-    """A guard over a mutable container that may be found in another place of memory later, with the same in it."""
+    """A guard over a mutable container that may be found in another place of memory later, with the same in it.
 
-    __slots__ = ("free", "holder", "label", "may_be_replaced")
+    `free`: keys whose values the warm call checks by itself. `written`: those that a replay replaces, by the like of it."""
+
+    __slots__ = ("free", "holder", "label", "may_be_replaced", "written")
     recorded: Any
 
     def __init__(self, holder: Any, label: str) -> None:
         self.holder = holder
         self.label = label
-        self.free: set[Any] = set()  # keys whose values the warm call checks by itself
+        self.free: set[Any] = set()
+        self.written: set[Any] = set()
         self.may_be_replaced = False
 
     def differs(self, comparison: Comparison) -> Mismatch | None:
@@ -122,7 +126,7 @@ class ContainerGuard(Guard):
 class Asked(Guard):
     """What a function without arguments gives: the content of a cell, a slot, a weak reference, a context variable."""
 
-    __slots__ = ("ask", "attribute", "is_free", "is_fresh", "label", "recorded", "spot")
+    __slots__ = ("ask", "attribute", "is_free", "is_fresh", "is_written", "label", "recorded", "spot")
 
     def __init__(
         self,
@@ -138,6 +142,7 @@ class Asked(Guard):
         self.spot = spot  # the object that is asked, and for what, where a place may be the same
         self.attribute = attribute  # an object, and the name under which its class gives the same answer faster
         self.is_free = False  # whether the warm call checks it by itself
+        self.is_written = False  # whether a replay replaces it, by the like of it
         self.is_fresh = is_fresh  # whether each answer is a new object
         self.recorded = ask()
 
@@ -145,7 +150,7 @@ class Asked(Guard):
         found = self.ask()
         if self.is_free:
             return None
-        if comparison.alike(self.recorded, found):
+        if are_alike(self.recorded, found) if self.is_written else comparison.alike(self.recorded, found):
             comparison.commits.append(lambda: setattr(self, "recorded", found))
             return None
         return comparison.inner or differing(self.label, self.recorded, found)
@@ -252,18 +257,6 @@ def facts_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _described(facts: tuple[Any, ...]) -> str:
     _, dtype, device, _, requires_grad, shape, strides = facts
     return layout_text(dtype, device, shape, strides) + (" that needs a gradient" if requires_grad else "")
-
-
-def is_like(recorded: torch.Tensor) -> Callable[[Any], bool]:
-    """Whether a value is a tensor of the class, type and shape of `recorded`: what a replay puts in the place of it."""
-    if recorded.layout is not torch.strided:
-        return lambda value: value is recorded
-    facts = (type(recorded), recorded.dtype, recorded.shape, recorded.requires_grad)
-
-    def is_like_it(value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and (type(value), value.dtype, value.shape, value.requires_grad) == facts
-
-    return is_like_it
 
 
 def differing(place: str, before: Any, found: Any) -> Mismatch:

@@ -10,9 +10,8 @@ import collections
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import torch
-
-from treeplay.guards.conditions import Comparison, ContainerGuard, differing, is_like, shown
+from treeplay.guards.alike import are_alike
+from treeplay.guards.conditions import Comparison, ContainerGuard, differing, shown
 from treeplay.torch_seam.dynamo import version_of_table
 from treeplay.torch_seam.patched import ABSENT, without_stand_in
 from treeplay.values.kinds import is_a, items
@@ -25,10 +24,7 @@ _MAXLEN: Callable[[Any], int | None] = vars(collections.deque)["maxlen"].__get__
 
 
 class Table(ContainerGuard):
-    """Entries of a dictionary: all of them, those in `names`, or those that `matters` tells.
-
-    `free`: keys whose values the warm call checks by itself. `written`: those that a replay replaces, by the like of it.
-    """
+    """Entries of a dictionary: all of them, those in `names`, or those that `matters` tells."""
 
     __slots__ = (
         "compared",
@@ -42,7 +38,6 @@ class Table(ContainerGuard):
         "size",
         "times",
         "version",
-        "written",
     )
 
     def __init__(
@@ -55,7 +50,6 @@ class Table(ContainerGuard):
         super().__init__(holder, label)
         self.names = names
         self.matters = matters
-        self.written: set[Any] = set()
         self.may_grow = False  # whether further entries do not matter
         self.is_unordered = False  # whether their order does not matter
         self.compared: dict[Any, Any] = {}  # the entries that were compared last
@@ -103,7 +97,7 @@ class Table(ContainerGuard):
             return self._other_keys(now)
         for (key, before), found in zip(self.recorded.items(), now.values(), strict=True):
             if before is not found and key not in self.free:
-                is_fine = _are_alike(before, found) if key in self.written else comparison.alike(before, found)
+                is_fine = are_alike(before, found) if key in self.written else comparison.alike(before, found)
                 if not is_fine:
                     return comparison.inner or differing(self.label_of(key), before, found)
         return None
@@ -154,7 +148,9 @@ class Items(ContainerGuard):
         if len(now) != len(self.recorded):
             return Mismatch(f"length of {self.label}", str(len(self.recorded)), str(len(now)))
         for at, (before, found) in enumerate(zip(self.recorded, now, strict=True)):
-            if at not in self.free and not comparison.alike(before, found):
+            if at in self.free:
+                continue
+            if not (are_alike(before, found) if at in self.written else comparison.alike(before, found)):
                 return comparison.inner or differing(f"{self.label}[{at}]", before, found)
         return None
 
@@ -208,16 +204,3 @@ def _most(holder: Any) -> int | None:
 
 def _same_keys(before: dict[Any, Any], now: dict[Any, Any]) -> bool:
     return all(a is b or is_same(a, b) for a, b in zip(before, now, strict=True))
-
-
-def _are_alike(before: Any, found: Any) -> bool:
-    """Whether a slot that the recording itself fills holds what it put there, or the like."""
-    if is_a(before, torch.Tensor):
-        return is_like(before)(found)
-    if type(before) is not type(found):
-        return False
-    if isinstance(before, (list, tuple)):
-        return len(before) == len(found) and all(map(_are_alike, before, found))
-    if isinstance(before, dict):
-        return list(before) == list(found) and all(map(_are_alike, before.values(), found.values()))
-    return is_same(before, found)

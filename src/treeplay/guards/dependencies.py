@@ -14,6 +14,7 @@ from treeplay.guards.containers import Items, Members, Table
 from treeplay.guards.entries import hashed, keys_of, spot_of
 from treeplay.torch_seam.patched import ABSENT
 from treeplay.values.place import Binding, How
+from treeplay.values.same import is_value
 
 
 class Dependencies:
@@ -47,6 +48,7 @@ class Dependencies:
         """
         own, slots = set(spots), set(written)
         keys_of_tables = {id(key) for table in self.tables if table.is_whole for key in table.recorded}
+        lasting = self._values_that_stay(slots)
         guard: ContainerGuard
         for guard in (*self.tables, *self.items):
             keys = keys_of(guard)
@@ -54,14 +56,25 @@ class Dependencies:
             guard.free |= {
                 key for key in keys if (here, hashed(key)) in own and id(guard.recorded[key]) not in keys_of_tables
             }
+            guard.written |= {
+                key for key in keys if (here, hashed(key)) in slots and id(guard.recorded[key]) not in lasting
+            }
             if isinstance(guard, Table):
-                guard.written |= {key for key in keys if (here, hashed(key)) in slots}
                 guard.is_steady = not guard.written  # each replay gives it another version
-            else:
-                guard.free |= {key for key in keys if (here, key) in slots}
         for asked in self.asked:
             is_own = asked.spot in own and id(asked.recorded) not in keys_of_tables
-            asked.is_free = is_own or asked.spot in slots
+            asked.is_free, asked.is_written = is_own, asked.spot in slots and id(asked.recorded) not in lasting
+
+    def _values_that_stay(self, slots: set[tuple[int, Any]]) -> set[int]:
+        """Objects that are in a place which no replay writes, by their `id`. In one that a replay does write, nothing else may
+        be instead of such an object: the program may have put it from one place to the other, which was no change."""
+        found = {
+            id(guard.recorded[key])
+            for guard in (*self.tables, *self.items)
+            for key in keys_of(guard)
+            if (id(guard.holder), hashed(key)) not in slots and not is_value(guard.recorded[key])
+        }
+        return found | {id(one.recorded) for one in self.asked if one.spot not in slots and not is_value(one.recorded)}
 
     def guard_the_way(self, places: Iterable[Binding]) -> None:
         """Guard every step to `places` that nothing guards yet: a warm call goes this way, the run may have gone another."""
@@ -81,8 +94,14 @@ class Dependencies:
     def pinned(self) -> set[tuple[int, Any]]:
         """Entries whose values a warm call finds to be the very objects that were compared last, as long as nothing changes."""
         found = {(id(table.holder), hashed(key)) for table in self.tables if table.is_steady for key in keys_of(table)}
-        found |= {(id(items.holder), at) for items in self.items for at in keys_of(items) if at not in items.free}
-        return found | {asked.spot for asked in self.asked if asked.spot is not None and not asked.is_free}
+        found |= {
+            (id(items.holder), at)
+            for items in self.items
+            for at in keys_of(items)
+            if at not in items.free | items.written
+        }
+        kept = (asked for asked in self.asked if not asked.is_free and not asked.is_written)
+        return found | {asked.spot for asked in kept if asked.spot is not None}
 
     def forget(self) -> None:
         """Hold nothing any more."""

@@ -66,6 +66,19 @@ def is_value(value: Any) -> bool:
     return type(exact_key(value)) is not Itself
 
 
+def components(value: Any) -> list[Any] | None:
+    """What an immutable value holds, or a method is bound to, any of which may be mutable; None for one that holds nothing."""
+    cls = type(value)
+    if cls in (MethodType, BuiltinFunctionType, MethodWrapperType):
+        return [value.__self__]
+    if cls is slice:
+        return [value.start, value.stop, value.step]
+    if cls in (tuple, torch.Size, frozenset) or (is_namedtuple(cls) and not getattr(cls, "__dictoffset__", 0)):
+        return list(value)
+    is_frozen = _parts_of(cls) is _fields
+    return [entry for _, entry in _held_in(value)] if is_frozen else None
+
+
 def exact_key(value: Any) -> Hashable:
     """What is equal for `value` and whatever `is_same`, and for nothing else."""
     cls = type(value)
@@ -141,13 +154,17 @@ def _items_of_tuple(value: Any) -> Hashable:
 
 
 def _fields(value: Any) -> Hashable:
+    return tuple((name, exact_key(entry)) for name, entry in _held_in(value))
+
+
+def _held_in(value: Any) -> Iterable[tuple[str, Any]]:
     """The fields of a frozen dataclass, and whatever else was put into it; results that it caches follow from these."""
     cls = type(value)
     held = {field.name: _held(value, field.name) for field in dataclasses.fields(cls)}
     for name, entry in (object.__getattribute__(value, "__dict__") if cls.__dictoffset__ else {}).items():
         if name not in held and not isinstance(getattr(cls, name, None), functools.cached_property):
             held[name] = entry
-    return tuple((name, exact_key(entry)) for name, entry in held.items())
+    return held.items()
 
 
 def _held(value: Any, name: str) -> Any:

@@ -29,8 +29,9 @@ from typing import Any
 import torch
 
 from treeplay.codegen import Source, Writer
+from treeplay.guards.alike import check_of_slot, is_like
 from treeplay.guards.check.words import Words
-from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data, HasGradient, TensorFacts, facts_of, is_like
+from treeplay.guards.conditions import Asked, Code, ContainerGuard, Data, HasGradient, TensorFacts, facts_of
 from treeplay.guards.containers import Table
 from treeplay.guards.dependencies import Dependencies
 from treeplay.torch_seam.dynamo import tensor_check, version_of_table
@@ -172,18 +173,19 @@ def _elements(text: Writer, guard: ContainerGuard, words: Words | None) -> Itera
     """A list or a set; empty ones are asked about together with empty dictionaries."""
     if not guard.recorded and _has_plain_length(guard.holder):
         return
-    if words is not None and type(guard.holder) is list:
-        values = enumerate(guard.recorded)
-        words.add_list(guard.holder, len(guard.recorded), [(at, value) for at, value in values if at not in guard.free])
-        return
     holder = text.constant(guard.holder)
-    yield f"len({holder}) == {len(guard.recorded)}"
-    if not guard.free:
-        yield _all_are(text, holder, guard.recorded)
-        return
-    for at, value in enumerate(guard.recorded):
-        if at not in guard.free:
-            yield f"{holder}[{at}] is {text.constant(value)}"
+    left_out = guard.free | guard.written
+    kept = [(at, value) for at, value in enumerate(guard.recorded) if at not in left_out]
+    if words is not None and type(guard.holder) is list:
+        words.add_list(guard.holder, len(guard.recorded), kept)
+    else:
+        yield f"len({holder}) == {len(guard.recorded)}"
+        if not left_out:
+            yield _all_are(text, holder, guard.recorded)
+        else:
+            yield from (f"{holder}[{at}] is {text.constant(value)}" for at, value in kept)
+    for at in sorted(guard.written - guard.free):
+        yield f"{text.constant(check_of_slot(guard.recorded[at]))}({holder}[{at}])"
 
 
 def _asked(text: Writer, guards: Iterable[Asked], words: Words | None) -> Iterator[str]:
@@ -194,7 +196,9 @@ def _asked(text: Writer, guards: Iterable[Asked], words: Words | None) -> Iterat
     for guard in guards:
         if guard.is_free:
             continue
-        if guard.is_fresh:
+        if guard.is_written:
+            yield f"{text.constant(check_of_slot(guard.recorded))}({text.constant(guard.ask)}())"
+        elif guard.is_fresh:
             yield f"{text.constant(is_same)}({text.constant(guard.ask)}(), {text.constant(guard.recorded)})"
         elif isinstance(guard, HasGradient) and guard.recorded:
             gradients.append(guard.tensor)
@@ -252,8 +256,8 @@ def _tensors(
     may_move = any(guard.free and not guard.is_steady for guard in dependencies.tables)
     if (
         may_move
-        or any(guard.free for guard in dependencies.items)
-        or any(guard.is_free for guard in dependencies.asked)
+        or any(guard.free or guard.written for guard in dependencies.items)
+        or any(guard.is_free or guard.is_written for guard in dependencies.asked)
     ):
         yield f"{text.constant(state_is_alike)}()"
     for guard in facts:

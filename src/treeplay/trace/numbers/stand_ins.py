@@ -45,16 +45,18 @@ def stand_in_for_rates(run: TracedRun) -> list[Number]:
                 if is_float(value):
                     group[name] = symbol(place, value)
                 elif type(value) in (tuple, list) and any(map(is_float, value)):
+                    # Groups may share a tuple, and each may be given another one: items are in one place for each group.
+                    holder = value if isinstance(value, list) else (*value,)
                     items = [
-                        symbol(place.child(How.ITEM, value, at, f"{place}[{at}]"), item)
+                        symbol(place.child(How.ITEM, holder, at, f"{place}[{at}]"), item)
                         for at, item in enumerate(value)
                     ]
                     if isinstance(value, list):
                         value[:] = items
                     else:
                         group[name] = tuple(items)
-                        # The group holds it no more, and tables are keyed by `id`.
-                        run.found.kept.append(value)
+                        # The group holds neither any more, and tables are keyed by `id`.
+                        run.found.kept += (value, holder)
         for state in optimizer.state.values():
             if isinstance(state, dict):
                 # Step counts, which optimizers read by `.item()`.

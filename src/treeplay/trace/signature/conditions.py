@@ -32,6 +32,7 @@ from treeplay.values.signature import (
     Unread,
     Watch,
     Write,
+    parts_of,
 )
 from treeplay.values.spec import TensorSpec
 from treeplay.values.structure import DICTS, Leaf, Structure, paths
@@ -58,7 +59,7 @@ def make_signature(
         for number in (*run.numbers, *run.given)
         if number in run.given
         or number.name in read
-        or any(mentions(text, number.name) for text in (*run.tracer.world.guards, *_computed(writes)))
+        or any(mentions(text, number.name) for text in (*run.tracer.world.guards, *_computed(refs, writes)))
     )
     watches = (*_hook_watch(run), *_absent_grads(run), *attributes_of_arguments(run, call))
     identities = tuple(
@@ -86,8 +87,9 @@ def make_signature(
     )
 
 
-def _computed(writes: tuple[Write, ...]) -> Iterator[str]:
-    return (write.value.expression for write in writes if isinstance(write.value, Computed))
+def _computed(refs: tuple[Ref, ...], writes: tuple[Write, ...]) -> Iterator[str]:
+    parts = (part for ref in (*refs, *(write.value for write in writes)) for part in parts_of(ref))
+    return (part.expression for part in parts if isinstance(part, Computed))
 
 
 def _is_given(tensor: torch.Tensor, run: TracedRun) -> bool:

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from types import CoroutineType, FunctionType
+from types import CoroutineType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -23,13 +23,14 @@ from treeplay.values.flatten import containers, flatten
 from treeplay.values.memory import Extent, OutputMemory
 from treeplay.values.output import Fresh, Static, View
 from treeplay.values.place import Binding
+from treeplay.values.same import components, is_value
 from treeplay.values.signature import Built, GivenContainer, Ref, StateContainer
 from treeplay.values.structure import Leaf, Structure, classes_in, is_dataclass_value
 from treeplay.values.unflatten import unflatten
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 Refuse = Callable[..., Refusal]
-_FROZEN = (*PLAIN, torch.Size, torch.dtype, torch.device, torch.layout, enum.Enum, type, FunctionType, range, frozenset)
+_FROZEN = (*PLAIN, torch.dtype, torch.device, torch.layout, enum.Enum, type, FunctionType, ModuleType, range)
 
 
 class References:
@@ -50,9 +51,9 @@ class References:
         """A reference to a leaf of the program's result, or of what it stored."""
         if not isinstance(leaf, torch.Tensor) and self._is_one(leaf):
             return self._one(leaf)
+        if isinstance(leaf, SYMBOLS):
+            return self._number(leaf)
         if not isinstance(leaf, torch.Tensor):
-            if isinstance(leaf, SYMBOLS):
-                raise self.refuse("result", "returns a hyper-parameter as a number", "read it from the optimizer")
             return self._static(leaf)
         known = self._refs.get(id(leaf))
         if known is None:
@@ -67,12 +68,12 @@ class References:
                 "a coroutine is among the results: what it does it does when it is awaited, after the call",
                 "jit the functions that it calls, and not the coroutine function",
             )
-        if not _is_frozen(value) and id(value) not in self.lasting:
+        if id(value) not in self.lasting and not self.is_constant(value):
             raise self.refuse(
                 "result",
-                f"a {type(value).__name__} that the program makes is among the results, and a replay makes only tensors "
-                "and the containers dict, OrderedDict, list, tuple, namedtuple, deque and dataclass",
-                "return its tensors, and make the object after the call",
+                f"returns or stores a {type(value).__name__} that it makes, and a replay makes only tensors and the "
+                "containers dict, OrderedDict, list, tuple, namedtuple, deque and dataclass",
+                "return or store its tensors, and make the object after the call",
             )
         return Static(value)
 
@@ -151,9 +152,24 @@ class References:
             return False
         return same == structure and all(new is old for new, old in zip(again, leaves, strict=True))
 
+    def is_constant(self, value: Any) -> bool:
+        """Whether the next call would have the same value: what it was made of is guarded."""
+        if isinstance(value, (list, dict, set, torch.Tensor)):  # others may stand in their places
+            return False
+        if id(value) in self.lasting or _is_frozen(value):
+            return True
+        held = components(value)
+        return is_value(value) if held is None else all(map(self.is_constant, held))
+
     def _tensor(self, tensor: torch.Tensor) -> Ref:
         """The reference for a tensor that is met for the first time."""
         raise NotImplementedError
+
+    def _number(self, number: Any) -> Ref:
+        """The reference for a number that stood as a symbol in the run."""
+        raise self.refuse(
+            "result", "returns or stores a number that another one may stand for", "read it where it is kept"
+        )
 
     def in_memory(
         self, tensor: torch.Tensor, extent: Extent, whole: Extent, inputs: Sequence[torch.Tensor]
@@ -194,6 +210,4 @@ def _is_frozen(value: Any) -> bool:
     if isinstance(value, FunctionType):
         kept = (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         return not value.__closure__ and all(isinstance(one, _FROZEN) for one in kept)
-    if isinstance(value, frozenset):
-        return not any(isinstance(one, torch.Tensor) for one in value)
     return isinstance(value, _FROZEN)

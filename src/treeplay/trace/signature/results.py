@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.fx
 
 from treeplay.torch_seam.tensors import extent_of, storage_of
+from treeplay.trace.numbers.scalars import scalar_of
 from treeplay.trace.run.tape import TracedValue
 from treeplay.trace.run.tracer import Tracer
 from treeplay.trace.signature.references import References
 from treeplay.trace.survey.found import Survey
 from treeplay.values.memory import Extent
-from treeplay.values.output import SameAsInput
+from treeplay.values.output import Computed, SameAsInput
 from treeplay.values.signature import Ref
 
 
@@ -62,6 +64,16 @@ class Results(References):
         if len(self.memory.made) > len(self.outputs):  # `in_memory` has met new memory
             self.outputs.append(birth)
         return ref
+
+    def _number(self, number: Any) -> Ref:
+        scalar = scalar_of(number)
+        if scalar is None or scalar.text is None:
+            raise self.refuse(
+                "result",
+                "returns or stores a number that a replay could not compute",
+                "return what it is computed from, and compute it after the call",
+            )
+        return Computed(scalar.text)
 
     def _take_in_inputs(self) -> None:
         for seen in self.tracer.tape.inputs[len(self._inputs) :]:

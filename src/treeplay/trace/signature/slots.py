@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.trace.numbers.scalars import scalar_of, value_of
+from treeplay.trace.numbers.scalars import SYMBOLS, scalar_of, value_of
 from treeplay.trace.restore.snapshot import Change, Snapshot
 from treeplay.trace.signature.references import References
 from treeplay.trace.survey.found import GONE
@@ -27,7 +27,8 @@ def find_writes(
     """The writes that make a replay leave what the program would; refuses changes that a replay cannot make. `but`: ways to
     places where it does not matter which number is there, nor does it in those of `numbers`; None: it does."""
     inputs = {number.place: number for number in numbers}
-    writes = []
+    writes: list[Write] = []
+    refusals: list[tuple[bool, Refusal]] = []
     for change in snapshot.changes():
         is_same = change.after is change.before
         if not is_same and (_is_our_symbol(change, numbers) or is_bookkeeping(change, results.found)):
@@ -39,10 +40,14 @@ def find_writes(
             writes.append(Write(change.place, number))
             continue
         try:
-            writes.append(_write(change, results))
+            writes.append(_write(change, results, is_read_anew=_is_read_anew(change, inputs)))
         except Refusal as refusal:
-            refusal.counted = tuple(_counted(snapshot, inputs))
-            raise
+            refusals.append((_is_count(change.before, value_of(change.after)), refusal))
+    if refusals:
+        # A count by itself would be an input: what else is in the way is to be told.
+        _, told = min(refusals, key=lambda found: found[0])
+        told.counted = tuple(_counted(snapshot, inputs))
+        raise told
     return tuple(writes)
 
 
@@ -52,6 +57,15 @@ def _computed(change: Change, inputs: Mapping[Binding, Number]) -> Computed | No
     if scalar is None or scalar.text is None or not may_be_input(change.before):
         return None
     return Computed(scalar.text) if change.place in inputs or change.is_blind else None
+
+
+def _is_read_anew(change: Change, inputs: Mapping[Binding, Number]) -> bool:
+    """Whether what a place held before is of no account to the recording: the program did not read it, or it is a tuple of
+    numbers that are all inputs."""
+    if change.is_blind or not isinstance(change.before, tuple):
+        return change.is_blind
+    keys = {place.key for place in inputs if place.parent == change.place}
+    return keys == {*range(len(change.before))}
 
 
 def _counted(snapshot: Snapshot, inputs: Mapping[Binding, Number]) -> Iterator[Trail]:
@@ -83,7 +97,7 @@ def _is_symbol_of(value: Any, number: Number) -> bool:
     return scalar is not None and scalar.text == number.name
 
 
-def _write(change: Change, results: References) -> Write:
+def _write(change: Change, results: References, *, is_read_anew: bool) -> Write:
     before, after = change.before, change.after
     if after is before and not isinstance(after, torch.Tensor):
         return Write(change.place, Static(after))  # the same again: whoever put something else there meanwhile
@@ -92,15 +106,14 @@ def _write(change: Change, results: References) -> Write:
     if after is GONE and change.place.how is not How.ITEM:
         pass  # a replay removes entries of dictionaries only
     elif after is None or after is GONE:
-        if before is None or isinstance(before, torch.Tensor) or _has_tensors(before) or _is_constant(before, results):
+        if before is None or isinstance(before, torch.Tensor) or _has_tensors(before) or _was_constant(before, results):
             return Write(change.place, Static(after))
-    elif _has_tensors(after):
-        return Write(change.place, results.value(after))
     # What an argument holds is part of the key, also where it is a count.
-    elif _is_constant(after, results) and (
-        not _is_count(before, after) or change.is_blind or given_name(change.place) is not None
-    ):
-        return Write(change.place, Static(after))
+    elif results.is_constant(after) and not _has_tensors(after):
+        if not _is_count(before, after) or change.is_blind or given_name(change.place) is not None:
+            return Write(change.place, Static(after))
+    elif is_read_anew or (_has_tensors(after) and not _has_numbers(after)):
+        return Write(change.place, results.value(after))
     raise results.refuse(
         str(change.place),
         f"the program changes a Python value from {_short(change.before)} to {_short(change.after)} on each call, "
@@ -110,8 +123,8 @@ def _write(change: Change, results: References) -> Write:
     )
 
 
-def _is_constant(value: Any, results: References) -> bool:
-    """Whether the next call would store the same value: what it was made of is guarded, and so is what was there before."""
+def _was_constant(value: Any, results: References) -> bool:
+    """Whether what was there before is guarded."""
     return is_value(value) or (id(value) in results.lasting and not isinstance(value, (list, dict, set)))
 
 
@@ -122,8 +135,12 @@ def _is_count(before: Any, after: Any) -> bool:
 
 
 def _has_tensors(value: Any) -> bool:
-    leaves, _ = flatten(value)
-    return bool(leaves) and any(isinstance(leaf, torch.Tensor) for leaf in leaves)
+    return any(isinstance(leaf, torch.Tensor) for leaf in flatten(value)[0])
+
+
+def _has_numbers(value: Any) -> bool:
+    """Whether numbers are in it that stood as symbols."""
+    return any(isinstance(leaf, SYMBOLS) for leaf in flatten(value)[0])
 
 
 def _short(value: Any) -> str:

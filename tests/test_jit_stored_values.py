@@ -150,3 +150,47 @@ def test_numbers_may_be_among_the_results() -> None:
         (found, told), (expected, known) = step(torch.ones(2)), eager.step(torch.ones(2))
         assert torch.equal(found, expected) and told == known and type(told["n"]) is int
     assert step.statistics().replays >= 5
+
+
+def counts_on_a_parameter(weight: Any, x: torch.Tensor) -> torch.Tensor:
+    weight.calls = getattr(weight, "calls", 0) + 1
+    return x * weight - 1
+
+
+def puts_a_list_on_a_parameter(weight: Any, x: torch.Tensor) -> torch.Tensor:
+    weight.seen = [1]
+    return x * weight - 1
+
+
+def marks_its_result(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    y: Any = x * weight - 1
+    y.mark = "a"
+    return y  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("program", [counts_on_a_parameter, puts_a_list_on_a_parameter, marks_its_result])
+@pytest.mark.parametrize("lower", ["aten", "capture"])
+def test_attributes_that_a_program_puts_on_tensors_are_there_after_each_call(
+    program: Callable[..., torch.Tensor], lower: str
+) -> None:
+    mine, theirs = torch.arange(3.0), torch.arange(3.0)
+    step = treeplay.jit(lambda x: program(mine, x), lower=lower)
+    kept = []
+    with pytest.warns(UserWarning, match="mine|attribute `mark`|Python value"):
+        for at in range(5):
+            found, expected = step(torch.full((3,), at - 1.5)), program(theirs, torch.full((3,), at - 1.5))
+            assert torch.equal(found, expected) and vars(found) == vars(expected) and vars(mine) == vars(theirs)
+            kept.append(getattr(mine, "seen", at))
+    assert len({id(value) for value in kept}) == 5 and step.statistics().replays == 0
+
+
+def test_attributes_that_a_program_puts_on_what_it_keeps_to_itself_are_no_matter() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y: Any = x * 2 - 1
+        y.factor = 3
+        return y.sub(1) * y.factor  # type: ignore[no-any-return]
+
+    step = jit(program)
+    for at in range(4):
+        assert torch.equal(step(torch.full((3,), at - 1.5)), program(torch.full((3,), at - 1.5)))
+    assert step.statistics().replays == 3

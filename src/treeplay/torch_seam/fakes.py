@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -33,6 +34,18 @@ def new_fake_mode(**options: Any) -> FakeTensorMode:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # which imports sympy: half a second
 
     return FakeTensorMode(shape_env=ShapeEnv(**options))
+
+
+def attributes_given_to(tensor: torch.Tensor) -> list[str]:
+    """The names of what somebody has put on a tensor, which may be a fake; but for what only tells Dynamo something."""
+    own = _names_of_fakes() if isinstance(tensor, FakeTensor) else ()
+    return [name for name in vars(tensor) if name not in own and not name.startswith("_dynamo_")]
+
+
+@functools.cache
+def _names_of_fakes() -> frozenset[str]:
+    """What a fake has by itself."""
+    return frozenset(vars(new_fake(FakeTensorMode(), (1,), (1,), torch.float32, torch.device("cpu"))))
 
 
 def memory_like(tensor: torch.Tensor) -> torch.Tensor:

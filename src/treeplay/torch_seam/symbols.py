@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from sys import _getframe  # by name: modules are watched while this is called
+from types import CodeType
 from typing import Any
 
 import torch
@@ -57,6 +59,29 @@ def numpy_asks(meet: Callable[..., Any]) -> Iterator[None]:
         for owner in (torch.SymFloat, torch.SymInt):
             stack.enter_context(_asks(owner, meet))
         yield
+
+
+@contextlib.contextmanager
+def classes_asked(answer: Callable[[Any, CodeType], type | None]) -> Iterator[None]:
+    """`isinstance`, `match` and `__class__` get what `answer(symbol, code that asks)` gives for a symbolic number; None: its
+    own class."""
+
+    def ask(self: Any, name: str) -> Any:
+        if name == "__class__":
+            given = answer(self, _getframe(1).f_code)
+            if given is not None:
+                return given
+        return object.__getattribute__(self, name)
+
+    owners: tuple[Any, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
+    for owner in owners:
+        stand_in(ask, ABSENT)
+        owner.__getattribute__ = ask
+    try:
+        yield
+    finally:
+        for owner in owners:
+            del owner.__getattribute__
 
 
 @contextlib.contextmanager

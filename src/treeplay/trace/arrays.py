@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
-from treeplay.guards.reads.names import globals_in
+from treeplay.guards.reads.names import asks_for_a_type
 from treeplay.observe.lines import is_users, user_location
 from treeplay.torch_seam.patched import Shared, all_wanted
 
@@ -70,8 +70,8 @@ class GivenArray:
 
 
 def asks_for_types(code: Mapping[int, CodeType] | None) -> bool:
-    """Whether code of the user's among what ran may have asked an argument for its type, which is not that of an array."""
-    return code is None or any(is_users(each.co_filename) and "type" in globals_in(each) for each in code.values())
+    """Whether code of the user's among what ran may have asked for the type of what stands for an array or a number."""
+    return code is None or any(is_users(each.co_filename) and asks_for_a_type(each) for each in code.values())
 
 
 def _refusing(name: str) -> Callable[..., Any]:

@@ -25,6 +25,19 @@ def globals_in(code: CodeType) -> frozenset[str]:
 
 
 @lru_cache(maxsize=8192)
+def asks_for_a_type(code: CodeType) -> bool:
+    """Whether `code` itself uses `type`, but to ask its own object, `type(self)`, or to make one, `type(other)(...)`."""
+    if "type" not in globals_in(code):
+        return False
+    steps = [*dis.get_instructions(code)]
+    for before, step, after in zip(steps, steps[1:], steps[2:], strict=False):
+        is_use = step.argval == "type" and step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        if is_use and after.argval != "self" and before.opname != "PUSH_NULL":
+            return True
+    return False
+
+
+@lru_cache(maxsize=8192)
 def imports_in(code: CodeType) -> frozenset[str]:
     """The modules that `code` itself imports, with the packages they are in; relative ones as they are written."""
     names = [str(step.argval) for step in dis.get_instructions(code) if step.opname == "IMPORT_NAME"]

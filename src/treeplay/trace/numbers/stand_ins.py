@@ -25,6 +25,7 @@ from treeplay.values.signature import Number, may_be_input
 from treeplay.values.structure import as_written, paths
 
 _NEEDED = "the program needs its value while it runs"
+_TYPES = "the program calls `type`, which tells what stands for the number in a trace from a number"
 _NO_ARRAY = "pass torch.from_numpy(array), which shares its memory"
 
 
@@ -95,6 +96,11 @@ def stand_in_for_arguments(run: TracedRun, call: Call) -> contextlib.AbstractCon
 
 def check_numbers(run: TracedRun) -> None:
     """Refuse a number among the arguments, or of the state, whose value the program needed while it ran: it is no input."""
+    if (run.given or run.varying) and asks_for_types(run.reads.code):
+        # `isinstance` gets the number's own class.
+        for number in run.given:
+            raise Refusal.of(f"argument {number.place.label}", _TYPES, "use isinstance, or pass a tensor", None)
+        raise not_inputs([number.place for number in run.varying], _TYPES)
     fixed = [guard.expression for guard in run.tracer.world.guards.values() if not isinstance(guard.expected, bool)]
     for number in run.given:
         if any(mentions(text, number.name) for text in fixed):

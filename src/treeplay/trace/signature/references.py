@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from treeplay.errors import Refusal
+from treeplay.torch_seam.fakes import attributes_given_to
 from treeplay.trace.numbers.scalars import SYMBOLS
 from treeplay.trace.survey.found import PLAIN, Survey
 from treeplay.values.flatten import containers, flatten
@@ -193,6 +194,16 @@ class References:
         # Two views that lie alike are two tensors: a number tells them apart.
         self._views[view] += 1
         return replace(view, number=self._views[view] - 1)
+
+    def check_attributes(self, tensor: torch.Tensor) -> None:
+        """Refuse a new tensor on which the program has put something."""
+        names = attributes_given_to(tensor)
+        if names:
+            raise self.refuse(
+                "result",
+                f"returns or stores a tensor that it has given the attribute `{names[0]}`, and a replay makes plain tensors",
+                "return or store the attribute's value beside the tensor",
+            )
 
     def check_class(self, tensor: torch.Tensor) -> None:
         """Refuse a parameter or buffer that the program makes."""

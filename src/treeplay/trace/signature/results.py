@@ -42,6 +42,7 @@ class Results(References):
             self._take_in_inputs()
         if value.is_input:
             return SameAsInput(self._index(value))
+        self.check_attributes(tensor)
         if value.fake.layout is not torch.strided or value.fake.is_conj() or value.fake.is_neg():
             raise self.tracer.refuse(
                 "result",

@@ -36,6 +36,7 @@ class Returned(References):
         self.check_class(tensor)
         if id(tensor) in self.lasting:
             return self._static(tensor)
+        self.check_attributes(tensor)
         if not is_plain(tensor):
             raise self.refuse(
                 "result",

@@ -112,6 +112,8 @@ class SurveyWalk:
         places.append(place)
         if len(places) == 1:
             self.found.kept.append(tensor)
+            if place.how is not How.ARGUMENT:  # in its place stands another tensor while the program is traced
+                self.keep_sealed(vars(tensor), place)
             for name, value in vars(tensor).items():
                 if is_a(value, PLAIN):
                     self.enter(value, place.child(How.ATTRIBUTE, tensor, name, f"{place}.{name}"), frozenset({name}))
